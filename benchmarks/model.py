@@ -1,11 +1,11 @@
-"""What other machines would give, computed from what `make bench-scale` has measured on this one.
+"""Performance of other machines, computed from the measurements of `make bench-scale` on this machine.
 
-    python -m benchmarks.model [FILE]           the tables of docs/internals/performance.md, from benchmarks/scale.json or FILE
-    python -m benchmarks.model FILE --write     keep FILE as benchmarks/scale.json and put the tables into the document
+    python -m benchmarks.model [FILE]           print the tables, from benchmarks/scale.json or FILE
+    python -m benchmarks.model FILE --write     keep FILE as benchmarks/scale.json, and write the tables into the document
 
-Constants in, tables out: nothing here measures or knows a machine. docs/internals/performance.md explains it in words. Times in
-microseconds, sizes in bytes (of a payload where nothing else is said), rates in entries a second, bandwidths in bytes a
-second. What is "of a replica" counts Qw times for an entry.
+The model turns constants into tables and measures nothing. docs/internals/performance.md explains it. Times are in
+microseconds, sizes in bytes of payload, rates in entries a second, bandwidths in bytes a second. A figure "of a
+replica" counts Qw times for an entry.
 """
 
 from __future__ import annotations
@@ -422,7 +422,8 @@ def put(text: str, found: Mapping[str, str]) -> str:
         before, found_begin, rest = text.partition(begin)
         _, found_end, after = rest.partition(end)
         if not found_begin or not found_end:
-            raise ValueError(f"docs/internals/performance.md has no place for the table {name!r}: {begin.strip()} ... {end}")
+            place = f"{begin.strip()} ... {end}"
+            raise ValueError(f"docs/internals/performance.md has no place for the table {name!r}: {place}")
         text = f"{before}{begin}{content}\n{end}{after}"
     return text
 
@@ -432,7 +433,9 @@ def main() -> int:
         prog="benchmarks.model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", nargs="?", type=pathlib.Path, default=MEASURED, help="of `make bench-scale`'s --json")
-    parser.add_argument("--write", action="store_true", help="into docs/internals/performance.md, and keep what was measured")
+    parser.add_argument(
+        "--write", action="store_true", help="write into docs/internals/performance.md, and keep the measurements"
+    )
     arguments = parser.parse_args()
     try:
         text = arguments.file.read_text()

@@ -192,10 +192,10 @@ def _one_per_line(signature: str) -> str:
 def public_members(kind: type) -> dict[str, object]:
     """What is there for users, in the order of the source: neither private nor for the other parts of the client."""
     from bookies.client.write.adds import AddOwner
-    from bookies.client.write.lac_announcer import Announcing
-    from bookies.client.write.send_scheduler import Sending
+    from bookies.client.write.lac_announcer import LacSource
+    from bookies.client.write.send_scheduler import ScheduledWriter
 
-    inner = {name for port in (AddOwner, Announcing, Sending) for name in port.__dict__} | PLUMBING
+    inner = {name for port in (AddOwner, LacSource, ScheduledWriter) for name in port.__dict__} | PLUMBING
     return {name: each for name, each in kind.__dict__.items() if not name.startswith("_") and name not in inner}
 
 

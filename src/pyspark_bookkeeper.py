@@ -1,4 +1,4 @@
-"""Lets Spark find the data source by itself: it looks for modules named `pyspark_*` and their `DefaultSource`."""
+"""Entry point for Spark's automatic registration: Spark loads modules named `pyspark_*` and their `DefaultSource`."""
 
 from bookies.spark.source import BookKeeperDataSource as DefaultSource
 

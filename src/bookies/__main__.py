@@ -1,4 +1,4 @@
-"""`python -m bookies` is `bk`."""
+"""Entry point of `python -m bookies`: the same as `bk`."""
 
 from __future__ import annotations
 

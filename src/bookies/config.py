@@ -1,6 +1,7 @@
 """Settings as dataclasses. Each field carries its default, its unit in its name, and one line of help.
 
-From these come the command line, environment variables (`BK_<NAME>`), documentation and errors. Experience 4.
+The command line, environment variables (`BK_<NAME>`), documentation and errors come from these. No key of a
+configuration is silently ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TLS_VERSIONS = ("1.2", "1.3")
 LOCATION = re.compile(r"(/[^/\s]+)+/?")
 PLACEMENTS = ("auto", "random", "rack", "region", "zone")
 AUTHENTICATIONS = ("none", "sasl", "certificate")
-# Of both sides.
+# Settings of both sides.
 TLS_KEY = "PEM file with the private key of tls_certificate; empty: it is in the same file"
 TLS_KEY_PASSWORD = "file with the password of tls_key; empty: it has none"
 TLS_VERSION = "oldest version of TLS to speak: 1.2 or 1.3"
@@ -31,13 +32,13 @@ TLS_RELOAD = "certificate files are looked at again after so long, when the next
 
 
 def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
-    """A field with a range and a line of help."""
+    """Declare a field with a range and a line of help."""
     return field(default=default, metadata={"help": help, "low": low, "high": high})
 
 
 @dataclass(frozen=True, kw_only=True)
 class BookieConfig:
-    """One bookie."""
+    """Settings of one bookie."""
 
     bookie_id: str = setting("", "fixed identity; empty: host:port")
     location: str = setting("", "where this bookie is, for placement: /rack, /region/rack; empty: it does not say")
@@ -152,7 +153,7 @@ class BookieConfig:
     )
     auto_recovery: bool = setting(
         False,
-        "take part in finding and copying what lost bookies held (docs/howto/run-auto-recovery.md); `bk recovery run` is that alone",
+        "run auto-recovery in the bookie's process (docs/howto/run-auto-recovery.md); `bk recovery run` runs it alone",
     )
     control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
     tls_certificate: str = setting("", "PEM file with the certificate to show to clients, and its chain; empty: no TLS")
@@ -181,7 +182,7 @@ class BookieConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """One client."""
+    """Settings of one client."""
 
     memory_limit: int = setting(64 * MIB, "entries sent but not answered by every replica, bytes; hard", low=64 * KIB)
     add_timeout_ms: int = setting(5_000, "a bookie that has not answered an add by then is replaced", low=1)
@@ -294,7 +295,7 @@ class ClientConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
-    """The auditor and the replication worker of one process."""
+    """Settings of the auditor and the replication worker of one process."""
 
     lost_bookie_delay_s: int = setting(
         60,
@@ -369,7 +370,7 @@ def validate(config: T) -> T:
 
 
 def _validate_directories(config: BookieConfig) -> None:
-    """Raises `ConfigError` when two directories would get into each other's way. Storage 1.1.
+    """Raise `ConfigError` when two directories conflict with each other. Source: storage 1.1.
 
     One directory may be in several sets: names of files do not collide.
     """
@@ -396,7 +397,7 @@ def _validate_directories(config: BookieConfig) -> None:
 
 
 def _validate_compaction(config: BookieConfig) -> None:
-    """Raises `ConfigError` when the settings of collection and compaction contradict each other. Storage 7.5."""
+    """Raise `ConfigError` when the settings of collection and compaction contradict each other. Source: storage 7.5."""
     if config.compaction not in ("transactional", "plain"):
         raise ConfigError(f"compaction = {config.compaction!r}: transactional or plain")
     minor, major = config.minor_compaction_interval_ms, config.major_compaction_interval_ms
@@ -418,7 +419,7 @@ def _validate_compaction(config: BookieConfig) -> None:
 
 
 def _validate_disks(config: BookieConfig) -> None:
-    """Raises `ConfigError` when the marks of a disk are not in their order. Storage 8.1."""
+    """Raise `ConfigError` when the thresholds of a disk are not in order. Source: storage 8.1."""
     full = config.disk_usage_threshold
     for name in ("disk_usage_warn_threshold", "disk_usage_lwm_threshold"):
         if (value := getattr(config, name)) > full:
@@ -431,7 +432,7 @@ def _validate_disks(config: BookieConfig) -> None:
 
 
 def _validate_placement(config: ClientConfig) -> None:
-    """Raises `ConfigError` for placement that nothing could meet."""
+    """Raise `ConfigError` for a placement that no cluster could meet."""
     if config.placement not in PLACEMENTS:
         raise ConfigError(f"placement = {config.placement!r}: must be one of {', '.join(PLACEMENTS)}")
     if config.placement == "zone" and config.zones_min > config.zones_desired:
@@ -444,7 +445,7 @@ def _validate_placement(config: ClientConfig) -> None:
 
 
 def _validate_tls(config: BookieConfig | ClientConfig) -> None:
-    """Raises `ConfigError` for TLS settings that contradict each other, or that would do nothing."""
+    """Raise `ConfigError` for TLS settings that contradict each other, or that would have no effect."""
     if config.tls_version_min not in TLS_VERSIONS:
         raise ConfigError(f"tls_version_min = {config.tls_version_min!r}: 1.2 or 1.3")
     if config.tls_key and not config.tls_certificate:
@@ -464,7 +465,7 @@ def _validate_tls(config: BookieConfig | ClientConfig) -> None:
 
 
 def _validate_authentication(config: BookieConfig) -> None:
-    """Raises `ConfigError` when nobody could be authenticated, or anybody."""
+    """Raise `ConfigError` when no peer could be authenticated, or any peer."""
     if config.authentication not in AUTHENTICATIONS:
         raise ConfigError(f"authentication = {config.authentication!r}: none, sasl or certificate")
     if config.authentication == "sasl":
@@ -484,7 +485,7 @@ def _validate_authentication(config: BookieConfig) -> None:
 
 
 def from_environment(kind: type[T], environment: Mapping[str, str] | None = None, **given: Any) -> T:
-    """A config from what was `given`, then `BK_<FIELD>` variables, then defaults. Raises `ConfigError`."""
+    """Build a config from `given`, then `BK_<FIELD>` variables, then defaults. Raises `ConfigError`."""
     environment = os.environ if environment is None else environment
     values = dict(given)
     for each in fields(kind):  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 """Every exception of the package, and the one table between wire status and exception.
 
-A class says what the caller can do about it; fields say what it is about. Statuses travel only on the wire:
-`Status` is the version-independent enumeration, `wire/v2.py` and `wire/v3.py` hold the numbers.
+A class states what the caller can do; fields name the object. Statuses travel only on the wire: `Status` is the
+version-independent enumeration, `wire/v2.py` and `wire/v3.py` hold the numbers.
 
-Source: wire-protocol 2.5 and 6.1, style 5.
+Source: wire-protocol 2.5 and 6.1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BookKeeperError(Exception):
         return str(self.args[0])
 
     def __str__(self) -> str:
-        """The message and what it is about, as far as the message, perhaps made of another's, does not say so."""
+        """Return the message, followed by the ledger, entry and bookie unless the message already contains them."""
         said = f" {self.message} ".replace("(", " ").replace(")", " ").replace(",", " ").replace(": ", " ")
         facts = [
             f"{name} {value}"
@@ -63,7 +63,7 @@ class BookKeeperError(Exception):
 
 
 class LedgerError(BookKeeperError):
-    """Something about one ledger as a whole."""
+    """An error about one ledger as a whole."""
 
 
 class LedgerNotFound(LedgerError):
@@ -73,7 +73,7 @@ class LedgerNotFound(LedgerError):
 
 
 class LedgerUnknownToBookie(LedgerError):
-    """This bookie has never heard of the ledger; a definite negative answer."""
+    """This bookie does not know the ledger; a definite negative answer."""
 
     code = -7
 
@@ -97,7 +97,7 @@ class LedgerClosed(LedgerError):
 
 
 class RecoveryFailed(LedgerError):
-    """The end of the ledger could not be decided; nothing was lost, repeat when more bookies answer."""
+    """The end of the ledger could not be decided; no entry was lost, repeat when more bookies answer."""
 
     code = -10
     retriable = True
@@ -110,9 +110,9 @@ class FragmentNotFinished(LedgerError):
 
 
 class LedgerLocked(LedgerError):
-    """Somebody else has the ledger's lock, and may be copying it; repeat it when that is done.
+    """Another process has the ledger's lock, and may be copying it; repeat when that is done.
 
-    `owner`: who, for people; None: not known.
+    `owner`: the lock's owner, for operators; None: not known.
     """
 
     code = -103
@@ -124,9 +124,9 @@ class LedgerLocked(LedgerError):
 
 
 class ReplicationFailed(LedgerError):
-    """Entries could not be copied to other bookies; what the record says is still true. Repeat it.
+    """Entries could not be copied to other bookies; the ledger's record is unchanged for them. Repeat it.
 
-    `causes`: one error for each fragment that failed; what else was asked for is done: `moves`, each a `Move`.
+    `causes`: one error for each fragment that failed. Other fragments were copied: `moves`, each a `Move`.
     """
 
     code = -10
@@ -148,11 +148,11 @@ class ReplicationFailed(LedgerError):
 
 
 class EntryError(BookKeeperError):
-    """Something about one entry."""
+    """An error about one entry."""
 
 
 class EntryNotFound(EntryError):
-    """Definite: whoever answered does not hold the entry, and never acknowledged it."""
+    """Definite: the bookie does not hold the entry, and never acknowledged it."""
 
     code = -13
 
@@ -164,14 +164,14 @@ class DigestMismatch(EntryError):
 
 
 class ReadFailed(EntryError):
-    """A bookie could not read the entry: an I/O error, which says nothing about whether it holds it."""
+    """A bookie could not read the entry: an I/O error. The bookie may or may not hold it."""
 
     code = -1
     retriable = True
 
 
 class NotConfirmed(ReadFailed):
-    """The entry is beyond the last add confirmed, which `last_add_confirmed` says; no bookie was asked for it."""
+    """The entry is beyond the last add confirmed, which `last_add_confirmed` holds; no bookie was asked for it."""
 
     retriable = False
 
@@ -202,14 +202,14 @@ class WriteFailed(EntryError):
 
 
 class DataUnknown(EntryError):
-    """The bookie cannot tell whether it should hold the data (limbo); never a negative answer."""
+    """The bookie cannot determine whether it should hold the data (limbo); never a negative answer."""
 
     code = -108
     retriable = True
 
 
 class QuorumError(BookKeeperError):
-    """Not enough bookies did their part. `causes`: what each bookie answered."""
+    """Too few bookies succeeded. `causes`: the answer of each bookie."""
 
     def __init__(
         self,
@@ -239,11 +239,11 @@ class AckQuorumTimeout(QuorumError):
 
 
 class BookieError(BookKeeperError):
-    """Something about one bookie."""
+    """An error about one bookie."""
 
 
 class BookieUnreachable(BookieError):
-    """No connection. `was_connected`: there was one, and it was lost while the request was under way."""
+    """No connection. `was_connected`: it was lost while the request was in progress."""
 
     code = -8
     retriable = True
@@ -257,19 +257,21 @@ class BookieTimeout(BookieUnreachable):
 
 
 class TlsFailed(BookieUnreachable):
-    """The connection could not be encrypted: no TLS there, or a certificate that one of the two does not accept."""
+    """The connection could not be encrypted: the peer has no TLS, or one side does not accept the other's
+    certificate."""
 
     code = -24
 
 
 class BookieReadOnly(BookieError):
-    """The bookie takes no new entries, for want of room; it serves reads."""
+    """The bookie accepts no new entries, because its disks are full or an operator made it read-only; it serves
+    reads."""
 
     code = -104
 
 
 class BookieBusy(BookieError):
-    """A limit in bytes is reached, the bookie's or the client's; nothing was stored. Wait and repeat."""
+    """A limit in bytes is reached, the bookie's or the client's; no entry was stored. Wait and repeat."""
 
     code = -105
     retriable = True
@@ -295,7 +297,7 @@ class VersionConflict(MetadataError):
 
 
 class SessionExpired(MetadataError):
-    """The session with the metadata store was lost; what was under way may or may not have happened."""
+    """The session with the metadata store was lost; operations in progress may or may not have happened."""
 
     code = -9
 
@@ -308,7 +310,7 @@ class MetadataCorrupt(MetadataError):
 
 
 class NoCluster(MetadataError):
-    """There is no cluster, or not even a store, where the metadata URI says."""
+    """The metadata URI leads to no cluster, or to no store."""
 
     retriable = False
 
@@ -338,7 +340,7 @@ class RecordExists(MetadataError):
 
 
 class LogError(BookKeeperError):
-    """Something about one log, a list of ledgers."""
+    """An error about one log, a list of ledgers."""
 
 
 class LogNotFound(LogError):
@@ -366,31 +368,31 @@ class LogTruncated(LogError):
 
 
 class LogInUse(LogError):
-    """A leader writes the last ledger of the log, so that nothing can be put behind it before that is ended."""
+    """A leader writes the last ledger of the log, so no ledger can be appended to the list until it is sealed."""
 
     code = -101
 
 
 class TransactionRefused(LogError):
-    """The transaction was not committed, and never will be: what it wrote is gone, or its name is another's."""
+    """The transaction was not committed, and never will be: its ledgers are deleted, or its name is taken."""
 
     code = -17
 
 
 class CursorBehind(LogError):
-    """A truncation would take away what a named cursor of the log has not come to."""
+    """A truncation would remove entries that a named cursor of the log has not reached."""
 
     code = -100
 
 
 class ProtocolError(BookKeeperError):
-    """Somebody does not keep to the protocol."""
+    """A peer violates the protocol."""
 
     code = -16
 
 
 class LocalProtocolError(ProtocolError):
-    """Our own bug: the code asked for something the protocol forbids."""
+    """A bug in this package: the code requested something that the protocol forbids."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -398,11 +400,11 @@ class RemoteProtocolError(ProtocolError):
 
 
 class StorageError(BookKeeperError):
-    """A bookie's own disks."""
+    """An error of a bookie's own disks."""
 
 
 class CorruptRecord(StorageError):
-    """Bytes on disk that are not what was written there. Says where."""
+    """Bytes on disk differ from what was written. The error names the place."""
 
     def __init__(self, message: str = "", *, path: str, offset: int, ledger_id: int | None = None) -> None:
         super().__init__(f"{path} at byte {offset:,}: {message}", ledger_id=ledger_id)
@@ -415,15 +417,15 @@ class CookieMismatch(StorageError):
 
 
 class DirectoryInUse(StorageError):
-    """Another process holds the directory."""
+    """Another process has locked the directory."""
 
 
 class DiskFull(StorageError):
-    """No room; nothing of the write counts."""
+    """The disk is full; no part of the write counts."""
 
 
 class ConfigError(BookKeeperError):
-    """A setting that cannot be; the message names it, its value and what would do."""
+    """Invalid setting. The message names the setting, the value, and the accepted values."""
 
     code = -14
 
@@ -441,12 +443,12 @@ class ClientClosed(BookKeeperError):
 
 
 class NotSupported(BookKeeperError):
-    """Known to the protocol, not (yet) offered here; the message says what to use instead."""
+    """Known to the protocol, not offered here; the message names the alternative."""
 
     code = -100
 
 
-# Status <-> exception. EIO and EBADREQ depend on what was asked: a failed add is a WriteFailed, a failed read a
+# Status <-> exception. EIO and EBADREQ depend on the request: a failed add is a WriteFailed, a failed read a
 # ReadFailed (wire-protocol 6.1, "operation default").
 ERROR_OF_STATUS: Mapping[Status, type[BookKeeperError]] = {
     Status.NO_LEDGER: LedgerUnknownToBookie,
@@ -468,16 +470,16 @@ def error_of_status(
     entry_id: int | None = None,
     bookie: str | None = None,
 ) -> BookKeeperError:
-    """The exception a client raises for a status other than OK."""
+    """Return the exception that a client raises for a status other than OK."""
     assert status is not Status.OK
     kind = ERROR_OF_STATUS.get(status, WriteFailed if is_write else ReadFailed)
     return kind(f"bookie answered {status.value}", ledger_id=ledger_id, entry_id=entry_id, bookie=bookie)
 
 
 def status_of_error(error: BaseException) -> Status:
-    """The status a bookie answers for an exception raised while serving a request.
+    """Return the status that a bookie answers for an exception raised while serving a request.
 
-    Whatever is not a definite statement becomes IO_ERROR, never a negative answer (storage R-3).
+    R-3: an exception that is not a definite statement becomes IO_ERROR, never a negative answer.
     """
     for status, kind in ERROR_OF_STATUS.items():
         if type(error) is kind:

@@ -1,4 +1,4 @@
-"""Frozen values that all layers share: ids, digests, ledger metadata, what a bookie publishes of itself.
+"""Frozen values that all layers share: ids, digests, ledger metadata, the information that a bookie publishes.
 
 Source: client-protocol 1.1 to 1.2, metadata 4.2 and 6.2.
 """
@@ -25,7 +25,7 @@ Ensemble = tuple[BookieId, ...]
 
 
 class DigestType(enum.IntEnum):
-    """Numbers as in ledger metadata; `size` is what the digest takes in an entry, in bytes."""
+    """Digest types, numbered as in ledger metadata; `size` is the digest's size in an entry, in bytes."""
 
     CRC32 = 1
     HMAC = 2
@@ -85,30 +85,30 @@ class LedgerMetadata:
         return self.ensembles[-1][1]
 
     def fragment_index(self, entry_id: int) -> int:
-        """Index in `ensembles` of the fragment that holds, or would hold, the entry."""
+        """Return the index in `ensembles` of the fragment that holds, or would hold, the entry."""
         if len(self.ensembles) == 1:
             return 0
         return max(0, bisect_right(self.ensembles, entry_id, key=lambda fragment: fragment[0]) - 1)
 
     def ensemble_at(self, entry_id: int) -> Ensemble:
-        """The bookies of the fragment that the entry belongs to."""
+        """Return the bookies of the fragment that the entry belongs to."""
         return self.ensembles[self.fragment_index(entry_id)][1]
 
     @property
     def bookies(self) -> list[BookieId]:
-        """Those in the ensembles of its fragments, each once, in the order in which they come there."""
+        """Return the bookies of all ensembles, each once, in the order of their first appearance."""
         return list(dict.fromkeys(bookie for _, ensemble in self.ensembles for bookie in ensemble))
 
     def names(self, bookie: str) -> bool:
-        """Whether any fragment has this bookie in its ensemble."""
+        """Report whether any fragment has this bookie in its ensemble."""
         return any(bookie in ensemble for _, ensemble in self.ensembles)
 
     def replace(self, **changes: object) -> LedgerMetadata:
-        """A copy with these fields changed."""
+        """Return a copy with these fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        """Everything but the password."""
+        """Return all fields but the password."""
         fragments = ", ".join(f"{first}: [{', '.join(ensemble)}]" for first, ensemble in self.ensembles)
         end = f" last_entry={self.last_entry_id} length={self.length}" if self.is_closed else ""
         digest = self.digest_type.name.lower() if self.digest_type else "unknown digest"
@@ -119,7 +119,7 @@ class LedgerMetadata:
 
 
 class BookieMode(enum.Enum):
-    """How a bookie is registered."""
+    """The mode under which a bookie is registered."""
 
     WRITABLE = "writable"
     READ_ONLY = "read-only"
@@ -137,13 +137,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """What a bookie publishes of itself. Source: metadata 6.2."""
+    """The information that a bookie publishes. Source: metadata 6.2."""
 
     endpoints: tuple[Endpoint, ...] = ()
     properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def rpc_address(self) -> tuple[str, int] | None:
-        """Host and port of the endpoint that speaks the wire protocol."""
+        """Return host and port of the endpoint that speaks the wire protocol."""
         for endpoint in self.endpoints:
             if endpoint.protocol == "bookie-rpc":
                 return endpoint.host, endpoint.port
@@ -151,7 +151,7 @@ class BookieInfo:
 
 
 def fragments_of(metadata: LedgerMetadata, last_entry_id: int) -> Sequence[tuple[int, int, Ensemble]]:
-    """(first, last, ensemble) of every non-empty fragment up to and including `last_entry_id`."""
+    """Return (first, last, ensemble) of every non-empty fragment up to and including `last_entry_id`."""
     bounds = [first for first, _ in metadata.ensembles[1:]]
     bounds.append(last_entry_id + 1)
     return [

@@ -78,8 +78,8 @@ def test_there_and_back(tmp_path: pathlib.Path) -> None:
             process.kill()
             process.communicate()
         done("metadata", "migrate", f"file:{store}", uri)
-        assert "is there, and the same" in done("metadata", "migrate", f"file:{store}", uri)
-        assert "nothing wrong" in done("metadata", "check", "--metadata", uri)
+        assert "the target is complete and equal" in done("metadata", "migrate", f"file:{store}", uri)
+        assert "no fault found" in done("metadata", "check", "--metadata", uri)
         instance_id = shell(tmp_path, uri, "whatisinstanceid")
         listed = shell(tmp_path, uri, "listledgers")
         assert f"ledgerID: {LEDGERS - 1}" in listed
@@ -87,7 +87,7 @@ def test_there_and_back(tmp_path: pathlib.Path) -> None:
         for ledger_id in (1, 2, 3):
             assert "CLOSED" in shell(tmp_path, uri, "ledgermetadata", "-ledgerid", str(ledger_id))
         done("metadata", "migrate", uri, f"file:{back}")
-        assert "is there, and the same" in done("metadata", "migrate", f"file:{store}", f"file:{back}")
+        assert "the target is complete and equal" in done("metadata", "migrate", f"file:{store}", f"file:{back}")
         shown = done("metadata", "show", "--metadata", f"file:{back}")
         assert next(line.split()[-1] for line in shown.splitlines() if line.startswith("instance id")) in instance_id
         assert f"next {LEDGERS}, {(LEDGERS + 8) // 9} spent" in shown

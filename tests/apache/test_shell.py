@@ -1,4 +1,4 @@
-"""Apache's `bookkeeper shell` on our bookies and our auto-recovery; docs/reference/compatibility.md has a table of it."""
+"""Apache's `bookkeeper shell` on our bookies and auto-recovery; docs/reference/compatibility.md has its table."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def check_identities(server: ZooKeeperServer, options: pathlib.Path) -> None:
         ours = await driver_of(f"zk://{server.address}/ledgers?options={options}")
         await ours.initialize_cluster()
         await ours.register(A, BookieMode.WRITABLE, INFO)
-        with pytest.raises(MetadataError, match=r"does not let us at /ledgers/LAYOUT: authenticate"):
+        with pytest.raises(MetadataError, match=r"denies access to /ledgers/LAYOUT: authenticate"):
             await driver_of(f"zk://{server.address}/ledgers")
         await ours.close()
 

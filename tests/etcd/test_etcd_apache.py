@@ -45,7 +45,7 @@ async def driver_of(server: EtcdServer, scope: str) -> AsyncIterator[EtcdDriver]
 async def items_of(driver: EtcdDriver, scope: str) -> dict[str, KeyValue]:
     """Below the scope, by the rest of the key."""
     answer = await driver.etcd.transact((), [Get(scope, stop_of(f"{scope}/"))])
-    return {item.key.removeprefix(scope): item for item in answer.found[0]}
+    return {item.key.removeprefix(scope): item for item in answer.items[0]}
 
 
 def play(folder: pathlib.Path, body: Callable[[EtcdServer, ApacheEtcd], Awaitable[None]]) -> None:

@@ -79,13 +79,15 @@ def test_users(tmp_path: pathlib.Path) -> None:
         assert (await ours.bookies(BookieMode.WRITABLE)).bookies == (A,)
         await early.create_record("r", b"")
         await changed.wait()
-        with pytest.raises(MetadataError, match=r"refuses us as user 'other' \(permission denied\): authenticate as"):
+        with pytest.raises(
+            MetadataError, match=r"denies access to user 'other' \(permission denied\): authenticate as"
+        ):
             await driver_of(f"{uri}?options={tmp_path}/other.toml")
-        with pytest.raises(MetadataError, match=r"refuses us as user 'bookies' \(authentication failed"):
+        with pytest.raises(MetadataError, match=r"denies access to user 'bookies' \(authentication failed"):
             await driver_of(f"{uri}?options={tmp_path}/wrong.toml")
-        with pytest.raises(MetadataError, match=r"refuses us as nobody \(user name is empty\)"):
+        with pytest.raises(MetadataError, match=r"denies access without a user \(user name is empty\)"):
             await driver_of(uri)
-        with pytest.raises(MetadataError, match=r"refuses us as user 'bookies' \(permission denied\)"):
+        with pytest.raises(MetadataError, match=r"denies access to user 'bookies' \(permission denied\)"):
             await driver_of(f"etcd://{server.address}/elsewhere?options={tmp_path}/bookies.toml")
         await ours.close()
         await early.close()

@@ -53,7 +53,7 @@ def test_the_proof_holds_for_a_single_line(tmp_path: pathlib.Path, family: Famil
     assert done.status == 0, done.err
     for what in PROOF:
         assert f"   ok  {what}: " in done.out
-    assert "everything that was started is stopped; the data is in" in done.out
+    assert "all processes are stopped; the data is in" in done.out
 
 
 def wait_line(process: Popen[str], beginning: str) -> None:

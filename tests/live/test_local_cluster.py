@@ -136,7 +136,7 @@ def test_one_that_cannot_start_keeps_nobody_else_down(tmp_path: pathlib.Path, fa
     (tmp_path / "lost").rename(tmp_path / "bk-data" / "b2" / "ledgers")
     few = run(family, tmp_path, "up", "--bookies", 2)
     assert few.out.startswith("started b2\n")
-    assert few.sentence == "the cluster has 4 bookies; --bookies 2 takes none away"
+    assert few.sentence == "the cluster has 4 bookies; --bookies 2 does not remove any"
     run(family, tmp_path, "down")
 
 
@@ -178,5 +178,5 @@ def test_a_damaged_state_is_named_with_the_way_out(tmp_path: pathlib.Path, damag
         done = bk(noun, "--directory", tmp_path)
         assert done.status == 2
         assert done.sentence.startswith(f"bk {noun}: {tmp_path}/cluster.json is damaged: ")
-        assert "or remove it and say `bk up --bookies N`" in done.sentence
+        assert "or remove it and run `bk up --bookies N`" in done.sentence
     assert [each.name for each in tmp_path.iterdir()] == ["cluster.json"]

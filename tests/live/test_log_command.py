@@ -88,9 +88,9 @@ def test_positions_and_deletions_are_taken_with_care(uri: str, tmp_path: pathlib
     log(uri, "create", "care")
     append(uri, "care", tmp_path, ["a"])
     assert log(uri, "read", "care", "--from", "7").sentence.startswith("bk log: '7' is no position in a log")
-    assert "behind" in log(uri, "truncate", "care", "--before", f"{first_ledger(uri, 'care')}:9").sentence
+    assert "is after" in log(uri, "truncate", "care", "--before", f"{first_ledger(uri, 'care')}:9").sentence
     assert "not in" in log(uri, "truncate", "care", "--before", "999:9", "--dry-run").sentence
-    assert log(uri, "delete", "care").sentence.endswith("This cannot be undone; say --yes")
+    assert log(uri, "delete", "care").sentence.endswith("This cannot be undone; confirm with --yes")
     assert log(uri, "read", "care").out == "a\n"
 
 

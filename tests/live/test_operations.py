@@ -80,7 +80,7 @@ def play(tmp_path: pathlib.Path, family: Family, up: dict[str, object]) -> None:
     pids = {each["id"]: each["pid"] for each in up["bookies"]}  # type: ignore[attr-defined]
     os.kill(pids[lost], signal.SIGTERM)
     asyncio.run(wait_stopped(uri, lost))
-    assert "does not know it any more" in done("bookie", "drain", lost, "--remove").out
+    assert f"the cluster has forgotten {lost}" in done("bookie", "drain", lost, "--remove").out
     assert lost not in done("bookie", "list").out
     assert "there is no bookie" in done("bookie", "drain", lost, status=2).err
 
@@ -132,7 +132,7 @@ def test_ledgers_are_explained_and_repaired_by_hand(tmp_path: pathlib.Path) -> N
 
         plan = done("recovery", "repair", ledger, opened, "--lost", lost, "--dry-run").out
         assert f"ledger {ledger}: repairable, 1 fragments would be repaired" in plan
-        assert f"ledger {opened}: repairable, 0 fragments would be repaired, after it was sealed" in plan
+        assert f"ledger {opened}: repairable, 0 fragments would be repaired, after sealing it" in plan
         left = done("recovery", "repair", ledger, opened, "--lost", lost, status=1)
         assert "--seal-open" in left.out
         assert "1 of 2 ledgers are whole: 3 entries" in left.out

@@ -266,7 +266,7 @@ def test_a_client_hears_that_its_certificate_is_the_reason(
         async with place.bookie(**place.mutual()):
             for shown in (None, foreign):
                 async with bk.connect(place.uri, **place.encrypted(shown)) as store:
-                    with pytest.raises(TlsFailed, match="it wants a certificate, or another than ours"):
+                    with pytest.raises(TlsFailed, match="it requires a certificate, or another one"):
                         await store.bookie_space(BookieId("b1"))
 
     run(body(), loop)
@@ -388,7 +388,7 @@ def test_the_command_takes_it_from_the_environment(place: Place) -> None:
             assert read.stdout == "a\nb\n"
             found = await asyncio.to_thread(bk_command, "doctor", "tls")
             assert found.returncode == 0, found.stdout
-            assert "it wants to be shown a user or a role" in found.stdout
+            assert "it also requires a user or a role" in found.stdout
             environment["BK_TLS"] = "false"
             refused = await asyncio.to_thread(bk_command, "ledger", "list")
             assert (refused.returncode, "tls = true" in refused.stderr) == (2, True)
@@ -694,14 +694,14 @@ def test_what_the_doctor_says(place: Place) -> None:
             assert "ok b1 at 127.0.0.1" in text
             assert "signed by commonName=authority, valid until" in text
             assert "certificate was not checked" in text
-            assert "warn b1 also serves whoever does not encrypt" in text
+            assert "warn b1 also serves clients without encryption" in text
             assert "ok b1 is accepted" in await said(server, tls=True, tls_authority=place.authority.path)
         async with place.bookie(**place.mutual(tls_required=True)) as server:
             assert "valid until" in str(server.describe()["tls"])
             text = await said(server, **place.encrypted(own))
             assert "ok b1 is accepted" in text
-            assert "ok b1 serves nobody who neither encrypts" in text
-            assert "it does not accept us" in await said(server, **place.encrypted())
+            assert "ok b1 refuses clients that neither encrypt" in text
+            assert "it does not accept this client" in await said(server, **place.encrypted())
 
     run(body())
 

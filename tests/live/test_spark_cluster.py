@@ -306,7 +306,7 @@ def test_a_job_runs_on_executors(store: Any, cluster: Any, source: str, archive:
     with submitted(tmp_path, LOCAL_CLUSTER, archive, *words, "--output", "runs", program=cli.__file__) as program:
         out = program.output()
     assert f"{len(ledger_ids)} items, {ROWS:,} copies of entries" in out
-    assert "nothing to complain about" in out
+    assert "no findings" in out
 
 
 def wait_for_ledgers(store: Any, log: Any, program: Submitted, *, partitions: int) -> None:

@@ -233,7 +233,7 @@ def test_files_that_change_while_they_are_imported_are_not_mixed(
         "b.txt was written again": replace_one,
         "c.txt has 8 bytes, no longer 16,000": lambda: names[2].write_text(whole[:8]),
         "a.txt has 16,008 bytes, no longer 16,000": lambda: names[0].write_text(whole + "another\n"),
-        "a.txt is gone": lambda: names[0].unlink(),
+        "a.txt was removed": lambda: names[0].unlink(),
     }
     for text, change in changes.items():
         with pytest.raises(InvalidArgument, match=f"{text} since the import began, so nothing was imported"):
@@ -251,7 +251,7 @@ def test_files_that_change_while_they_are_imported_are_not_mixed(
 def test_import_keeps_to_no_rate(spark: Any, cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
     (tmp_path / "one.txt").write_text("one\n")
     asked = config(cluster, "rate", files=[str(tmp_path)], log="rate", create_log=True)
-    with pytest.raises(InvalidArgument, match="import keeps to no rate"):
+    with pytest.raises(InvalidArgument, match="import has no rate limit"):
         importing.job(spark, replace(asked, bytes_per_s=1e6))
 
 
@@ -299,7 +299,7 @@ def test_what_a_task_has_to_say_reaches_the_user(
     """A sentence of ours as it is; Spark's own where there is none."""
 
     def refusal(job: Any, **options: Any) -> str:
-        with pytest.raises(BookKeeperError) as refused, failures.told():
+        with pytest.raises(BookKeeperError) as refused, failures.plain_errors():
             job(spark, config(cluster, "told", **options))
         said: str = refused.value.message
         return said
@@ -313,9 +313,9 @@ def test_what_a_task_has_to_say_reaches_the_user(
     assert said.startswith("column 'value' is null in 1 of 2 rows")
     assert "column 'value'" in refusal(importing.job, files=[str(tmp_path / "number.parquet")], **to)
     said = refusal(importing.job, files=[str(tmp_path / "bad.jsonl")], **to)
-    assert said.startswith(f'file {tmp_path}/bad.jsonl: a line is no JSON object: {{"a": 1}} garbage')
+    assert said.startswith(f'file {tmp_path}/bad.jsonl: a line is not a JSON object: {{"a": 1}} garbage')
     said = refusal(importing.job, files=[str(tmp_path / "ragged.csv")], **to)
-    assert said.startswith("Spark says: ")
+    assert said.startswith("Spark reports: ")
     assert "ragged.csv" in said
     assert "Malformed CSV record: 2" in said
     assert "no tables there" in refusal(usage.job, tables=str(tmp_path / "NOPE"))
@@ -364,9 +364,9 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
     with pytest.raises(InvalidArgument, match="there is no file"):
         importing.job(spark, config(cluster, "none", files=[str(tmp_path / "none.csv")], log="x"))
     (tmp_path / "a.dat").write_text("x")
-    with pytest.raises(InvalidArgument, match="say --format"):
+    with pytest.raises(InvalidArgument, match="give --format"):
         importing.job(spark, config(cluster, "dat", files=[str(tmp_path / "a.dat")], log="x"))
     (tmp_path / "bad.json").write_text('{"id": 1}\n{"id":\n')
-    with pytest.raises(Exception, match="a line is no JSON"):
+    with pytest.raises(Exception, match="a line is not a JSON object"):
         importing.job(spark, config(cluster, "bad", files=[str(tmp_path / "bad.json")], log="bad", create_log=True))
     assert entries(store, "bad") == []

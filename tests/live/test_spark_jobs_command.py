@@ -28,7 +28,7 @@ def test_a_sentence_of_a_task_is_the_commands(tmp_path: pathlib.Path) -> None:
             _, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 2, err
         assert "bk spark: file " in err
-        assert "bad.jsonl: a line is no JSON object: 5 (it is no object)" in err
+        assert "bad.jsonl: a line is not a JSON object: 5 (it is not an object)" in err
         assert "this is a bug" not in err
         family.wait_gone(120)
 
@@ -51,11 +51,11 @@ def test_an_interrupted_scrub_leaves_nothing_behind_and_goes_on(tmp_path: pathli
             process.send_signal(signal.SIGINT)
             _, rest = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 130, said + rest
-        assert "interrupted; what is finished is kept: repeat it with run id x" in rest
+        assert "interrupted; finished items are kept: repeat it with run id x" in rest
         family.wait_gone(120)
         with started(*words, cwd=tmp_path, family=family) as process:
             out, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, err
         assert "6 items, 18,000 copies of entries" in out
-        assert "nothing to complain about" in out
+        assert "no findings" in out
         family.wait_gone(120)

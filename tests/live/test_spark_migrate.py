@@ -210,7 +210,7 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
     source, target = stores
     with pytest.raises(InvalidArgument, match="option target is missing"):
         migrate.job(spark, JobConfig(clusters[0].metadata_uri, is_quiet=True))
-    with pytest.raises(InvalidArgument, match="are one cluster"):
+    with pytest.raises(InvalidArgument, match="are the same cluster"):
         migrate.job(spark, config((clusters[0], clusters[0]), "self"))
     with pytest.raises(InvalidArgument, match="cut_over is for logs"):
         migrate.job(spark, config(clusters, "cut", cut_over=True))

@@ -328,7 +328,7 @@ def test_a_copy_whose_files_are_gone_is_never_named(
         swept.setattr(tier, "write_index", sweep_and_write)
         found = offload.job(spark, asked).toArrow().to_pylist()
     assert {row["outcome"] for row in found} == {"failed"}
-    assert all("is gone" in row["detail"] and "repeat the run" in row["detail"] for row in found)
+    assert all("is missing" in row["detail"] and "repeat the run" in row["detail"] for row in found)
     assert all(offload_of(store.metadata(each)) is None for each in ledgers[:2])
     assert outcomes(offload.job(spark, asked)) == dict.fromkeys(ledgers[:2], "offloaded")
     assert entries(store, ledgers[1], "offloaded") == entries(store, ledgers[1], "bookies")

@@ -93,7 +93,7 @@ def test_where_to_begin_and_to_end(store: Any, uri: dict[str, Any]) -> None:
     assert between({"ends": -2}, {"logs": {"ends": [0, 5]}}) == [0, 1, 2, 3, 4]
     base = uri | {"subscribe": "ends"}
     assert "has 15 rows so far: there is no row 16" in refusal(base | {"startingOffsets": '{"ends": 16}'})
-    assert "says no position" in refusal(base | {"startingOffsets": '{"ends": [1]}'})
+    assert "is not a position" in refusal(base | {"startingOffsets": '{"ends": [1]}'})
     assert "is given None" in refusal(base | {"startingOffsets": '{"logs": {}, "v": 1}'})
     assert "option startingOffsets names other, which is not read" in refusal(
         base | {"startingOffsets": '{"ends": 1, "other": 1}'}
@@ -128,7 +128,7 @@ def test_by_the_time_of_ledgers(store: Any, uri: dict[str, Any]) -> None:
     future = base | {"startingTimestamp": int(time.time() * 1000) + 3_600_000}
     assert "choose an earlier time, or option startingOffsetsByTimestampStrategy=latest" in refusal(future)
     assert batch(future | {"startingOffsetsByTimestampStrategy": "latest"}) == []
-    assert "no milliseconds" in refusal(base | {"startingOffsetsByTimestamp": "{}"})
+    assert "milliseconds since 1970 are missing" in refusal(base | {"startingOffsetsByTimestamp": "{}"})
     assert "names another, which is not read" in refusal(base | {"startingOffsetsByTimestamp": '{"another": 1}'})
 
 
@@ -174,7 +174,8 @@ def test_what_is_gone_fails_the_query_or_is_a_row(store: Any, uri: dict[str, Any
     base = uri | {"subscribe": "gaps", "startingOffsets": '{"logs": {"gaps": [1, 1]}}'}
     sentence = refusal(base)
     assert (
-        "log gaps: 1 rows from [1, 1] on were truncated before they were read; it begins at [1, 2] (row 7)" in sentence
+        "log gaps: 1 rows from [1, 1] on were truncated before they were read; the log now begins at [1, 2] (row 7)"
+        in sentence
     )
     assert "failOnDataLoss=false" in sentence
     rows = batch(base | {"failOnDataLoss": "false"})
@@ -462,9 +463,9 @@ def test_an_idle_query_costs_little(store: Any, uri: dict[str, Any]) -> None:
         ({"subscribe": "nosuch"}, "there is no log nosuch"),
         ({"subscribe": "a/b"}, "'a/b' is no name of a log"),
         ({"subscribe": "numbered", "ledger": 1}, "got subscribe and ledger"),
-        ({"subscribePattern": "("}, "is no regular expression"),
+        ({"subscribePattern": "("}, "is not a regular expression"),
         ({"assign": '{"log": {"numbered": [0, 1]}}'}, "option assign="),
-        ({"assign": '{"logs": {"numbered": [5, 2]}}'}, "rows 5 to 2 of log numbered are no range"),
+        ({"assign": '{"logs": {"numbered": [5, 2]}}'}, "rows 5 to 2 of log numbered are not a range"),
         ({"subscribe": "numbered", "startingOfsets": "earliest"}, "did you mean startingOffsets?"),
         ({"subscribe": "numbered", "startingOffsets": "soon"}, "option startingOffsets='soon': expected JSON"),
         ({"subscribe": "numbered", "maxOffsetsPerTrigger": 5}, "option maxOffsetsPerTrigger is for streams"),

@@ -347,6 +347,6 @@ def a_journal_that_fails(machine: Any) -> None:
 def _(patch: Patch) -> None:
     def fail(self: Journal, error: BaseException) -> None:
         self._has_failed = True
-        self._rest()
+        self._go_idle()
 
     patch.setattr(Journal, "_fail", fail)

@@ -90,7 +90,7 @@ def write_while_compacting(machine: Any) -> None:
 # -- compaction ------------------------------------------------------------------------------------------------------
 async def remove_unasked(self: Compactor, log_id: int) -> bool:
     """Delete a log without checking the index for slots that still name it, as the reference implementation does."""
-    usage = self._logs.known.get(log_id) or await self._logs.look_at(log_id)
+    usage = self._logs.known.get(log_id) or await self._logs.read_usage(log_id)
     if usage is not None:
         await self._logs.delete(usage)
     return True
@@ -363,7 +363,7 @@ def _(patch: Patch) -> None:
     async def is_gone(self: LedgerCollection, ledger_id: int) -> bool:
         return True
 
-    patch.setattr(LedgerCollection, "_is_gone", is_gone)
+    patch.setattr(LedgerCollection, "_is_proven_deleted", is_gone)
 
 
 def a_listing_that_breaks_off(machine: Any) -> None:

@@ -211,10 +211,10 @@ def forget_a_bookie_that_is_needed(patch: Patch) -> None:
     original = Drain.remove
 
     async def remove(self):  # type: ignore[no-untyped-def]
-        async def each(visit):  # type: ignore[no-untyped-def]
+        async def visit_records(visit):  # type: ignore[no-untyped-def]
             return []
 
-        self._each = each
+        self._visit_records = visit_records
         await original(self)
 
     patch.setattr(Drain, "remove", remove)

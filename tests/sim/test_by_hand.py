@@ -49,7 +49,7 @@ async def by_hand(
 
 
 async def look(world: World, ledger_id: int, lost: Sequence[BookieId] = ()) -> LedgerDiagnosis:
-    standing = await by_hand(world, lambda hand: hand.look(ledger_id, lost=lost))
+    standing = await by_hand(world, lambda hand: hand.diagnose(ledger_id, lost=lost))
     assert isinstance(standing, LedgerDiagnosis)
     return standing
 

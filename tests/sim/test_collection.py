@@ -536,7 +536,7 @@ def test_why_a_log_is_still_there(small: Any, body: Body) -> None:
         assert "it is being written" in why(0)[0]
         await put(store, promises, body, [3], 40)
         await store.checkpoint()
-        assert "has not looked at it yet" in why(0)[0]
+        assert "has not scanned it yet" in why(0)[0]
         records.delete(1, 2)
         await collect(store)
         await store.collector.undelete(2)

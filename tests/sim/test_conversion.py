@@ -133,7 +133,7 @@ def test_there_and_back() -> None:
     refuse_unconverted(disk, ["a/current", "b/current"])
     with pytest.raises(StorageError, match="nothing to convert"):
         run(disk, ToIndexFiles)
-    with pytest.raises(StorageError, match="put aside"):
+    with pytest.raises(StorageError, match="was set aside"):
         run(disk, ToRocks)
     discard(disk)
     run(disk, ToRocks)
@@ -294,7 +294,7 @@ def test_a_crash_at_every_call(kind: type[Conversion], is_back: bool) -> None:
                 if is_new:
                     continue
             if step is not None:
-                with pytest.raises(StorageError, match="has not ended"):
+                with pytest.raises(StorageError, match="is incomplete"):
                     refuse_unconverted(disk, ["a/current", "b/current"])
             run(disk, kind)
             assert read_new(disk) == LEDGERS
@@ -312,7 +312,7 @@ def test_cancelled_before_the_switch() -> None:
     with pytest.raises(OSError, match="broken"):
         run(disk, ToIndexFiles)
     assert disk.files() != files
-    with pytest.raises(StorageError, match="a conversion to index-files is under way"):
+    with pytest.raises(StorageError, match="a conversion to index-files is in progress"):
         run(disk, ToRocks)
     conversion = ToIndexFiles(disk, FakeDatabases(disk), CONFIG, lambda *_: None)
     conversion.open()
@@ -361,22 +361,22 @@ def test_deleted_ledgers_are_left_out() -> None:
 def test_what_is_refused() -> None:
     disk = apache_bookie()
     disk.capacity = disk.used() + 1000
-    with pytest.raises(DiskFull, match="Nothing was changed"):
+    with pytest.raises(DiskFull, match="No file was changed"):
         run(disk, ToIndexFiles)
     disk = apache_bookie()
     ledgers, locations = (disk.read_bytes(f"a/current/{name}") for name in ("ledgers", "locations"))
     for name, data in (("ledgers", ledgers), ("locations", locations)):
         disk.put(f"a/current/{name}", disk.read_bytes(f"b/current/{name}"))
         disk.put(f"b/current/{name}", data)
-    with pytest.raises(StorageError, match="not in the order"):
+    with pytest.raises(StorageError, match="the order or the number of directories differs"):
         run(disk, ToIndexFiles)
     disk = apache_bookie()
     disk.unlink("b/current/ledgers")
-    with pytest.raises(StorageError, match="no such database"):
+    with pytest.raises(StorageError, match="the database is missing"):
         run(disk, ToIndexFiles)
     disk = apache_bookie()
     disk.put("a/current/0/2/2.idx", b"x")
-    with pytest.raises(StorageError, match="it is not known which"):
+    with pytest.raises(StorageError, match="it is unknown which"):
         run(disk, ToIndexFiles)
     disk = apache_bookie()
     run(disk, ToIndexFiles)
@@ -388,7 +388,7 @@ def test_what_is_refused() -> None:
         run(disk, ToRocks)
     disk.unlink("b/current/1.log")
     disk.put("a/current/DIRTY", b"")
-    with pytest.raises(StorageError, match="did not stop in an orderly way"):
+    with pytest.raises(StorageError, match="was not shut down cleanly"):
         run(disk, ToRocks)
     config = BookieConfig(journal_directories=("j",), ledger_directories=("a", "b"), index_directories=("i",))
     with pytest.raises(StorageError, match="pairs"):

@@ -1,4 +1,4 @@
-"""The table of docs/reference/formats/damage.md, cell by cell: what a bookie makes of each damage to each of its files."""
+"""The table of docs/reference/formats/damage.md, cell by cell: a bookie's answer to each damage of each file."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def cells() -> list[tuple[str, str, str]]:
 def test_every_cell_of_the_table(what: str, how: str, said: str) -> None:
     made, files = damaged(what, how)
     outcome = damage.examine(made, files, f"{what}/{how}")
-    assert kind_of(made, outcome) == said, (outcome.counts, outcome.refusal, outcome.told())
+    assert kind_of(made, outcome) == said, (outcome.counts, outcome.refusal, outcome.lies())
     assert not outcome.false
     if said == "lost":
         path = target(what)[1]
@@ -149,7 +149,7 @@ def test_every_cell_of_the_table(what: str, how: str, said: str) -> None:
         assert outcome.denied <= set(made.entries) - set(left.entries)
         assert outcome.unfenced <= made.fenced - left.fenced
     else:
-        assert not outcome.told()
+        assert not outcome.lies()
     if said == "refused":
         assert outcome.files == files
 

@@ -152,7 +152,7 @@ def test_a_start_on_a_disk_without_a_byte_is_read_only_until_there_is_room(
 
     async def second(store: LedgerStore, promises: Any) -> None:
         assert not store.is_writable
-        assert store.read_only_reason.startswith("there is no room for ")
+        assert store.read_only_reason.startswith("there is no free space for ")
         assert await store.read(1, 19) == promises.acknowledged[1, 19]
         for call in (
             lambda: promises.add(store, 1, {20: body(1, 20)}),
@@ -160,7 +160,7 @@ def test_a_start_on_a_disk_without_a_byte_is_read_only_until_there_is_room(
             lambda: promises.write_lac(store, 4, 17),
             lambda: promises.fence(store, 3),
         ):
-            with pytest.raises(BookKeeperError, match="there is no room"):
+            with pytest.raises(BookKeeperError, match="there is no free space"):
                 await call()
         await asyncio.sleep(30)
         assert not store.is_writable

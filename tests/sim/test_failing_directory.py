@@ -261,7 +261,7 @@ def test_the_last_directory_is_not_given_up(three: Callable[..., Any], body: Bod
     async def script(store: LedgerStore, promises: Any) -> None:
         await add(store, promises, body, 1, range(20))
         made.disk.fail("pwrite|pwritev|open", "/ledgers", error, count=1 << 40)
-        with pytest.raises(DiskFull, match="no ledger directory takes a new entry log"):
+        with pytest.raises(DiskFull, match="no ledger directory accepts a new entry log"):
             await store.checkpoint()
         await asyncio.sleep(5)
         assert not store.is_writable

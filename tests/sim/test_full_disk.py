@@ -45,7 +45,7 @@ def test_a_start_on_a_full_ledger_disk_leaves_nothing_and_says_what_to_do(machin
         text = str(caught.value)
         assert text.startswith("/ledgers0/current: the disk is full, ")
         assert f" {ledgers.usage('/ledgers0')[1]:,} bytes are usable; free " in text
-        assert text.endswith("or add space, then start again; nothing was lost: the journal still has everything")
+        assert text.endswith("or add space, then start again; no data was lost: the journal still has all of it")
         after = sorted(made.disk.files())
         if room < 200_000:  # with more the entries fit and their index does not: then a log may stay
             assert after == before
@@ -75,7 +75,7 @@ def test_a_stop_and_a_start_on_a_full_ledger_disk(machine: Any, body: Body) -> N
             await store.stop()
 
     assert made.live(script, stops=False)
-    with pytest.raises(DiskFull, match="nothing was lost"):
+    with pytest.raises(DiskFull, match="no data was lost"):
         made.live(nothing)
     ledgers.capacity = 8 * MIB
     made.check()

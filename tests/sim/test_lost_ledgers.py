@@ -57,7 +57,7 @@ def test_what_the_metadata_may_want_is_not_compacted_away(small: Any, body: Body
         assert store.collector is not None
         assert store.collector.failure_count == 0
         assert before <= set(logs_of(made))
-        assert any("the index has nothing" in line for line in store.collector.why(0))
+        assert any("missing from the index" in line for line in store.collector.why(0))
         with pytest.raises(LedgerUnknownToBookie):
             await store.read(LOST, 0)
 
@@ -141,7 +141,7 @@ def test_a_ledger_that_the_map_leaves_out_stops_the_compaction(small: Any, body:
         store.collect(records, BOOKIE)
         records.unreadable.add(LOST)
         assert store.collector is not None
-        store.collector._logs.is_doubtful = lambda usage: False  # type: ignore[method-assign]
+        store.collector._logs.has_unindexed = lambda usage: False  # type: ignore[method-assign]
         await compact(store)
         assert "0.log" in logs_of(made)
         assert f"ledger {LOST}" in store.collector.why(0)[0]

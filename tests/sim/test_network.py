@@ -176,7 +176,7 @@ def test_crash_breaks_connections_and_frees_the_address(silent: bool) -> None:
         with pytest.raises(ConnectionRefusedError):
             await world.network.port("a").connect("b", 1, Peer)
         world.b = Participant(world.loop, "b")
-        world.network.tell_half_open("b")
+        world.network.report_half_open("b")
         await asyncio.sleep(1)
         again = await world.open()
         assert isinstance(peer.lost[0], ConnectionResetError)

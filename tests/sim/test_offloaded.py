@@ -114,10 +114,10 @@ def test_nobody_has_to_come_back_for_what_is_in_files(state: State) -> None:
     async def scenario(world: World) -> None:
         ledger_id = await world.write((3, 3, 2))
         check = LostBookies([])
-        await check.look(Versioned(world.record(ledger_id), 1))
+        await check.inspect(Versioned(world.record(ledger_id), 1))
         assert list(check.named) == world.record(ledger_id).bookies
         check = LostBookies([])
-        await check.look(Versioned(state(world.record(ledger_id)), 1))
+        await check.inspect(Versioned(state(world.record(ledger_id)), 1))
         assert not check.named
 
     run(scenario)

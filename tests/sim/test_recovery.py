@@ -311,8 +311,8 @@ def test_a_bookie_that_cannot_say_is_waited_for() -> None:
     async def scenario(world: World) -> None:
         ledger_id = await world.write()
         name = world.record(ledger_id).last_ensemble[0]
-        mood = world.cluster.bookies[name].mood
-        mood.is_in_limbo = True
+        faults = world.cluster.bookies[name].storage_faults
+        faults.is_in_limbo = True
         await world.heal(audit_ledgers_interval_s=2)
         await asyncio.sleep(30)
         assert await world.marked() == []
@@ -325,7 +325,7 @@ def test_a_bookie_that_cannot_say_is_waited_for() -> None:
         report = world.healers[0].recovery.worker.reports[ledger_id]
         assert report.state is RepairState.WAITING
         assert [(wait.cause, wait.bookie) for wait in report.waits] == [(Cause.ANSWER, name)]
-        mood.is_in_limbo = False
+        faults.is_in_limbo = False
         await world.until_whole([ledger_id])
         assert world.copied() == 0
 

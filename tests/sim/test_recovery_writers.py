@@ -114,7 +114,7 @@ def test_a_bookie_that_was_there_when_it_was_marked_is_copied_from_elsewhere_onl
         await world.heal(lost_bookie_delay_s=60)
         ledger_id = await world.write((3, 3, 2))
         name = world.record(ledger_id).last_ensemble[0]
-        world.cluster.bookies[name].mood.is_in_limbo = True  # So that the mark stays.
+        world.cluster.bookies[name].storage_faults.is_in_limbo = True  # So that the mark stays.
         await world.act(world.user.driver.recovery.mark(ledger_id, [BookieId(name)], 0))
 
         async def reported() -> bool:
@@ -139,7 +139,7 @@ def test_the_grace_of_a_writer_begins_anew_with_every_loss() -> None:
 
         async def then(ledger: LedgerWriter) -> None:
             first, second, third = world.record(ledger.ledger_id).last_ensemble
-            world.cluster.bookies[third].mood.is_in_limbo = True  # So that the ledger stays on the agenda.
+            world.cluster.bookies[third].storage_faults.is_in_limbo = True  # So that the ledger stays on the agenda.
             world.kill(first)
             await asyncio.sleep(20)
             assert Cause.GRACE in [cause for cause, _ in waits_of(world, ledger.ledger_id)]
@@ -149,7 +149,7 @@ def test_the_grace_of_a_writer_begins_anew_with_every_loss() -> None:
             world.kill(second)
             await asyncio.sleep(25)
             assert Cause.GRACE in [cause for cause, _ in waits_of(world, ledger.ledger_id)]
-            world.cluster.bookies[third].mood.is_in_limbo = False
+            world.cluster.bookies[third].storage_faults.is_in_limbo = False
             await world.start(second)
             await asyncio.sleep(1)
 

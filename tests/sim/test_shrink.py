@@ -115,8 +115,8 @@ def test_ctrl_c_ends_a_sweep_in_order(jobs: int) -> None:
         (["--minutes", "-1"], "--minutes -1: must be more than 0"),
         (["--minutes", "nan"], "--minutes nan: must be more than 0"),
         (["--seed", "-5"], "--seed -5: must be 0 or more"),
-        (["--seed", "1", "--seeds", "1-2"], "--seeds and --seed: only one of them says what is run"),
-        (["--seed", "1", "--scenario", "X"], "--scenario and --seed: only one of them says what is run"),
+        (["--seed", "1", "--seeds", "1-2"], "--seeds and --seed: use only one of these options"),
+        (["--seed", "1", "--scenario", "X"], "--scenario and --seed: use only one of these options"),
         (["--replay", "/nowhere/at/all"], "--replay /nowhere/at/all: "),
     ],
 )
@@ -134,4 +134,4 @@ def test_a_file_that_is_no_text_is_refused(
     path = tmp_path / "noise"
     path.write_bytes(b"W append\n\xad\xa1")
     assert cli.main(["sim", option, str(path)]) == 2
-    assert "no text, from byte 9 on" in capsys.readouterr().err
+    assert "not a text file, see byte 9" in capsys.readouterr().err

@@ -47,7 +47,8 @@ def test_two_journals_that_were_swapped(machine: Any, body: Body, stops: bool) -
     assert ids[0] == ids[1]
     swap(made)
     before = made.disk.files()
-    with pytest.raises(StorageError, match=r"/journal0/current: its journal.place names journal 2 of 2.*Mount it as /journal1/current"):
+    wanted = r"/journal0/current: its journal.place names journal 2 of 2.*Mount it as /journal1/current"
+    with pytest.raises(StorageError, match=wanted):
         made.live(script)
     made.crash(PROCESS_DIES)
     assert made.disk.files() == before

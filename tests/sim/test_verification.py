@@ -60,9 +60,9 @@ def changed(path: str, at: int) -> Files:
         (LOG, 1024 + 4 + 60, "fail their digest", True),
         (LOG, 1024, "from byte 1,024 on", False),
         (INDEX, 0, "not an index file", False),
-        (INDEX, 1024 + 7, "are not where it says", True),
-        (INDEX, 1024 + 7, "page 0 is not what was written", False),
-        ("/ledgers/current/index.catalog", 40, "is not what was written", False),
+        (INDEX, 1024 + 7, "are missing at the places that it names", True),
+        (INDEX, 1024 + 7, "the checksum of page 0 is wrong", False),
+        ("/ledgers/current/index.catalog", 40, "the checksum of the record at byte", False),
     ],
 )
 def test_damage_is_found(path: str, at: int, problem: str, costs_entries: bool) -> None:
@@ -88,14 +88,14 @@ def test_index_files_on_a_disk_that_is_not_mounted_are_not_called_gone() -> None
         files[f"{directory}/current/VERSION"] = master_cookie(config, "b1", "cluster").pack()
     assert verified(files)[0] == []
     findings, _ = verified({path: data for path, data in files.items() if not path.startswith("/y/")})
-    assert [(row["path"], "not there" in row["problem"]) for row in findings] == [("/y", True)]
+    assert [(row["path"], "it is missing" in row["problem"]) for row in findings] == [("/y", True)]
 
 
 def test_a_file_that_is_gone_is_found() -> None:
     files = dict(base().files)
     del files[INDEX]
     findings, _ = verified(files)
-    assert [(row["ledger"], row["problem"]) for row in findings] == [(3, "its index file is gone")]
+    assert [(row["ledger"], row["problem"]) for row in findings] == [(3, "its index file is missing")]
     assert findings[0]["entries"] == 18
     files = dict(base().files)
     del files[LOG]

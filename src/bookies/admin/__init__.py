@@ -1,1 +1,1 @@
-"""The command `bk` and what it is made of: shared helpers, the local cluster, verbs, command groups."""
+"""The command `bk`: shared helpers, the local cluster, verbs, command groups."""

@@ -1,7 +1,6 @@
-"""`bk`: one program, nouns and verbs. Only the module of the noun that was asked for is imported.
+"""`bk`: one program, nouns and verbs. Only the module of the requested noun is imported.
 
-Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted. Data goes to stdout, everything else to stderr.
-Source: experience 3.
+Data goes to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,16 +15,22 @@ from collections.abc import Sequence
 COMMANDS = {
     "up": ("bookies.admin.commands.cluster", "start a local cluster"),
     "down": ("bookies.admin.commands.cluster", "stop a local cluster"),
-    "status": ("bookies.admin.commands.cluster", "state of the cluster"),
-    "demo": ("bookies.lab.commands.demo", "the guided tour: real data, a killed bookie, a killed writer, proof"),
-    "doctor": ("bookies.admin.commands.doctor", "check machine, disks, cluster; each finding with its remedy"),
+    "status": (
+        "bookies.admin.commands.cluster",
+        "show the state of the cluster: bookies, disk space, ledgers by state",
+    ),
+    "demo": ("bookies.lab.commands.demo", "run a guided tour: real data, a killed bookie, a killed writer, proof"),
+    "doctor": (
+        "bookies.admin.commands.doctor",
+        "check the machine, its disks and the cluster; print a remedy per finding",
+    ),
     "ledger": (
         "bookies.admin.commands.ledger",
         "create, append, read, tail, show, explain, list, recover, seal, delete",
     ),
     "log": (
         "bookies.admin.commands.log",
-        "logs without an end: create, append, read, tail, truncate, cursors, reap, show, list, delete",
+        "unbounded logs: create, append, read, tail, truncate, cursors, reap, show, list, delete",
     ),
     "bookie": (
         "bookies.admin.commands.bookie",
@@ -41,12 +46,21 @@ COMMANDS = {
         "the cluster's metadata: init, show, dump, load, check, migrate",
     ),
     "cookie": ("bookies.admin.commands.cookie", "cookies of bookies: list, get, create, update, delete, generate"),
-    "cluster": ("bookies.admin.commands.cluster", "info: who the cluster is, and how many bookies"),
-    "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
+    "cluster": (
+        "bookies.admin.commands.cluster",
+        "info: print the cluster's instance id, layout and number of bookies",
+    ),
+    "inspect": ("bookies.admin.commands.inspect", "print the contents of a bookie's files, offline, also Apache's"),
     "bench": ("bookies.lab.commands.bench", "measure appends and reads"),
-    "chaos": ("bookies.lab.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),
-    "spark": ("bookies.admin.verbs.spark_command", "fleet jobs on Spark: scrub, repair, reconcile, usage, whatif"),
-    "sim": ("bookies.lab.commands.sim", "run the cluster on virtual time with faults"),
+    "chaos": (
+        "bookies.lab.commands.chaos",
+        "test a cluster of real processes under faults: kills, stops, cut connections",
+    ),
+    "spark": (
+        "bookies.admin.verbs.spark_command",
+        "jobs over a whole cluster on Spark: scrub, repair, reconcile, usage, whatif",
+    ),
+    "sim": ("bookies.lab.commands.sim", "simulate a cluster on virtual time with faults"),
 }
 
 
@@ -84,12 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end_quietly() -> None:
-    """Nobody reads our output any more: what is left of it goes nowhere."""
+    """Discard the rest of the output: its reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(noun: str, arguments: list[str]) -> int:
-    """Run one command; turn what it raises into one sentence and an exit status."""
+    """Run one command; report its exception as one sentence and an exit status."""
     module = importlib.import_module(COMMANDS[noun][0])
     parser = argparse.ArgumentParser(
         prog=f"bk {noun}", description=COMMANDS[noun][1], formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,7 +120,7 @@ def _run(noun: str, arguments: list[str]) -> int:
         sys.stdout.flush()
         return int(status or 0)
     except BrokenPipeError:
-        # The reader of our output went away (`bk ledger read 7 | head`): not an error, but nothing more to say.
+        # The reader of the output has exited (`bk ledger read 7 | head`): this is not an error.
         _end_quietly()
         return 0
     except (UsageError, ConfigError, InvalidArgument) as error:
@@ -120,18 +134,18 @@ def _run(noun: str, arguments: list[str]) -> int:
     except Exception as error:
         if parsed.debug:
             raise
-        print(f"bk {noun}: internal error, {error!r}; this is a bug (--debug shows where)", file=sys.stderr)
+        print(f"bk {noun}: internal error, {error!r}; this is a bug (--debug prints the traceback)", file=sys.stderr)
         return 1
 
 
 def _overview() -> str:
-    lines = ["usage: bk NOUN [VERB] [OPTIONS]    (bk NOUN --help tells more)", ""]
+    lines = ["usage: bk NOUN [VERB] [OPTIONS]    (`bk NOUN --help` lists its verbs and options)", ""]
     lines += [f"  {noun:9} {text}" for noun, (_, text) in COMMANDS.items()]
     lines += [
         "",
-        "Every command: --json for machines, --metadata URI (or BK_METADATA) to name the cluster; without it,",
-        "the cluster of the nearest `bk-data` directory, from the current directory upwards.",
-        "`bk help apache` names our command for each of Apache's.",
+        "Every command accepts --json, and --metadata URI (or BK_METADATA) to name the cluster. The default is the",
+        "cluster of the nearest `bk-data` directory, from the current directory upwards.",
+        "`bk help apache` lists the counterpart of each of Apache's commands.",
         "",
         "example:  bk up && id=$(seq 1000 | bk ledger append --new) && bk ledger read $id | wc -l",
     ]

@@ -1,8 +1,8 @@
-"""Apache's configuration files and commands, in our words: for who has a cluster of Apache's and its files.
+"""Apache's configuration files and commands, translated to this project's, for clusters that move from Apache.
 
-`client_options("bk_client.conf")` makes settings of our client out of Apache's; `bk bookie run --conf` does the same
-with `bk_server.conf`. The tables say for every key what becomes of it; docs/reference/apache-config.md is made of them.
-Nothing is ignored in silence: what differs is said in `notices`. Source: experience 4.
+`client_options("bk_client.conf")` converts Apache's settings to those of our client; `bk bookie run --conf` does the
+same with `bk_server.conf`. The tables list what becomes of every key; docs/reference/apache-config.md is generated from
+them. No key is silently ignored: `notices` report every difference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A client's settings from Apache's configuration. The keys are in `client_keys`.
+"""Client settings from Apache's configuration. `client_keys` lists the keys.
 
-Only keys that stand in the file count: what Apache would assume for the others is not assumed here. Source:
-experience 4.
+Only keys in the file count: Apache's defaults for the others are not assumed.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from bookies.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """`connect(options.uri, config=options.config)`. `uri`: empty where the file names no store.
+    """Settings for `connect(options.uri, config=options.config)`. `uri`: empty if the file names no store.
 
-    `notices`: what the file asks for and does not get, each with the way out.
+    `notices`: requests of the file that are not met, each with the alternative.
     """
 
     uri: str
@@ -33,10 +32,10 @@ class ClientOptions:
 
 
 def client_options(source: str | os.PathLike[str] | Mapping[str, str]) -> ClientOptions:
-    """Settings from a properties file of Apache's, or from its keys and values.
+    """Convert a properties file of Apache's, or its keys and values, to settings.
 
-    BK_... environment variables count for what is not in the file. Raises `ConfigError` for a file or a value that
-    cannot be read, and for keys that must not be ignored.
+    BK_... environment variables apply to settings that the file does not have. Raises `ConfigError` for a file or a
+    value that cannot be read, and for keys that must not be ignored.
     """
     properties = source if isinstance(source, Mapping) else read_properties(source)
     settings, notices = translate(CLIENT, properties)
@@ -54,7 +53,7 @@ def client_options(source: str | os.PathLike[str] | Mapping[str, str]) -> Client
 
 
 def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
-    """A properties file. Raises `ConfigError`."""
+    """Read a properties file. Raises `ConfigError`."""
     from bookies.runtime.files import OsDisk
 
     try:
@@ -66,7 +65,7 @@ def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def _timeouts(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
-    """Settings that have had two keys, and the one whose 0 means never."""
+    """Convert settings that have an older and a newer key, and the one whose 0 means never."""
     older = value_of(properties, "readTimeout", seconds)
     if older is not None:
         settings.setdefault("read_timeout_ms", older)

@@ -1,6 +1,6 @@
-"""Apache's shell commands and HTTP endpoints, of 4.17, beside ours: `bk help apache`.
+"""Apache's shell commands and HTTP endpoints, of 4.17, with their counterparts here: `bk help apache`.
 
-An empty `ours` means that there is nothing of the kind yet. Source: experience 6.
+Each of Apache's shell commands is listed beside its counterpart. An empty `ours` means that there is none yet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ NOT_YET = "not yet"
 
 @dataclass(frozen=True, slots=True)
 class Counterpart:
-    """`theirs`: the command or endpoint. `ours`: the `bk` command, empty for none. `note`: what is different."""
+    """A command or endpoint of Apache's. `ours`: the `bk` command, empty for none. `note`: the difference."""
 
     theirs: str
     ours: str
@@ -25,7 +25,7 @@ SHELL = (
     Counterpart("bookieformat", "bk bookie format"),
     Counterpart("bookieinfo", "bk status"),
     Counterpart("bookiesanity", "bk doctor", "checks machine, disks and cluster"),
-    Counterpart("check-db-ledgers-index", "bk bookie convert", "--dry-run looks every entry up"),
+    Counterpart("check-db-ledgers-index", "bk bookie convert", "--dry-run looks up every entry"),
     Counterpart("clusterinfo", "bk cluster info"),
     Counterpart("convert-to-db-storage", "bk bookie convert", "--to rocksdb"),
     Counterpart("convert-to-interleaved-storage", "bk bookie convert", "--to index-files"),
@@ -37,13 +37,13 @@ SHELL = (
     Counterpart(
         "decommissionbookie",
         "bk bookie drain",
-        "running or stopped; --remove deletes the cookie of one that is stopped",
+        "running or stopped; --remove deletes the cookie of a stopped bookie",
     ),
     Counterpart("deleteledger", "bk ledger delete"),
     Counterpart("endpointinfo", "bk bookie show"),
     Counterpart("forceauditchecks", "bk recovery audit", "--checks"),
     Counterpart("help", "bk help apache"),
-    Counterpart("initbookie", "bk bookie run", "the first start does it, on empty directories only"),
+    Counterpart("initbookie", "bk bookie run", "done by the first start, on empty directories only"),
     Counterpart("initnewcluster", "bk metadata init"),
     Counterpart("lastmark", "bk inspect lastmark"),
     Counterpart("ledger", "bk inspect index"),
@@ -54,7 +54,7 @@ SHELL = (
     Counterpart("listunderreplicated", "bk recovery list"),
     Counterpart("localconsistencycheck", "bk bookie repair", "--dry-run; bk bookie scrub while it runs"),
     Counterpart("lostbookierecoverydelay", "bk recovery delay"),
-    Counterpart("metaformat", "", "empties a cluster's metadata; bk metadata init begins a new one elsewhere"),
+    Counterpart("metaformat", "", "empties a cluster's metadata; bk metadata init creates a new cluster elsewhere"),
     Counterpart("nukeexistingcluster", "", "deletes a cluster's metadata"),
     Counterpart("queryautorecoverystatus", "bk recovery status", "bk recovery list for ledgers"),
     Counterpart("readjournal", "bk inspect journal"),
@@ -77,7 +77,7 @@ SHELL = (
 HTTP = (
     Counterpart("/heartbeat", "bk bookie state", "or the bookie's port"),
     Counterpart("/metrics", "", "there is no metrics endpoint"),
-    Counterpart("/api/v1/config/server_config", "bk bookie run", "--dry-run says what it would run with"),
+    Counterpart("/api/v1/config/server_config", "bk bookie run", "--dry-run prints the configuration"),
     Counterpart("/api/v1/ledger/delete", "bk ledger delete"),
     Counterpart("/api/v1/ledger/list", "bk ledger list"),
     Counterpart("/api/v1/ledger/metadata", "bk ledger show"),
@@ -86,7 +86,7 @@ HTTP = (
     Counterpart("/api/v1/bookie/list_bookie_info", "bk status"),
     Counterpart("/api/v1/bookie/last_log_mark", "bk inspect lastmark"),
     Counterpart("/api/v1/bookie/list_disk_file", "bk inspect directory"),
-    Counterpart("/api/v1/bookie/expand_storage", "bk bookie run", "a start with allow_storage_expansion does it"),
+    Counterpart("/api/v1/bookie/expand_storage", "bk bookie run", "start with allow_storage_expansion"),
     Counterpart("/api/v1/bookie/gc", "bk bookie gc"),
     Counterpart("/api/v1/bookie/gc_details", "bk bookie space"),
     Counterpart("/api/v1/bookie/gc/suspend_compaction", "bk bookie gc", "--suspend"),
@@ -98,7 +98,7 @@ HTTP = (
     Counterpart("/api/v1/bookie/info", "bk bookie disks"),
     Counterpart("/api/v1/bookie/cluster_info", "bk cluster info"),
     Counterpart("/api/v1/bookie/entry_location_compact", "", "index files need no compaction"),
-    Counterpart("/api/v1/autorecovery/status", "bk recovery status", "enable and disable switch it"),
+    Counterpart("/api/v1/autorecovery/status", "bk recovery status", "bk recovery enable and disable switch it"),
     Counterpart("/api/v1/autorecovery/bookie", "bk bookie recover"),
     Counterpart("/api/v1/autorecovery/list_under_replicated_ledger", "bk recovery list"),
     Counterpart("/api/v1/autorecovery/who_is_auditor", "bk recovery status"),

@@ -1,4 +1,4 @@
-"""Apache's keys of ensemble placement as ours. Source: metadata 9, 12.3."""
+"""Conversion of Apache's keys of ensemble placement. Source: metadata 9, 12.3."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bookies.apache.properties import items_of
 from bookies.apache.table import Level, Notice, number, switch, value_of
 from bookies.errors import ConfigError
 
-_KINDS = {
+_POLICIES = {
     "Default": "random",
     "Rackaware": "rack",
     "RackawareEnsemblePlacementPolicyImpl": "rack",
@@ -18,17 +18,17 @@ _KINDS = {
     "ZoneawareEnsemblePlacementPolicyImpl": "zone",
 }
 _SCRIPT = "ScriptBasedMapping"
-_BY_HAND = "name the locations in locations_file, or have bookies publish their `location`"
+_BY_HAND = "list the locations in locations_file, or let bookies publish their `location`"
 
 
 def client_placement(properties: Mapping[str, str], settings: dict[str, Any], notices: list[Notice]) -> None:
-    """Settings of placement, which follow from several keys together. Raises `ConfigError`.
+    """Convert the settings of placement, which depend on several keys. Raises `ConfigError`.
 
-    Without a policy in the file racks are used if anybody names any: Apache's default is its rack-aware policy.
+    Without a policy in the file, racks are used if any are named: Apache's default is its rack-aware policy.
     """
-    kind = _kind(properties, notices)
-    if kind is not None:
-        settings["placement"] = kind
+    policy = _policy(properties, notices)
+    if policy is not None:
+        settings["placement"] = policy
     script = properties.get("networkTopologyScriptFileName", "").strip()
     resolver = properties.get("reppDnsResolverClass", "").rpartition(".")[2]
     if resolver not in ("", _SCRIPT):
@@ -37,36 +37,40 @@ def client_placement(properties: Mapping[str, str], settings: dict[str, Any], no
     elif script:
         settings["locations_script"] = script
     is_rule = bool(value_of(properties, "enforceMinNumRacksPerWriteQuorum", switch))
-    if kind == "zone":
+    if policy == "zone":
         is_rule = value_of(properties, "enforceStrictZoneawarePlacement", switch) is not False
-    if is_rule and kind != "random":
+    if is_rule and policy != "random":
         settings["placement_rule"] = True
-    least = value_of(properties, "minNumZonesPerWriteQuorum" if kind == "zone" else "minNumRacksPerWriteQuorum", number)
-    if value_of(properties, "enforceMinNumFaultDomainsForWrite", switch) and kind not in ("random", "region"):
+    least = value_of(
+        properties, "minNumZonesPerWriteQuorum" if policy == "zone" else "minNumRacksPerWriteQuorum", number
+    )
+    if value_of(properties, "enforceMinNumFaultDomainsForWrite", switch) and policy not in ("random", "region"):
         settings["fault_domains_min"] = 2 if least is None else least
-    _regions(properties, kind, settings, notices)
+    _regions(properties, policy, settings, notices)
 
 
-def _kind(properties: Mapping[str, str], notices: list[Notice]) -> str | None:
+def _policy(properties: Mapping[str, str], notices: list[Notice]) -> str | None:
     name = properties.get("ensemblePlacementPolicy", "").strip().rpartition(".")[2]
     if not name:
         return None
-    kind = _KINDS.get(name) or _KINDS.get(name.removesuffix("EnsemblePlacementPolicy"))
-    if kind is None:
-        text = "Java classes cannot be loaded here: racks are used, if anybody names any; or set placement"
+    policy = _POLICIES.get(name) or _POLICIES.get(name.removesuffix("EnsemblePlacementPolicy"))
+    if policy is None:
+        text = "Java classes cannot be loaded here: racks are used if any are named; or set placement"
         notices.append(Notice(Level.DANGER, f"ensemblePlacementPolicy={name}", text))
-    return kind
+    return policy
 
 
-def _regions(properties: Mapping[str, str], kind: str | None, settings: dict[str, Any], notices: list[Notice]) -> None:
-    """Durability over regions: with a list of regions only, as Apache's."""
+def _regions(
+    properties: Mapping[str, str], policy: str | None, settings: dict[str, Any], notices: list[Notice]
+) -> None:
+    """Convert durability over regions. As with Apache, it needs a list of regions."""
     regions = items_of(properties.get("reppRegionsToWrite", "").replace(";", ","))
-    if not regions or kind != "region":
+    if not regions or policy != "region":
         return
     least = value_of(properties, "reppMinimumRegionsForDurability", number)
     least = 2 if least is None else least
     if least > len(regions):
         raise ConfigError(f"reppMinimumRegionsForDurability={least}: reppRegionsToWrite names only {len(regions)}")
     settings["regions_min"] = max(0, least)
-    text = "any region that has bookies is written to; an ack quorum of each entry is in so many regions as asked for"
+    text = "any region with bookies may be written to; an ack quorum of each entry spans the required number of regions"
     notices.append(Notice(Level.DIFFERENT, "reppRegionsToWrite", text))

@@ -1,4 +1,4 @@
-"""Java's properties files, as Apache's configuration is written. Pure."""
+"""Java's properties files, the format of Apache's configuration. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Keys and values, in their order. A key that comes again adds to a list, with a comma. `${key}` is replaced by
-    that key's value, where there is one.
+    """Return keys and values, in their order. A repeated key extends a list, with a comma.
+
+    `${key}` is replaced by that key's value, if it exists.
     """
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for line in _logical_lines(text):
         separator = _SEPARATOR.search(line)
         key = line if separator is None else line[: separator.start("mark")]
         value = "" if separator is None else line[separator.end("mark") :]
         key, value = _unescaped(key), _unescaped(value).strip()
-        found[key] = f"{found[key]},{value}" if key in found else value
-    return {key: _REFERENCE.sub(lambda name: found.get(name[1], name[0]), value) for key, value in found.items()}
+        properties[key] = f"{properties[key]},{value}" if key in properties else value
+    return {
+        key: _REFERENCE.sub(lambda name: properties.get(name[1], name[0]), value) for key, value in properties.items()
+    }
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Without comments and empty ones; lines that end in a backslash go on in the next."""
+    """Yield lines without comments and empty ones. A line that ends in a backslash continues in the next."""
     line = ""
     for part in text.splitlines():
         part = part.lstrip()
@@ -42,14 +45,14 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _unescaped(text: str) -> str:
-    def replaced(found: re.Match[str]) -> str:
-        if found[1]:
-            return chr(int(found[1], 16))
-        return _ESCAPES.get(found[2], found[2])
+    def replaced(match: re.Match[str]) -> str:
+        if match[1]:
+            return chr(int(match[1], 16))
+        return _ESCAPES.get(match[2], match[2])
 
     return re.sub(r"\\(?:u([0-9A-Fa-f]{4})|(.))", replaced, text)
 
 
 def items_of(value: str) -> tuple[str, ...]:
-    """A list as Apache writes it: `a,b`."""
+    """Split a list as Apache writes it: `a,b`."""
     return tuple(part.strip() for part in value.split(",") if part.strip())

@@ -1,6 +1,6 @@
-"""TLS and authentication of Apache's configuration: several keys together make settings of ours.
+"""TLS and authentication settings from Apache's configuration, each from several keys.
 
-Apache knows key stores in Java's formats and in PEM; ours are PEM. Its users and passwords are in JAAS, ours in files.
+Apache has key stores in Java's formats and in PEM; ours are PEM. Its users and passwords are in JAAS, ours in files.
 Source: wire-protocol 5.2, 5.3.
 """
 
@@ -22,7 +22,10 @@ _NONE = ("", "null")
 
 
 def bookie_tls(properties: Mapping[str, str], settings: dict[str, Any], notices: list[Notice]) -> None:
-    """Raises `ConfigError` for what would leave connections less protected than the file says."""
+    """Convert a bookie's TLS keys.
+
+    Raises `ConfigError` for values that would leave connections with less protection than the file demands.
+    """
     if not _is_encrypted(properties):
         return
     settings["tls_certificate"] = properties.get("tlsCertificatePath", "")
@@ -30,14 +33,16 @@ def bookie_tls(properties: Mapping[str, str], settings: dict[str, Any], notices:
     _store(properties, settings, "tlsTrustStore", "tls_authority")
     _password(properties, settings, "tlsKeyStorePasswordPath")
     if not settings["tls_certificate"]:
-        raise ConfigError("tlsProviderFactoryClass: no tlsCertificatePath, so there is no certificate to show")
+        raise ConfigError(
+            "tlsProviderFactoryClass: tlsCertificatePath is missing, so there is no certificate to present"
+        )
     if value_of(properties, "tlsClientAuthentication", switch):
         settings["tls_client_certificates"] = True
     _details(properties, settings, notices)
 
 
 def client_tls(properties: Mapping[str, str], settings: dict[str, Any], notices: list[Notice]) -> None:
-    """As `bookie_tls`."""
+    """Convert a client's TLS keys. Raises `ConfigError` as `bookie_tls`."""
     if not _is_encrypted(properties):
         return
     settings["tls"] = True
@@ -45,7 +50,9 @@ def client_tls(properties: Mapping[str, str], settings: dict[str, Any], notices:
     if value_of(properties, "tlsClientAuthentication", switch):
         settings["tls_certificate"] = properties.get("tlsCertificatePath", "")
         if not settings["tls_certificate"]:
-            raise ConfigError("tlsClientAuthentication=true: no tlsCertificatePath, so there is no certificate to show")
+            raise ConfigError(
+                "tlsClientAuthentication=true: tlsCertificatePath is missing: name the certificate to present"
+            )
         _store(properties, settings, "clientKeyStore", "tls_key")
         _password(properties, settings, "clientKeyStorePasswordPath")
     checks = value_of(properties, "tlsHostnameVerificationEnabled", switch)
@@ -60,22 +67,22 @@ def _is_encrypted(properties: Mapping[str, str]) -> bool:
         return False
     if not provider.endswith(_PROVIDERS):
         raise ConfigError(
-            f"tlsProviderFactoryClass={provider}: Java classes cannot be loaded here, and to ignore it would leave "
-            f"connections open; known are {', '.join(_PROVIDERS)}"
+            f"tlsProviderFactoryClass={provider}: Java classes cannot be loaded here, and ignoring it would leave "
+            f"connections unprotected; known are {', '.join(_PROVIDERS)}"
         )
     return True
 
 
 def _store(properties: Mapping[str, str], settings: dict[str, Any], key: str, setting: str) -> None:
-    """A PEM file. Java's own formats are not read."""
-    path, kind = properties.get(key, ""), properties.get(f"{key}Type", "") or "JKS"
+    """Set the path of a PEM file. Refuses Java's own formats."""
+    path, store_type = properties.get(key, ""), properties.get(f"{key}Type", "") or "JKS"
     if path in _NONE:
         return
-    if kind.upper() != "PEM":
+    if store_type.upper() != "PEM":
         raise ConfigError(
-            f"{key}={path} is a store of type {kind}, and only PEM files are read here: `keytool -importkeystore "
+            f"{key}={path} is a store of type {store_type}, and only PEM files are read here: `keytool -importkeystore "
             f"-srckeystore {path} -destkeystore store.p12 -deststoretype PKCS12`, then `openssl pkcs12 -in store.p12 "
-            f"-out store.pem -nodes`, and set {key}Type=PEM, {key} and tlsCertificatePath to files of that"
+            f"-out store.pem -nodes`, and set {key}Type=PEM, {key} and tlsCertificatePath to the converted files"
         )
     settings[setting] = path
 
@@ -88,15 +95,17 @@ def _password(properties: Mapping[str, str], settings: dict[str, Any], key: str)
 
 def _details(properties: Mapping[str, str], settings: dict[str, Any], notices: list[Notice]) -> None:
     versions = items_of(properties.get("tlsEnabledProtocols", ""))
-    known = [_VERSIONS[each] for each in versions if each in _VERSIONS]
-    older = [each for each in versions if each not in _VERSIONS]
+    known = [_VERSIONS[version] for version in versions if version in _VERSIONS]
+    older = [version for version in versions if version not in _VERSIONS]
     if known:
         settings["tls_version_min"] = min(known)
     if older:
-        text = "TLS before 1.2 is not spoken: who knows nothing later cannot connect"
+        text = "TLS before 1.2 is not supported: peers without a later version cannot connect"
         notices.append(Notice(Level.DIFFERENT, f"tlsEnabledProtocols={','.join(older)}", text))
     if properties.get("tlsEnabledCipherSuites"):
-        text = "ignored: ciphers are named as OpenSSL does, tls_ciphers (BK_TLS_CIPHERS); now its defaults count"
+        text = (
+            "ignored: name ciphers as OpenSSL does in tls_ciphers (BK_TLS_CIPHERS); OpenSSL's defaults apply until then"
+        )
         notices.append(Notice(Level.DANGER, "tlsEnabledCipherSuites", text))
     interval = value_of(properties, "tlsCertFilesRefreshDurationSeconds", seconds)
     if interval:
@@ -104,7 +113,7 @@ def _details(properties: Mapping[str, str], settings: dict[str, Any], notices: l
 
 
 def bookie_authentication(properties: Mapping[str, str], settings: dict[str, Any], notices: list[Notice]) -> None:
-    """Raises `ConfigError` for classes that are not known."""
+    """Convert a bookie's authentication keys. Raises `ConfigError` for unknown classes."""
     provider = properties.get("bookieAuthProviderFactoryClass", "")
     if provider in _NONE:
         return
@@ -115,17 +124,17 @@ def bookie_authentication(properties: Mapping[str, str], settings: dict[str, Any
         settings["authentication"] = "sasl"
         if properties.get("saslJaasClientAllowedIds"):
             settings["sasl_allowed_ids"] = properties["saslJaasClientAllowedIds"]
-        text = "users and passwords, which Apache takes from JAAS, are in the file that sasl_users_file names"
+        text = "sasl_users_file names the file with users and passwords, which Apache reads from JAAS"
         notices.append(Notice(Level.DIFFERENT, "bookieAuthProviderFactoryClass", text))
     else:
         raise ConfigError(
-            f"bookieAuthProviderFactoryClass={provider}: Java classes cannot be loaded here, and to ignore it would "
-            f"let everybody in; known are {SASL_BOOKIE} and {ROLES}"
+            f"bookieAuthProviderFactoryClass={provider}: Java classes cannot be loaded here, and ignoring it would "
+            f"admit every client; known are {SASL_BOOKIE} and {ROLES}"
         )
 
 
 def check_client_authentication(properties: Mapping[str, str], sasl_file: str) -> None:
-    """Raises `ConfigError` for a class that is not known, and without credentials."""
+    """Check the client's authentication class and its credentials. Raises `ConfigError`."""
     provider = properties.get("clientAuthProviderFactoryClass", "")
     if provider in _NONE:
         return
@@ -135,6 +144,6 @@ def check_client_authentication(properties: Mapping[str, str], sasl_file: str) -
         )
     if not sasl_file:
         raise ConfigError(
-            "clientAuthProviderFactoryClass: Apache takes the credentials from JAAS, here they are in a file: name it "
-            "in the environment, BK_SASL_FILE (docs/howto/require-authentication.md)"
+            "clientAuthProviderFactoryClass: Apache reads the credentials from JAAS, here they are in a file: name it "
+            "in the environment variable BK_SASL_FILE (docs/howto/require-authentication.md)"
         )

@@ -1,7 +1,7 @@
-"""A bookie's settings from Apache's `bk_server.conf`. The keys are in `server_keys`, the rules for several keys here.
+"""Bookie settings from Apache's `bk_server.conf`. `server_keys` lists the keys; the rules for several keys are here.
 
-Only keys that stand in the file count: what Apache would assume for the others is not assumed here, but for the
-bookie's identity, which has to be the one that Apache's bookie would have. Source: experience 4, metadata 6.4.
+Only keys in the file count: Apache's defaults for the others are not assumed. The exception is the bookie's identity,
+which must be the one that Apache's bookie would have. Source: metadata 6.4.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from bookies.apache.table import (
 from bookies.config import MIB, BookieConfig, RecoveryConfig
 from bookies.errors import ConfigError
 
-PAGE_SIZE = 8192  # Apache's, where the file has none
-READ_WORKERS_MAX, OPEN_FILES_MIN, INDEX_CACHE_SIZE_MIN = 64, 8, MIB  # of ours
+PAGE_SIZE = 8192  # Apache's default
+READ_WORKERS_MAX, OPEN_FILES_MIN, INDEX_CACHE_SIZE_MIN = 64, 8, MIB  # limits of our settings
 
 
 class Host(Protocol):
-    """What has to be asked of the machine."""
+    """Facts about the machine's network."""
 
     def address_of(self, interface: str | None) -> str:
-        """An IP address of a network interface; None: the one that the machine's own name has. Raises OSError."""
+        """Return an IP address of a network interface; None: the address of the machine's own name. Raises OSError."""
 
     def name_of(self, address: str) -> str:
-        """The full name of an address; the address itself when it has none."""
+        """Return the full name of an address; the address itself if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookieOptions:
-    """`settings`, `recovery_settings`: fields of `BookieConfig` and of `RecoveryConfig`, and their values.
+    """Converted settings. `settings`, `recovery_settings`: fields and values of `BookieConfig` and `RecoveryConfig`.
 
     `metadata_uri` None: the file names no store.
     """
@@ -57,12 +57,15 @@ class BookieOptions:
     properties: Mapping[str, str]
 
     def explained(self, error: ConfigError, path: str) -> ConfigError:
-        """An error about settings of ours, with the keys of the file that they came from."""
+        """Return an error about our settings with the keys of the file that they came from."""
         return explained(SERVER, self.properties, error, path)
 
 
 def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:
-    """Raises `ConfigError` for what cannot be read, and for keys that must not be ignored."""
+    """Convert the properties.
+
+    Raises `ConfigError` for values that cannot be read, and for keys that must not be ignored.
+    """
     settings, notices = translate(SERVER, properties)
     uri = metadata_uri(properties)
     secure_metadata(properties, uri)
@@ -82,9 +85,11 @@ def _is_on(properties: Mapping[str, str], key: str) -> bool:
 
 
 def _identity(properties: Mapping[str, str], settings: dict[str, Any], host: Host) -> None:
-    """Where the bookie listens, and what it publishes, which is its name unless bookieId is. Source: metadata 6.4."""
+    """Set the listening address and the published one, which is the bookie's id unless bookieId is set. Source:
+    metadata 6.4.
+    """
     if settings.get("port") == 0 and not _is_on(properties, "allowEphemeralPorts"):
-        raise ConfigError("bookiePort=0: any free port, which needs allowEphemeralPorts=true and a bookieId")
+        raise ConfigError("bookiePort=0 means any free port: set allowEphemeralPorts=true and a bookieId")
     interface = properties.get("listeningInterface", "").strip() or None
     advertised = properties.get("advertisedAddress", "").strip()
     if advertised:
@@ -94,9 +99,9 @@ def _identity(properties: Mapping[str, str], settings: dict[str, Any], host: Hos
         return
     address = _address(host, interface)
     if (address.startswith("127.") or address == "::1") and not _is_on(properties, "allowLoopback"):
-        what = f"the interface {interface}" if interface else "this machine's name"
+        subject = f"the interface {interface}" if interface else "this machine's name"
         raise ConfigError(
-            f"{what} has the address {address}, which no other machine can reach: name another one with "
+            f"{subject} has the address {address}, which no other machine can reach: name another one with "
             "listeningInterface or advertisedAddress, or set allowLoopback=true"
         )
     settings["host"] = "0.0.0.0" if interface is None else address
@@ -114,12 +119,12 @@ def _address(host: Host, interface: str | None) -> str:
     try:
         return host.address_of(interface)
     except OSError as error:
-        what = f"listeningInterface={interface}" if interface else "this machine's own name"
-        raise ConfigError(f"{what} has no address ({error}): set advertisedAddress") from error
+        subject = f"listeningInterface={interface}" if interface else "this machine's own name"
+        raise ConfigError(f"{subject} has no address ({error}): set advertisedAddress") from error
 
 
 def _storage(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
-    """Settings that come from several keys."""
+    """Convert settings that depend on several keys."""
     if "journal_directories" not in settings and properties.get("journalDirectory"):
         settings["journal_directories"] = names(properties["journalDirectory"])
     pages = value_of(properties, "pageLimit", number)
@@ -141,7 +146,7 @@ def _storage(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
 
 
 def _disks(settings: dict[str, Any]) -> None:
-    """A lower threshold takes those marks of ours down with it that the file does not name."""
+    """Lower our marks that the file does not name to a lower threshold."""
     full = settings.get("disk_usage_threshold")
     for name in ("disk_usage_lwm_threshold", "disk_usage_warn_threshold"):
         if full is not None and name not in settings and getattr(BookieConfig, name) > full:
@@ -149,13 +154,13 @@ def _disks(settings: dict[str, Any]) -> None:
 
 
 def _compaction(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
-    """A threshold of nothing switches compaction off in Apache; here the interval does."""
-    for kind in ("minor", "major"):
-        threshold = value_of(properties, f"{kind}CompactionThreshold", percent)
+    """Convert the thresholds of compaction. A threshold of 0 turns it off in Apache; here an interval of 0 does."""
+    for level in ("minor", "major"):
+        threshold = value_of(properties, f"{level}CompactionThreshold", percent)
         if threshold:
-            settings[f"{kind}_compaction_threshold"] = threshold
+            settings[f"{level}_compaction_threshold"] = threshold
         elif threshold is not None:
-            settings[f"{kind}_compaction_interval_ms"] = 0
+            settings[f"{level}_compaction_interval_ms"] = 0
     rate = value_of(properties, "compactionRateByBytes", number)
     if rate is not None and _is_on(properties, "isThrottleByBytes"):
         settings["compaction_rate_size"] = rate

@@ -1,10 +1,10 @@
-"""What becomes of a key of Apache's: the three kinds of rows, the conversions, and what is said to whoever reads.
+"""Tables of Apache's keys: the three row types, the conversions, and the notices.
 
-- `Mapped`: a setting of ours, converted; or one of several that a rule looks at together.
-- `Different`: we do it in another way, or not. Said when the value is not one of those that ask for nothing else.
-- `Unused`: it sizes or tunes something that does not exist here. Named once, all in one line.
+- `Mapped`: one of our settings, converted; or one of several keys that a rule combines.
+- `Different`: done differently here, or not at all. Reported unless the value is harmless.
+- `Unused`: sizes or tunes something that does not exist here. All such keys are reported in one line.
 
-Source: experience 4.
+No key is silently ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Level(enum.Enum):
-    """How a notice is to be taken. `DANGER`: less safe than the file's author meant, or safer, which costs speed."""
+    """Severity of a notice. `DANGER`: less safe than the file's author intended, or safer, which costs speed."""
 
     DANGER = "danger"
     DIFFERENT = "different"
@@ -33,7 +33,10 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """`key`: as in the file; of UNUSED all of them, separated by spaces. `text`: with the way out."""
+    """Difference from the file. `text`: with the remedy.
+
+    `key`: as in the file; for UNUSED all keys, separated by spaces.
+    """
 
     level: Level
     key: str
@@ -45,8 +48,9 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """`setting`: of ours. `convert`: from the file's text; None: a rule looks at several keys together. `note`: unit
-    or rule, for the documentation.
+    """Key that becomes one of our settings. `convert`: from the file's text; None: a rule combines several keys.
+
+    `note`: unit or rule, for the documentation.
     """
 
     key: str
@@ -57,9 +61,10 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class Different:
-    """`harmless`: values, in lower case, that ask for nothing that we do not do. `text`: what is done, the way out.
+    """Key that is handled differently here. `text`: what happens instead, with the remedy.
 
-    `is_refused`: a bookie that ignored it would be less protected or hold wrong data, so it does not start.
+    `harmless`: values, in lower case, that need no notice. `is_refused`: a bookie that ignored it would be less
+    protected or hold wrong data, so it does not start.
     """
 
     key: str
@@ -71,7 +76,7 @@ class Different:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """`keys`, separated by spaces. `reason`: why they have no meaning here."""
+    """Keys without a meaning here, separated by spaces. `reason`: why."""
 
     reason: str
     keys: str
@@ -105,27 +110,27 @@ def number(value: str) -> int:
 
 
 def positive(value: str) -> int:
-    """Zero and less mean one."""
+    """Convert a whole number; 0 and less become 1."""
     return max(1, number(value))
 
 
 def natural(value: str) -> int:
-    """Less than zero means zero."""
+    """Convert a whole number; less than 0 becomes 0."""
     return max(0, number(value))
 
 
 def seconds(value: str) -> int:
-    """To ms; less than zero means never, which is 0."""
+    """Convert seconds to ms; less than 0 means never, which is 0."""
     return max(0, _whole(float(value) * 1000))
 
 
 def milliseconds(value: str) -> int:
-    """Less than zero means never, which is 0."""
+    """Convert ms; less than 0 means never, which is 0."""
     return max(0, number(value))
 
 
 def limit(value: str) -> int:
-    """Less than zero means that there is none, which is 0."""
+    """Convert a limit; less than 0 means no limit, which is 0."""
     return max(0, number(value))
 
 
@@ -134,7 +139,7 @@ def mebibytes(value: str) -> int:
 
 
 def percent(value: str) -> int:
-    """From a fraction; what is less than zero is 0."""
+    """Convert a fraction to percent; less than 0 becomes 0."""
     return max(0, _whole(float(value) * 100))
 
 
@@ -146,25 +151,25 @@ def _whole(value: float) -> int:
 
 
 def disk_percent(value: str) -> int:
-    """From a fraction; of what is less than one, 99 at most."""
+    """Convert a fraction to percent; fractions below 1 become at most 99."""
     return min(99, percent(value)) if float(value) < 1 else percent(value)
 
 
-# -- looking up -------------------------------------------------------------------------------------------------------
+# -- lookup -----------------------------------------------------------------------------------------------------------
 
 
 def index(rows: Iterable[Row]) -> dict[str, Row]:
-    """Rows by key."""
-    found: dict[str, Row] = {}
+    """Return the rows by key."""
+    row_of: dict[str, Row] = {}
     for row in rows:
         for key in row.keys.split() if isinstance(row, Unused) else [row.key]:
-            assert key not in found, key
-            found[key] = row
-    return found
+            assert key not in row_of, key
+            row_of[key] = row
+    return row_of
 
 
 def translate(rows: Sequence[Row], properties: Mapping[str, str]) -> tuple[dict[str, Any], list[Notice]]:
-    """Settings of the keys that are converted one by one, and what is to be said about the others.
+    """Return the settings of keys that are converted one by one, and the notices about the others.
 
     Raises `ConfigError` for values that cannot be read, and for keys that must not be ignored.
     """
@@ -177,9 +182,7 @@ def translate(rows: Sequence[Row], properties: Mapping[str, str]) -> tuple[dict[
         if row is None:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            notices.append(
-                Notice(Level.UNKNOWN, key, f"no key of Apache's that is known here, so it does nothing{hint}")
-            )
+            notices.append(Notice(Level.UNKNOWN, key, f"is not a known key of Apache's, so it has no effect{hint}"))
         elif isinstance(row, Unused):
             unused.append(key)
         elif isinstance(row, Different):
@@ -190,13 +193,15 @@ def translate(rows: Sequence[Row], properties: Mapping[str, str]) -> tuple[dict[
         elif row.convert is not None and value:
             settings[row.setting] = value_of(properties, key, row.convert)
     if unused:
-        what = "these tune what does not exist here, and do nothing; docs/reference/apache-config.md says why"
-        notices.append(Notice(Level.UNUSED, " ".join(unused), what))
+        explanation = (
+            "these tune what does not exist here, and have no effect; docs/reference/apache-config.md has the reasons"
+        )
+        notices.append(Notice(Level.UNUSED, " ".join(unused), explanation))
     return settings, notices
 
 
 def explained(rows: Sequence[Row], properties: Mapping[str, str], error: ConfigError, where: str) -> ConfigError:
-    """An error about settings of ours, with the keys that they came from. `where`: they stand."""
+    """Return an error about our settings with the keys that they came from. `where`: the place of the keys."""
     words = error.message.replace(":", " ").split()
     mapped = [row for row in rows if isinstance(row, Mapped) and properties.get(row.key)]
     keys = [f"{row.key}={_shown(row.key, properties[row.key])}" for row in mapped if row.setting in words]
@@ -204,17 +209,17 @@ def explained(rows: Sequence[Row], properties: Mapping[str, str], error: ConfigE
 
 
 def _shown(key: str, value: str) -> str:
-    """A value for people; passwords are for nobody."""
+    """Return a value for display; passwords are hidden."""
     return "***" if key == "passwd" or key.endswith("Password") else value
 
 
 def _is_harmless(value: str, row: Different) -> bool:
-    """Java knows several words for true and for false."""
+    """Report whether the value needs no notice. Java accepts several words for true and false."""
     return value in row.harmless or (value in SWITCHES and str(SWITCHES[value]).lower() in row.harmless)
 
 
 def value_of(properties: Mapping[str, str], key: str, convert: Callable[[str], T]) -> T | None:
-    """A key's value, None where the file has none. Raises `ConfigError` that names the key."""
+    """Return a key's value, None if the file does not have it. Raises `ConfigError` that names the key."""
     value = properties.get(key, "")
     if not value:
         return None
@@ -235,7 +240,7 @@ _MANAGERS = {
 
 
 def metadata_uri(properties: Mapping[str, str]) -> str | None:
-    """The store that a file names, in the new way or in the old one. Raises `ConfigError`. Source: metadata 1."""
+    """Return the store that a file names, in the new or the old form. Raises `ConfigError`. Source: metadata 1."""
     uri = properties.get("metadataServiceUri", "").strip()
     if uri:
         return uri
@@ -250,18 +255,19 @@ def _manager(properties: Mapping[str, str]) -> str:
     class_name = properties.get("ledgerManagerFactoryClass", "").rpartition(".")[2]
     if class_name:
         if class_name not in _MANAGERS:
-            raise ConfigError(f"ledgerManagerFactoryClass: {class_name} is not known; known are {', '.join(_MANAGERS)}")
+            raise ConfigError(f"ledgerManagerFactoryClass: {class_name} is unknown; known are {', '.join(_MANAGERS)}")
         return _MANAGERS[class_name]
-    kind = properties.get("ledgerManagerType", "").strip()
-    if kind and kind not in ("flat", "hierarchical", "longhierarchical"):
-        raise ConfigError(f"ledgerManagerType={kind}: flat, hierarchical or longhierarchical")
-    return kind or "null"
+    manager = properties.get("ledgerManagerType", "").strip()
+    if manager and manager not in ("flat", "hierarchical", "longhierarchical"):
+        raise ConfigError(f"ledgerManagerType={manager}: must be flat, hierarchical or longhierarchical")
+    return manager or "null"
 
 
 def secure_metadata(properties: Mapping[str, str], uri: str | None) -> None:
-    """Raises `ConfigError` when znodes are to be protected and nothing says by whom."""
+    """Check that protected znodes come with an identity. Raises `ConfigError`."""
     if value_of(properties, "zkEnableSecurity", switch) and "?options=" not in (uri or ""):
         raise ConfigError(
-            "zkEnableSecurity=true: Apache takes the identity from JAAS, here a file has it: write "
-            "metadataServiceUri=...?options=/etc/bookies/zookeeper.toml with secure = true (docs/explanation/metadata.md)"
+            "zkEnableSecurity=true: Apache reads the identity from JAAS, here a file has it: write "
+            "metadataServiceUri=...?options=/etc/bookies/zookeeper.toml with secure = true "
+            "(docs/explanation/metadata.md)"
         )

@@ -1,12 +1,12 @@
-"""One client of a bookie: bytes to requests, responses to bytes, and when to stop reading.
+"""One client of a bookie: turns bytes into requests and responses into bytes, and decides when to stop reading.
 
-Requests go to the service in the order of their arrival. Responses gather in a list that is written once per turn of
-the event loop, so a group commit that answers twenty batches costs one system call per connection. While the peer
-leaves what was written, the rest stays here, where it is known how much that is.
+Requests go to the service in the order of their arrival. Responses gather in a list that is written once per
+iteration of the event loop, so a group commit that answers twenty batches costs one system call per connection. While
+the peer does not consume what was written, the rest stays in this object, which knows its size.
 
-Pressure: a connection reads nothing while the bookie as a whole has too much in hand (`pressure.Intake`), nor while
-its peer does not take the answers it asked for or has too many requests that wait. TCP then makes the peer wait;
-nothing is refused and nothing grows.
+Pressure: a connection reads nothing while the bookie as a whole holds too much (`pressure.Intake`), while its peer
+does not consume the answers it requested, or while too many of its requests wait. TCP then makes the peer wait. No
+request is refused, and memory does not grow.
 
 Source: wire-protocol 1.1, 1.2, 5.11.
 """
@@ -25,18 +25,18 @@ from bookies.runtime.sockets import unacknowledged
 from bookies.wire.messages import Buffer, Request, Response, StartTlsRequest, StartTlsResponse
 from bookies.wire.server import RequestDecoder, encode_response
 
-JOIN_SIZE_MAX = 64 * 1024  # responses of up to so many bytes are joined into one buffer; larger ones go as they are
-UNSENT_SIZE_MIN = 64 * 1024  # bytes that wait in the transport from which on answers count as not taken
-UNSENT_SIZE_MAX = 1024 * 1024  # from which on we stop reading from the socket, too
-TASKS_MAX = 10_000  # requests of one connection that wait before we stop reading from it, until half are answered
+JOIN_SIZE_MAX = 64 * 1024  # bytes; smaller responses are joined into one buffer, larger ones are sent as they are
+UNSENT_SIZE_MIN = 64 * 1024  # bytes waiting in the transport above which answers count as not consumed
+UNSENT_SIZE_MAX = 1024 * 1024  # bytes above which reading from the socket stops, too
+TASKS_MAX = 10_000  # requests of one connection; reading stops when more wait, until half of them are answered
 LINGER_S = 2.0  # how long a closed connection may take to fetch its last answers
-STALL_S = 30.0  # a peer that takes no answers for so long is given up; what it asked for is memory
+STALL_S = 30.0  # a peer that consumes no answers for this long is closed; its answers occupy memory
 STALL_PRESSED_S = 2.0  # likewise, when others wait for that memory
 STALL_CHECK_S = 0.5
 
 
 class Service(Protocol):
-    """What answers the requests of all connections."""
+    """Serves the requests of all connections."""
 
     def handle(self, connection: Connection, requests: list[Request]) -> None:
         """Start serving the requests, in order. Must not raise; answers come through `respond` and `send`."""
@@ -45,7 +45,7 @@ class Service(Protocol):
 class Connection(asyncio.Protocol):
     """One accepted connection.
 
-    `share`: its part of the read budget, told when the peer has taken answers to reads and when it leaves them here.
+    `share`: its part of the read budget, informed when the peer consumes answers to reads and when it stops doing so.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._output: list[Buffer] = []
-        self._kept: deque[Buffer] = deque()  # of earlier turns, before `_output`, while the peer is slow
+        self._kept: deque[Buffer] = deque()  # of earlier iterations, before `_output`, while the peer is slow
         self._kept_size = 0
-        self._part_size: int | None = None  # bytes that a transport gets at once; None: whatever there is
+        self._part_size: int | None = None  # bytes that a transport gets at once; None: no limit
         self._is_flush_scheduled = False
-        self._is_slow = False  # the peer leaves answers here
+        self._is_slow = False  # the peer does not consume its answers
         self._is_writing_paused = False
         self._is_reading_paused = False
         self._holds_partial_frame = False
@@ -79,18 +79,19 @@ class Connection(asyncio.Protocol):
         self._has_many_tasks = False
         self._linger: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self._taken_at = 0.0  # when the peer was last seen to take something, while it is slow
-        self._accepted_size = 0  # bytes that were to be written so far, and of those the most that it was seen to have
+        self._taken_at = 0.0  # when the peer last consumed something, while it is slow
+        self._accepted_size = 0  # bytes written so far, and the most of them that the peer was seen to have
         self._taken_size = 0
 
     # -- what handlers use ---------------------------------------------------------------------------------------
     @property
     def task_count(self) -> int:
-        """How many of its requests go on in the background."""
+        """Return the number of its requests that run in the background."""
         return len(self._tasks)
 
     def respond(self, response: Response, answer_size: int = 0) -> None:
-        """Send a response with this turn's others. `answer_size`: its bytes in the read budget, until they are sent."""
+        """Send a response with the others of this iteration. `answer_size`: its bytes in the read budget, until they
+        are sent."""
         if self.is_closed:
             if answer_size:
                 self.share.release(answer_size)
@@ -100,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._schedule_flush()
 
     def send(self, frames: bytes) -> None:
-        """Send responses that are encoded already, with this turn's others."""
+        """Send responses that are encoded already, with the others of this iteration."""
         if not self.is_closed:
             self._output.append(frames)
             self._schedule_flush()
@@ -111,7 +112,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run part of a request in the background; it is cancelled when the client goes away."""
+        """Run part of a request in the background. It is cancelled when the client disconnects."""
         task = self._loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._task_ended)
@@ -120,7 +121,7 @@ class Connection(asyncio.Protocol):
             self.update_reading()
 
     def close(self) -> None:
-        """Flush, then end our direction; the peer gets `LINGER_S` to fetch what is under way. Idempotent.
+        """Flush, then shut down our direction; the peer gets `LINGER_S` to fetch pending answers. Idempotent.
 
         Closing at once while received bytes are unread would make the system reset the connection, and the peer would
         lose the last answers.
@@ -137,11 +138,11 @@ class Connection(asyncio.Protocol):
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
-            self._transport.close()  # TLS says goodbye itself
+            self._transport.close()  # TLS sends its own closing message
         self._linger = self._loop.call_later(LINGER_S, self._transport.abort)
 
     def start_tls(self, request: StartTlsRequest) -> None:
-        """Answer it, and encrypt if that can be done. Not here; the connection stays as it is. Source: 5.3."""
+        """Answer the request, and start encryption if possible. This class never does. Source: wire-protocol 5.3."""
         self.respond(StartTlsResponse(request.version, request.txn_id, Status.BAD_REQUEST))
 
     def abort(self) -> None:
@@ -149,7 +150,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def update_reading(self) -> None:
-        """Pause or resume reading, after one of its reasons changed."""
+        """Pause or resume reading, after one of the reasons has changed."""
         is_left = self._is_writing_paused or (self._is_slow and self.share.is_waiting)
         should_pause = (self._intake.is_paused or is_left or self._has_many_tasks) and not self.is_closed
         if should_pause is self._is_reading_paused or self._transport is None or self._transport.is_closing():
@@ -162,7 +163,7 @@ class Connection(asyncio.Protocol):
 
     # -- what the transport calls --------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop has no equivalent by name
         transport.set_write_buffer_limits(high=UNSENT_SIZE_MIN)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
@@ -172,9 +173,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.is_closed:
-            return  # We have said goodbye; this only makes room for the peer's own end.
+            return  # Our side is closed; this only makes room for the peer's own end.
         if self._is_reading_paused and self._transport is not None:
-            # uvloop begins to read after `connection_made`, whatever that asked for: say it again.
+            # uvloop starts to read after `connection_made`, whatever that requested: pause again.
             self._transport.pause_reading()
         try:
             requests = self._decoder.feed(data)
@@ -204,12 +205,12 @@ class Connection(asyncio.Protocol):
             self._stall.cancel()
         self._flush()
         if self._is_slow:
-            return  # What was kept is more than it takes.
+            return  # The backlog is more than the transport accepts.
         self.share.stuck(False)
         self.update_reading()
 
     def eof_received(self) -> None:
-        """The peer asks for nothing more, and gets what it has been answered: the transport closes behind it."""
+        """Handle the end of the peer's requests: pending answers are sent, then the transport closes."""
         self._flush(is_all=True)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -223,11 +224,11 @@ class Connection(asyncio.Protocol):
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _flush(self, *, is_all: bool = False) -> None:
-        """Give the transport what there is, as long as the peer takes it, or all the same."""
+        """Give the transport the pending output, as long as the peer consumes it, or unconditionally."""
         self._is_flush_scheduled = False
         output, self._output = self._output, []
         if self._transport is None or self._transport.is_closing():
-            if not self._is_slow:  # Otherwise what it has left counts until the connection is gone.
+            if not self._is_slow:  # Otherwise the unconsumed rest counts until the connection is closed.
                 self._drop_output()
             return
         size = sum(map(len, output))
@@ -250,12 +251,12 @@ class Connection(asyncio.Protocol):
             self.update_reading()
 
     def _unsent(self) -> int:
-        """Bytes for the socket in our memory."""
+        """Return the bytes in our memory that wait for the socket."""
         assert self._transport is not None
         return self._kept_size + self._transport.get_write_buffer_size()
 
     def _drop_output(self) -> None:
-        """Nobody will get it any more."""
+        """Discard the output: it cannot be delivered any more."""
         self._output.clear()
         self._kept.clear()
         size, self._answer_size, self._kept_size = self._answer_size, 0, 0
@@ -263,7 +264,7 @@ class Connection(asyncio.Protocol):
             self.share.release(size)
 
     def _watch_stall(self) -> None:
-        """Give the peer up when it takes nothing for too long."""
+        """Close the connection of a peer that consumes nothing for too long."""
         if self._transport is None:
             return
         now, unsent_size = self._loop.time(), self._unsent() + unacknowledged(self._transport)
@@ -280,7 +281,7 @@ class Connection(asyncio.Protocol):
             self._stall = self._loop.call_later(STALL_CHECK_S, self._watch_stall)
 
     def _answers_went(self, size: int) -> None:
-        """So many bytes of answers are out of our hands."""
+        """Release `size` bytes of answers that were handed to the socket."""
         if size:
             self._answer_size -= size
             (self.share.release if self.is_closed else self.share.sent)(size)
@@ -298,7 +299,7 @@ class Connection(asyncio.Protocol):
             self._has_many_tasks = False
             self.update_reading()
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Handlers answer every error, so this is our own mistake; the client must not wait for its answer.
+            # Handlers answer every error, so this is a bug in the bookie; the client must not wait for its answer.
             self._events.error("request.broken", peer=self.peer, error=error)
             self.abort()
 
@@ -308,7 +309,7 @@ class Connection(asyncio.Protocol):
 
 
 class RejectedConnection(asyncio.Protocol):
-    """A connection that came before the bookie was ready, or while it stops. Source: wire-protocol 1.1."""
+    """A connection that arrived before the bookie was ready, or while it stops. Source: wire-protocol 1.1."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()

@@ -1,8 +1,8 @@
-"""The control endpoint of a running bookie: a table of calls, one JSON object a line, for `bk bookie gc` and the like.
+"""The control endpoint of a running bookie: a table of calls, one JSON object a line, for `bk bookie gc` and others.
 
-It listens on a free loopback port. `control.json` in every ledger directory, beside `current`, says where, with a
-random token that every request has to name; only the bookie's user can read the file. A request is
-`{"token": .., "call": .., "arguments": {..}}`, its answer `{"result": ..}` or `{"error": ..}`.
+It listens on a free loopback port. `control.json` in every ledger directory, beside `current`, holds the address and
+a random token that every request has to name; only the bookie's user can read the file. A request is `{"token": ..,
+"call": .., "arguments": {..}}`, its answer `{"result": ..}` or `{"error": ..}`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Call = Callable[..., Awaitable[object]]
 
 
 def control_calls(collector: CollectionLoop) -> Mapping[str, Call]:
-    """What a bookie can be asked."""
+    """Return all calls that a bookie answers."""
 
     async def gc(*, force: bool = False, wait: bool = False, surplus: bool = False) -> object:
         await collector.collect(is_forced=force, is_awaited=wait, with_surplus=surplus)
@@ -66,7 +66,7 @@ def control_calls(collector: CollectionLoop) -> Mapping[str, Call]:
 
 
 def storage_calls(store: LedgerStore) -> Mapping[str, Call]:
-    """What can be asked of the storage as a whole."""
+    """Return the calls about the storage as a whole."""
 
     async def disks() -> object:
         return store.disk_status()
@@ -77,7 +77,7 @@ def storage_calls(store: LedgerStore) -> Mapping[str, Call]:
 def mode_calls(
     describe: Callable[[], dict[str, object]], hold_read_only: Callable[[bool], Awaitable[dict[str, object]]]
 ) -> Mapping[str, Call]:
-    """What a bookie can be asked about its mode; see `BookieServer`, whose methods these are."""
+    """Return the calls about a bookie's mode; see `BookieServer`, which has these methods."""
 
     async def state() -> object:
         return describe()
@@ -89,7 +89,7 @@ def mode_calls(
 
 
 def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:
-    """What can be asked of the scrub."""
+    """Return the calls about the scrub."""
 
     async def scrub(*, now: bool = False) -> object:
         if now:
@@ -104,7 +104,7 @@ def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:
 
 
 def refused_calls(names: Sequence[str], what: str, setting: str) -> Mapping[str, Call]:
-    """Calls of a part that is switched off, which say so."""
+    """Return calls of a disabled part; each raises an error that names the setting."""
 
     async def refuse(**arguments: object) -> object:
         raise InvalidArgument(f"{what} is switched off ({setting} = 0): start the bookie with another value")
@@ -124,7 +124,7 @@ class ControlServer:
         self._connections: dict[_Connection, None] = {}
 
     async def start(self, directories: Sequence[str]) -> Mapping[str, Exception]:
-        """Listen, and write the file beside each `current` there is; errors by directory. Raises: OSError."""
+        """Listen, and write the file beside each `current` that exists; return errors by directory. Raises: OSError."""
         self._listener = await self._runtime.network.listen("127.0.0.1", 0, self._accept)
         host, port = self._listener.address
         facts = {"bookie": self._bookie, "host": host, "port": port, "token": self._token}
@@ -140,11 +140,11 @@ class ControlServer:
         return failed
 
     def extend(self, calls: Mapping[str, Call]) -> None:
-        """Take these calls, too."""
+        """Add these calls."""
         self._calls |= calls
 
     def stop(self) -> None:
-        """Answer nobody any more. The file stays; whoever reads it finds nobody there."""
+        """Stop answering. The file stays; a reader of it gets no connection."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -161,10 +161,10 @@ class ControlServer:
         except (ValueError, KeyError, TypeError, AttributeError):
             return {"error": "not a request"}
         if token != self._token:
-            return {"error": "wrong token: the bookie was started again meanwhile"}
+            return {"error": "wrong token: the bookie has restarted since the token was read"}
         call = self._calls.get(name)
         if call is None:
-            return {"error": f"no call named {name!r}; there are {', '.join(self._calls)}"}
+            return {"error": f"no call named {name!r}; available: {', '.join(self._calls)}"}
         try:
             return {"result": await call(**arguments)}
         except (BookKeeperError, OSError, TypeError, ValueError) as error:
@@ -172,7 +172,7 @@ class ControlServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One request after the other."""
+    """One connection; answers requests one after the other."""
 
     def __init__(
         self, answer: Callable[[bytes], Awaitable[dict[str, object]]], open_connections: dict[_Connection, None]

@@ -1,4 +1,4 @@
-"""Giving a bookie up: its directories are emptied, and the metadata store forgets it.
+"""Removal of a bookie: its directories are emptied, and the metadata store forgets it.
 
     VERSION is renamed to FORMATTING in every directory      no bookie starts on it from here on
     everything else in the directories is removed
@@ -6,11 +6,11 @@
     FORMATTING is removed, in the directory named last
 
 A ledger that has entries on the bookie keeps the stored cookie, and so the name: a bookie that is started under it
-with empty directories is refused, where it would deny those entries. When they were copied to others, the cluster can
-be told to forget the bookie (`find_stored`), whose directories may be gone by then.
+with empty directories is refused, because it would report those entries as missing. When they were copied to other
+bookies, the cluster can be told to forget the bookie (`find_stored`), even if its directories are lost.
 
-Each step is durable in all directories before the next begins, and each can be done again. So whatever interrupts it,
-the same command finishes it: what it is given still says which directories there are.
+Each step is durable in all directories before the next begins, and each is idempotent. After an interruption, the
+same command finishes the work: its arguments still name the directories.
 
 Source: storage 9.3, metadata 7.5.
 """
@@ -38,11 +38,11 @@ _SHOWN = 5  # ledgers named in a message
 
 @dataclass
 class Findings:
-    """What a format would do. `missing`: directories that the cookie names and that are not there.
+    """Result of a format's dry run. `missing`: directories that the cookie names and that do not exist.
 
-    `directories`: where they are on this machine, the one that was named last. `size`: bytes in their files.
-    `ledgers`: ids of those that have entries here, by the metadata; `only_here`: those that have no other replica.
-    `version`: of the stored cookie that is removed; None: there is none, or it names other directories.
+    `directories`: their places on this machine, the one that was named last. `size`: bytes in their files. `ledgers`:
+    ids of the ledgers that have entries here, by the metadata; `only_here`: those without another replica. `version`:
+    of the stored cookie that is removed; None: there is none, or it names other directories.
     """
 
     cookie: Cookie
@@ -60,12 +60,12 @@ class Findings:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the stored cookie goes too."""
+        """Report whether the stored cookie is removed too."""
         return self.version is not None and not self.ledgers
 
 
 def find(disk: Disk, path: str) -> Findings | None:
-    """The bookie that `path`, an absolute one, is a directory of; None if it is empty. Reads only.
+    """Return the bookie that owns the absolute path `path`; None if the directory is empty. Reads only.
 
     Raises CookieMismatch, CorruptRecord, InvalidArgument, OSError.
     """
@@ -73,7 +73,7 @@ def find(disk: Disk, path: str) -> Findings | None:
     if posixpath.basename(path) == CURRENT:
         path = posixpath.dirname(path)
     if not disk.is_directory(posixpath.join(path, CURRENT)):
-        raise InvalidArgument(f"{path} is no directory of a bookie: there is no `{CURRENT}` in it")
+        raise InvalidArgument(f"{path} is not a directory of a bookie: it has no `{CURRENT}`")
     cookie = _cookie_in(disk, path)
     if cookie is None:
         return None
@@ -85,7 +85,7 @@ def find(disk: Disk, path: str) -> Findings | None:
         )
     found = Findings(cookie, [])
     waiting, seen = [*cookie.directories], dict.fromkeys(cookie.directories)
-    for each in waiting:  # grows: a bookie that died while directories were added has two kinds of cookies
+    for each in waiting:  # grows: a bookie that died while directories were added has two versions of its cookie
         place = posixpath.normpath(posixpath.join(base or "/", each))
         if not disk.is_directory(place):
             found.missing.append(place)
@@ -110,17 +110,18 @@ def find(disk: Disk, path: str) -> Findings | None:
 
 
 async def find_stored(driver: MetadataDriver, bookie: BookieId) -> Findings:
-    """A bookie without its directories: only the store would forget it. Raises InvalidArgument, CorruptRecord."""
+    """Return the findings for a bookie without directories: only the store forgets it. Raises InvalidArgument,
+    CorruptRecord."""
     try:
         data, _ = await driver.read_cookie(bookie)
     except CookieNotFound:
         known = ", ".join((await driver.all_bookies()).bookies) or "none"
-        raise InvalidArgument(f"the cluster knows no bookie {bookie}: nothing to forget; it knows {known}") from None
+        raise InvalidArgument(f"the cluster has no bookie {bookie}: nothing to forget; it has {known}") from None
     return Findings(parse(data, path=f"cookie of {bookie} in the metadata store"), [])
 
 
 def _cookie_in(disk: Disk, directory: str) -> Cookie | None:
-    """Whose directory it is; None if it is empty. Raises CookieMismatch, CorruptRecord."""
+    """Return the directory's cookie; None if it is empty. Raises CookieMismatch, CorruptRecord."""
     current = posixpath.join(directory, CURRENT)
     names = disk.list(current) if disk.is_directory(current) else []
     for name in (EMPTYING, FILE_NAME):
@@ -129,14 +130,14 @@ def _cookie_in(disk: Disk, directory: str) -> Cookie | None:
             return parse(disk.read_bytes(path), path=path)
     if names:
         raise CookieMismatch(
-            f"{directory} has files but no {FILE_NAME}, so it is not known whose they are. {UNCHANGED} If they are of "
-            "no use to anybody, remove them by hand"
+            f"{directory} has files but no {FILE_NAME}, so its owner is unknown. {UNCHANGED} If the files are "
+            "not needed, remove them by hand"
         )
     return None
 
 
 def lock(disk: Disk, found: Findings) -> list[Lock]:
-    """Locks of all directories, for the caller to release. Raises DirectoryInUse when the bookie runs, OSError."""
+    """Lock all directories; the caller releases the locks. Raises DirectoryInUse when the bookie runs, OSError."""
     locks: list[Lock] = []
     try:
         for directory in found.directories:
@@ -155,13 +156,13 @@ def lock(disk: Disk, found: Findings) -> list[Lock]:
 async def look_up(
     driver: MetadataDriver, found: Findings, progress: Callable[[int], None] = lambda count: None
 ) -> None:
-    """Complete the findings with what the metadata store says. Raises CookieMismatch, MetadataError.
+    """Complete the findings with the metadata store's facts. Raises CookieMismatch, MetadataError.
 
-    `progress`: told how many ledgers were looked at.
+    `progress`: called with the number of ledgers checked.
     """
     instance_id = await driver.instance_id()
     if instance_id is None or found.cookie.instance_id not in (instance_id, None):
-        here = f"is that of cluster {instance_id}" if instance_id else "holds none"
+        here = f"belongs to cluster {instance_id}" if instance_id else "holds none"
         raise CookieMismatch(
             f"bookie {found.bookie} belongs to cluster {found.cookie.instance_id}, and {driver.uri} {here}. "
             f"{UNCHANGED} Name the metadata of its cluster with --metadata"
@@ -175,25 +176,25 @@ async def look_up(
     except CookieNotFound:
         if found.cookie.instance_id is None:
             raise CookieMismatch(
-                f"the cookie of bookie {found.bookie} names no cluster, and {driver.uri} does not know the bookie. "
+                f"the cookie of bookie {found.bookie} names no cluster, and {driver.uri} has no such bookie. "
                 f"{UNCHANGED} Name the metadata of its cluster with --metadata"
             ) from None
     await find_ledgers(driver, found, progress)
 
 
 async def check_stopped(driver: MetadataDriver, bookie: BookieId) -> None:
-    """Raises CookieMismatch when the bookie is registered."""
+    """Raise CookieMismatch when the bookie is registered."""
     info = await driver.bookie_info(bookie)
     if info is not None:
         host, port = info.rpc_address() or ("an unknown address", 0)
         raise CookieMismatch(
             f"bookie {bookie} is registered as running, at {host}:{port}. {UNCHANGED} Stop it, or wait until its "
-            "registration has run out"
+            "registration expires"
         )
 
 
 async def find_ledgers(driver: MetadataDriver, found: Findings, progress: Callable[[int], None]) -> None:
-    """Which ledgers have entries on the bookie, by the metadata."""
+    """Find the ledgers that have entries on the bookie, by the metadata."""
     count = 0
     async for ledger_ids in driver.ledger_ids():
         for ledger_id in ledger_ids:
@@ -210,14 +211,14 @@ async def find_ledgers(driver: MetadataDriver, found: Findings, progress: Callab
 
 
 def objections(found: Findings) -> list[str]:
-    """Why it should not be done, and what follows if it is done all the same."""
+    """Return the objections to a format, each with its consequence."""
     texts = []
     if found.ledgers:
         count = "1 ledger has" if len(found.ledgers) == 1 else f"{len(found.ledgers):,} ledgers have"
         text = (
             f"{count} entries on it ({_some(found.ledgers)}): copy them to other bookies first, bk bookie recover "
-            f"{found.bookie}. Otherwise they have a replica less, and no bookie can be started under this name "
-            "until they were copied: it would deny what this one held"
+            f"{found.bookie}. Otherwise they have one replica less, and no bookie can be started under this name "
+            "until they are copied: it would report entries of this one as missing"
         )
         if found.only_here:
             text += (
@@ -226,8 +227,8 @@ def objections(found: Findings) -> list[str]:
         texts.append(text)
     if found.missing:
         texts.append(
-            f"{', '.join(found.missing)} {'is' if len(found.missing) == 1 else 'are'} not there: mount the disk. "
-            "Otherwise what is on it stays, and would be taken for a new bookie's of the same name and directories"
+            f"{', '.join(found.missing)} {'is' if len(found.missing) == 1 else 'are'} missing: mount the disk. "
+            "Otherwise its files stay, and a new bookie with the same name and directories would take them over"
         )
     return texts
 
@@ -239,9 +240,10 @@ def _some(ledgers: Sequence[int]) -> str:
 async def perform(
     disk: Disk, driver: MetadataDriver, found: Findings, progress: Callable[[int], None] = lambda count: None
 ) -> None:
-    """Do it. The caller holds the locks. Raises OSError, DiskFull, StorageError, MetadataError: then say it again.
+    """Format the bookie. The caller holds the locks. Raises OSError, DiskFull, StorageError, MetadataError: then repeat
+    it.
 
-    `progress`: told how many files were removed.
+    `progress`: called with the number of files removed.
     """
     currents = [posixpath.join(each, CURRENT) for each in found.directories]
     currents = [each for each in currents if disk.is_directory(each)]
@@ -265,7 +267,7 @@ async def perform(
 
 
 def _empty(disk: Disk, directory: str, count: int, progress: Callable[[int], None]) -> int:
-    """Remove everything but the mark, durably; `count` and how many files that were."""
+    """Remove everything but the mark, durably. Return `count` plus the number of removed files."""
     for name in disk.list(directory):
         path = posixpath.join(directory, name)
         if name == EMPTYING:
@@ -282,7 +284,7 @@ def _empty(disk: Disk, directory: str, count: int, progress: Callable[[int], Non
 
 
 def _files(disk: Disk, directory: str) -> list[str]:
-    """Paths of all files below a directory, if there is one."""
+    """Return the paths of all files below a directory, if it exists."""
     found: list[str] = []
     for name in disk.list(directory) if disk.is_directory(directory) else []:
         path = posixpath.join(directory, name)
@@ -294,7 +296,7 @@ def _size_of(disk: Disk, path: str) -> int:
     try:
         file = disk.open(path, "r")
     except (OSError, StorageError):
-        return 0  # It cannot be read, which is perhaps why it is to go.
+        return 0  # It cannot be read, which may be why it is to be removed.
     try:
         return file.size()
     finally:

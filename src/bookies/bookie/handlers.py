@@ -1,6 +1,6 @@
-"""What each request does at a bookie, for both protocol versions. What reads is in `reads.py`.
+"""Handlers of the requests of a bookie, for both protocol versions. Reads are in `reads.py`.
 
-Every decision about a ledger is taken synchronously, on the event loop, in the order in which requests arrive on a
+Every decision about a ledger is made synchronously, on the event loop, in the order in which requests arrive on a
 connection: `LedgerStore.add`, `fence`, `write_lac` and `force` decide at the call and report durability later. Only
 reads wait in between, and they change nothing.
 
@@ -54,7 +54,7 @@ _LAC_PACKET = struct.Struct(">qq")
 
 
 class Handlers:
-    """The requests of all connections of one bookie. See `connection.Service`."""
+    """Serves the requests of all connections of one bookie. See `connection.Service`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Handlers:
 
     # -- writes --------------------------------------------------------------------------------------------------
     def _add_many(self, connection: Connection, batches: list[AddBatch]) -> None:
-        """Batches of v2 in one buffer, with one key and the same flags: as `_add` of each, for less.
+        """Add v2 batches in one buffer, with one key and the same flags: like `_add` of each, at lower cost.
 
         Only the order among ledgers may differ.
         """
@@ -136,7 +136,7 @@ class Handlers:
         self._intake.answered(size)
 
     def _add_mixed(self, connection: Connection, adds: AddColumns) -> None:
-        """As `_add_many`, without an object for each."""
+        """Add entries of many ledgers, like `_add_many`, without an object for each ledger."""
         others: Sequence[int] = range(len(adds.ledger_ids))
         if self._state.phase is not Phase.STOPPING and self._state.may_add(adds.is_high_priority):
             others = self._store.add_mixed(
@@ -159,7 +159,7 @@ class Handlers:
         self._intake.answered(some.records.size)
 
     def _begun(self, batch: AddBatch | AddColumns) -> float | None:
-        """The time, if somebody wants to know how long a batch like this takes."""
+        """Return the time if a caller measures how long a batch like this takes."""
         is_felt = self.on_add_latency is not None and not batch.is_recovery
         return asyncio.get_running_loop().time() if is_felt else None
 
@@ -168,9 +168,11 @@ class Handlers:
             self.on_add_latency(asyncio.get_running_loop().time() - begun)
 
     def _add(self, connection: Connection, batch: AddBatch) -> None:
-        """Source: wire-protocol 5.4."""
+        """Add a batch. Source: wire-protocol 5.4."""
         if self._state.phase is Phase.STOPPING:
-            return  # The end of the connection answers. "Read-only" would, and a writer that can do without us should.
+            # The closed connection is the answer. "Read-only" would be wrong: a writer may go on without this bookie
+            # only by a failure.
+            return
         if not self._state.may_add(batch.is_high_priority):
             self._answer_add(connection, batch, Status.READ_ONLY)
             return
@@ -192,7 +194,7 @@ class Handlers:
             self._intake.answered(size)
             self._answer_add(connection, batch, status_of_error(error))
         except BaseException:
-            self._intake.answered(size)  # our mistake, which `handle` reports; what was accepted must not stay so
+            self._intake.answered(size)  # a bug, which `handle` reports; accepted entries must not keep that status
             raise
 
     def _added(
@@ -207,7 +209,8 @@ class Handlers:
         connection.respond(AddResponses(batch.version, status, batch.ledger_id, batch.entry_ids, batch.txn_ids))
 
     def _write_lac(self, connection: Connection, request: WriteLacRequest) -> None:
-        """Fencing does not stop it; ledger and LAC are those in the body. Source: wire-protocol 5.8."""
+        """Store an explicit LAC. A fence does not prevent it; ledger and LAC are those in the body. Source:
+        wire-protocol 5.8."""
 
         def answer(status: Status) -> None:
             connection.respond(WriteLacResponse(request.version, request.txn_id, status, request.ledger_id))
@@ -232,7 +235,7 @@ class Handlers:
             answer(status_of_error(error))
 
     def _force(self, connection: Connection, request: ForceLedgerRequest) -> None:
-        """Source: wire-protocol 5.8."""
+        """Answer when all earlier adds are durable. Source: wire-protocol 5.8."""
 
         def done(error: BaseException | None) -> None:
             status = Status.OK if error is None else self._status(error, Operation.FORCE_LEDGER)
@@ -245,7 +248,7 @@ class Handlers:
 
     # -- the rest ------------------------------------------------------------------------------------------------
     def _bookie_info(self, connection: Connection, request: GetBookieInfoRequest) -> None:
-        """Source: wire-protocol 5.8."""
+        """Answer with disk space. Source: wire-protocol 5.8."""
         response = GetBookieInfoResponse(request.version, request.txn_id, Status.OK)
         if request.requested & (INFO_TOTAL | INFO_FREE):
             try:
@@ -259,7 +262,7 @@ class Handlers:
 
     @staticmethod
     def _auth(connection: Connection, request: AuthRequest) -> None:
-        """Whoever is served need not authenticate, any more or at all, and wants to be told so. Source: 5.1."""
+        """Answer AUTH of a peer that is already served: authentication is not needed. Source: wire-protocol 5.1."""
         connection.respond(auth_disabled(request))
 
     @staticmethod
@@ -275,7 +278,7 @@ class Handlers:
         )
 
     def _status(self, error: BaseException, operation: Operation) -> Status:
-        """The status of an error found while serving; those that are not the client's business go into the log."""
+        """Return the status of an error found while serving. Errors that do not concern the client are logged."""
         status = status_of_error(error)
         if status is Status.IO_ERROR:
             self._events.error("request.failed", operation=operation.value, error=error)
@@ -283,7 +286,7 @@ class Handlers:
 
 
 def _end_of_shared(requests: Sequence[Request], index: int, batch: AddBatch) -> int:
-    """Index behind the batches from `index` on whose records are in the buffer of this one's."""
+    """Return the index after the batches from `index` on whose records share this one's buffer."""
     data = batch.records.data
     while index < len(requests):
         request = requests[index]

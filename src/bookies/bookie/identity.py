@@ -1,8 +1,8 @@
-"""Who a bookie is, and whether the directories it was given are its own.
+"""Identity of a bookie: its name, and the check that its directories are its own.
 
-A name is fixed (`bookie_id`), or it is the address. A fixed one has nothing to do with where the bookie runs: moved to
-another host or port it registers from there, and clients follow the registration. Under a name that is an address, a
-bookie with another address is another bookie, which the cookies notice.
+A name is fixed (`bookie_id`), or it is the address. A fixed name is independent of the bookie's address: moved to
+another host or port it registers from there, and clients follow the registration. If the name is an address, a bookie
+with another address is another bookie, which the cookies detect.
 
 Source: metadata 6.4, storage 9.3.
 """
@@ -28,13 +28,14 @@ _LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def identity(config: BookieConfig) -> str:
-    """The bookie's name: the fixed one, or else the address that it publishes."""
+    """Return the bookie's name: the fixed one, or else the address that it publishes."""
     host, port = config.advertised_host or config.host, config.advertised_port or config.port
     return config.bookie_id or f"{host}:{port}"
 
 
 def identities(config: BookieConfig) -> list[str]:
-    """Every name that this bookie could have: with another of these it would look like a new one. Its own is last."""
+    """Return every name that this bookie could have, its own last. Under another of these it would look like a new
+    bookie."""
     if config.bookie_id:
         return [config.bookie_id]
     hosts = [each for each in (config.host, config.advertised_host) if each not in _ANY_HOST]
@@ -45,7 +46,7 @@ def identities(config: BookieConfig) -> list[str]:
 
 
 def check_identity(config: BookieConfig) -> None:
-    """Whether the bookie has a name it can keep and an address others can use. Raises `ConfigError`."""
+    """Check that the bookie has a stable name and an address that others can use. Raises `ConfigError`."""
     if config.port == 0 and not config.bookie_id:
         raise ConfigError("port = 0: a bookie on any free port needs a fixed bookie_id (--bookie-id)")
     if config.host in _ANY_HOST and not config.advertised_host:
@@ -53,15 +54,19 @@ def check_identity(config: BookieConfig) -> None:
             f"host = {config.host!r}: it is also what clients connect to, so name one address, or advertised_host"
         )
     if config.advertised_host in ("0.0.0.0", "::"):
-        raise ConfigError(f"advertised_host = {config.advertised_host!r}: nobody can connect to that; name one address")
+        raise ConfigError(
+            f"advertised_host = {config.advertised_host!r}: no client can connect to that; name one address"
+        )
     name = identity(config)
     if not _LEGAL_ID.fullmatch(name) or name.lower() == "readonly":
-        raise ConfigError(f"bookie_id = {name!r}: letters, digits and . _ : - only, and not `readonly`")
+        raise ConfigError(
+            f"bookie_id = {name!r}: only letters, digits and . _ : - are allowed, and not the name `readonly`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """`instance_id`: of the cluster."""
+    """Result of the admission check. `instance_id`: of the cluster."""
 
     instance_id: str
     decision: Decision
@@ -70,10 +75,11 @@ class Admission:
 async def admit(
     disk: Disk, config: BookieConfig, driver: MetadataDriver, locks: list[Lock], events: Events
 ) -> Admission:
-    """Compare who we are with what the directories and the metadata store say, and stamp a new or grown bookie.
+    """Compare the bookie's identity with the cookies in directories and metadata store, and stamp a new or grown
+    bookie.
 
-    `locks`: takes those of the directories, without which two new bookies could stamp the same ones. The storage
-    has its own, on `current`, so the caller releases these when it has started.
+    `locks`: locks the directories; without locks two new bookies could stamp the same ones. The storage has its own
+    lock, on `current`, so the caller releases these when the storage has started.
 
     Raises: CookieMismatch, CorruptRecord and other StorageError, ConfigError, OSError; MetadataError.
     """
@@ -87,7 +93,7 @@ async def admit(
         except CookieNotFound:
             continue
     if config.allow_storage_expansion:
-        # Databases have a fixed place for each ledger, by the number of directories: no cookie may allow another (F-2).
+        # F-2: databases place each ledger by the number of directories, so no cookie may allow another number.
         indexes = config.index_directories or config.ledger_directories
         refuse_unconverted(disk, [current(directory) for directory in indexes])
     *others, stored = found or (None,)
@@ -95,7 +101,7 @@ async def admit(
     data = None if stored is None else found[stored][0]
     known = [] if data is None else cookie.parse(data, path=f"cookie of {stored} in the metadata store").directories
     for directory in directories:
-        # What the store knows of is not made: it may be where a disk has to be mounted.
+        # A directory that the store names is not created: a disk may have to be mounted there.
         if directory not in known and (stored is None or config.allow_storage_expansion):
             disk.make_directories(directory)
         if disk.is_directory(directory):
@@ -122,13 +128,13 @@ async def admit(
 
 
 async def _cluster_of(disk: Disk, bookie_id: str, driver: MetadataDriver, directories: list[str]) -> str:
-    """The cluster's instance id; a cluster is made if there is none, and nothing here belongs to another."""
+    """Return the cluster's instance id. Creates a cluster if there is none and no directory belongs to another."""
     instance_id = await driver.instance_id()
     if instance_id is not None:
         return instance_id
     for directory in directories:
         if admission.state_of(disk, bookie_id, directory).cookie is not None:
-            # It belongs to some cluster; making another one here would only add to the confusion.
+            # The directory belongs to some cluster; creating another one here would only add to the confusion.
             raise CookieMismatch(
                 f"cannot start bookie {bookie_id}: {directory} belongs to a cluster, but there is none at "
                 f"{driver.uri}. Nothing was changed. Name the cluster's metadata with --metadata"
@@ -139,11 +145,12 @@ async def _cluster_of(disk: Disk, bookie_id: str, driver: MetadataDriver, direct
 async def _create_cookie(
     disk: Disk, driver: MetadataDriver, bookie_id: BookieId, directories: list[str], data: bytes
 ) -> None:
-    """The last step of a new bookie. Raises CookieMismatch when another one of that name was faster."""
+    """Create the cookie, the last step of a new bookie. Raises CookieMismatch when another bookie of that name was
+    faster."""
     try:
         await driver.create_cookie(bookie_id, data)
     except CookieExists as error:
-        # With the same names of directories on another machine these, empty, would be taken for that bookie's.
+        # On another machine with the same directory names, these empty directories would pass for that bookie's.
         for directory in directories:
             cookie.remove_cookie(disk, directory)
         raise CookieMismatch(
@@ -153,7 +160,7 @@ async def _create_cookie(
 
 
 def _check_disks(disk: Disk, config: BookieConfig, events: Events) -> None:
-    """Raises ConfigError when directories share a disk and must not."""
+    """Raise ConfigError when directories share a disk and the settings do not allow it."""
     others = list(dict.fromkeys((*config.ledger_directories, *config.index_directories)))
     for shared in admission.shared_disks(disk, config.journal_directories, others):
         if not config.allow_multiple_dirs_under_same_disk_partition:

@@ -1,10 +1,10 @@
-"""A bookie as a process: signals, the ready line, exit status, and one sentence for whatever keeps it from starting.
+"""A bookie as a process: signals, the ready line, exit status, and one sentence for each error that prevents a start.
 
-The ready line on stdout says that the bookie serves and is registered: a sentence on a terminal, otherwise one JSON
-object `{"ready": true, "bookie": ..., "host": ..., "port": ..., "pid": ...}`. The log goes to stderr.
+The ready line on stdout reports that the bookie serves and is registered: a sentence on a terminal, otherwise one
+JSON object `{"ready": true, "bookie": ..., "host": ..., "port": ..., "pid": ...}`. The log goes to stderr.
 
-With `BK_PARENT_PIPE=1` the bookie also stops when its standard input ends: whoever started it holds the other end of
-a pipe, and the system closes that however its holder dies.
+With `BK_PARENT_PIPE=1` the bookie also stops when its standard input ends. Its parent holds the other end of the
+pipe, and the system closes that however the parent dies.
 
 Exit status (storage 9.6): 0 stopped as asked, 1 configuration, 2 port or an internal error, 4 metadata store or
 registration, 5 directories or storage.
@@ -39,8 +39,8 @@ from bookies.runtime import aio
 from bookies.runtime.events import JsonFormatter
 from bookies.runtime.ports import Runtime
 
-TIDY_AFTER_S = 1.0  # serving; it takes some 20 ms, which a start need not wait for
-BESIDE_S = 10.0  # for what runs beside a bookie, to end
+TIDY_AFTER_S = 1.0  # serving; the import takes some 20 ms, which a start need not wait for
+BESIDE_S = 10.0  # for tasks beside a bookie, to end
 EXIT_OK, EXIT_CONFIG, EXIT_INTERNAL, EXIT_METADATA, EXIT_STORAGE = 0, 1, 2, 4, 5
 
 _PORT_ERRORS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
@@ -56,9 +56,9 @@ def run(
     ready: Callable[[BookieServer], None] | None = None,
     beside: Beside | None = None,
 ) -> int:
-    """Run a bookie until SIGTERM or SIGINT; the exit status. `ready`: called once instead of the ready line.
+    """Run a bookie until SIGTERM or SIGINT and return the exit status. `ready`: called once instead of the ready line.
 
-    `beside`: runs for as long as the bookie serves, then it is cancelled; that it fails is its own affair.
+    `beside`: runs for as long as the bookie serves, then it is cancelled; its failure does not stop the bookie.
     """
     configure_logging()
     try:
@@ -96,14 +96,14 @@ async def _main(
 
 
 def _leave_to_the_end() -> None:
-    """Whatever lives by now lives long: the collector need not look at it again."""
+    """Exempt everything allocated so far from garbage collection: it lives as long as the process."""
     gc.collect()
     gc.freeze()
 
 
 @contextlib.asynccontextmanager
 async def _running_beside(beside: Beside | None, server: BookieServer, runtime: Runtime) -> AsyncIterator[None]:
-    """Run it during the block; the bookie, which stops in the block, waits for its end only so long."""
+    """Run a task during the block. The bookie stops in the block and waits for the task's end for a limited time."""
     if beside is None:
         yield
         return
@@ -111,7 +111,7 @@ async def _running_beside(beside: Beside | None, server: BookieServer, runtime: 
 
     def ended(task: asyncio.Future[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logging.getLogger("bookies.bookie").error("what runs beside the bookie has failed", exc_info=error)
+            logging.getLogger("bookies.bookie").error("the task that runs beside the bookie has failed", exc_info=error)
 
     task.add_done_callback(ended)
     try:
@@ -122,7 +122,7 @@ async def _running_beside(beside: Beside | None, server: BookieServer, runtime: 
 
 
 async def _start_unless(stop_asked: asyncio.Event, server: BookieServer) -> bool:
-    """Start, or give up when asked to; a long journal replay must not outlive the wish to stop."""
+    """Start, or give up when a stop is requested: a long journal replay must not delay the stop."""
     start = asyncio.create_task(server.start())
     wish = asyncio.create_task(stop_asked.wait())
     await asyncio.wait((start, wish), return_when=asyncio.FIRST_COMPLETED)
@@ -149,8 +149,8 @@ async def _serve(server: BookieServer, stop_asked: asyncio.Event) -> int:
     cause = failure.result()
     status = EXIT_STORAGE if isinstance(cause, StorageError | OSError) else EXIT_INTERNAL
     print(
-        f"bookie {server.bookie_id} stopped by itself: {_reason(cause)}. Entries it had not yet confirmed may or may "
-        "not be stored; confirmed ones are in its journal and come back when it is started again",
+        f"bookie {server.bookie_id} failed: {_reason(cause)}. Entries it had not yet confirmed may or may "
+        "not be stored; confirmed ones are in its journal and are restored when it is started again",
         file=sys.stderr,
     )
     return status
@@ -167,12 +167,12 @@ def _stop_on_signals(stop_asked: asyncio.Event) -> None:
                 loop.remove_reader(0)
                 stop_asked.set()
 
-        with contextlib.suppress(PermissionError):  # a file or /dev/null, whose end says nothing about anybody
+        with contextlib.suppress(PermissionError):  # a file or /dev/null, whose end says nothing about the parent
             loop.add_reader(0, parent_wrote_or_died)
 
 
 def print_ready(server: BookieServer) -> None:
-    """Say that the bookie serves. When nobody listens any more it serves all the same."""
+    """Print that the bookie serves. A closed stdout does not stop the bookie."""
     host, port = server.address
     text = (
         f"bookie {server.bookie_id} serves on {host}:{port} ({server.state.mode.value}); Ctrl-C stops it"
@@ -182,18 +182,18 @@ def print_ready(server: BookieServer) -> None:
     try:
         print(text, flush=True)
     except OSError:
-        # What is left in the buffer must not fail again at the end: the line goes to the log.
+        # The rest of the buffer must not fail again at the end: the line goes to the log.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
 
 def ready_line(server: BookieServer) -> str:
-    """Who serves where, as JSON."""
+    """Return the ready line as JSON."""
     host, port = server.address
     return json.dumps({"ready": True, "bookie": server.bookie_id, "host": host, "port": port, "pid": os.getpid()})
 
 
 def _refuse(config: BookieConfig, error: Exception, status: int | None = None) -> int:
-    """Say in one sentence why the bookie does not start: the thing, the cause, the consequence, the way out."""
+    """Print in one sentence why the bookie does not start: object, cause, consequence, remedy."""
     name = identity(config)
     start = f"cannot start bookie {name}: "
     unchanged = "Nothing was changed."
@@ -202,7 +202,7 @@ def _refuse(config: BookieConfig, error: Exception, status: int | None = None) -
     elif isinstance(error, ConfigError):
         text, found = f"{start}{error}", EXIT_CONFIG
     elif isinstance(error, DirectoryInUse):
-        text = f"{start}{error}. {unchanged} Stop that one, or name other directories: --journal-dir, --ledger-dir"
+        text = f"{start}{error}. {unchanged} Stop that bookie, or name other directories: --journal-dir, --ledger-dir"
         found = EXIT_STORAGE
     elif isinstance(error, StorageError):
         text, found = f"{start}{error}", EXIT_STORAGE
@@ -239,7 +239,7 @@ def _reason(error: BaseException) -> str:
 
 
 def configure_logging() -> None:
-    """Events to stderr, as JSON with `BK_LOG_FORMAT=json`; what the process has configured itself stays."""
+    """Log events to stderr, as JSON with `BK_LOG_FORMAT=json`. Handlers that the process has configured itself stay."""
     root = logging.getLogger()
     if root.handlers:
         return

@@ -1,7 +1,7 @@
-"""The mode kept over restarts, in `BOOKIE_STATUS`: above all that an operator wants the bookie read-only.
+"""The persisted mode, in `BOOKIE_STATUS`: mainly an operator's request that the bookie is read-only.
 
-Only with the setting `persist_bookie_status`. That the disks are full is not believed from the file but looked at
-again; it is written all the same, for Apache's bookie.
+Only with the setting `persist_bookie_status`. Whether disks are full is measured again at the start, not read from
+the file; it is written nevertheless, for Apache's bookie.
 
 Source: storage 8.5.
 """
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class PersistedStatus:
-    """The copies in the ledger directories. Calls of the loop's thread; they wait for a worker of their own."""
+    """The copies in the ledger directories. Methods run on the loop's thread and wait for a worker of their own."""
 
     def __init__(self, runtime: Runtime, config: BookieConfig, events: Events) -> None:
         self.is_on = config.persist_bookie_status
@@ -38,9 +38,9 @@ class PersistedStatus:
         self._lock = asyncio.Lock()
 
     async def load(self) -> bool:
-        """Whether an operator has set the bookie read-only. Copies that cannot be read are reported, and do not count.
+        """Report whether an operator has set the bookie read-only. Copies that cannot be read are reported and ignored.
 
-        Without the setting nothing is read.
+        Without the setting no file is read.
         """
         if not self.is_on:
             return False
@@ -49,12 +49,12 @@ class PersistedStatus:
             if isinstance(record, StatusRecord):
                 found.append(record)
             else:
-                self._events.warning("status.malformed", path=path, error=record, consequence="it does not count")
+                self._events.warning("status.malformed", path=path, error=record, consequence="the copy is ignored")
         self._last = layout.newest(found)
         return self._last is not None and self._last.is_held
 
     async def keep(self, mode: BookieMode, *, is_held: bool) -> str | None:
-        """Write the mode, unless it is what the files say; None, or why it could not be written."""
+        """Write the mode, unless the files already have it. Return None, or why it could not be written."""
         if not self.is_on:
             return None
         async with self._lock:
@@ -62,13 +62,15 @@ class PersistedStatus:
             last = self._last
             if last is not None and (last.is_read_only, last.is_held) == (is_read_only, is_held):
                 return None
-            # A clock that was set back must not make this older than a copy that could not be replaced.
+            # If the clock was set back, this copy must not be older than one that could not be replaced.
             written_ms = max(self._runtime.clock.wall_ms(), 0 if last is None else last.written_ms + 1)
             record = StatusRecord(is_read_only, written_ms, is_held)
             try:
                 await self._run(lambda: replace_copies(self._runtime.disk, self._paths, record.pack()))
             except (OSError, StorageError) as error:
-                self._events.warning("status.not_kept", error=error, consequence="the mode ends with the process")
+                self._events.warning(
+                    "status.not_kept", error=error, consequence="the mode is lost when the process ends"
+                )
                 return str(error)
             self._last = record
             return None

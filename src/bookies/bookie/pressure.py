@@ -1,10 +1,9 @@
-"""How much a bookie has in hand, and who waits: `Intake` for adds, `ReadBudget` for read answers.
+"""Memory bounds of a bookie: `Intake` for adds, `ReadBudget` for read answers.
 
-Both bound memory in bytes by making the outside wait, not by refusing: adds by leaving them in the senders' sockets,
-reads by starting them later, connections in turn. Only a queue of reads that has become absurd is refused.
-Source: wire-protocol 5.11.
+Both bound memory in bytes by making peers wait, not by refusing: adds stay in the senders' sockets, reads start
+later, connections take turns. Only reads beyond a very long queue are refused. Source: wire-protocol 5.11.
 
-`PartialFrames` bounds what nobody can wait for: requests whose end may never come.
+`PartialFrames` bounds requests whose end may never arrive, for which waiting does not help.
 """
 
 from __future__ import annotations
@@ -14,19 +13,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-READS_WAITING_MAX = 10_000  # that wait for memory; each takes some kilobytes. More only as long as there are few
+# reads that wait for memory; each takes some kilobytes. More only while there are few connections
+READS_WAITING_MAX = 10_000
 READS_WAITING_EACH = 10  # of a connection
-READS_AT_DISK_MAX = 64  # reads whose answers' sizes are not known yet
-FIRST_SIZE_GUESS = 1024 * 1024  # bytes of an entry on a connection that has read none
+READS_AT_DISK_MAX = 64  # reads whose answer sizes are not known yet
+FIRST_SIZE_GUESS = 1024 * 1024  # bytes; assumed size of an entry on a connection that has read none
 SIZE_GUESS_MIN = 16 * 1024
-PARTIAL_SIZE_MIN = 64 * 1024  # bytes of an incomplete request that are worth counting
+PARTIAL_SIZE_MIN = 64 * 1024  # bytes; smaller parts of an incomplete request are not counted
 
 
 class Reader(Protocol):
     """A connection, as the intake sees it."""
 
     def update_reading(self) -> None:
-        """Look at `Intake.is_paused` again."""
+        """Check `Intake.is_paused` again."""
 
     def close(self) -> None: ...
 
@@ -34,9 +34,10 @@ class Reader(Protocol):
 
 
 class PartialFrames:
-    """Requests of which a large part is here and the rest is not: above `size_max` bytes the oldest are given up.
+    """Requests of which a large part is here and the rest is not: above `size_max` bytes the oldest are closed.
 
-    A client that means it sends the rest at once, so one that has taken longest hardly does.
+    An honest client sends the rest at once, so the request that has taken longest is the least likely to be
+    completed.
     """
 
     def __init__(self, size_max: int) -> None:
@@ -45,7 +46,8 @@ class PartialFrames:
         self._held: dict[Reader, int] = {}  # in the order in which the requests began
 
     def changed(self, connection: Reader, size: int, *, is_new: bool) -> None:
-        """The connection holds `size` bytes of an incomplete request; `is_new`: another one than before."""
+        """Note that the connection holds `size` bytes of an incomplete request. `is_new`: another request than
+        before."""
         before = self._held.pop(connection, 0) if is_new or size == 0 else self._held.get(connection, 0)
         self.size += size - before
         if size == 0:
@@ -60,12 +62,12 @@ class PartialFrames:
 
 
 class Intake:
-    """Whether the bookie takes in more: all its connections, and the reasons to pause them.
+    """Decides whether the bookie accepts more input: all its connections, and the reasons to pause them.
 
-    `adds_size`: bytes of adds accepted and not answered. Reading stops above `adds_size_max` or while `is_congested()`
-    and goes on when half of that is answered and nothing is congested. What had been read by then is served, never
-    refused: a bookie that is busy must not look like one that fails. So the bound is `adds_size_max`, the read that
-    exceeded it with the request it completed, and one read of each connection that came later (see
+    `adds_size`: bytes of adds accepted and not answered. Reading stops above `adds_size_max` or while
+    `is_congested()` and resumes when half of that is answered and congestion has ended. Requests read by then are
+    served, never refused: a busy bookie must not look like a failing one. So the bound is `adds_size_max`, the read
+    that exceeded it with the request it completed, and one read of each connection that came later (see
     `Connection.data_received`).
     """
 
@@ -97,11 +99,11 @@ class Intake:
             self._empty.set_result(None)
 
     def accepted(self, size: int) -> None:
-        """An add of so many bytes is on its way to the disk."""
+        """Count an add of `size` bytes that is being written to disk."""
         self.adds_size += size
 
     def check(self) -> None:
-        """Pause if there is a reason; called after requests were handled."""
+        """Pause if there is a reason. Called after requests were handled."""
         if not self.is_paused and (self.adds_size > self.adds_size_max or self._is_congested()):
             self._pause()
 
@@ -114,7 +116,7 @@ class Intake:
             self._idle.set_result(None)
 
     def stop(self) -> None:
-        """Take in nothing any more."""
+        """Stop accepting input."""
         self._is_stopped = True
         if not self.is_paused:
             self._pause()
@@ -126,13 +128,13 @@ class Intake:
             await self._idle
 
     async def wait_empty(self) -> None:
-        """Wait until every connection is gone. One caller."""
+        """Wait until every connection is closed. One caller."""
         if self._connections:
             self._empty = asyncio.get_running_loop().create_future()
             await self._empty
 
     def connections(self) -> list[Reader]:
-        """In the order in which they came."""
+        """Return the connections in the order in which they were accepted."""
         return list(self._connections)
 
     def _pause(self) -> None:
@@ -154,27 +156,28 @@ class Intake:
 
 
 class _Pool:
-    """A part of the read budget and the connections that share it; those whose reads wait are served in turn."""
+    """A part of the read budget and the connections that share it. Connections with waiting reads are served in
+    turn."""
 
     def __init__(self, size_max: int, share_max: int) -> None:
         self.size = 0
         self.size_max = size_max
-        self.share_max = share_max  # of one connection that has something already
+        self.share_max = share_max  # of one connection that already holds something
         self.at_disk = 0
         self.waiting = 0
-        self.queue: deque[ReadShare] = deque()  # those whose next read waits for others
+        self.queue: deque[ReadShare] = deque()  # connections whose next read waits for others
 
     @property
     def is_pressed(self) -> bool:
-        """Reads wait until peers have taken the answers to others."""
+        """Report whether reads wait until peers have consumed the answers to others."""
         return bool(self.queue) and not self.fits(self.queue[0].size_next)
 
     def fits(self, size: int) -> bool:
-        """One answer always fits an empty pool."""
+        """Report whether an answer fits. One answer always fits an empty pool."""
         return self.size == 0 or self.size + size <= self.size_max
 
     def serve(self) -> None:
-        """Let begin what has room now, one read of each connection after the other.
+        """Start the reads that fit now, one of each connection after the other.
 
         Called whenever something may have changed, so that the first in the queue always has a read that waits.
         """
@@ -190,15 +193,15 @@ class _Pool:
 
 
 class ReadBudget:
-    """Bytes of read answers in memory, from before the disk is asked until the sockets have taken them.
+    """Bytes of read answers in memory, from before the disk is read until the sockets have consumed them.
 
-    Half is for connections that have taken an answer, half for those that have not yet: many that ask and take nothing
-    keep each other waiting, and nobody else. In each half connections take turns. One of the first gets an eighth of
-    all, one of the others a 512th, or one answer if that is larger, and nothing more while it does not take what is
-    there. One answer always fits an empty half, and one a connection that has none.
+    Half is for connections that have consumed an answer, half for those that have not yet: many peers that request
+    and consume nothing delay each other and no one else. In each half connections take turns. A connection of the
+    first half gets an eighth of all, one of the second a 512th, or one answer if that is larger, and no more while it
+    does not consume what is there. One answer always fits an empty half, and one fits a connection that has none.
 
-    What an entry will take is known when it has been read, so until then it counts as what the connection read last,
-    and only `READS_AT_DISK_MAX` of each half are at the disk.
+    The size of an entry is known when it has been read. Until then it counts like the connection's last read, and
+    only `READS_AT_DISK_MAX` of each half are at the disk.
     """
 
     def __init__(self, size_max: int) -> None:
@@ -211,24 +214,24 @@ class ReadBudget:
 
     @property
     def waiting(self) -> int:
-        """How many reads wait."""
+        """Return the number of waiting reads."""
         return self._takers.waiting + self._newcomers.waiting
 
     def new_share(self) -> ReadShare:
-        """For a connection."""
+        """Create the share of a connection."""
         return ReadShare(self._newcomers, self._takers)
 
 
 class ReadShare:
-    """What one connection has of the read budget.
+    """One connection's share of the read budget.
 
-    Reads whose size is known call `maybe_take`; others `wait_begin` before and `end` after the disk was asked. `sent`
-    says that the peer has taken answers, `release` that nobody wants them any more.
+    Reads whose size is known call `maybe_take`; others call `wait_begin` before and `end` after the disk read. `sent`
+    reports that the peer has consumed answers, `release` that they are not wanted any more.
     """
 
     def __init__(self, newcomers: _Pool, takers: _Pool) -> None:
         self.size = 0
-        self.size_guess = FIRST_SIZE_GUESS  # what an entry is taken for until it is there
+        self.size_guess = FIRST_SIZE_GUESS  # assumed size of an entry until it has been read
         self._pool = self._newcomers = newcomers
         self._takers = takers
         self._at_disk = 0
@@ -237,13 +240,14 @@ class ReadShare:
         self._is_stuck = False
 
     def is_overrun(self, count: int) -> bool:
-        """So many reads wait that another one would only time out; `count`: what the connection has under way."""
+        """Report whether so many reads wait that another would only time out. `count`: requests of this connection in
+        progress."""
         waiting = self._newcomers.waiting + self._takers.waiting
         return count >= READS_WAITING_EACH and waiting >= READS_WAITING_MAX
 
     @property
     def is_pressed(self) -> bool:
-        """Reads of connections like this one wait until peers have taken the answers to others."""
+        """Report whether reads of connections like this one wait until peers have consumed the answers to others."""
         return self._pool.is_pressed
 
     @property
@@ -251,19 +255,19 @@ class ReadShare:
         return bool(self._waiting)
 
     def take(self, size: int) -> None:
-        """Count bytes that are there already."""
+        """Count bytes that are in memory already."""
         self.size += size
         self._pool.size += size
 
     def maybe_take(self, size: int) -> bool:
-        """Count them if they fit and nobody waits for room."""
+        """Count the bytes if they fit and no read waits for room."""
         if self._waiting or self._pool.is_pressed or not self._has_room(size) or not self._pool.fits(size):
             return False
         self.take(size)
         return True
 
     async def wait_begin(self, size: int) -> None:
-        """Wait until the disk may be asked for about so many bytes, then count them."""
+        """Wait until the disk may be read for about `size` bytes, then count them."""
         if self._pool.at_disk < READS_AT_DISK_MAX and self.maybe_take(size):
             self._at_disk += 1
             self._pool.at_disk += 1
@@ -275,41 +279,43 @@ class ReadShare:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # It was our turn in the very moment the client left.
+            # The read got its turn at the moment at which the client disconnected.
+            if turn.done() and not turn.cancelled():
                 self.end(size, 0)
             else:
                 self._forget_gone()
-                self._pool.serve()  # Whoever waited behind it may fit.
+                self._pool.serve()  # A read that waited behind it may fit.
             raise
 
     def end(self, guess: int, size: int) -> None:
-        """The disk has answered with `size` bytes where `guess` were counted."""
+        """Correct the count after the disk has returned `size` bytes where `guess` were counted."""
         self._at_disk -= 1
         self._pool.at_disk -= 1
         self._changed(size - guess)
 
     def settle(self, guess: int, size: int) -> None:
-        """What `maybe_take` counted as `guess` bytes are `size`, and if there are any, the next are taken for such."""
+        """Correct `guess` bytes counted by `maybe_take` to `size`; if there are any, the next reads are assumed to be
+        as large."""
         self._changed(size - guess)
         if size:
             self.learn(size)
 
     def learn(self, size: int) -> None:
-        """An entry had so many bytes; the next ones are taken for as large, and forgotten by and by."""
+        """Adjust the assumed size of an entry, which decays over time."""
         self.size_guess = max(size, self.size_guess // 2, SIZE_GUESS_MIN)
 
     def release(self, size: int) -> None:
-        """Nobody wants them any more."""
+        """Release bytes of answers that are not wanted any more."""
         self._changed(-size)
 
     def sent(self, size: int) -> None:
-        """The peer has taken them, so it takes its answers."""
+        """Release bytes that the peer has consumed, and note that it consumes answers."""
         if self._pool is not self._takers:
             self._move(self._takers)
         self._changed(-size)
 
     def stuck(self, is_stuck: bool) -> None:
-        """Whether the peer leaves what it asked for in our memory: then it gets nothing more."""
+        """Note whether the peer leaves its answers in our memory: then it gets no more."""
         self._is_stuck = is_stuck
         self._queue()
         self._pool.serve()
@@ -317,17 +323,17 @@ class ReadShare:
     # -- for the pool --------------------------------------------------------------------------------------------
     @property
     def size_next(self) -> int:
-        """Bytes that the first of the waiting reads counts for."""
+        """Return the bytes that the first waiting read counts for."""
         return self._waiting[0][0]
 
     def is_next(self) -> bool:
-        """Whether there is a read that waits for others only; otherwise it leaves the queue."""
+        """Report whether a read waits for others only; otherwise the connection leaves the queue."""
         self._forget_gone()
         self._is_queued = bool(self._waiting) and self._has_room(self.size_next)
         return self._is_queued
 
     def maybe_begin_next(self) -> bool:
-        """Let it begin if it fits."""
+        """Start the read if it fits."""
         size, turn = self._waiting[0]
         pool = self._pool
         if pool.at_disk >= READS_AT_DISK_MAX or not pool.fits(size):
@@ -342,11 +348,11 @@ class ReadShare:
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _has_room(self, size: int) -> bool:
-        """As far as this connection is concerned."""
+        """Report whether this connection's limit allows the read."""
         return not self._is_stuck and (self.size == 0 or self.size + size <= self._pool.share_max)
 
     def _forget_gone(self) -> None:
-        """Clients leave with all they asked for, so those who are gone come first sooner or later."""
+        """Drop closed connections from the head of the queue: clients disconnect with all their reads."""
         while self._waiting and self._waiting[0][1].done():
             self._waiting.popleft()
             self._pool.waiting -= 1

@@ -1,10 +1,9 @@
-"""Reads at a bookie: single entries, batches, long polls, LACs, lists of entries; and fencing, which comes with them.
+"""Reads at a bookie: single entries, batches, long polls, LACs, lists of entries; and fencing, which is part of a read.
 
-What is in memory, the bookie's or the system's, is answered at once. Other reads wait for the disk, so each is a task
-of its connection, cancelled when the client leaves. Fencing does not wait:
-it is decided at the call, before anything that comes later on any connection; only its answer waits for the disk.
-An answer other than OK that is not a definite statement of the storage is an I/O error, never "no such entry"
-(storage R-3).
+Entries in the memory of bookie or system are answered at once. Other reads wait for the disk, so each is a task of
+its connection, cancelled when the client disconnects. Fencing does not wait: it is decided at the call, before
+anything that arrives later on any connection; only its answer waits for the disk. An answer other than OK that is not
+a definite statement of the storage is an I/O error, never "no such entry" (storage R-3).
 
 Source: wire-protocol 5.5 to 5.10.
 """
@@ -37,24 +36,24 @@ from bookies.wire.messages import (
 )
 
 LONG_POLL_MS_MAX = 24 * 60 * 60 * 1000
-LONG_POLLS_MAX = 20_000  # that wait, of all clients; each takes some kilobytes
+LONG_POLLS_MAX = 20_000  # reads that wait, of all clients; each takes some kilobytes
 BATCH_RESPONSE_OVERHEAD = 36  # length word, header, ids, request id: part of the size a batch read asks for
 
 _Waiting = ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest
 
 
 class Reads:
-    """The reading requests of all connections of one bookie."""
+    """Serves the reading requests of all connections of one bookie."""
 
     def __init__(self, store: LedgerStore, config: BookieConfig, clock: Clock, events: Events) -> None:
         self._store = store
         self._clock = clock
         self._events = events
         self._batch_read_size_max = min(config.batch_read_size_max, config.frame_size_max)
-        self._long_polls = 0  # that wait
+        self._long_polls = 0  # reads that wait
 
     def read(self, connection: Connection, request: ReadRequest) -> None:
-        """A single entry, plain, fencing or long poll. Source: wire-protocol 5.5 to 5.7."""
+        """Read a single entry: plain, fencing or long poll. Source: wire-protocol 5.5 to 5.7."""
         refusal = self._refusal(connection, request)
         durable = None
         if refusal is None:
@@ -70,19 +69,19 @@ class Reads:
             self._start(connection, request, self._read_entry, durable)
 
     def _fence(self, request: ReadRequest | BatchReadRequest) -> asyncio.Future[None] | None:
-        """Fence at once, before anything that comes later on any connection; the future is done when durable.
+        """Fence at once, before any request that arrives later on any connection; the future is done when durable.
 
-        None when the request fences nothing. Raises `Unauthorized` and what else the storage refuses with.
+        None when the request fences nothing. Raises `Unauthorized` and the storage's other refusals.
         """
         if not request.is_fencing:
             return None
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # A failure that nobody waits for any more (the read failed first, the client left) is not lost: the next
-        # fence of the ledger meets it again.
+        # If the read failed first or the client disconnected, the failure of the fence is not lost: the ledger's next
+        # fence meets it again.
         durable.add_done_callback(lambda future: future.cancelled() or future.exception())
 
         def done(error: BaseException | None) -> None:
-            if durable.done():  # The client went away.
+            if durable.done():  # The client has disconnected.
                 return
             if error is None:
                 durable.set_result(None)
@@ -94,7 +93,7 @@ class Reads:
         return durable
 
     def _refusal(self, connection: Connection, request: ReadRequest | BatchReadRequest) -> Status | None:
-        """Why a read is not even tried. Source: wire-protocol 2.6, 5.6, 9."""
+        """Return the status for a read that is refused without a disk read. Source: wire-protocol 2.6, 5.6, 9."""
         if request.ledger_id < 0:
             return Status.BAD_REQUEST
         if request.is_fencing:
@@ -108,11 +107,12 @@ class Reads:
         return None if request.entry_id == LAST_ENTRY else Status.NO_ENTRY
 
     def _maybe_read_now(self, connection: Connection, request: ReadRequest) -> bool:
-        """Answer at once what the write cache holds (recovery, tailing readers), or the system has in memory."""
+        """Answer at once if the entry is in the write cache (recovery, tailing readers) or in the system's page
+        cache."""
         share = connection.share
         if share.is_waiting or share.is_pressed:
             return False
-        # It is there in no time, so it is counted when its size is known.
+        # It is available at once, so it is counted when its size is known.
         body = self._store.read_resident(request.ledger_id, request.entry_id)
         if body is None or not share.maybe_take(len(body)):
             return False
@@ -124,7 +124,7 @@ class Reads:
     async def _read_entry(
         self, connection: Connection, request: ReadRequest, durable: asyncio.Future[None] | None
     ) -> None:
-        """Read and answer; v3 tells its LAC too, unless it fences."""
+        """Read and answer. v3 also reports the LAC, unless the request fences."""
         body = await self._read_body(connection, request.ledger_id, request.entry_id, durable)
         response = ReadResponse(request.version, request.txn_id, Status.OK, request.ledger_id, request.entry_id, body)
         try:
@@ -138,10 +138,10 @@ class Reads:
     async def _read_body(
         self, connection: Connection, ledger_id: int, entry_id: int, durable: asyncio.Future[None] | None = None
     ) -> bytes:
-        """An entry, counted in the read budget: the caller passes its size to `respond` or releases it.
+        """Read an entry, counted in the read budget: the caller passes its size to `respond` or releases it.
 
-        A fencing read does not wait for its turn, and its outcome, a missing entry too, is withheld until the fence
-        is durable: clients take both for the fence's acknowledgement (F-42).
+        A fencing read does not wait for its turn. F-42: its outcome, a missing entry too, is withheld until the fence
+        is durable, because clients take both for the fence's acknowledgement.
         """
         share = connection.share
         if durable is None:
@@ -168,8 +168,8 @@ class Reads:
     async def _long_poll(self, connection: Connection, request: ReadRequest, previous_lac: int) -> None:
         """Wait until the LAC passes `previous_lac`, the ledger is fenced, or the time is up. Source: wire-protocol 5.7.
 
-        Without `wants_piggyback` it goes on as a plain read; with it the answer brings the next entry when the LAC
-        says it is confirmed and this bookie has it, and entry id -1 otherwise.
+        Without `wants_piggyback` it continues as a plain read. With it the answer contains the next entry when the
+        LAC confirms it and this bookie has it, and entry id -1 otherwise.
         """
         if request.wants_piggyback and request.entry_id != LAST_ENTRY:
             connection.respond(_failed(request, Status.BAD_REQUEST))
@@ -178,7 +178,7 @@ class Reads:
         last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
         if request.timeout_ms is not None and last_add_confirmed <= previous_lac:
             if self._long_polls >= LONG_POLLS_MAX:
-                raise BookieBusy("too many clients wait for news", ledger_id=request.ledger_id)
+                raise BookieBusy("too many clients wait for new entries", ledger_id=request.ledger_id)
             self._long_polls += 1
             try:
                 woken_ms = await self._wait_lac(request.ledger_id, previous_lac, request.timeout_ms)
@@ -204,7 +204,7 @@ class Reads:
         connection.respond(response, size)
 
     async def _wait_lac(self, ledger_id: int, previous_lac: int, timeout_ms: int) -> int | None:
-        """When (wall clock) the store called, None when the time was up first."""
+        """Return when (wall clock) the store reported a change, None if the time was up first."""
         woken: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
@@ -221,7 +221,7 @@ class Reads:
             cancel()
 
     def batch_read(self, connection: Connection, request: BatchReadRequest) -> None:
-        """Consecutive entries, at least the first. Source: wire-protocol 5.9."""
+        """Read consecutive entries, at least the first. Source: wire-protocol 5.9."""
         refusal = self._refusal(connection, request)
         durable = None
         if refusal is None:
@@ -235,7 +235,7 @@ class Reads:
             self._start(connection, request, self._read_entries, durable)
 
     def _maybe_read_entries_now(self, connection: Connection, request: BatchReadRequest) -> bool:
-        """Answer at once what neither has to wait for its turn nor for the disk."""
+        """Answer at once if the read has to wait neither for its turn nor for the disk."""
         share = connection.share
         count_max, size_max, guess = self._bounds(connection, request)
         read = self._store.read_batch_resident
@@ -246,7 +246,8 @@ class Reads:
         return True
 
     def _bounds(self, connection: Connection, request: BatchReadRequest) -> tuple[int, int, int]:
-        """(entries, bytes of records, bytes that the answer counts for until it is there) at most."""
+        """Return the maximum of entries, of bytes of records, and of bytes that the answer counts for until it is
+        there."""
         count_max = request.count_max if request.count_max > 0 else (1 << 31) - 1
         size_max = max(0, min(request.size_max, self._batch_read_size_max) - BATCH_RESPONSE_OVERHEAD)
         return count_max, size_max, max(size_max, connection.share.size_guess)  # The first is read whatever its size.
@@ -257,7 +258,7 @@ class Reads:
         share = connection.share
         count_max, size_max, guess = self._bounds(connection, request)
         if durable is None:
-            # The answer's memory is spoken for before the disk is asked, because many may be on their way.
+            # The answer's memory is reserved before the disk is read, because many reads may be in progress.
             await share.wait_begin(guess)
         records = b""
         missing: BookKeeperError | None = None
@@ -289,7 +290,8 @@ class Reads:
         self._start(connection, request, self._read_both_lacs)
 
     async def _read_both_lacs(self, connection: Connection, request: ReadLacRequest) -> None:
-        """Explicit LAC and last entry; without either NO_ENTRY, as for an unknown ledger. Source: wire-protocol 5.8."""
+        """Read the explicit LAC and the last entry; without either NO_ENTRY, as for an unknown ledger. Source:
+        wire-protocol 5.8."""
         response = ReadLacResponse(request.version, request.txn_id, Status.NO_ENTRY, request.ledger_id)
         try:
             response.lac_body, response.last_entry_body = await self._store.read_lac(request.ledger_id)
@@ -305,7 +307,7 @@ class Reads:
         self._start(connection, request, self._list_ranges)
 
     async def _list_ranges(self, connection: Connection, request: ListEntriesRequest) -> None:
-        """Source: wire-protocol 5.10."""
+        """List the ranges of stored entry ids. Source: wire-protocol 5.10."""
         availability = pack_availability(await self._store.list_entries(request.ledger_id))
         connection.share.take(len(availability))
         response = ListEntriesResponse(request.version, request.txn_id, Status.OK, request.ledger_id, availability)
@@ -327,7 +329,7 @@ class Reads:
         work: Callable[..., Coroutine[Any, Any, None]],
         arguments: tuple[object, ...],
     ) -> None:
-        """Answer whatever goes wrong."""
+        """Answer also if the read fails."""
         try:
             await work(connection, request, *arguments)
         except Exception as error:  # noqa: BLE001  (becomes the answer, and a line in the log)
@@ -338,7 +340,8 @@ class Reads:
 
 
 def _taken(share: ReadShare, guess: int, read: Callable[..., bytes | None], *arguments: int) -> bytes | None:
-    """What `read` finds in memory, counted in the read budget, as `guess` bytes before; None: nothing, or no room."""
+    """Return what `read` finds in memory, counted in the read budget as `guess` bytes before; None: not found, or no
+    room."""
     if not share.maybe_take(guess):
         return None
     found = None
@@ -350,7 +353,7 @@ def _taken(share: ReadShare, guess: int, read: Callable[..., bytes | None], *arg
 
 
 def _failed(request: _Waiting, status: Status) -> Response:
-    """The answer to a read that failed: ids echoed, nothing else."""
+    """Return the answer to a read that failed: the ids, nothing else."""
     version, txn_id, ledger_id = request.version, request.txn_id, request.ledger_id
     if isinstance(request, ReadRequest):
         return ReadResponse(version, txn_id, status, ledger_id, request.entry_id)

@@ -1,12 +1,12 @@
-"""A connection of a bookie that encrypts, or that wants to know who is there. Source: wire-protocol 5.1, 5.3.
+"""A connection of a bookie that encrypts, or that authenticates its peer. Source: wire-protocol 5.1, 5.3.
 
-Two things stand between the socket and the handlers, and each goes out of the way for good once it is done: the gate
-(`wire/auth.py`), which takes the place of the service until the peer may be served, and TLS, which takes the place of
-the transport. What a served connection then costs is what any other costs, plus the encryption itself.
+Two stages stand between the socket and the handlers, and each is removed for good once it is done: the gate
+(`wire/auth.py`), which stands in for the service until the peer may be served, and TLS, which stands in for the
+transport. A served connection then costs the same as any other, plus the encryption itself.
 
-After a good answer to START_TLS the next byte should be TLS. Java clients that also authenticate may have AUTH frames
-under way then: a frame begins with the high byte of its length, 0x00, and a TLS record with 0x16, so the two can be
-told apart. Such frames are heard, and answered inside TLS; anything else in plain text ends the connection.
+After a positive answer to START_TLS the next byte should be TLS. Java clients that also authenticate may have AUTH
+frames in flight then: a frame begins with the high byte of its length, 0x00, and a TLS record with 0x16, so the two
+can be distinguished. Such frames are accepted and answered inside TLS; other plain text ends the connection.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from bookies.wire.messages import AuthRequest, Request, StartTlsRequest, StartTl
 from bookies.wire.server import RequestDecoder
 
 TLS_RECORD = 0x16  # first byte of a handshake
-HANDSHAKE_S = 10.0  # a peer that wants TLS and does not begin is given up
-GATE_S = 30.0  # a peer that is demanded something and has not done it by then is given up
-NO_TLS = "it asked for TLS and then sent something else"
+HANDSHAKE_S = 10.0  # a peer that requests TLS and does not begin is closed
+GATE_S = 30.0  # a peer that has not authenticated by then is closed
+NO_TLS = "it requested TLS and then sent something else"
 EARLY_FRAME_SIZE_MAX = 16 << 10  # bytes of a frame between START_TLS and TLS
 
 
 class _Stage(enum.Enum):
     PLAIN = "plain"
-    ASKED = "TLS asked for"  # START_TLS is answered; what comes next should be TLS
+    ASKED = "TLS requested"  # START_TLS is answered; TLS should follow
     SHAKING = "shaking hands"
     ENCRYPTED = "encrypted"
 
 
 class SecureConnection(Connection):
-    """See the module, and `Connection`. `is_direct`: TLS begins with the first byte."""
+    """A `Connection` with the two stages of this module. `is_direct`: TLS begins with the first byte."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class SecureConnection(Connection):
         self._decoder = RequestDecoder(frame_size_max, stops_at_start_tls=security.encryption is not None)
         self._stage = _Stage.PLAIN
         self._is_held = False  # answers wait until they can be encrypted
-        self._early = b""  # bytes that came while the stage could not use them
-        self._plain_size = 0  # of answers that went before the handshake, and are not taken yet
+        self._early = b""  # bytes that arrived while the stage could not use them
+        self._plain_size = 0  # of answers that were sent before the handshake and are not consumed yet
         self._is_lost = False
-        self._is_shaking = False  # the handshake runs, and will tell how it ended
+        self._is_shaking = False  # the handshake runs, and will report how it ended
         self._deadline: asyncio.TimerHandle | None = None  # of the peer's part of the handshake to come
         self._gate_deadline: asyncio.TimerHandle | None = None
 
     def guard(self, requests: Sequence[Request]) -> None:
-        """Let through what the gate lets through."""
+        """Pass on what the gate lets through."""
         for position, request in enumerate(requests):
             if self.is_closed:
                 return
@@ -85,7 +85,7 @@ class SecureConnection(Connection):
             super().start_tls(request)
             return
         self.respond(StartTlsResponse(request.version, request.txn_id, Status.OK))
-        self._flush(is_all=True)  # What is kept from here on is encrypted.
+        self._flush(is_all=True)  # Later output is encrypted.
         self._plain_size = self._answer_size
         self._expect_handshake()
         self._hear_early(self._decoder.take_rest())
@@ -107,7 +107,7 @@ class SecureConnection(Connection):
             case _Stage.ASKED:
                 self._hear_early(data)
             case _Stage.SHAKING:
-                self._early += data  # The handshake is over, and we are about to be told.
+                self._early += data  # The handshake is over, and its callback is due.
             case _:
                 super().data_received(data)
 
@@ -122,12 +122,12 @@ class SecureConnection(Connection):
         self._stop_deadline()
         if self._gate_deadline is not None:
             self._gate_deadline.cancel()
-        if not self._is_shaking:  # otherwise the handshake says why
+        if not self._is_shaking:  # otherwise the handshake reports the reason
             super().connection_lost(error)
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _let_in(self) -> bool:
-        """Take the gate out of the way if it is open."""
+        """Remove the gate if it is open."""
         if self._gate.is_open:
             self._service = self._served_by
             self._decoder.mixes = True
@@ -154,7 +154,7 @@ class SecureConnection(Connection):
                     self.close()
 
     def _expect_handshake(self) -> None:
-        """From here on answers wait for TLS, which the peer has to begin soon."""
+        """Hold answers back for TLS, which the peer has to begin soon."""
         self._is_held = True
         self._stage = _Stage.ASKED
         self._deadline = self._loop.call_later(HANDSHAKE_S, self._refuse, "it did not begin the TLS handshake in time")
@@ -164,7 +164,7 @@ class SecureConnection(Connection):
             self._deadline.cancel()
 
     def _hear_early(self, data: bytes) -> None:
-        """What came behind START_TLS: frames with AUTH messages, then the client's part of the handshake."""
+        """Handle the bytes after START_TLS: frames with AUTH messages, then the client's part of the handshake."""
         self._early += data
         while self._early and self._early[0] != TLS_RECORD and not self.is_closed:
             end = PREFIX_SIZE + int.from_bytes(self._early[:PREFIX_SIZE], "big")
@@ -189,7 +189,7 @@ class SecureConnection(Connection):
             self._begin_tls(received)
 
     def _refuse_stranger(self) -> None:
-        """Connections are few, and who holds one has to be known soon: others wait for its place."""
+        """Close a peer that does not authenticate in time: connections are few, and others wait for its place."""
         if not self._gate.is_open and not self.is_closed:
             self._refuse(f"{self._gate.missing} in time")
 
@@ -199,7 +199,7 @@ class SecureConnection(Connection):
         self.close()
 
     def _begin_tls(self, received: bytes) -> None:
-        """`received`: the first bytes of the peer's part. What follows them has to wait until TLS can take it."""
+        """Begin the handshake with `received`, its first bytes. Later bytes wait until TLS can accept them."""
         assert self._transport is not None
         self._stop_deadline()
         self._stage = _Stage.SHAKING
@@ -222,7 +222,7 @@ class SecureConnection(Connection):
             self._is_shaking = False
             self._stage = _Stage.ENCRYPTED
             if transport is None or self._is_lost:
-                self.connection_lost(error)  # Nobody else tells us any more.
+                self.connection_lost(error)  # No other callback will come.
         if transport is not None and not self._is_lost:
             self._encrypted(transport)
 
@@ -230,7 +230,7 @@ class SecureConnection(Connection):
         self._transport = transport
         self._decoder = RequestDecoder(self._frame_size_max, mixes=self._gate.is_open)
         transport.set_write_buffer_limits(high=UNSENT_SIZE_MIN)
-        # It passes on whatever it gets, and tells only of what the other transport refuses then.
+        # TLS passes on all data it gets, and reports only what the inner transport refuses.
         self._part_size = UNSENT_SIZE_MIN
         self._is_held = self._is_reading_paused = False
         if self._is_slow:
@@ -247,7 +247,7 @@ class SecureConnection(Connection):
 
 
 class _Guard:
-    """Stands in for the service while the gate is not open."""
+    """Stands in for the service while the gate is closed."""
 
     def handle(self, connection: Connection, requests: list[Request]) -> None:
         """See `connection.Service`."""

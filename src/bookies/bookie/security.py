@@ -1,4 +1,4 @@
-"""What a bookie demands of its peers before it serves them, read from its settings and files; and whom it refused.
+"""Security demands of a bookie on its peers, read from its settings and files; and a count of the refusals.
 
 Users and their passwords are read once, when the bookie starts; certificates again whenever their files change
 (`runtime/tls.py`). Source: wire-protocol 5.1 to 5.3.
@@ -17,15 +17,15 @@ from bookies.wire.certificate import parse_certificate, pem_blocks
 from bookies.wire.digest_md5 import DigestMd5Server
 
 NONCE_BITS = 192
-REMEMBERED_MAX = 10_000  # pairs of peer and reason; above: they are forgotten, and told again
+REMEMBERED_MAX = 10_000  # pairs of peer and reason; above this number they are dropped, and logged again
 
 
 class Security:
-    """One bookie's. Raises `ConfigError` when the files that the settings name are not what they should be."""
+    """One bookie's security. Raises `ConfigError` when the files that the settings name are unusable."""
 
     def __init__(self, runtime: Runtime, config: BookieConfig, events: Events) -> None:
         self.encryption = _encryption(runtime, config)
-        self.refusals: dict[str, int] = {}  # reason -> how often
+        self.refusals: dict[str, int] = {}  # reason -> count
         self._config = config
         self._random = runtime.random
         self._disk = runtime.disk
@@ -36,11 +36,11 @@ class Security:
 
     @property
     def is_needed(self) -> bool:
-        """Whether connections differ from those of a bookie that demands nothing and encrypts nothing."""
+        """Report whether connections need a gate or encryption."""
         return self.encryption is not None or self._config.authentication != "none"
 
     def gate(self) -> BookieGate:
-        """Of a new connection."""
+        """Create the gate of a new connection."""
         return BookieGate(self._exchange(), requires_tls=self._config.tls_required)
 
     def refused(self, peer: str, reason: str, detail: str = "") -> None:
@@ -52,12 +52,12 @@ class Security:
         if len(self._told) >= REMEMBERED_MAX:
             self._told.clear()
         self._told[key] = None
-        # What the peer says of itself may hold anything, and logs are read on terminals.
+        # The peer controls this text, and logs are read on terminals.
         shown = "".join(character if character.isprintable() else "?" for character in detail)
         self._events.warning("peer.refused", peer=peer, reason=reason, detail=shown or "-")
 
     def describe(self) -> dict[str, object]:
-        """What is demanded and what was refused, for people."""
+        """Describe the demands and the refusals, for operators."""
         config = self._config
         offers = "required" if config.tls_required else "offered" if config.tls_certificate else "none"
         if config.tls_client_certificates:
@@ -68,12 +68,12 @@ class Security:
         return {"tls": offers, "authentication": config.authentication, "peers_refused": refused or None}
 
     def _certificate_ends(self) -> str | None:
-        """Of the file as it is now, in UTC."""
+        """Return when the current certificate file expires, in UTC."""
         try:
             blocks = pem_blocks(self._disk.read_bytes(self._config.tls_certificate).decode("latin-1"))
             ends = [parse_certificate(data).ends for label, data in blocks if label == "CERTIFICATE"]
         except (OSError, InvalidArgument):
-            return None  # Not loaded either; the log says why.
+            return None  # Not loaded either; the log has the reason.
         return f"{ends[0]:%Y-%m-%d %H:%M}" if ends else None
 
     def _exchange(self) -> Exchange | None:
@@ -93,7 +93,7 @@ def _encryption(runtime: Runtime, config: BookieConfig) -> Encryption | None:
     if not config.tls_certificate:
         return None
     if runtime.tls is None:
-        raise ConfigError("tls_certificate: there is no TLS in this environment")
+        raise ConfigError("tls_certificate: this Python environment has no TLS")
     files = TlsFiles(
         certificate=config.tls_certificate,
         key=config.tls_key,
@@ -109,7 +109,7 @@ def _encryption(runtime: Runtime, config: BookieConfig) -> Encryption | None:
 
 
 def read_users(disk: Disk, path: str) -> dict[str, str]:
-    """Password by user, from the table [users] of a TOML file. Raises `ConfigError`, which names no password."""
+    """Return password by user, from the table [users] of a TOML file. Raises `ConfigError`, which names no password."""
     try:
         import tomllib  # few bookies have such a file
 
@@ -120,7 +120,7 @@ def read_users(disk: Disk, path: str) -> dict[str, str]:
         raise ConfigError(f"sasl_users_file {path} is not TOML: {error}") from error
     users = found.get("users")
     if not isinstance(users, dict) or not users or list(found) != ["users"]:
-        raise ConfigError(f'sasl_users_file {path} has to be a table [users] with lines as name = "password"')
+        raise ConfigError(f'sasl_users_file {path} needs a table [users] with lines such as name = "password"')
     for name, password in users.items():
         if not isinstance(password, str) or not password:
             raise ConfigError(f"sasl_users_file {path}: the password of {name} has to be text, and not empty")

@@ -1,12 +1,13 @@
-"""A bookie: storage, port and registration put together, started and stopped in the right order.
+"""A bookie: storage, port and registration, started and stopped in the right order.
 
-Start: take the port (connections are closed at once), compare cookies, start the storage (it replays its journal),
-serve, register. So a port in use is found before anything is changed, and whoever learns of the bookie can talk to it.
+Start: bind the port (connections are closed at once), compare cookies, start the storage (it replays its journal),
+serve, register. So a port in use is found before anything is changed, and clients that learn of the bookie can
+connect.
 
-Stop: unregister, take in nothing more, answer what was accepted, checkpoint. A failure of the journal or of a task
-is the failure of the bookie: `wait_failed` returns its cause, and the process has to end.
+Stop: unregister, stop accepting input, answer what was accepted, checkpoint. A failure of the journal or of a task is
+the failure of the bookie: `wait_failed` returns its cause, and the process has to end.
 
-Losing the metadata session is no failure: the bookie serves those who know it and registers again when it can.
+Losing the metadata session is not a failure: the bookie serves its clients and registers again when it can.
 
 Source: storage 9.5, 9.6, metadata 6.1.
 """
@@ -51,18 +52,18 @@ from bookies.storage.store import LedgerStore
 
 REGISTER_RETRY_S = 0.5  # first pause after a failed registration; doubles
 REGISTER_RETRY_S_MAX = 10.0
-UNREGISTER_S = 2.0  # of a stop; then the lease has to run out
+UNREGISTER_S = 2.0  # of a stop; then the lease has to expire
 ANSWER_S = 5.0  # of a stop; then accepted adds go unanswered
-PARTIAL_FRAMES = 4  # of the largest size, that may arrive at the same time whatever the settings are
-WAITING_S = 1.0  # of a start, for the registration; then it says what it waits for
-SETTLE_S = 5.0  # that an operator waits for the registration to follow
+PARTIAL_FRAMES = 4  # requests of the largest size that may arrive at the same time, independent of the settings
+WAITING_S = 1.0  # of a start, for the registration; then a warning names what it waits for
+SETTLE_S = 5.0  # how long an operator's command waits for the registration to follow
 FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not fetched their answers lose them
 
 
 class BookieServer:
     """One bookie on one metadata session, which the caller opens and closes.
 
-    `address`, `tls_address` and `bookie_id` are known once `start` has taken the port.
+    `address`, `tls_address` and `bookie_id` are known once `start` has bound the port.
     """
 
     def __init__(self, runtime: Runtime, config: BookieConfig, driver: MetadataDriver) -> None:
@@ -98,10 +99,10 @@ class BookieServer:
         self._failed = asyncio.Event()
 
     async def start(self) -> None:
-        """Begin to serve, or raise with nothing left behind.
+        """Begin to serve, or raise and leave nothing behind.
 
-        Raises: `ConfigError`; OSError (the port, the directories); `DirectoryInUse`, `CookieMismatch`, `CorruptRecord`
-        and other `StorageError`; `MetadataError` (the store, the registration).
+        Raises: `ConfigError`; OSError (the port, the directories); `DirectoryInUse`, `CookieMismatch`,
+        `CorruptRecord` and other `StorageError`; `MetadataError` (the store, the registration).
         """
         check_identity(self.config)
         try:
@@ -151,7 +152,7 @@ class BookieServer:
         )
 
     async def stop(self) -> None:
-        """Stop in the orderly way, within seconds. Idempotent."""
+        """Stop in order, within seconds. Idempotent."""
         if self._listener is None:
             return
         was_serving = self.state.may_serve()
@@ -169,7 +170,7 @@ class BookieServer:
         try:
             await self.store.stop()
         except (StorageError, OSError, TimeoutError) as error:
-            # Nothing is lost: the journal has what could not be flushed, and the next start replays it.
+            # No entry is lost: the journal has what could not be flushed, and the next start replays it.
             self._events.warning("checkpoint.failed", bookie=self.bookie_id, error=error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FETCH_S):
@@ -178,7 +179,7 @@ class BookieServer:
         self._events.info("bookie.stopped", bookie=self.bookie_id)
 
     async def abort(self) -> None:
-        """Let go of port and connections after a failure; the storage is left as it is."""
+        """Release port and connections after a failure; the storage is left as it is."""
         self.state.stopping()
         self._intake.stop()
         self._close_listener()
@@ -187,16 +188,16 @@ class BookieServer:
         self.store.abort()
 
     def on_add_latency(self, callback: Callable[[float], None]) -> None:
-        """Tell of every batch of ordinary adds how long it took until it was answered, seconds."""
+        """Call `callback` with the seconds until each batch of ordinary adds was answered."""
         self._handlers.on_add_latency = callback
 
     def extend_control(self, calls: Mapping[str, Call]) -> None:
-        """Take these calls of operators, too."""
+        """Add these calls of operators."""
         if self._control is not None:
             self._control.extend(calls)
 
     async def wait_failed(self) -> BaseException:
-        """Wait until the bookie fails by itself; the cause. The process then has to end, with `abort` at most."""
+        """Wait until the bookie fails and return the cause. The process then has to end, with `abort` at most."""
         await self._failed.wait()
         assert self._cause is not None
         return self._cause
@@ -215,7 +216,8 @@ class BookieServer:
             "bookie.unclean_start",
             bookie=self.bookie_id,
             replayed=self.store.stats()["replayed_entries"],
-            consequence="it did not stop in an orderly way; what it had acknowledged came back from the journal",
+            consequence="the previous process did not stop in order; acknowledged entries were restored "
+            "from the journal",
         )
 
     def _tell_waiting(self) -> None:
@@ -223,11 +225,11 @@ class BookieServer:
             "registration.waiting",
             bookie=self.bookie_id,
             lease_ms=self.config.lease_ms,
-            reason="perhaps the registration of the process that ran before is still there: it ends with its lease",
+            reason="the previous process's registration may still be active; it ends when its lease expires",
         )
 
     async def _start_control(self) -> None:
-        """Take calls of operators, about what there is; without them the bookie serves all the same."""
+        """Serve operators' calls on the parts that exist. The bookie serves clients even if this fails."""
         calls = {
             **mode_calls(self.describe, self.hold_read_only),
             **storage_calls(self.store),
@@ -275,11 +277,11 @@ class BookieServer:
         endpoint = Endpoint("bookie", host, port, "bookie-rpc", extensions=extensions)
         properties = {"location": self.config.location} if self.config.location else {}
         await self._driver.register(self.bookie_id, mode, BookieInfo((endpoint,), MappingProxyType(properties)))
-        if session == self._sessions_lost:  # otherwise it went with the session it was made in
+        if session == self._sessions_lost:  # otherwise it ended with the session in which it was made
             self.state.registered(mode)
 
     async def _note_place(self) -> None:
-        """Write down where it is, for when it is down; as often as it takes."""
+        """Record the bookie's location, for the time when it is down; retried until it succeeds."""
         location = self.config.location
         place = BookiePlace(location, self.config.advertised_host or self.address[0]) if location else None
         while True:
@@ -330,14 +332,14 @@ class BookieServer:
             "bookie.mode",
             bookie=self.bookie_id,
             mode=self.state.mode.value,
-            reason="; ".join(self._reasons()) or "there is room, and nobody holds it read-only",
+            reason="; ".join(self._reasons()) or "disks have free space, and no operator holds it read-only",
         )
 
     # -- operators -----------------------------------------------------------------------------------------------
     async def hold_read_only(self, held: bool) -> dict[str, object]:
-        """Take no ordinary adds until this is called with False, by then or after a restart if the mode is kept.
+        """Refuse ordinary adds until this is called with False. A persisted mode survives a restart.
 
-        Returns when the registration says so, or cannot for now; see `describe`.
+        Returns when the registration follows, or cannot for now; see `describe`.
         """
         self.state.hold_read_only(held)
         self._mode_changed()
@@ -347,13 +349,13 @@ class BookieServer:
                 await self._registration_settled.wait()
         facts = self.describe()
         if held and not self._kept_mode.is_on:
-            facts["until"] = "it stops; with --set persist_bookie_status=true also after that"
+            facts["until"] = "the bookie stops; with --set persist_bookie_status=true also after a restart"
         elif problem is not None:
-            facts["until"] = f"it stops: {problem}"
+            facts["until"] = f"the bookie stops: {problem}"
         return facts
 
     def describe(self) -> dict[str, object]:
-        """What the bookie is and does at present, for people."""
+        """Describe the bookie and its current state, for operators."""
         replayed = self.store.stats()["replayed_entries"]
         clean = self.store.was_clean
         return {
@@ -363,15 +365,17 @@ class BookieServer:
             "mode": self.state.mode.value,
             "registered_as": self.state.registered_as.value if self.state.registered_as else "not registered",
             "read_only_because": "; ".join(self._reasons()) or None,
-            "last_stop": "orderly" if clean else f"not orderly: {replayed:,} entries came back from the journal",
+            "last_stop": "orderly" if clean else f"not orderly: {replayed:,} entries were restored from the journal",
             "journal_directories": ", ".join(self.config.journal_directories),
             "ledger_directories": ", ".join(self.config.ledger_directories),
             "index_directories": ", ".join(self.config.index_directories) or None,
         }
 
     def _reasons(self) -> list[str]:
-        """Why ordinary adds are refused, and what ends that."""
-        reasons = ["an operator said so; bk bookie read-write ends it"] if self.state.is_held_read_only else []
+        """Return why ordinary adds are refused, and what ends that."""
+        reasons = (
+            ["an operator made it read-only; `bk bookie read-write` ends that"] if self.state.is_held_read_only else []
+        )
         if not self.store.is_writable:
             reasons.append(self.store.read_only_reason)
         return reasons
@@ -385,7 +389,7 @@ class BookieServer:
 
     # -- end -----------------------------------------------------------------------------------------------------
     def _fail(self, cause: BaseException) -> None:
-        """The journal or a task died, and so does the bookie: it takes in nothing and confirms nothing any more."""
+        """Stop accepting and confirming: the journal or a task failed, and so does the bookie."""
         if self._cause is not None:
             return
         self._cause = cause

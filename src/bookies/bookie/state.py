@@ -1,11 +1,12 @@
-"""What a bookie may do, and what it should be registered as: a small machine without IO.
+"""The bookie's mode, and the registration that it should have: a small state machine without IO.
 
     STARTING --started--> SERVING --stopping--> STOPPING
 
-While SERVING the mode follows facts, looked at afresh each time (level, not edge): READ_ONLY while the storage cannot
-take entries or an operator says so, otherwise WRITABLE. The registration follows the mode: `registration_due` says
-what is missing, the shell does it and reports `registered`. A lost session makes it due again; requests are served
-meanwhile, because being unknown to newcomers is no reason to fail those who are connected.
+While SERVING the mode follows facts, which are checked again each time (level, not edge): READ_ONLY while the storage
+cannot accept entries or an operator requested it, otherwise WRITABLE. The registration follows the mode:
+`registration_due` names the missing one, the shell registers and reports `registered`. A lost session makes it due
+again; requests are served meanwhile, because new clients that cannot find the bookie are no reason to fail the
+connected ones.
 
 Source: storage 8.3, metadata 6.1, wire-protocol 5.12.
 """
@@ -24,7 +25,7 @@ class Phase(enum.Enum):
 
 
 class BookieState:
-    """The mode of one bookie. All inputs are facts; none may be missed, but any may be repeated."""
+    """The mode of one bookie. All inputs are facts: none may be missed, but any may be repeated."""
 
     def __init__(self) -> None:
         self.phase = Phase.STARTING
@@ -34,26 +35,26 @@ class BookieState:
 
     # -- facts ---------------------------------------------------------------------------------------------------
     def started(self) -> None:
-        """Storage is ready and the port answers."""
+        """Note that the storage is ready and the port accepts connections."""
         assert self.phase is Phase.STARTING
         self.phase = Phase.SERVING
 
     def stopping(self) -> None:
-        """Final."""
+        """Note that the bookie stops. Final."""
         self.phase = Phase.STOPPING
 
     def storage_is(self, writable: bool) -> None:
         self._is_storage_writable = writable
 
     def hold_read_only(self, held: bool) -> None:
-        """An operator's wish; only an operator ends it."""
+        """Note an operator's request; only an operator ends it."""
         self._is_held_read_only = held
 
     def registered(self, mode: BookieMode) -> None:
         self.registered_as = mode
 
     def registration_lost(self) -> None:
-        """The metadata session ended; so did the registration."""
+        """Note that the metadata session ended, and with it the registration."""
         self.registered_as = None
 
     # -- conclusions ---------------------------------------------------------------------------------------------
@@ -67,21 +68,22 @@ class BookieState:
         return BookieMode.WRITABLE if is_writable else BookieMode.READ_ONLY
 
     def registration_due(self) -> BookieMode | None:
-        """The mode to register now; None when nothing is to be done."""
+        """Return the mode to register now; None when the registration is correct."""
         if self.phase is not Phase.SERVING or self.registered_as is self.mode:
             return None
         return self.mode
 
     def may_serve(self) -> bool:
-        """Whether connections are accepted and requests answered."""
+        """Report whether connections are accepted and requests answered."""
         return self.phase is Phase.SERVING
 
     def may_add(self, is_high_priority: bool) -> bool:
-        """Priority alone, not the recovery flag, is an exemption from read-only; the storage has the last word."""
+        """Report whether an add is allowed. High priority exempts from read-only, the recovery flag does not; the
+        storage decides last."""
         return self.phase is Phase.SERVING and (is_high_priority or self.mode is BookieMode.WRITABLE)
 
     def may_write_lac(self) -> bool:
-        """An explicit LAC is never so urgent."""
+        """Report whether an explicit LAC is allowed; it is never urgent."""
         return self.phase is Phase.SERVING and self.mode is BookieMode.WRITABLE
 
     def __repr__(self) -> str:

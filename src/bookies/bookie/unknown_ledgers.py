@@ -1,7 +1,8 @@
-"""After a part of a journal was lost: which ledgers may this bookie have made promises about? The metadata knows.
+"""Unknown ledgers after the loss of a part of a journal: the metadata tells which ledgers this bookie may have had.
 
-Until that is known the bookie denies no ledger, and takes no ordinary adds for those it does not know: one of them may
-have been fenced here. Then only ledgers that name the bookie in an ensemble, and are unknown to it, stay uncertain.
+Until then the bookie reports no ledger as missing, and refuses ordinary adds to ledgers it does not know: one of them
+may have been fenced here. Afterwards only ledgers that name the bookie in an ensemble, and that it does not know,
+stay uncertain.
 
 Source: storage 10.2.
 """
@@ -16,13 +17,13 @@ from bookies.model import BookieId
 from bookies.runtime.events import Events
 from bookies.storage.store import LedgerStore
 
-RETRY_S = 10.0  # between attempts when the metadata store cannot be asked
+RETRY_S = 10.0  # between attempts when the metadata store does not answer
 
 
 async def settle_unknown_ledgers(
     store: LedgerStore, driver: MetadataDriver, bookie_id: BookieId, events: Events
 ) -> None:
-    """Return when every ledger that may have been here is known, at once if nothing was lost."""
+    """Return when every ledger that may have been here is known; at once if nothing was lost."""
     while store.has_unknown_ledgers:
         try:
             found = await _ledgers_of(driver, bookie_id)
@@ -35,7 +36,7 @@ async def settle_unknown_ledgers(
 
 
 async def _ledgers_of(driver: MetadataDriver, bookie_id: BookieId) -> list[int]:
-    """Ledgers that have, or may have, the bookie in one of their ensembles. Raises: MetadataError."""
+    """Return the ledgers that have, or may have, the bookie in an ensemble. Raises: MetadataError."""
     found = []
     async for ledger_ids in driver.ledger_ids():
         for ledger_id in ledger_ids:

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from bookies.client.base import Opening
 from bookies.client.base.arguments import TimeLimit, any_ledger_id, bookie_id, quorums, switch, whole_number
 from bookies.client.base.budget import MemoryBudget
-from bookies.client.base.fragment_placement import FragmentPlacement, receipt
+from bookies.client.base.fragment_placement import FragmentPlacement, placement_of
 from bookies.client.base.free_space import FreeSpace
 from bookies.client.base.keys import Keys, digest_type_of, keys_of
 from bookies.client.base.locations import Locations
@@ -31,7 +31,7 @@ from bookies.client.repair.administration import OWNER
 from bookies.client.repair.recovery import recover_ledger
 from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
-from bookies.client.write.lac_announcer import Announcer
+from bookies.client.write.lac_announcer import LacAnnouncer
 from bookies.client.write.quorum_timeout import rules_of
 from bookies.client.write.send_scheduler import SendScheduler
 from bookies.client.write.writer import Announce
@@ -81,8 +81,8 @@ class Client:
         )
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._budget = MemoryBudget(self.config.memory_limit)
-        self._announcer = Announcer(self.config.explicit_lac_interval_ms / 1000)
-        self._turns = SendScheduler()
+        self._announcer = LacAnnouncer(self.config.explicit_lac_interval_ms / 1000)
+        self._scheduler = SendScheduler()
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
         self._files: Worker | None = None  # reads files of offloaded ledgers, which blocks
@@ -102,8 +102,9 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Close connections and session. Idempotent. Open writers are not sealed: recovery determines where their
-        ledgers end.
+        """Close connections and session.
+
+        Idempotent. Open writers are not sealed: recovery determines where their ledgers end.
         """
         if self._is_closed:
             return
@@ -122,7 +123,7 @@ class Client:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
 
@@ -151,7 +152,7 @@ class Client:
         * `write_quorum`: replicas of each entry; default: `ensemble`.
         * `ack_quorum`: replicas on disk before an append is confirmed; default: a majority of the write quorum.
         * `digest`: crc32c, crc32, hmac or none.
-        * `password`: required later to open, recover or write the ledger.
+        * `password`: required to open or recover the ledger.
         * `labels`: stored in the ledger's metadata.
         * `ledger_id`: an id that you choose; default: the next free id. Never reuse the id of a deleted ledger: bookies
           may still hold its entries, and readers could receive them. The metadata store refuses such an id
@@ -165,7 +166,7 @@ class Client:
         Raises `InvalidArgument`, `NotEnoughBookies`, `LedgerExists`.
         """
         ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
-        kind = digest_type_of(digest)
+        digest_type = digest_type_of(digest)
         _check_password(password)
         custom = _packed_labels(labels)
         ledger_id = None if ledger_id is None else whole_number("ledger_id", ledger_id)
@@ -184,7 +185,7 @@ class Client:
                     chosen,
                     write_quorum,
                     ack_quorum,
-                    digest_type=kind,
+                    digest_type=digest_type,
                     password=password,
                     custom_metadata=custom,
                     ctime_ms=self._runtime.clock.wall_ms(),
@@ -203,7 +204,7 @@ class Client:
                 budget=self._budget,
                 announce=self._announcing(record.metadata, password),
                 announcer=self._announcer,
-                turns=self._turns,
+                scheduler=self._scheduler,
                 rules=rules_of(self.config, self._locations.domains, is_deferred_sync=deferred_sync),
             )
             writer.allow_ensemble_changes(self._allows_changes)
@@ -234,28 +235,26 @@ class Client:
         ledger_id = any_ledger_id(ledger_id)
         if tier not in TIERS:
             raise InvalidArgument(f"tier={tier!r}: must be one of {', '.join(TIERS)}")
-        kind = None if digest is None else digest_type_of(digest)
+        digest_type = None if digest is None else digest_type_of(digest)
         _check_password(password)
 
         async def make() -> LedgerReader:
-            found = await self._read_record(ledger_id)
-            keys = self._keys(found, password, kind)
+            versioned = await self._read_record(ledger_id)
+            keys = self._keys(versioned, password, digest_type)
             return await LedgerReader.begin(
                 self._pool,
                 self._driver,
                 self.config,
                 keys,
-                found,
+                versioned,
                 files=None if tier == "bookies" else self._open_files,
-                is_offloaded=tier == "offloaded" or (tier == "auto" and is_given_up(found.metadata)),
+                is_offloaded=tier == "offloaded" or (tier == "auto" and is_given_up(versioned.metadata)),
             )
 
         return Opening(make, timeout, f"open ledger {ledger_id}")
 
     def _open_files(self, record: LedgerMetadata) -> tuple[Worker, OffloadedFiles]:
-        """Return the copy that the record names and the worker that reads it: an `OpenFiles` (see
-        `read/reader_state.py`).
-        """
+        """Return the copy that the record names, and the worker that reads it. See `reader_state.OpenFiles`."""
         files = OffloadedFiles(record)
         if self._files is None:
             self._files = self._runtime.workers.start("files")
@@ -269,8 +268,9 @@ class Client:
         digest: str | DigestType | None = None,
         timeout: float | None = None,
     ) -> Opening[LedgerReader]:
-        """Recover a ledger whose writer has failed: fence it, find its last entry, seal it. Returns it open for
-        reading.
+        """Recover a ledger whose writer has failed: fence it, find its last entry, seal it.
+
+        Returns it open for reading.
 
         Every entry that was confirmed to the writer is kept. A writer that is still alive gets `LedgerFenced`. A ledger
         that is already sealed is only opened.
@@ -281,7 +281,7 @@ class Client:
         data is lost, repeat the call).
         """
         ledger_id = any_ledger_id(ledger_id)
-        kind = None if digest is None else digest_type_of(digest)
+        digest_type = None if digest is None else digest_type_of(digest)
         _check_password(password)
 
         async def make() -> LedgerReader:
@@ -289,7 +289,7 @@ class Client:
             if ledger_id < 0:
                 raise LedgerNotFound("ledger ids are 0 or more", ledger_id=ledger_id)
             await self._watcher.locate()
-            found = await recover_ledger(
+            versioned = await recover_ledger(
                 self._runtime,
                 self.config,
                 self._pool,
@@ -297,10 +297,10 @@ class Client:
                 ledger_id,
                 password=password,
                 candidates=self._watcher.candidates,
-                digest_type=kind or DigestType.CRC32C,
+                digest_type=digest_type or DigestType.CRC32C,
             )
-            keys = self._keys(found, password, kind)
-            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found)
+            keys = self._keys(versioned, password, digest_type)
+            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, versioned)
 
         return Opening(make, timeout, f"recover ledger {ledger_id}")
 
@@ -328,8 +328,7 @@ class Client:
     async def ledgers(
         self, label: tuple[str, str | bytes] | None = None, *, unreadable: list[MetadataCorrupt] | None = None
     ) -> AsyncIterator[LedgerMetadata]:
-        """Iterate over the records of all ledgers, by ascending id; with `label` (name, value) only those that carry
-        it.
+        """Iterate over the records of all ledgers, by ascending id; `label` (name, value): only those with this label.
 
         Includes every ledger that exists during the whole iteration; ledgers deleted meanwhile may be missing. A record
         that cannot be read raises `MetadataCorrupt`. With `unreadable`, the error is appended to that list and the
@@ -340,7 +339,7 @@ class Client:
         async for ids in self._driver.ledger_ids():
             for start in range(0, len(ids), LISTED_AT_ONCE):
                 part = ids[start : start + LISTED_AT_ONCE]
-                for record in await asyncio.gather(*(self._record_or_none(each, unreadable) for each in part)):
+                for record in await asyncio.gather(*(self._record_or_none(number, unreadable) for number in part)):
                     if record is not None and wanted.items() <= record.custom_metadata.items():
                         yield record
 
@@ -352,25 +351,29 @@ class Client:
         ledger_id = any_ledger_id(ledger_id)
         async with TimeLimit(timeout, f"locate the replicas of ledger {ledger_id}"):
             record = (await self._read_record(ledger_id)).metadata
-            await self._locations.learn(list(dict.fromkeys(bookie for _, each in record.ensembles for bookie in each)))
-            return receipt(record, self._watcher.topology, self._watcher.policy)
+            await self._locations.learn(
+                list(dict.fromkeys(bookie for _, ensemble in record.ensembles for bookie in ensemble))
+            )
+            return placement_of(record, self._watcher.topology, self._watcher.policy)
 
     async def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:
-        """List every bookie of the cluster, sorted by id, with its mode ("writable", "read-only" or "down") and
-        location.
+        """List every bookie of the cluster, sorted by id.
+
+        Each has its location and its mode: "writable", "read-only" or "down".
         """
         self._check_open()
         async with TimeLimit(timeout, "list the bookies"):
             return await self._watcher.statuses()
 
     async def bookie_space(self, bookie: BookieId) -> tuple[int, int]:
-        """Return the (total, free) bytes of a bookie's disks, as the bookie reports them. Raises `BookieUnreachable`."""
+        """Return (total, free) bytes of a bookie's disks, as the bookie reports them. Raises `BookieUnreachable`."""
         self._check_open()
         return await self._pool.bookie_info(bookie_id(bookie))
 
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
-        """List the entries of a ledger that a bookie holds, as ranges. Raises `LedgerUnknownToBookie`,
-        `BookieUnreachable`.
+        """List the entries of a ledger that a bookie holds, as ranges.
+
+        Raises `LedgerUnknownToBookie`, `BookieUnreachable`.
         """
         self._check_open()
         return await self._pool.list_entries(bookie_id(bookie), whole_number("ledger_id", ledger_id))
@@ -448,8 +451,8 @@ class Client:
         if not self._is_open:
             raise ClientClosed("the client is not connected: use `async with connect(...)` or await it")
 
-    def _keys(self, found: Versioned, password: bytes, kind: DigestType | None) -> Keys:
-        return keys_of(found.metadata, password, kind, is_autodetecting=self.config.digest_autodetection)
+    def _keys(self, versioned: Versioned, password: bytes, digest_type: DigestType | None) -> Keys:
+        return keys_of(versioned.metadata, password, digest_type, is_autodetecting=self.config.digest_autodetection)
 
     async def _read_record(self, ledger_id: int) -> Versioned:
         self._check_open()

@@ -1,8 +1,8 @@
-"""Protobuf messages by a schema, binary or text: as much of it as records in files and in metadata stores need.
+"""Protobuf messages by a schema, binary or text: the subset that records in files and in metadata stores need.
 
-A message is a list of (field name, value) pairs in the order of the bytes, as in `kernels.textproto`; a repeated field
-is several pairs. Values are `int` (also for enums), `bytes` (strings undecoded) and nested messages.
-Source: metadata 0.1, 4.3 and 6.2; the encoding is Protocol Buffers' public one.
+A message is a list of (field name, value) pairs in the order of the bytes, as in `encoding.textproto`; a repeated
+field is several pairs. Values are `int` (also for enums), `bytes` (strings undecoded) and nested messages. Source:
+metadata 0.1, 4.3 and 6.2; the encoding is Protocol Buffers' public one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Schema:
 
 
 def pack(schema: Schema, message: Sequence[tuple[str, Value]]) -> bytes:
-    """The fields in the order given, which has to be that of their numbers. Raises ValueError for a huge integer."""
+    """Pack the fields in the order given, which has to be that of their numbers. Raises ValueError for a huge
+    integer."""
     out = bytearray()
     for name, value in message:
         number, kind = schema.by_name[name]
@@ -48,7 +49,7 @@ def pack(schema: Schema, message: Sequence[tuple[str, Value]]) -> bytes:
 
 
 def pack_varint(value: int) -> bytes:
-    """Base 128, low digits first; a negative int64 takes ten bytes."""
+    """Pack a number in base 128, low digits first; a negative int64 takes ten bytes."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -59,7 +60,7 @@ def pack_varint(value: int) -> bytes:
 
 
 def parse(schema: Schema, data: bytes) -> Message:
-    """Read a whole message; fields that the schema does not have are skipped. Raises ValueError."""
+    """Parse a whole message; fields that the schema does not have are skipped. Raises ValueError."""
     message: Message = []
     offset = 0
     while offset < len(data):
@@ -108,7 +109,7 @@ def _parse_value(data: bytes, offset: int, wire_type: int) -> tuple[int | bytes,
 
 
 def parse_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """(value, offset behind it), unsigned, at most ten bytes. Raises ValueError."""
+    """Return (value, offset after it), unsigned, at most ten bytes. Raises ValueError."""
     value = 0
     for index in range(10):
         if offset + index >= len(data):
@@ -124,7 +125,7 @@ def parse_varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def pack_text(schema: Schema, message: Sequence[tuple[str, Value]]) -> bytes:
-    """The canonical text form."""
+    """Return the canonical text form."""
     return textproto.pack(_to_text(schema, message))
 
 
@@ -144,7 +145,7 @@ def _to_text(schema: Schema, message: Sequence[tuple[str, Value]]) -> list[tuple
 
 
 def parse_text(schema: Schema, text: bytes) -> Message:
-    """Read any spelling of the text form. An unknown field is an error, as it is to Apache. Raises ValueError."""
+    """Parse any spelling of the text form. An unknown field is an error, as it is to Apache. Raises ValueError."""
     return _from_text(schema, textproto.parse(text))
 
 

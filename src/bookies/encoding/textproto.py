@@ -49,7 +49,7 @@ Message = list[tuple[str, Value]]
 
 
 def pack(fields: Sequence[tuple[str, object]], *, indent: str = "") -> bytes:
-    """The canonical text of a message; fields are written in the order given.
+    """Return the canonical text of a message; fields are written in the order given.
 
     Values: `int`, `bool`, `Symbol`, `bytes`, `str` (written as its UTF-8 bytes), a sequence of pairs for a nested
     message. Raises TypeError for any other value.
@@ -74,13 +74,13 @@ def _pack_lines(fields: Sequence[tuple[str, object]], indent: str) -> str:
 
 
 def quote(value: str | bytes) -> str:
-    """A string literal: double quotes, and escapes for everything but printable ASCII."""
+    """Return a string literal: double quotes, and escapes for everything but printable ASCII."""
     data = value.encode("utf-8") if isinstance(value, str) else value
     return '"' + "".join([_CANONICAL[byte] for byte in data]) + '"'
 
 
 def parse(text: bytes) -> Message:
-    """Read any spelling of a message: white space, comments, either quote, `<...>`, `[...]`, optional `:` and commas.
+    """Parse any spelling of a message: white space, comments, either quote, `<...>`, `[...]`, optional `:` and commas.
 
     Raises ValueError that names the line.
     """
@@ -90,7 +90,7 @@ def parse(text: bytes) -> Message:
 class _Parser:
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._at = 0  # end of the present token
+        self._at = 0  # end of the current token
         self._start = 0
         self._kind = ""
         self._token = b""
@@ -121,7 +121,7 @@ class _Parser:
         return False
 
     def message(self, closing: bytes, depth: int) -> Message:
-        """Fields up to and including the `closing` mark, or the end of the text if that is empty."""
+        """Parse fields up to and including the `closing` mark, or to the end of the text if that is empty."""
         if depth > _DEPTH_MAX:
             raise self._error(f"messages nested more than {_DEPTH_MAX} deep")
         fields: Message = []
@@ -189,7 +189,7 @@ class _Parser:
 
 
 def _parse_int(token: bytes) -> int:
-    """Decimal, 0x hexadecimal or 0 octal, with an optional minus."""
+    """Parse decimal, 0x hexadecimal or 0 octal, with an optional minus."""
     digits = b"".join(token.split())
     sign = -1 if digits.startswith(b"-") else 1
     digits = digits.lstrip(b"-")

@@ -1,10 +1,10 @@
-"""Batch functions over byte buffers, and the choice of who runs them.
+"""Batch functions over byte buffers, and the choice of their implementation.
 
 `_python.py` is the definition of correct; `_native` (Cython, optional) is its compiled twin. `BOOKIES_KERNELS=python`
-or `native` forces one and fails if it is absent. Nothing outside this package knows which one runs.
+or `native` forces one and fails if it is absent. Code outside this package does not depend on the choice.
 
 `Records` is the unit of the data path: entry bodies in the framing `uint32 length | body` that a journal group, an
-entry log and a batch-read response share, so an entry is framed once and copied never.
+entry log and a batch-read response share, so an entry is framed once and never copied.
 """
 
 from __future__ import annotations

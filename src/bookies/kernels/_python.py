@@ -1,8 +1,8 @@
 """The batch functions in Python: the definition of correct, and fast where the work is uniform.
 
-All integers on the wire and on disk are big-endian. A `buffer` argument is `bytes` unless said otherwise, because
-slices of it are hashed and joined. Offsets are bytes from the start of the buffer. Numbers that a function returns as
-a `Sequence[int]` are a `range` where they are equally spaced and a list or array otherwise.
+All integers on the wire and on disk are big-endian. A `buffer` argument is `bytes` unless documented otherwise,
+because slices of it are hashed and joined. Offsets are bytes from the start of the buffer. Numbers that a function
+returns as a `Sequence[int]` are a `range` where they are equally spaced and a list or array otherwise.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ _IDS = struct.Struct(">qqq")
 _ADD_FRAME = struct.Struct(">I24sqqqq")
 _ADD_RESPONSE = struct.Struct(">IIiqq")
 _TWO_I64 = struct.Struct(">qq")
-_UNIFORM_MIN = 8  # frames of one size, below which a loop is as fast as looking at them by columns
+_UNIFORM_MIN = 8  # frames of one size; below this number a loop is as fast as work by columns
 _COLUMNS_MIN = 48  # the same where many columns are read or written
-_MIXED_LOOK, _MIXED_MIN = 16, 8  # adds looked at, and stretches of one ledger among them that make them mixed
+# adds checked, and stretches of one ledger among them from which on they count as mixed
+_MIXED_LOOK, _MIXED_MIN = 16, 8
 
-_LENGTH_OFFSET = 4 + 24  # of the accumulated length, behind the record's length word
+_LENGTH_OFFSET = 4 + 24  # offset of the accumulated length, after the record's length word
 
 T = TypeVar("T")
 
-# Bound once: looked up per entry otherwise.
+# Bound once; otherwise looked up per entry.
 _u32, _u32_at, _i64_at, _two_i64_at = _U32.pack, _U32.unpack_from, _I64.unpack_from, _TWO_I64.unpack_from
 _ids_at = _IDS.unpack_from
 
 
-@dataclass(slots=True)  # never changed; "frozen" would make each of very many cost three times as much
+@dataclass(slots=True)  # never changed; "frozen" would make each of very many objects cost three times as much
 class Records:
-    """Entry bodies one after the other, each behind its uint32 length.
+    """Entry bodies one after the other, each after its uint32 length.
 
     `starts`: offsets in `data` of the length words, ascending, and the end of the last record: count + 1 numbers, a
     `range` when all records have one size. The records are contiguous: record i ends where record i + 1 starts.
@@ -60,26 +61,26 @@ class Records:
 
     @property
     def size(self) -> int:
-        """Bytes, length words included."""
+        """Return the bytes, length words included."""
         return self.starts[-1] - self.starts[0]
 
     def body(self, index: int) -> bytes:
-        """The entry body of record `index`."""
+        """Return the entry body of record `index`."""
         return self.data[self.starts[index] + 4 : self.starts[index + 1]]
 
     def slice(self, first: int, last: int) -> Records:
-        """Records first..last-1, sharing the data."""
+        """Return records first..last-1, sharing the data."""
         return Records(self.data, self.starts[first : last + 1])
 
     def alone(self) -> Records:
-        """The same records in a buffer of their own."""
+        """Return the same records in a buffer of their own."""
         first, starts = self.starts[0], self.starts
         if isinstance(starts, range):
             return Records(self.tobytes(), range(0, starts.stop - first, starts.step))
         return Records(self.tobytes(), array("q", [at - first for at in starts]))
 
     def tobytes(self) -> bytes:
-        """Exactly the records' bytes; `data` itself when nothing else is in it."""
+        """Return exactly the records' bytes; `data` itself when it contains nothing else."""
         if self.starts[0] == 0 and self.starts[-1] == len(self.data):
             return self.data
         return self.data[self.starts[0] : self.starts[-1]]
@@ -97,7 +98,7 @@ class Records:
 
 
 def crc32c(data: bytes, value: int = 0) -> int:
-    """CRC-32C of `data`, continuing from the finished CRC `value`."""
+    """Return the CRC-32C of `data`, continuing from the finished CRC `value`."""
     return int(google_crc32c.extend(value, bytes(data)))
 
 
@@ -158,8 +159,8 @@ def gather_adds(
     """Gather the v2 ADD frames from frame `index` on that share header and key.
 
     `starts`: as from `scan_frames`. The caller has checked that frame `index` is an ADD with a body of at least 24
-    bytes. Returns (index of the first frame not taken, (ledger id, entry ids, records, greatest LAC) for each stretch
-    of one ledger). The records of all stretches are one buffer.
+    bytes. Returns (index of the first frame not consumed, (ledger id, entry ids, records, greatest LAC) for each
+    stretch of one ledger). The records of all stretches are one buffer.
     """
     first = starts[index]
     head = buffer[first + 4 : first + 28]
@@ -203,10 +204,11 @@ def gather_adds(
 def gather_mixed_adds(
     buffer: bytes, starts: Sequence[int], index: int
 ) -> tuple[int, Records, array[int], array[int], array[int]] | None:
-    """As `gather_adds` where nearly every add is of another ledger than the one before it; None where it is not so.
+    """Gather ADD frames, like `gather_adds`, where nearly every add is of another ledger than its predecessor; else
+    None.
 
-    Returns (index of the first frame not taken, records, ledger ids, entry ids, LACs), one of each for every record,
-    ids not negative; the starts of the records are an array too. None also when an id is negative.
+    Returns (index of the first frame not consumed, records, ledger ids, entry ids, LACs), one of each for every
+    record, ids not negative; the starts of the records are an array too. None also when an id is negative.
     """
     first = starts[index]
     head = buffer[first + 4 : first + 28]
@@ -231,7 +233,7 @@ def gather_mixed_adds(
 
 
 def find_ledger(runs: Sequence[array[int]], first: int, ledger_id: int) -> list[int]:
-    """Where a ledger is in some mixed runs, from run number `first` on: `run << 32 | index`, in their order.
+    """Find a ledger in runs of adds, from run number `first` on: `run << 32 | index`, in their order.
 
     `runs`: the ledger ids of each.
     """
@@ -245,10 +247,10 @@ def find_ledger(runs: Sequence[array[int]], first: int, ledger_id: int) -> list[
 
 
 class SortedEntries:
-    """All entries of some mixed runs, ascending by ledger and entry; of several copies of an entry the last.
+    """All entries of some runs of adds, ascending by ledger and entry; of several copies of an entry the last.
 
-    `runs`: (ledger ids, entry ids, records) of each, arrays "q", with an array of starts. Nobody may change them
-    meanwhile. Raises ValueError where the numbers of them differ.
+    `runs`: (ledger ids, entry ids, records) of each, arrays "q", with an array of starts, which must not change
+    meanwhile. Raises ValueError where their lengths differ.
     """
 
     def __init__(self, runs: Sequence[tuple[array[int], array[int], Records]]) -> None:
@@ -264,10 +266,10 @@ class SortedEntries:
         return len(self._entries)
 
     def take(self, first: int, size_max: int) -> tuple[Records, array[int], array[int]]:
-        """Copies from entry number `first` on: (records, ledger ids, entry ids), arrays again.
+        """Copy entries from entry number `first` on: (records, ledger ids, entry ids), arrays again.
 
         As many as fit into `size_max` bytes, at least one. Raises IndexError when there is none; ValueError for a
-        record that does not say that it is this entry.
+        record whose header names another entry.
         """
         if not 0 <= first < len(self._entries):
             raise IndexError("nothing is left")
@@ -326,7 +328,8 @@ def pack_add_frames(
 def _pack_uniform_adds(
     header: tuple[bytes, int, int, int, int], payloads: Sequence[bytes], payload_size: int, digest_type: int
 ) -> bytes:
-    """Frames of one size: one template between the payloads, then the columns that differ from entry to entry."""
+    """Package frames of one size: one template between the payloads, then the columns that differ from entry to
+    entry."""
     head, ledger_id, first_entry_id, last_add_confirmed, length = header
     count = len(payloads)
     entry_ids = array("q", range(first_entry_id, first_entry_id + count))
@@ -352,7 +355,8 @@ def _pack_uniform_adds(
 
 
 def pack_add_responses(version: int, status: int, ledger_id: int, entry_ids: Sequence[int]) -> bytes:
-    """v2 ADD responses with their length words. `version` 0 uses its own header form. Source: wire-protocol 2.4."""
+    """Return v2 ADD responses with their length words. `version` 0 uses its own header form. Source: wire-protocol
+    2.4."""
     header = 1 if version == 0 else version << 24 | 1 << 16
     if len(entry_ids) < _COLUMNS_MIN:
         pack = _ADD_RESPONSE.pack
@@ -363,12 +367,12 @@ def pack_add_responses(version: int, status: int, ledger_id: int, entry_ids: Seq
 
 
 def pack_answers(version: int, status: int, runs: Iterable[tuple[int, Sequence[int]]]) -> bytes:
-    """As `pack_add_responses`, of (ledger id, entry ids)s, one after the other."""
+    """Return the responses, like `pack_add_responses`, of (ledger id, entry ids) pairs, one after the other."""
     return b"".join([pack_add_responses(version, status, ledger_id, entry_ids) for ledger_id, entry_ids in runs])
 
 
 def pack_mixed_answers(version: int, status: int, ledger_ids: array[int], entry_ids: array[int]) -> bytes:
-    """As `pack_add_responses`, of an entry of each of these ledgers."""
+    """Return the responses, like `pack_add_responses`, of one entry of each of these ledgers."""
     header = 1 if version == 0 else version << 24 | 1 << 16
     pairs = zip(ledger_ids, entry_ids, strict=True)
     return b"".join([_ADD_RESPONSE.pack(24, header, status, *ids) for ids in pairs])
@@ -377,10 +381,10 @@ def pack_mixed_answers(version: int, status: int, ledger_ids: array[int], entry_
 def scan_add_responses(
     buffer: bytes, starts: Sequence[int], index: int
 ) -> tuple[int, list[tuple[int, int, Sequence[int]]]]:
-    """Take the v2 ADD responses from frame `index` on that share the packet header.
+    """Parse the v2 ADD responses from frame `index` on that share the packet header.
 
-    The caller has checked that frame `index` is an ADD response. Returns (index of the first frame not taken, (error
-    code, ledger id, entry ids) for each stretch with one code of one ledger).
+    The caller has checked that frame `index` is an ADD response. Returns (index of the first frame not consumed,
+    (error code, ledger id, entry ids) for each stretch with one code of one ledger).
     """
     last = _end_of_responses(buffer, starts, index)
     runs: list[tuple[int, int, Sequence[int]]] = []
@@ -395,14 +399,14 @@ def scan_add_responses(
                 if not starts_with(same, at + 28 * taken):
                     count = taken
                     break
-        # They follow each other and are of one size, the length word being part of what is the same.
+        # They follow each other and are of one size: the length word is part of the compared bytes.
         runs.append((code, ledger_id, _as_range(_column(buffer[at : at + 28 * count], 20, 28, count))))
         index += count
     return last, runs
 
 
 def _end_of_responses(buffer: bytes, starts: Sequence[int], index: int) -> int:
-    """The first frame from `index` on that does not begin as that one does, with its length and packet header."""
+    """Return the first frame from `index` on that does not begin like that one, with its length and packet header."""
     same, starts_with = buffer[starts[index] : starts[index] + 8], buffer.startswith
     for at in starts[index:-1]:
         if not starts_with(same, at):
@@ -412,7 +416,8 @@ def _end_of_responses(buffer: bytes, starts: Sequence[int], index: int) -> int:
 
 
 def _are_responses(buffer: bytes, first: int, count: int, same: bytes) -> bool:
-    """Whether `count` add responses from offset `first` on differ in nothing but the entry id; False if few."""
+    """Report whether `count` add responses from offset `first` on differ only in the entry id; False if they are
+    few."""
     end = first + 28 * count
     if count < _COLUMNS_MIN or not buffer.startswith(same, first + 28) or not buffer.startswith(same, end - 28):
         return False
@@ -466,7 +471,7 @@ def verify_records(
 
 
 def _are_entries(buffer: bytes, starts: range, ledger_id: int, first_entry_id: int, digest_type: int) -> bool:
-    """Whether records of one size are all good; False leaves open what is wrong, and with which."""
+    """Report whether all records of one size are good; False does not tell which one is bad, and why."""
     count, size, gap = len(starts) - 1, starts.step, DIGEST_SIZES[digest_type]
     if count < _COLUMNS_MIN or size < 36 + gap or digest_type not in (DIGEST_CRC32, DIGEST_CRC32C):
         return False
@@ -495,9 +500,9 @@ def gather_payloads(parts: Sequence[tuple[bytes, Sequence[int]]], header_size: i
 
 
 class Frame:
-    """A buffer of a known size that is filled from its front, by whoever brings the bytes, and then becomes `bytes`.
+    """A buffer of a known size that is filled from its front by the caller, and then becomes `bytes`.
 
-    Nobody writes to `rest` any more after `take`.
+    `rest` must not be written after `take`.
     """
 
     def __init__(self, size: int) -> None:
@@ -506,26 +511,26 @@ class Frame:
 
     @property
     def missing(self) -> int:
-        """Bytes."""
+        """Return the number of bytes missing."""
         return len(self._data) - self._filled
 
     @property
     def filled(self) -> int:
-        """Bytes."""
+        """Return the number of bytes filled."""
         return self._filled
 
     def rest(self) -> memoryview:
-        """Where the next bytes go."""
+        """Return the place of the next bytes."""
         return memoryview(self._data)[self._filled :]
 
     def advance(self, count: int) -> None:
-        """So many bytes were written to `rest`. Raises ValueError for more than there was room for."""
+        """Count `size` bytes written to `rest`. Raises ValueError for more than there was room for."""
         if not 0 <= count <= self.missing:
             raise ValueError(f"{count} bytes where {self.missing} are missing")
         self._filled += count
 
     def take(self) -> bytes:
-        """All of it. Raises ValueError before it is full."""
+        """Return the whole buffer. Raises ValueError before it is full."""
         if self.missing:
             raise ValueError(f"{self.missing} bytes are missing")
         return bytes(self._data)
@@ -534,7 +539,7 @@ class Frame:
 def entries(
     entry_type: type[T], ledger_id: int, first_entry_id: int, data: bytes, starts: Sequence[int], header_size: int
 ) -> Iterator[T]:
-    """Records as tuples (entry id, payload, the ledger's length up to here, ledger id), built as they are taken.
+    """Iterate over records as tuples (entry id, payload, the ledger's length up to here, ledger id), built lazily.
 
     `entry_type`: a named tuple of these four; `starts`: as of `Records`; `header_size`: bytes of a body before its
     payload, at least 32.
@@ -550,9 +555,9 @@ def entries(
 
 
 class Steps(Generic[T]):
-    """An asynchronous iteration over items most of which are at hand. A base class; `_more` is the subclass's.
+    """An asynchronous iteration over items most of which are available. A base class; subclasses define `_more`.
 
-    `_items`: an iterator over those at hand.
+    `_items`: an iterator over the available ones.
     """
 
     def __init__(self) -> None:
@@ -567,12 +572,12 @@ class Steps(Generic[T]):
         return await self._more()
 
     async def _more(self) -> T:
-        """Get more, keep the others in `_items`, return the first. Raises StopAsyncIteration at the end."""
+        """Fetch more, keep the others in `_items`, return the first. Raises StopAsyncIteration at the end."""
         raise NotImplementedError
 
 
 def cut_runs(buffer: bytes, starts: Sequence[int]) -> list[tuple[int, int, int]] | None:
-    """Consecutive entries of one ledger each: (ledger id, first entry id, count), in the order of the records.
+    """Cut records into runs of consecutive entries of one ledger: (ledger id, first entry id, count), in record order.
 
     None if a record is too short for its ids or one of them is negative. `starts` as in `Records`.
     """
@@ -593,7 +598,7 @@ def cut_runs(buffer: bytes, starts: Sequence[int]) -> list[tuple[int, int, int]]
 
 
 def greatest_lac(buffer: bytes, starts: Sequence[int]) -> int:
-    """The greatest LAC in the headers of entries; -1 if none has one. An impossible one does not count."""
+    """Return the greatest LAC in the headers of entries; -1 if none has one. An impossible one does not count."""
     unpack = _two_i64_at
     pairs = [unpack(buffer, at + 12) for at, end in itertools.pairwise(starts) if end - at >= 28]
     lacs: list[int] = [lac for entry_id, lac in pairs if lac < entry_id]
@@ -601,9 +606,9 @@ def greatest_lac(buffer: bytes, starts: Sequence[int]) -> int:
 
 
 def pack_locations(log_id: int, position: int, starts: Sequence[int]) -> bytes:
-    """Index slots, int64 big-endian, of records written to entry log `log_id` from file offset `position` on.
+    """Return index slots, int64 big-endian, of records written to entry log `log_id` from file offset `position` on.
 
-    A location is `log_id << 32 | offset of the body`, four bytes behind the length word. Source: storage 3.2.
+    A location is `log_id << 32 | offset of the body`, four bytes after the length word. Source: storage 3.2.
     """
     base = (log_id << 32) + position + 4 - starts[0]
     locations = array("q", [base + start for start in starts[:-1]])
@@ -613,7 +618,7 @@ def pack_locations(log_id: int, position: int, starts: Sequence[int]) -> bytes:
 
 
 def digest(digest_type: int, mac_key: bytes, header: bytes, payload: bytes) -> bytes:
-    """The digest bytes over header and payload. Source: wire-protocol 4.2 and 4.3."""
+    """Return the digest bytes over header and payload. Source: wire-protocol 4.2 and 4.3."""
     if digest_type == DIGEST_CRC32C:
         return _U32.pack(google_crc32c.extend(google_crc32c.value(header), payload))
     if digest_type == DIGEST_CRC32:
@@ -624,8 +629,10 @@ def digest(digest_type: int, mac_key: bytes, header: bytes, payload: bytes) -> b
 
 
 def _uniform(buffer: bytes, start: int, end: int, size_max: int) -> range:
-    """The starts, and the end, of the records of one size at the beginning of [start, end); `range(start, start + 1)`
-    unless all complete ones are of one size, or when the first is none or above `size_max` (length word included).
+    """Return the starts, and the end, of the records of one size at the beginning of [start, end).
+
+    `range(start, start + 1)` unless all complete ones are of one size, or when the first is incomplete or above
+    `size_max` (length word included).
     """
     none = range(start, start + 1)
     if end - start < 4:
@@ -650,7 +657,7 @@ def _shortest(uniform: range, starts: list[int]) -> Sequence[int]:
 
 
 def _column(data: bytes, offset: int, step: int, count: int) -> list[int]:
-    """The int64 at `offset` of every record of `step` bytes, the number of records being `count`."""
+    """Return the int64 at `offset` of every record of `step` bytes, the number of records being `count`."""
     column = bytearray(8 * count)
     for byte in range(8):
         column[byte::8] = data[offset + byte :: step]
@@ -672,7 +679,7 @@ def _set_column(records: bytearray, offset: int, step: int, numbers: array[int])
 
 
 def _as_range(numbers: list[int]) -> Sequence[int]:
-    """The same numbers as a range when they are equally spaced."""
+    """Return the same numbers as a range when they are equally spaced."""
     if len(numbers) < 2:
         return range(numbers[0], numbers[0] + 1) if numbers else numbers
     step = numbers[1] - numbers[0]

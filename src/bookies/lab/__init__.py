@@ -1,1 +1,1 @@
-"""Laboratory: simulator, chaos tests, benchmarks and the demo. The product does not import it."""
+"""Laboratory: simulator, chaos tests, benchmarks and the demo. Product code does not import it."""

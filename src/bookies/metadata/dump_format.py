@@ -7,10 +7,10 @@
     {"kind": "recovery", "enabled": ..., "delay_s": ..., "checked_at_ms": {"all ledgers": ...}}
     {"kind": "mark", "ledger": ..., "replicas": [...], "ctime_ms": ...}
     {"kind": "ledger", "ledger": ..., "state": ..., "ensembles": [{"first": 0, "bookies": [...]}], ...}
-    {"kind": "end", "lines": ...}                                           the last one; without it something is lost
+    {"kind": "end", "lines": ...}                                           the last line; without it the dump is cut
 
-Bytes are text where they are UTF-8, else `{"base64": ...}`. A ledger's password is null unless it was asked for or is
-empty. A ledger whose record cannot be read is `{"kind": "damaged", "ledger": ..., "reason": ...}`. Pure.
+Bytes are text if they are UTF-8, else `{"base64": ...}`. A ledger's password is null unless it was requested or is
+empty. A ledger whose record cannot be read is `{"kind": "damaged", "ledger": ..., "reason": ...}`. No IO.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMAT = 1
 
 
 def pack_item(item: Item, *, passwords: bool) -> dict[str, Any]:
-    """One line. `passwords`: with the passwords of ledgers, without which a dump cannot be loaded."""
+    """Return an item's line. `passwords`: include ledgers' passwords, without which a dump cannot be loaded."""
     if isinstance(item, GivenIds):
         return {"kind": "ids", "next_id": item.next_id, "spent": [list(run) for run in item.spent]}
     if isinstance(item, StoredCookie):
@@ -74,18 +74,21 @@ def pack_item(item: Item, *, passwords: bool) -> dict[str, Any]:
 
 
 def parse_line(text: str) -> dict[str, Any]:
-    """Raises `InvalidArgument` for what is no line of a dump."""
+    """Parse a line of a dump. Raises `InvalidArgument` for any other text."""
     try:
         line = json.loads(text)
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
-            raise ValueError("no kind")
+            raise ValueError("it has no kind")
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{text[:60]!r} is no line of `bk metadata dump`: {error}") from error
+        raise InvalidArgument(f"{text[:60]!r} is not a line of `bk metadata dump`: {error}") from error
     return line
 
 
 def parse_item(line: Mapping[str, Any]) -> Item:
-    """Raises `InvalidArgument`, also for a ledger whose password was left out, and for what cannot be stored."""
+    """Return the item of a line.
+
+    Raises `InvalidArgument`, also for a ledger whose password was left out, and for an item that cannot be stored.
+    """
     kind = line["kind"]
     try:
         if kind == "ids":
@@ -111,13 +114,13 @@ def parse_item(line: Mapping[str, Any]) -> Item:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"a line of kind {kind} cannot be read: {error!r}") from error
-    raise InvalidArgument(f"a line of kind {kind!r}, which this version does not know")
+    raise InvalidArgument(f"a line has the kind {kind!r}, which this version of bookies does not know")
 
 
 def _parse_ids(line: Mapping[str, Any]) -> GivenIds:
     ids = GivenIds(int(line["next_id"]), tuple((int(first), int(last)) for first, last in line["spent"]))
     if ids.next_id < 0 or any(not 0 <= first <= last for first, last in ids.spent):
-        raise ValueError("ids below 0, or a run of spent ids that ends before it begins")
+        raise ValueError("an id is below 0, or a run of spent ids ends before it begins")
     return ids
 
 
@@ -138,15 +141,17 @@ def _parse_ledger(line: Mapping[str, Any]) -> LedgerMetadata:
     digest = None if line["digest"] is None else DigestType[line["digest"].upper()]
     if digest is not None and line["password"] is None:
         raise InvalidArgument(
-            f"the password of ledger {line['ledger']} is not in the dump, and nobody could read the ledger without it: "
-            "dump again with --passwords"
+            f"the password of ledger {line['ledger']} is not in the dump, and clients cannot read the ledger without "
+            "it: dump again with --passwords"
         )
     metadata = LedgerMetadata(
         ledger_id=int(line["ledger"]),
         ensemble_size=int(line["ensemble_size"]),
         write_quorum=int(line["write_quorum"]),
         ack_quorum=int(line["ack_quorum"]),
-        ensembles=tuple((int(each["first"]), tuple(map(BookieId, each["bookies"]))) for each in line["ensembles"]),
+        ensembles=tuple(
+            (int(ensemble["first"]), tuple(map(BookieId, ensemble["bookies"]))) for ensemble in line["ensembles"]
+        ),
         state=LedgerState[line["state"].upper()],
         last_entry_id=int(line["last_entry"]),
         length=int(line["length"]),
@@ -166,7 +171,7 @@ def _parse_ledger(line: Mapping[str, Any]) -> LedgerMetadata:
 
 
 def pack_bytes(data: bytes) -> str | dict[str, str]:
-    """Text if that says it all."""
+    """Return bytes as text if they are UTF-8, else in base64."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -174,7 +179,7 @@ def pack_bytes(data: bytes) -> str | dict[str, str]:
 
 
 def parse_bytes(value: Any) -> bytes:
-    """The other way. Raises ValueError, KeyError, TypeError."""
+    """Return the bytes; inverse of `pack_bytes`. Raises ValueError, KeyError, TypeError."""
     if isinstance(value, str):
         return value.encode("utf-8")
     return base64.b64decode(value["base64"], validate=True)

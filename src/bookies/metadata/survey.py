@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bookies.metadata.interface import MetadataDriver
-from bookies.metadata.transfer import MARK, Damaged, read_ledgers, some
+from bookies.metadata.transfer import MARK, Damaged, counted_names, read_ledgers
 from bookies.model import BookieId, BookieMode, LedgerMetadata
 
 
@@ -34,29 +34,29 @@ async def survey(driver: MetadataDriver, progress: Callable[[int], None] = lambd
     cookies = (await driver.all_bookies()).bookies
     records = len([name for name in await driver.record_names("") if name != MARK])
     marks = sum([len(page) async for page in driver.recovery.marked_ids()])
-    found = Survey(bookies, cookies, records, marks, {"open": 0, "in_recovery": 0, "closed": 0, "damaged": 0}, [])
+    result = Survey(bookies, cookies, records, marks, {"open": 0, "in_recovery": 0, "closed": 0, "damaged": 0}, [])
     async for ledgers in read_ledgers(driver):
         for ledger in ledgers:
             state = "damaged" if isinstance(ledger, Damaged) else ledger.state.name.lower()
-            found.ledgers[state] += 1
+            result.ledgers[state] += 1
             if isinstance(ledger, LedgerMetadata) and not ledger.is_closed:
-                found.open_ledgers.append(ledger.ledger_id)
-        progress(found.ledger_count)
-    return found
+                result.open_ledgers.append(ledger.ledger_id)
+        progress(result.ledger_count)
+    return result
 
 
-def objections(found: Survey) -> list[str]:
+def objections(result: Survey) -> list[str]:
     """Return the reasons not to move the cluster now: it would continue to change in the old store."""
     texts = []
-    running = [bookie for bookies in found.bookies.values() for bookie in bookies]
+    running = [bookie for bookies in result.bookies.values() for bookie in bookies]
     if running:
         texts.append(
-            f"{some(running, 'bookie')} registered: they and their writers continue to use the old store, and their "
-            "changes there are lost. Stop all clients, then all bookies"
+            f"{counted_names(running, 'bookie')} registered: they and their writers continue to use the old store, and "
+            "their changes there are lost. Stop all clients, then all bookies"
         )
-    if found.open_ledgers:
+    if result.open_ledgers:
         texts.append(
-            f"{some(found.open_ledgers, 'ledger')} not closed: clients may be writing to them. Stop all clients, and "
-            "close the ledgers while the bookies still run: bk ledger recover"
+            f"{counted_names(result.open_ledgers, 'ledger')} not closed: clients may be writing to them. Stop all "
+            "clients, and close the ledgers while the bookies still run: bk ledger recover"
         )
     return texts

@@ -1,16 +1,16 @@
-"""A whole cluster's metadata as a stream of items: read out of one store, put into another, compared.
+"""Transfer of a whole cluster's metadata as a stream of items: read from one store, put into another, compared.
 
-A store that is being filled is no cluster yet: its instance id comes last, so that until then every bookie that was in
-the cluster refuses to start on it, Apache's as well, and a new one does not begin a cluster in it. First comes a mark,
-the record `MARK`, by which an interrupted filling is known and can be gone on with:
+A store that is being filled is not a cluster yet: its instance id is written last. Until then every bookie of the
+cluster refuses to start on it, Apache's as well, and a new bookie does not create a cluster in it. The first step
+writes the record `MARK`, by which an interrupted filling is recognized and resumed:
 
-    mark; ids that are given; everything else, in any order                      every step can be repeated
-    compare with the source, remove what it has no longer
-    instance id                                                                 from now on it is the cluster
-    the mark is removed
+    write the mark, the given ids, then everything else, in any order            every step can be repeated
+    compare with the source, remove items that the source no longer has
+    write the instance id                                                       from now on the store is the cluster
+    delete the mark
 
-Registrations, locks and votes are not items: their owners make them again. A ledger without its time of creation in the
-record takes the store's along in the record (`stores_ctime`), where Apache's clients of today look for it too.
+Registrations, locks and votes are not items: their owners recreate them. If a ledger's record has no time of creation,
+the store's time is written into the record (`stores_ctime`), where Apache's current clients read it too.
 
 Source: metadata 2.6, 11.
 """
@@ -55,10 +55,10 @@ T = TypeVar("T")
 
 LEDGER_ID_MAX = (1 << 63) - 1
 MARK = "migration"  # the record of a store that is being filled
-AT_ONCE = 64  # operations under way
-ATTEMPTS_MAX = 5  # of putting one thing into a store that fails
+AT_ONCE = 64  # operations in flight
+ATTEMPTS_MAX = 5  # attempts to put one item
 PAUSE_S = 0.5  # after the first failure; it grows
-_SHOWN = 5  # of what is named in a message
+_SHOWN = 5  # names in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ Item = GivenIds | StoredCookie | NamedRecord | RecoverySettings | UnderReplicate
 
 
 async def read_items(driver: MetadataDriver) -> AsyncIterator[Item]:
-    """All there is but the instance id: ids, cookies, records, what auto-recovery keeps, then ledgers by id.
+    """Yield all items: ids, cookies, records, auto-recovery's state, then ledgers by id; not the instance id.
 
     Raises `MetadataError`.
 
-    What comes into being or goes meanwhile may be missing or there. Records come before ledgers, so that the ledgers of
-    a log that is written to are there, too.
+    Items that are created or deleted meanwhile may be missing or included. Records come before ledgers, so the ledgers
+    of a log that is being written are included too.
     """
     yield await driver.given_ids()
     for bookie in (await driver.all_bookies()).bookies:
@@ -120,11 +120,11 @@ async def read_items(driver: MetadataDriver) -> AsyncIterator[Item]:
 
 
 async def read_ledgers(driver: MetadataDriver) -> AsyncIterator[Sequence[LedgerMetadata | Damaged]]:
-    """All ledgers by id, in batches."""
+    """Yield all ledgers by id, in batches."""
     async for ledger_ids in driver.ledger_ids():
         for at in range(0, len(ledger_ids), AT_ONCE):
-            found = await _all([read_ledger(driver, each) for each in ledger_ids[at : at + AT_ONCE]])
-            yield [each for each in found if each is not None]
+            ledgers = await _all([read_ledger(driver, ledger_id) for ledger_id in ledger_ids[at : at + AT_ONCE]])
+            yield [ledger for ledger in ledgers if ledger is not None]
 
 
 async def read_cookie(driver: MetadataDriver, bookie: BookieId) -> StoredCookie | None:
@@ -151,16 +151,16 @@ async def read_ledger(driver: MetadataDriver, ledger_id: int) -> LedgerMetadata 
 
 
 async def _all(operations: Sequence[Awaitable[T]]) -> list[T]:
-    """Together; when one fails the others end, too."""
+    """Run operations concurrently; if one fails, the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_of(each)) for each in operations]
+            tasks = [group.create_task(_awaited(operation)) for operation in operations]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-async def _of(operation: Awaitable[T]) -> T:
+async def _awaited(operation: Awaitable[T]) -> T:
     return await operation
 
 
@@ -168,9 +168,9 @@ async def _of(operation: Awaitable[T]) -> T:
 
 
 class Filling:
-    """Putting a cluster into a store that has none. `begin`, `put` for every item, `finish`.
+    """One filling of an empty store with a cluster: `begin`, `put` for every item, `finish`.
 
-    `is_resumed`: an earlier filling from the same cluster was interrupted; what it put there is put right.
+    `is_resumed`: an earlier filling from the same cluster was interrupted, and its items are corrected.
     """
 
     def __init__(self, driver: MetadataDriver, instance_id: str, origin: str) -> None:
@@ -180,47 +180,50 @@ class Filling:
         self._origin = origin
 
     async def is_there(self) -> bool:
-        """Whether the store is that cluster already. Raises `MetadataError` if it is another one."""
-        found = await self._driver.instance_id()
-        if found not in (None, self._instance_id):
-            raise other_cluster(str(found), self._instance_id)
-        return found is not None
+        """Report whether the store is that cluster already. Raises `MetadataError` if it is another cluster."""
+        stored = await self._driver.instance_id()
+        if stored not in (None, self._instance_id):
+            raise other_cluster(str(stored), self._instance_id)
+        return stored is not None
 
     async def begin(self, ids: GivenIds) -> None:
-        """Raises `MetadataError` when there is something in the store that is not of an interrupted filling."""
+        """Write the mark and the given ids. Raises `MetadataError` if the store has contents other than those of an
+        interrupted filling.
+        """
         mark = {"from": self._origin, "instance_id": self._instance_id}
         try:
             await self._check_empty(await self._driver.record_names(""))
             await self._driver.create_record(MARK, json.dumps(mark).encode("utf-8"))
         except RecordExists:
-            found = json.loads((await self._driver.read_record(MARK))[0])
-            if found.get("instance_id") != self._instance_id:
+            earlier = json.loads((await self._driver.read_record(MARK))[0])
+            if earlier.get("instance_id") != self._instance_id:
                 raise MetadataError(
-                    f"{self._driver.uri} is half filled with cluster {found.get('instance_id')} from "
-                    f"{found.get('from')}: finish that, or name an empty store"
+                    f"{self._driver.uri} is half filled with cluster {earlier.get('instance_id')} from "
+                    f"{earlier.get('from')}: finish that migration, or name an empty store"
                 ) from None
             self.is_resumed = True
         await self._driver.restore_ids(ids)
         if not self.is_resumed:
             async for ledger_ids in self._driver.ledger_ids():
                 await self._driver.delete_record(MARK, (await self._driver.read_record(MARK))[1])
-                raise MetadataError(f"{self._driver.uri} is not empty: it has {some(ledger_ids, 'ledger')}")
+                raise MetadataError(f"{self._driver.uri} is not empty: it has {counted_names(ledger_ids, 'ledger')}")
 
     async def _check_empty(self, names: Sequence[str]) -> None:
         if MARK in names:
             raise RecordExists("begun before")
         cookies = (await self._driver.all_bookies()).bookies
-        for found, kind in ((cookies, "cookie"), (names, "record")):
-            if found:
-                raise MetadataError(f"{self._driver.uri} is not empty: it has {some(found, kind)}")
+        for present, noun in ((cookies, "cookie"), (names, "record")):
+            if present:
+                raise MetadataError(f"{self._driver.uri} is not empty: it has {counted_names(present, noun)}")
 
     async def put(self, items: Sequence[Item]) -> None:
-        """Repeatable, and repeated while the store fails now and then. Raises `MetadataCorrupt` for what cannot be
-        carried over.
-        """
-        await _all([self._put_at_last(each) for each in items])
+        """Put items into the store. Repeatable; retries after temporary failures of the store.
 
-    async def _put_at_last(self, item: Item) -> None:
+        Raises `MetadataCorrupt` for an item that cannot be carried over.
+        """
+        await _all([self._put_with_retries(item) for item in items])
+
+    async def _put_with_retries(self, item: Item) -> None:
         for attempt in range(1, ATTEMPTS_MAX):
             try:
                 await self._put(item)
@@ -258,17 +261,17 @@ class Filling:
 
     async def _put_ledger(self, metadata: LedgerMetadata) -> None:
         try:
-            found = await self._driver.create_ledger(metadata)
+            stored = await self._driver.create_ledger(metadata)
         except LedgerExists as error:
             try:
-                found = await self._driver.read_ledger(metadata.ledger_id)
+                stored = await self._driver.read_ledger(metadata.ledger_id)
             except LedgerNotFound:
-                raise error from None  # The id of a ledger that was deleted.
-        if found.metadata != metadata:
-            await self._driver.write_ledger(metadata, found.version)
+                raise error from None  # The id belonged to a deleted ledger.
+        if stored.metadata != metadata:
+            await self._driver.write_ledger(metadata, stored.version)
 
     async def remove(self, item: Item) -> None:
-        """What an interrupted filling put there, and the source has no longer."""
+        """Remove an item that an interrupted filling put, and that the source no longer has."""
         if isinstance(item, StoredCookie):
             await self._driver.delete_cookie(item.bookie, (await self._driver.read_cookie(item.bookie))[1])
         elif isinstance(item, NamedRecord):
@@ -279,7 +282,7 @@ class Filling:
             await self._driver.delete_ledger(item.ledger_id)
 
     async def finish(self) -> None:
-        """Everything is there: make it the cluster. Repeatable."""
+        """Make the filled store the cluster. Repeatable."""
         await self._driver.restore_instance_id(self._instance_id)
         try:
             await self._driver.delete_record(MARK, (await self._driver.read_record(MARK))[1])
@@ -288,24 +291,25 @@ class Filling:
 
 
 def carried(metadata: LedgerMetadata) -> LedgerMetadata:
-    """A record as another store gets it: with its time of creation, if its format has a place for that."""
+    """Return a record as written to another store: with its time of creation, if its format has a field for it."""
     if metadata.ctime_ms is None or metadata.format_version < 2:
         return metadata
     return dataclasses.replace(metadata, stores_ctime=True)
 
 
 def unreadable(item: Damaged) -> MetadataCorrupt:
-    """Why a cluster cannot be carried over."""
+    """Return the error for a ledger that cannot be carried over."""
     return MetadataCorrupt(
-        f"its record cannot be read, so it cannot be carried over ({item.reason}); `bk metadata check` names all such",
+        f"the ledger's record cannot be read, so it cannot be carried over ({item.reason}); `bk metadata check` lists "
+        "all such ledgers",
         ledger_id=item.ledger_id,
     )
 
 
-def some(names: Sequence[object], kind: str) -> str:
-    """`3 ledgers (1, 2, 3)`."""
+def counted_names(names: Sequence[object], noun: str) -> str:
+    """Return the number of names and the first of them: `3 ledgers (1, 2, 3)`."""
     shown = ", ".join(map(str, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
-    return f"{len(names):,} {kind}{'' if len(names) == 1 else 's'} ({shown})"
+    return f"{len(names):,} {noun}{'' if len(names) == 1 else 's'} ({shown})"
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
@@ -313,7 +317,9 @@ def some(names: Sequence[object], kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`what`: the thing. `surplus`: what the target has and the source has not; None: it lacks it, or has another."""
+    """A difference of the target from the source. `what`: the item's name. `surplus`: the item, if only the target has
+    it; None: the target lacks it, or has different contents.
+    """
 
     what: str
     detail: str
@@ -323,57 +329,62 @@ class Difference:
 async def differences(
     source: MetadataDriver, target: MetadataDriver, progress: Callable[[int], None] = lambda count: None
 ) -> AsyncIterator[Difference]:
-    """What is not in the target as it is in the source, record by record. `progress`: ledgers compared so far."""
+    """Yield the differences of the target from the source, item by item. `progress`: called with the number of ledgers
+    compared so far.
+    """
     given, restored = await source.given_ids(), await target.given_ids()
     if restored.next_id < given.next_id:
-        yield Difference("next id", f"{restored.next_id:,} in place of {given.next_id:,} or more")
+        yield Difference("next id", f"is {restored.next_id:,}, not {given.next_id:,} or more")
     for first, last in given.spent:
         at = bisect_right(restored.spent, (first, LEDGER_ID_MAX)) - 1
         if at < 0 or restored.spent[at][1] < last:
-            yield Difference(f"spent ids {first} to {last}", "can be given again")
+            yield Difference(f"spent ids {first} to {last}", "can be assigned again")
     bookies, others = (await source.all_bookies()).bookies, (await target.all_bookies()).bookies
-    async for each in _compared(bookies, others, lambda name: _cookies(source, target, name), "cookie"):
-        yield each
+    async for difference in _compared(bookies, others, lambda name: _cookies(source, target, name), "cookie"):
+        yield difference
     names, others_names = await source.record_names(""), await target.record_names("")
-    names, others_names = [[each for each in found if each != MARK] for found in (names, others_names)]
-    async for each in _compared(names, others_names, lambda name: _records(source, target, name), "record"):
-        yield each
+    names, others_names = [[name for name in listed if name != MARK] for listed in (names, others_names)]
+    async for difference in _compared(names, others_names, lambda name: _records(source, target, name), "record"):
+        yield difference
     if not agree(await read_settings(source.recovery), await read_settings(target.recovery)):
-        yield Difference("auto-recovery's switch, delay and times of checks", "are others")
-    async for there, here in paired_marks(source.recovery, target.recovery):
-        if there != here and (mark := there or here) is not None:
-            yield _difference(f"mark of ledger {mark.ledger_id}", there, here)
-    async for each in _ledgers(source, target, progress):
-        yield each
+        yield Difference("auto-recovery's switch, delay and times of checks", "differ")
+    async for expected, actual in paired_marks(source.recovery, target.recovery):
+        if expected != actual and (mark := expected or actual) is not None:
+            yield _difference(f"mark of ledger {mark.ledger_id}", expected, actual)
+    async for difference in _ledgers(source, target, progress):
+        yield difference
 
 
 async def is_same_store(source: MetadataDriver, target: MetadataDriver) -> bool:
-    """Whether two drivers look at one store by two names: a copy's versions are its own."""
+    """Report whether two drivers use the same store under two names: a copy has versions of its own."""
     versions = []
     for driver in (source, target):
-        found = [(await driver.all_bookies()).version]
+        sample = [(await driver.all_bookies()).version]
         async for ledger_ids in driver.ledger_ids():
-            found += [(await driver.read_ledger(each)).version for each in ledger_ids[:_SHOWN]]
+            sample += [(await driver.read_ledger(ledger_id)).version for ledger_id in ledger_ids[:_SHOWN]]
             break
-        versions.append(found)
+        versions.append(sample)
     return versions[0] == versions[1] and any(versions[0])
 
 
 async def _compared(
-    wanted: Sequence[T], found: Sequence[T], read: Callable[[T], Awaitable[tuple[Item | None, Item | None]]], kind: str
+    wanted: Sequence[T],
+    present: Sequence[T],
+    read: Callable[[T], Awaitable[tuple[Item | None, Item | None]]],
+    noun: str,
 ) -> AsyncIterator[Difference]:
-    names = list(dict.fromkeys((*wanted, *found)))
+    names = list(dict.fromkeys((*wanted, *present)))
     for at in range(0, len(names), AT_ONCE):
         pairs = await _all([read(name) for name in names[at : at + AT_ONCE]])
-        for name, (there, here) in zip(names[at : at + AT_ONCE], pairs, strict=True):
-            if there != here:
-                yield _difference(f"{kind} {name}", there, here)
+        for name, (expected, actual) in zip(names[at : at + AT_ONCE], pairs, strict=True):
+            if expected != actual:
+                yield _difference(f"{noun} {name}", expected, actual)
 
 
-def _difference(what: str, there: Item | None, here: Item | None) -> Difference:
-    if there is None:
-        return Difference(what, "is not in the source", here)
-    return Difference(what, "is missing" if here is None else "is another one")
+def _difference(what: str, expected: Item | None, actual: Item | None) -> Difference:
+    if expected is None:
+        return Difference(what, "is not in the source", actual)
+    return Difference(what, "is missing" if actual is None else "is another one")
 
 
 async def _cookies(
@@ -391,25 +402,27 @@ async def _records(
 async def _ledgers(
     source: MetadataDriver, target: MetadataDriver, progress: Callable[[int], None]
 ) -> AsyncIterator[Difference]:
-    """Both listings ascend, so they are walked side by side."""
-    theirs = [each async for page in source.ledger_ids() for each in page]
-    ours = [each async for page in target.ledger_ids() for each in page]
+    """Compare the ledgers of both stores: first those that only the target has, then those of the source."""
+    source_ids = [ledger_id async for page in source.ledger_ids() for ledger_id in page]
+    target_ids = [ledger_id async for page in target.ledger_ids() for ledger_id in page]
     count = 0
-    known, present = set(theirs), set(ours)
-    for ledger_id in ours:
+    known, present = set(source_ids), set(target_ids)
+    for ledger_id in target_ids:
         if ledger_id not in known:
             surplus = await read_ledger(target, ledger_id)
             if surplus is not None:
                 yield Difference(f"ledger {ledger_id}", "is not in the source", surplus)
-    for at in range(0, len(theirs), AT_ONCE):
-        some_ids = theirs[at : at + AT_ONCE]
-        wanted = await _all([read_ledger(source, each) for each in some_ids])
-        found = await _all([_none() if each not in present else read_ledger(target, each) for each in some_ids])
-        for ledger_id, there, here in zip(some_ids, wanted, found, strict=True):
-            expected = carried(there) if isinstance(there, LedgerMetadata) else there
-            if expected != here and not (there is None and here is None):
-                yield _difference(f"ledger {ledger_id}", expected, here)
-        count += len(some_ids)
+    for at in range(0, len(source_ids), AT_ONCE):
+        batch = source_ids[at : at + AT_ONCE]
+        originals = await _all([read_ledger(source, ledger_id) for ledger_id in batch])
+        copies = await _all(
+            [_none() if ledger_id not in present else read_ledger(target, ledger_id) for ledger_id in batch]
+        )
+        for ledger_id, original, actual in zip(batch, originals, copies, strict=True):
+            expected = carried(original) if isinstance(original, LedgerMetadata) else original
+            if expected != actual and not (original is None and actual is None):
+                yield _difference(f"ledger {ledger_id}", expected, actual)
+        count += len(batch)
         progress(count)
 
 
@@ -426,9 +439,10 @@ async def copy(
     filling: Filling,
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[Difference]:
-    """Fill the target and compare; what is still different when that is done (then it is not finished).
+    """Fill the target and compare; return the remaining differences. If there are any, the filling is not finished.
 
-    `progress`: ledgers so far. Can be interrupted at any point, and repeated. The source is only read.
+    `progress`: called with the number of ledgers so far. The copy can be interrupted at any point, and repeated. The
+    source is only read.
     """
     items = read_items(source)
     batch: list[Item] = []
@@ -445,11 +459,11 @@ async def copy(
             progress(count)
     await filling.put(batch)
     left = []
-    async for each in differences(source, target):
-        if each.surplus is not None and filling.is_resumed:
-            await filling.remove(each.surplus)
+    async for difference in differences(source, target):
+        if difference.surplus is not None and filling.is_resumed:
+            await filling.remove(difference.surplus)
         else:
-            left.append(each)
+            left.append(difference)
     if not left:
         await filling.finish()
     return left

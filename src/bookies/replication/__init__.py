@@ -1,1 +1,1 @@
-"""Auto-recovery: auditor, workers, and the operator's own repairs, drains and balances."""
+"""Auto-recovery: auditor and workers; repairs, drains and balances by operators."""

@@ -1,4 +1,4 @@
-"""The ports on asyncio and the operating system, and how a process runs its main coroutine.
+"""The ports on asyncio and the operating system, and the start of a process's main coroutine.
 
 uvloop is used when it is installed, because it halves the cost of a socket read; `BK_UVLOOP=0` turns it off.
 """
@@ -23,9 +23,9 @@ from bookies.runtime.threads import ThreadWorkers
 
 T = TypeVar("T")
 
-BACKLOG = 1024  # connections the system accepts before we do
+BACKLOG = 1024  # connections that the system accepts before the process does
 NOT_SENT_MAX = 512 * 1024
-# A thread that comes back from the device waits at most so long for a busy loop to yield the interpreter, seconds.
+# Seconds that a thread returning from the device waits at most for a busy loop to yield the interpreter.
 SWITCH_INTERVAL = 0.00005
 
 
@@ -50,16 +50,16 @@ class AsyncioListener:
         self._server.close()
 
     async def wait_closed(self) -> None:
-        # Closing takes effect in the loop's next turn. `Server.wait_closed` would wait for the accepted connections
-        # too (since Python 3.12), which are their owner's to close.
+        # Closing takes effect in the loop's next iteration. `Server.wait_closed` would wait for the accepted
+        # connections too (since Python 3.12), which their owner closes.
         await asyncio.sleep(0)
 
 
 class AsyncioNetwork:
-    """TCP without Nagle's delay and with keep-alive; buffer sizes are left to the system's autotuning.
+    """TCP without Nagle's delay and with keep-alive. The system tunes the buffer sizes.
 
-    What is accepted leaves no more than `NOT_SENT_MAX` bytes to the system beyond what is on its way, so that a peer
-    that takes nothing is noticed by that and not after megabytes.
+    Accepted connections leave at most `NOT_SENT_MAX` unsent bytes to the system, so that a peer that consumes nothing
+    is noticed at once and not after megabytes.
     """
 
     async def connect(
@@ -67,7 +67,7 @@ class AsyncioNetwork:
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         try:
             transport, protocol = await asyncio.get_running_loop().create_connection(protocol_factory, host, port)
-        except (UnicodeError, OverflowError) as error:  # What a bookie publishes of itself may be anything.
+        except (UnicodeError, OverflowError) as error:  # A bookie may publish any address.
             raise OSError(f"{host!r}, port {port}, is no address: {error}") from error
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -83,10 +83,10 @@ class AsyncioNetwork:
         listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Accepted sockets inherit all that follows.
+            # Accepted sockets inherit the following options.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with contextlib.suppress(AttributeError, OSError):  # Not every system knows it.
+            with contextlib.suppress(AttributeError, OSError):  # Not every system supports it.
                 listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_MAX)
             listening.setblocking(False)
             listening.bind(address)
@@ -99,12 +99,14 @@ class AsyncioNetwork:
 
 
 def runtime(seed: int | None = None) -> Runtime:
-    """The real world. `seed`: of the random numbers, for repeatable choices; None: unpredictable ones."""
+    """Return the ports of the real world. `seed`: of the random numbers, for repeatable choices; None:
+    unpredictable."""
     chosen = random.Random(seed) if seed is not None else random.SystemRandom()
     clock = SystemClock()
 
     def tls(files: TlsFiles, is_server: bool) -> Encryption:
-        from bookies.runtime.tls import TlsSide  # here, because loading OpenSSL takes longer than most commands
+        # imported here, because loading OpenSSL takes longer than most commands
+        from bookies.runtime.tls import TlsSide
 
         return TlsSide(files, is_server, clock)
 
@@ -112,7 +114,7 @@ def runtime(seed: int | None = None) -> Runtime:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's when it is installed, unless `BK_UVLOOP=0`."""
+    """Return an event loop: uvloop's when it is installed, unless `BK_UVLOOP=0`."""
     if os.environ.get("BK_UVLOOP", "1") != "0":
         try:
             import uvloop
@@ -125,11 +127,12 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run the main coroutine of a process to its end and return its result, as `asyncio.run`, but faster.
+    """Run the main coroutine of a process to its end and return its result, like `asyncio.run`, but faster.
 
-    For a process that is mostly client or bookie: it uses uvloop where that is installed (`BK_UVLOOP=0`: not), looks
-    for cycles of garbage every 20,000 objects, keeps freed buffers of up to 32 MiB for itself, and lets threads wait
-    for the interpreter 50 us at most. These stay so after the end. `PYTHONASYNCIODEBUG=1` turns on asyncio's checks.
+    For a process that is mostly client or bookie: it uses uvloop where that is installed (`BK_UVLOOP=0`: not),
+    collects cycles of garbage every 20,000 objects, keeps freed buffers of up to 32 MiB, and lets threads wait for
+    the interpreter 50 us at most. These settings stay after the end. `PYTHONASYNCIODEBUG=1` turns on asyncio's
+    checks.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
     keep_freed_memory()

@@ -1,13 +1,13 @@
-"""Writes that the system carries out by itself, so that no thread has to wait for the device: Linux's asynchronous IO.
+"""Writes by Linux's asynchronous IO: no thread waits for the device.
 
-A thread that waits for a write is woken by the device and wakes the loop, after the loop has woken it: three changes of
-threads around one call. Here the loop submits the write and hears of its end from a descriptor that it watches.
+A thread that waits for a write is woken by the device and wakes the loop, after the loop has woken it: three context
+switches around one call. Here the loop submits the write and learns of its end from a descriptor that it watches.
 
-For writes past the page cache into blocks that exist the submission does not wait. Some file systems take such writes
-and do all of the work at the submission (ext4 with `data=journal`); where that is seen, nothing is taken any more.
-Measured for 4 KiB that are durable at the end: 0.12 ms instead of 0.15 (p50), for a third of the processor time.
+The submission does not wait for writes past the page cache into blocks that exist. Some file systems accept such
+writes and do all of the work at the submission (ext4 with `data=journal`); where that is detected, no write is
+accepted any more. Measured for 4 KiB until durable: 0.12 ms instead of 0.15 (p50), for a third of the processor time.
 
-Everything on the loop's thread.
+All calls are on the loop's thread.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from time import perf_counter
 Ended = Callable[[int], None]
 """Of a write: the bytes written, or an error number, negative."""
 
-DEPTH = 4  # writes under way at once
-BLOCKING_S = 0.0001  # a submission that takes longer, and most of the write's time, has waited for the device
-BLOCKING_MAX = 8  # more of these than of others, and threads are better
+DEPTH = 4  # writes in progress at once
+BLOCKING_S = 0.0001  # seconds; a submission that takes longer, and most of the write's time, has waited for the device
+BLOCKING_MAX = 8  # when slow submissions outnumber others by this many, threads are better
 _IO_SETUP, _IO_DESTROY, _IO_GETEVENTS, _IO_SUBMIT = range(4)
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}  # the C library has no functions for these
 _PWRITE = 1
 _REPORTS_TO_EVENTFD = 1
-# What it is to be called, key and flags, opcode and priority, descriptor; memory, size, offset; flags and eventfd.
+# Fields: user data, key and flags, opcode and priority, descriptor; memory, size, offset; flags and eventfd.
 _CONTROL_BLOCK = struct.Struct("<QIiHhIQQqQII")
-_EVENT = struct.Struct("<QQqq")  # what it was called, address, result, second result
+_EVENT = struct.Struct("<QQqq")  # user data, address, result, second result
 
 
 class DirectWrites:
-    """Writes of one loop. Made by `begin`."""
+    """The writes of one loop. Made by `begin`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, calls: tuple[int, int, int, int], context: int) -> None:
         self._loop = loop
@@ -48,8 +48,8 @@ class DirectWrites:
         self._pointer = ctypes.c_void_p(0)
         self._no_time = (ctypes.c_long * 2)(0, 0)
         self._free = list(range(DEPTH))
-        self._ended: dict[int, tuple[Ended, float, float]] = {}  # whom to tell; when it began, when it was submitted
-        self._blocking = 0  # submissions that waited for the device, less those that did not
+        self._ended: dict[int, tuple[Ended, float, float]] = {}  # callback; when it began, when it was submitted
+        self._blocking = 0  # submissions that waited for the device, minus those that did not
         self._is_useful = True
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
@@ -60,7 +60,7 @@ class DirectWrites:
 
     @classmethod
     def begin(cls, loop: asyncio.AbstractEventLoop) -> DirectWrites | None:
-        """None where there is no such thing, or the system has no more of it."""
+        """Create the writer; None if the system does not support it or has no more of it."""
         calls = _CALLS.get(platform.machine()) if hasattr(os, "eventfd") else None
         if calls is None or struct.calcsize("P") != 8:
             return None
@@ -69,14 +69,15 @@ class DirectWrites:
             return None
         try:
             return cls(loop, calls, context.value)
-        except (OSError, NotImplementedError):  # no descriptors left; a loop that cannot watch any
+        except (OSError, NotImplementedError):  # no descriptors left; a loop that cannot watch descriptors
             _system_call(calls[_IO_DESTROY], context)
             return None
 
     def submit(self, descriptor: int, address: int, size: int, offset: int, ended: Ended) -> bool:
-        """Begin to write `size` bytes of memory, which stay as they are until `ended` is called, never before return.
+        """Begin to write `size` bytes of memory, which must not change until `ended` is called, never before this
+        returns.
 
-        False: nothing was begun.
+        False: no write was begun.
         """
         if not self._free or not self._is_useful:
             return False
@@ -94,7 +95,7 @@ class DirectWrites:
         return True
 
     def close(self) -> None:
-        """Wait for what is under way, and let go. Idempotent."""
+        """Wait for writes in progress, and release everything. Idempotent."""
         if self._eventfd < 0:
             return
         while self._ended:
@@ -110,11 +111,11 @@ class DirectWrites:
         self._take()
 
     def _take(self, *, is_waiting: bool = False) -> None:
-        """Tell of what has ended; `is_waiting`: until there is something."""
+        """Report finished writes; `is_waiting`: wait until there is one."""
         least, most = ctypes.c_long(int(is_waiting)), ctypes.c_long(DEPTH)
         timeout = None if is_waiting else self._no_time
         count = _system_call(self._calls[_IO_GETEVENTS], self._context, least, most, self._events, timeout)
-        if count < 0 and count != -errno.EINTR:  # It gives no news of any, now or later.
+        if count < 0 and count != -errno.EINTR:  # The system reports no results, now or later.
             self._is_useful = False
             for number in list(self._ended):
                 self._tell(number, count)
@@ -137,6 +138,6 @@ _library.syscall.restype = ctypes.c_long
 
 
 def _system_call(number: int, *arguments: object) -> int:
-    """What it returns, or an error number, negative."""
+    """Return the result of a system call, or an error number, negative."""
     result: int = _library.syscall(ctypes.c_long(number), *arguments)
     return result if result >= 0 else -ctypes.get_errno()

@@ -21,17 +21,18 @@ class Events:
     def __init__(self, component: str, clock: Clock) -> None:
         self._logger = logging.getLogger(f"bookies.{component}")
         self._clock = clock
-        self._windows: dict[str, tuple[float, int]] = {}  # event -> start of its window, lines asked for in it
+        # event -> start of its window, number of lines requested in it
+        self._windows: dict[str, tuple[float, int]] = {}
 
     def info(self, event: str, **fields: object) -> None:
         self._log(logging.INFO, event, fields, None)
 
     def warning(self, event: str, *, error: BaseException | None = None, **fields: object) -> None:
-        """`error`: its type and text become the fields `error` and `reason`."""
+        """Log a warning. The type and text of `error` become the fields `error` and `reason`."""
         self._log(logging.WARNING, event, fields, error)
 
     def error(self, event: str, *, error: BaseException | None = None, **fields: object) -> None:
-        """As `warning`; a programming error (no `BookKeeperError`, no `OSError`) brings its traceback."""
+        """Log an error, like `warning`. A programming error (no `BookKeeperError`, no `OSError`) adds its traceback."""
         self._log(logging.ERROR, event, fields, error)
 
     def _log(self, level: int, event: str, fields: dict[str, object], error: BaseException | None) -> None:
@@ -55,7 +56,7 @@ class Events:
 
 
 def _word(value: object) -> str:
-    """A value without spaces as it is, anything else quoted, so that a line can be split again."""
+    """Return a value without spaces as it is, anything else quoted, so that a line can be split again."""
     text = str(value)
     return text if text and not any(character in text for character in ' "=\n') else json.dumps(text)
 

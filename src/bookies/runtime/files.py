@@ -1,6 +1,6 @@
 """The Disk port on the operating system: files, directories, locks.
 
-Everything here blocks; shells reach it through a `Worker` when it may wait for the device.
+All calls block; shells run them through a `Worker` when they may wait for the device.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bookies.kernels import Frame
 from bookies.runtime.ports import Buffer, File, Submit, Written
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
-_BLOCK = 512  # bytes: what direct writes are multiples of; a device with larger blocks refuses them
-_DIRECT_SIZE = 64 * 1024  # bytes that go to the device directly at most
+_BLOCK = 512  # bytes; direct writes are multiples of it, and a device with larger blocks refuses them
+_DIRECT_SIZE = 64 * 1024  # bytes; larger writes go through the page cache
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not on every system
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)  # likewise
-SYNC_MANY_MIN = 24  # files and directories: fewer are synced one by one
-_SYNCFS_SINCE = (5, 8)  # of Linux: before, syncfs does not tell of writes that failed
+SYNC_MANY_MIN = 24  # files and directories; fewer are synced one by one
+_SYNCFS_SINCE = (5, 8)  # Linux version; before it, syncfs does not report failed writes
 _MODES = {
     "r": os.O_RDONLY,
     "r+": os.O_RDWR,
@@ -34,7 +34,7 @@ _MODES = {
 
 
 def _mapped(error: OSError, path: str) -> Exception:
-    """The error to raise for a failed call on `path`: `DiskFull`, or the same error with the path in it."""
+    """Return the error to raise for a failed call on `path`: `DiskFull`, or the same error with the path in it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"{path}: {os.strerror(error.errno)}")
     if error.filename is None:
@@ -44,7 +44,7 @@ def _mapped(error: OSError, path: str) -> Exception:
 
 @functools.cache
 def _syncfs() -> Callable[[int], int] | None:
-    """The system's syncfs, if it tells of failures."""
+    """Return the system's syncfs, if it reports failed writes."""
     import ctypes
 
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
@@ -68,7 +68,7 @@ class OsFile:
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
-        self._direct: _DirectWriter | None = None  # made when needed
+        self._direct: _DirectWriter | None = None  # created when needed
 
     def pread(self, size: int, offset: int) -> bytes:
         try:
@@ -94,7 +94,7 @@ class OsFile:
             if count < size and offset + count < os.fstat(self._descriptor).st_size:
                 return None  # The rest is not in memory.
         except OSError:
-            return None  # It would wait, or the file system cannot tell; of what is broken, `pread` tells better.
+            return None  # It would wait, or the file system cannot tell; `pread` reports errors better.
         if count < size:
             return bytes(room[:count])
         frame.advance(count)
@@ -175,25 +175,25 @@ class OsFile:
 
     def next_data(self, offset: int) -> int:
         try:
-            # This moves the position of the descriptor, which nobody uses.
+            # This moves the descriptor's position, which no call uses.
             return os.lseek(self._descriptor, offset, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # Nothing but a hole is left.
+            if error.errno == errno.ENXIO:  # Only a hole is left.
                 return self.size()
-            if error.errno == errno.EINVAL:  # The file system has no idea.
+            if error.errno == errno.EINVAL:  # The file system cannot tell.
                 return min(offset, self.size())
             raise
 
     def device(self) -> int:
-        """Which file system it is on; as `OsDisk.device`."""
+        """Return the number of the file system; see `OsDisk.device`."""
         return os.fstat(self._descriptor).st_dev
 
     def drop_cache(self, offset: int, size: int) -> None:
-        with contextlib.suppress(OSError):  # Advice: the data is as right without it.
+        with contextlib.suppress(OSError):  # Advice only: the data is correct without it.
             os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         direct, self._direct = self._direct, None
         if direct is not None:
             direct.close()
@@ -208,23 +208,23 @@ class OsFile:
 class _DirectWriter:
     """Small synchronous writes past the page cache.
 
-    One call that comes back when the device has the data, instead of a copy into the page cache whose write-back waits
-    its turn behind other files. Measured for 2 KiB on ext4, three writers at a time: 0.41 ms instead of 0.51 (p50) and
-    1.4 instead of 2.3 (p95), for two thirds of the CPU.
+    One call that returns when the device has the data, instead of a copy into the page cache whose write-back waits
+    behind other files. Measured for 2 KiB on ext4, three writers at a time: 0.41 ms instead of 0.51 (p50) and 1.4
+    instead of 2.3 (p95), for two thirds of the CPU.
     """
 
     __slots__ = ("_address", "_buffer", "_descriptor")
 
     def __init__(self, path: str) -> None:
-        self._buffer: mmap.mmap | None = None  # direct writes come from aligned memory
+        self._buffer: mmap.mmap | None = None  # direct writes need aligned memory
         self._address = 0
         try:
             self._descriptor = os.open(path, os.O_WRONLY | _DIRECT | os.O_DSYNC) if _DIRECT else -1
-        except OSError:  # a file system that has none
+        except OSError:  # a file system without direct writes
             self._descriptor = -1
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> bool:
-        """Whether it could be done this way; if not, nothing is promised of the range. Raises OSError."""
+        """Write, and report whether it was possible; if not, the content of the range is undefined. Raises OSError."""
         size = self._gather(buffers, offset)
         if not size:
             return False
@@ -235,11 +235,11 @@ class _DirectWriter:
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-        self.close()  # larger blocks than ours
+        self.close()  # the device's blocks are larger than ours
         return False
 
     def begin(self, submit: Submit, buffers: Sequence[Buffer], offset: int, done: Written) -> bool:
-        """As `write`, which is over when `done` is called. Whether it has begun."""
+        """Begin a write like `write`; `done` is called at its end. Report whether it has begun."""
         size = self._gather(buffers, offset)
         if not size:
             return False
@@ -251,7 +251,7 @@ class _DirectWriter:
 
         def ended(result: int) -> None:
             if result == -errno.EINVAL:
-                self.close()  # larger blocks than ours
+                self.close()  # the device's blocks are larger than ours
             if result >= 0 or result in (-errno.EINVAL, -errno.EINTR, -errno.EAGAIN):
                 done(result == size)
             else:
@@ -260,7 +260,7 @@ class _DirectWriter:
         return submit(self._descriptor, self._address, size, offset, ended)
 
     def _gather(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Put all of it into aligned memory: how many bytes, 0: it cannot be written this way."""
+        """Copy the buffers into aligned memory and return the number of bytes; 0: direct writing is impossible."""
         size = sum(map(len, buffers))
         if self._descriptor < 0 or size > _DIRECT_SIZE or size % _BLOCK or offset % _BLOCK:
             return 0
@@ -273,14 +273,14 @@ class _DirectWriter:
         return size
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release the memory. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 class DirectoryLock:
-    """An exclusive `flock` of a directory's descriptor; the system releases it when the process ends."""
+    """An exclusive `flock` of a directory's descriptor. The system releases it when the process ends."""
 
     __slots__ = ("_descriptor", "_path")
 
@@ -301,17 +301,17 @@ class DirectoryLock:
         return self._descriptor >= 0
 
     def sync_file_system(self) -> None:
-        """Everything of the file system that the directory is on. Raises what any write since the lock failed with."""
+        """Sync the whole file system of the directory. Raises the error of any write that failed since the lock."""
         call = _syncfs()
         assert call is not None
         number = call(self._descriptor)
         if not number and os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY:
-            number = errno.EROFS  # since an error, perhaps; there are kernels that say nothing then
+            number = errno.EROFS  # since an error, perhaps; some kernels do not report it then
         if number:
             raise _mapped(OSError(number, os.strerror(number)), self._path)
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the lock. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -390,8 +390,8 @@ class OsDisk:
             for path in directories:
                 self.sync_directory(path)
             return
-        # One call for each file system. It tells of every write that failed since the descriptor was opened, so that
-        # has to be older than the writes; without one each file is asked by itself.
+        # One call for each file system. It reports every write that failed since the descriptor was opened, so the
+        # descriptor has to be older than the writes; without one each file is synced separately.
         held = {device: lock for device, lock in reversed(self._locks) if lock.is_held}
         whole: dict[int, DirectoryLock] = {}
         for file in files:

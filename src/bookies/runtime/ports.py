@@ -1,9 +1,9 @@
-"""The four ports between the shells and the world: Clock, Network, Disk, Random; and Workers, which run blocking calls.
+"""The four ports between shells and world: Clock, Network, Disk, Random; and Workers, which run blocking calls.
 
-Shells know only these. `runtime/aio.py` implements them on asyncio and the operating system, `sim/` on virtual time
-with faults, so the very same shells run in both. The event loop itself is a port too: `loop.call_later`,
+Shells know only these. `runtime/aio.py` implements them on asyncio and the operating system, `lab/sim/` on virtual
+time with faults, so the same shells run in both. The event loop itself is a port too: `loop.call_later`,
 `loop.call_soon`, `loop.create_future`, `asyncio.sleep` and `asyncio.timeout` are allowed everywhere, because the
-simulator's loop gives them virtual time. Nothing else may touch time, sockets, files, threads or randomness.
+simulator's loop gives them virtual time. No other code may use time, sockets, files, threads or random numbers.
 
 Disk calls block. Code in `storage/` is plain synchronous code over `Disk` and `File`; the bookie's shell runs it
 through a `Worker` when it may wait for the device.
@@ -23,10 +23,10 @@ Buffer = bytes | bytearray | memoryview
 
 class Clock(Protocol):
     def wall_ms(self) -> int:
-        """Milliseconds since 1970. May jump in either direction."""
+        """Return milliseconds since 1970. May jump in either direction."""
 
     def monotonic(self) -> float:
-        """Seconds since some start. Never goes back; the same scale as `loop.time()`."""
+        """Return seconds since some start. Never goes back; the same scale as `loop.time()`."""
 
 
 class Listener(Protocol):
@@ -41,11 +41,11 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What one side of TLS shows and accepts: paths of PEM files, empty where there is none.
+    """Certificates of one side of TLS: paths of PEM files, empty where there is none.
 
-    `checks_peer`: the other side has to show a certificate that an authority (the system's when none is named) has
-    signed. `checks_host_name`: and for the name that was connected to. `version_min`: "1.2" or "1.3". `ciphers`: of
-    TLS 1.2 in OpenSSL's notation. `reload_interval_s`: how long the files are not looked at again.
+    `checks_peer`: the other side has to present a certificate that an authority (the system's when none is named) has
+    signed. `checks_host_name`: and that names the host that was connected to. `version_min`: "1.2" or "1.3".
+    `ciphers`: of TLS 1.2 in OpenSSL's notation. `reload_interval_s`: how often the files are checked for changes.
     """
 
     certificate: str
@@ -60,7 +60,7 @@ class TlsFiles:
 
 
 class Encryption(Protocol):
-    """TLS on existing connections, from one side. Files that change count for new connections; broken ones do not."""
+    """TLS on existing connections, from one side. Changed files apply to new connections; broken ones are ignored."""
 
     async def encrypt(
         self,
@@ -70,11 +70,11 @@ class Encryption(Protocol):
         host_name: str | None = None,
         received: bytes = b"",
     ) -> asyncio.Transport:
-        """Shake hands; the transport to use from here on, which calls the protocol, perhaps before this returns.
+        """Run the handshake and return the transport to use from here on; it may call the protocol before this returns.
 
-        `host_name`: that the client connected to. `received`: bytes of the peer's that were read already.
+        `host_name`: the name that the client connected to. `received`: bytes of the peer that were read already.
         `get_extra_info("peercert")` of the result has the subject of the peer's certificate, if it was checked.
-        Raises `TlsFailed`: then the connection is closed, and the protocol hears no more of it.
+        Raises `TlsFailed`: then the connection is closed, and the protocol is not called any more.
         """
 
 
@@ -108,27 +108,27 @@ class File(Protocol):
     path: str
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Read up to `size` bytes; fewer only at the end of the file."""
 
     def pread_resident(self, size: int, offset: int) -> bytes | None:
-        """As `pread`, without waiting for the device; None if that cannot be done. For the loop's thread."""
+        """Read like `pread`, without waiting for the device; None if that is impossible. For the loop's thread."""
 
     def pwrite(self, data: Buffer, offset: int) -> None: ...
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """All buffers one after the other, in as few system calls as possible. Any number of buffers."""
+        """Write all buffers one after the other, in as few system calls as possible. Any number of buffers."""
 
     def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """As `pwritev` and `fdatasync`, by the shortest way to the device for a small write into blocks that exist."""
+        """Do `pwritev` and `fdatasync`, by the shortest path to the device for a small write into blocks that exist."""
 
     def begin_durable(self, submit: Submit, buffers: Sequence[Buffer], offset: int, done: Written) -> bool:
-        """Begin what `write_durably` does, by `submit`; on the loop's thread, and nothing else until it is done.
+        """Begin `write_durably` through `submit`; on the loop's thread, and no other call until it is done.
 
-        False: it cannot be done so, and nothing was begun; that is the answer of files that know no such way.
+        False: it is impossible, and no write was begun. Files without this path always return False.
         """
 
     def fdatasync(self) -> None:
-        """Data, and the file's length if it is needed to read them."""
+        """Sync the data, and the file's length if it is needed to read them."""
 
     def fsync(self) -> None: ...
 
@@ -140,9 +140,9 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def next_data(self, offset: int) -> int:
-        """The first offset from `offset` on that may hold something else than zeros; at most the file's size.
+        """Return the first offset from `offset` on that may hold something else than zeros; at most the file's size.
 
-        Holes are skipped where the file system knows of them.
+        Holes are skipped where the file system reports them.
         """
 
     def drop_cache(self, offset: int, size: int) -> None:
@@ -162,17 +162,19 @@ class Disk(Protocol):
     """
 
     def open(self, path: str, mode: str) -> File:
-        """`mode`: "r" and "r+" (must exist), "x+" (must not exist), "w+" (created if missing, not truncated)."""
+        """Open a file. `mode`: "r" and "r+" (must exist), "x+" (must not exist), "w+" (created if missing, not
+        truncated)."""
 
     def list(self, path: str) -> list[str]:
-        """Names in a directory, sorted. Raises FileNotFoundError."""
+        """Return the names in a directory, sorted. Raises FileNotFoundError."""
 
     def exists(self, path: str) -> bool: ...
 
     def is_directory(self, path: str) -> bool: ...
 
     def make_directories(self, *paths: str) -> None:
-        """With parents; existing ones are fine. The new directories' own entries are made durable."""
+        """Create a directory with its parents; existing ones are fine. The new directories' own entries are made
+        durable."""
 
     def rename(self, source: str, target: str) -> None: ...
 
@@ -181,32 +183,33 @@ class Disk(Protocol):
     def unlink(self, path: str) -> None: ...
 
     def remove_directory(self, path: str) -> None:
-        """An empty one. Durable like an unlink. Raises OSError when there is something in it."""
+        """Remove an empty directory. Durable like an unlink. Raises OSError when it is not empty."""
 
     def sync_directory(self, path: str) -> None: ...
 
     def sync_many(self, files: Sequence[File], directories: Sequence[str]) -> None:
-        """As `fsync` of each of these files and `sync_directory` of each directory, in whatever order is cheapest.
+        """Do `fsync` of each of these files and `sync_directory` of each directory, in the cheapest order.
 
-        Other files may become durable too. After a failure nobody knows of which ones the bytes are durable.
+        Other files may become durable too. After a failure it is unknown which files are durable.
         """
 
     def read_bytes(self, path: str) -> bytes: ...
 
     def replace_bytes(self, path: str, data: bytes, *, is_private: bool = False) -> None:
-        """Atomically and durably: temporary name `.<name>.tmp` beside it, fsync, rename over, fsync the directory.
+        """Replace a file atomically and durably: temporary name `.<name>.tmp` beside it, fsync, rename, fsync of the
+        directory.
 
-        `is_private`: nobody but this user can read the file.
+        `is_private`: only this user can read the file.
         """
 
     def usage(self, path: str) -> tuple[int, int]:
-        """(total, usable) bytes of the file system."""
+        """Return (total, usable) bytes of the file system."""
 
     def device(self, path: str) -> int:
-        """Which file system an existing file or directory is on; a number that is the same for those on one."""
+        """Return a number for the file system of an existing file or directory, the same for all on one file system."""
 
     def lock_directory(self, path: str) -> Lock:
-        """Exclusive advisory lock, held until released or the process ends. Raises `errors.DirectoryInUse`."""
+        """Take an exclusive advisory lock, held until released or the process ends. Raises `errors.DirectoryInUse`."""
 
 
 class Worker(Protocol):
@@ -219,13 +222,13 @@ class Worker(Protocol):
         """
 
     def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
-        """As `run(file.write_durably, ...)`, without the thread where the system can do without.
+        """Do `run(file.write_durably, ...)`, without the thread where the system allows it.
 
-        So not in order with what `run` was given; no other call may use the file until the future is done.
+        No other call may use the file until the future is done.
         """
 
     def close(self) -> None:
-        """Run what is queued, then end. Idempotent; blocks until the thread is gone."""
+        """Run the queued calls, then end. Idempotent; blocks until the thread has ended."""
 
 
 class Workers(Protocol):
@@ -234,11 +237,11 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a shell is given instead of the world.
+    """The ports that a shell is given.
 
-    `tls`: makes one side's encryption of its files, and says whether it is the server's. Raises `ConfigError`.
-    `output_of`: runs a program with arguments to its end; what it prints. Raises OSError when there is no such program,
-    it fails or takes too long. None: there is none, as in the simulator.
+    `tls`: creates one side's encryption from its files, with a flag for the server's side. Raises `ConfigError`.
+    `output_of`: runs a program with arguments to its end and returns its output. Raises OSError when the program does
+    not exist, fails or takes too long. None: not available, as in the simulator.
     """
 
     clock: Clock

@@ -1,4 +1,4 @@
-"""Run a program that answers a question, as Apache's scripts that tell where hosts are."""
+"""Programs that answer a question, such as Apache's scripts that report the location of hosts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 from collections.abc import Sequence
 
 TIME_MAX_S = 30.0
-SAID_MAX = 300  # characters of what a program complains about
+SAID_MAX = 300  # characters of a program's error output
 
 
 async def output_of(command: Sequence[str]) -> str:
-    """What a program prints. Raises OSError when it cannot be run, ends with another status than 0, or takes too long.
+    """Return a program's output. Raises OSError when it cannot be run, fails, or takes too long.
 
     It is not run by a shell: `command` is its path and its arguments.
     """

@@ -1,4 +1,4 @@
-"""What the system knows of a connection and asyncio's transports do not tell."""
+"""Facts about a connection that the system has and asyncio's transports do not report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import termios
 
 
 def unacknowledged(transport: asyncio.BaseTransport) -> int:
-    """Bytes in the system's hands that the peer's system has not taken yet; 0 where nobody can say (in simulations, or
-    when the connection is gone).
+    """Return the bytes that the peer's system has not acknowledged yet; 0 if unknown (in simulations, or on a closed
+    connection).
 
-    A transport hears of room only when a good part of what it left to the system is gone, which with a slow peer takes
-    long; here every packet shows.
+    A transport reports room only when a large part of its output is sent, which takes long with a slow peer; this
+    counts every packet.
     """
     connection = transport.get_extra_info("socket")
     if connection is None:
@@ -21,6 +21,6 @@ def unacknowledged(transport: asyncio.BaseTransport) -> int:
     count = array.array("i", [0])
     try:
         fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, count)
-    except (OSError, ValueError):  # The latter says that it is closed.
+    except (OSError, ValueError):  # The latter reports that it is closed.
         return 0
     return count[0]

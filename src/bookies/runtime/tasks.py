@@ -1,4 +1,4 @@
-"""Tasks: background work of one owner, which goes down with its cause when a task dies; several at once."""
+"""Tasks: background work of one owner, which fails with the first failed task; several at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tasks:
         self._is_stopping = False
 
     def start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run it until it ends or `stop` is called."""
+        """Run a task until it ends or `stop` is called."""
         assert not self._is_stopping, f"{name} was started while its owner stops"
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._running[task] = None
@@ -55,7 +55,8 @@ class Tasks:
 
 
 async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run them at once; their results in order. The first failure ends the others, and is raised when they have."""
+    """Run coroutines at once and return their results in order. The first failure cancels the others, and is raised
+    when they have ended."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

@@ -1,8 +1,8 @@
 """The Workers port on threads: one thread per worker, completions handed to the event loop many at a time.
 
-The way of a call: the loop puts it into the worker's queue; the thread takes it, runs it (system calls release the
-interpreter lock), appends the outcome to `_Outcomes`, and wakes the loop unless a wake-up is already under way; the
-loop then resolves every outcome there is. So a burst of calls costs one wake-up, which is the expensive part.
+The path of a call: the loop puts it into the worker's queue; the thread takes it, runs it (system calls release the
+interpreter lock), appends the outcome to `_Outcomes`, and wakes the loop unless a wake-up is already pending; the
+loop then resolves all outcomes. So a burst of calls costs one wake-up, which is the expensive part.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[object, ...]]
 
 
 class _Outcomes:
-    """What threads have finished and the loop has not yet heard of.
+    """Outcomes that threads have produced and the loop has not resolved yet.
 
-    `_is_waking` is read and written without a lock: the thread appends before it looks, and the loop clears before
+    `_is_waking` is read and written without a lock: the thread appends before it checks, and the loop clears before
     it takes, so an outcome is either taken or wakes the loop (now and then twice, which is harmless).
     """
 
@@ -37,11 +37,11 @@ class _Outcomes:
         self._is_waking = False
 
     def post(self, future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-        """Called on a worker's thread."""
+        """Add an outcome. Called on a worker's thread."""
         self._finished.append((future, result, error))
         if not self._is_waking:
             self._is_waking = True
-            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            with contextlib.suppress(RuntimeError):  # The loop is closed: no caller waits any more.
                 self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
@@ -79,13 +79,13 @@ class ThreadWorker:
             return future
         self._calls.put((future, call, arguments))
         if self._thread is None:
-            # A daemon, so that a process that fails before it closes its workers still ends.
+            # A daemon thread, so that a process that fails before it closes its workers still ends.
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         return future
 
     def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
-        """See `ports.Worker`: `direct.DirectWrites`, where there is such a thing and the file can make use of it."""
+        """Use `direct.DirectWrites`, where the system has it and the file can use it. See `ports.Worker`."""
         if not self._has_looked and not self._is_closed:
             self._has_looked = True
             self._direct = _direct_writes(self._outcomes.loop)
@@ -131,12 +131,12 @@ class ThreadWorker:
                 post(future, None, error)
             else:
                 post(future, result, None)
-            # Keep nothing of the last call alive while waiting for the next.
+            # Drop references to the last call before waiting for the next.
             item = future = call = arguments = result = None  # type: ignore[assignment]
 
 
 def _direct_writes(loop: asyncio.AbstractEventLoop) -> DirectWrites | None:
-    """None: the system or the interpreter has no such thing, or none is left."""
+    """Return the loop's direct writes; None: the system or the interpreter has none, or none is left."""
     try:
         from bookies.runtime.direct import DirectWrites
 

@@ -1,8 +1,8 @@
-"""TLS with OpenSSL: the port `Encryption`, and when files of certificates count.
+"""TLS with OpenSSL: the port `Encryption`, and the reload of certificate files.
 
-A renewed certificate counts for connections made after it was noticed; those that exist keep the one they were made
-with. Files that do not load, or a certificate beside the key of another while only one of the two has been replaced,
-change nothing: what worked goes on, and one line of the log says what is wrong, until the files change again.
+A renewed certificate applies to connections made after the change was noticed; existing connections keep theirs.
+Files that do not load, or a certificate that does not fit the key because only one of the two has been replaced yet,
+change nothing: the old files stay in use, and one log line names the problem, until the files change again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from bookies.errors import ConfigError, TlsFailed
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock, TlsFiles
 
-HANDSHAKE_S = 10.0  # a peer that has not shaken hands by then is given up
+HANDSHAKE_S = 10.0  # a peer that has not finished the handshake by then is closed
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
-Stamps = tuple[tuple[int, int, int] | None, ...]  # inode, size, time of change of each file; None: it is not there
+Stamps = tuple[tuple[int, int, int] | None, ...]  # inode, size, time of change of each file; None: it is missing
 
 
 class TlsSide:
@@ -43,7 +43,7 @@ class TlsSide:
         received: bytes = b"",
     ) -> asyncio.Transport:
         """See `ports.Encryption`."""
-        if transport.is_closing():  # Otherwise the handshake would wait for its time to run out.
+        if transport.is_closing():  # Otherwise the handshake would wait for its time-out.
             raise TlsFailed("the TLS handshake failed: the connection was closed")
         loop = asyncio.get_running_loop()
         handshake = loop.create_task(
@@ -59,12 +59,12 @@ class TlsSide:
         try:
             async with asyncio.timeout(HANDSHAKE_S + 1):
                 if received:
-                    # Now the handshake's protocol is in place, and in the loop's next turn it begins; only then the
-                    # transport reads again, and what was read before comes first.
+                    # Now the handshake's protocol is in place and begins in the loop's next iteration. Only then does
+                    # the transport read again, so bytes that were read before come first.
                     await asyncio.sleep(0)
                     loop.call_soon(_hand_over, transport, received)
                 encrypted = await handshake
-        except TimeoutError as error:  # The loop's own timeout does not cover a connection lost as it began.
+        except TimeoutError as error:  # The loop's own timeout does not cover a connection lost at the beginning.
             handshake.cancel()
             transport.abort()
             raise TlsFailed("the TLS handshake failed: it took too long") from error
@@ -83,7 +83,7 @@ class TlsSide:
         return encrypted
 
     def _current(self) -> ssl.SSLContext:
-        """The context for a new connection: of the files as they are now, if they have changed and load."""
+        """Return the context for a new connection: from the current files, if they have changed and load."""
         now = self._clock.monotonic()
         if now - self._looked_at < self._files.reload_interval_s:
             return self._context
@@ -121,7 +121,7 @@ class TlsSide:
         if files.certificate:
             password = _password(files.key_password_file)
             try:
-                # Without a password nobody is asked for one.
+                # OpenSSL must not prompt for a password.
                 context.load_cert_chain(files.certificate, files.key or None, password or "")
             except (OSError, ValueError) as error:  # ValueError: a password that is too long
                 where = f"{files.certificate} and {files.key}" if files.key else files.certificate
@@ -137,7 +137,7 @@ class TlsSide:
 
 
 def _hand_over(transport: asyncio.Transport, data: bytes) -> None:
-    """Give a transport's protocol bytes as the transport would. After a failure it is no TLS any more: dropped."""
+    """Give a transport's protocol bytes as the transport would. After a failure the bytes are dropped."""
     protocol = transport.get_protocol()
     if not hasattr(protocol, "get_buffer") or transport.is_closing():
         return
@@ -170,6 +170,6 @@ def _password(path: str) -> bytes:
 
 def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, ssl.SSLError):
-        # OpenSSL has no reason for a file that is no PEM at all.
+        # OpenSSL gives no reason for a file that is not PEM.
         return (error.reason or "damaged, or not what it should be").lower().replace("_", " ")
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Registration of the data source, and DataFrames that append to and read from a log."""
+"""Registration of the data source, and functions that append DataFrames to a log and read a log as a DataFrame."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("bookkeeper")` known to a session."""
+    """Register `format("bookkeeper")` in a session."""
     from bookies.spark.source import BookKeeperDataSource
 
     context = getattr(spark, "sparkContext", None)  # Sessions of Spark Connect have none.
     if context is not None and (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
-        # Spark would start whatever `python3` is on the path, which need not be the one that has this package.
+        # Spark would start `python3` from the path, which may lack this package.
         context.pythonExec = sys.executable
     spark.dataSource.register(BookKeeperDataSource)
 
 
 def prepare_for_log(df: DataFrame, n: int, key: str, *order: str) -> DataFrame:
-    """Rows of one key in one partition of `n`, sorted by key and then by `order`: so they will be in the log.
+    """Return the rows with each key in one partition of `n`, sorted by key and then by `order`.
 
-    Partitions follow each other in the log, and rows of a partition keep their order.
+    Partitions follow each other in the log, and the rows of a partition keep their order.
     """
     return df.repartition(n, key).sortWithinPartitions(key, *order)
 
 
 def write_log(df: DataFrame, uri: str, log: str, *, mode: str = "append", **options: object) -> None:
-    """Append the rows to a log, all or none; `mode="overwrite"` replaces what is in it. `options`: docs/reference/spark.md."""
+    """Append the rows to a log, all or none; `mode="overwrite"` replaces its rows.
+
+    `options`: docs/reference/spark-writing.md.
+    """
     register(df.sparkSession)
     writer = df.write.format("bookkeeper").mode(mode).option("bookkeeper.metadataServiceUri", uri).option("log", log)
     for name, value in options.items():
@@ -39,7 +42,7 @@ def write_log(df: DataFrame, uri: str, log: str, *, mode: str = "append", **opti
 
 
 def read_log(spark: SparkSession, uri: str, log: str, **options: object) -> DataFrame:
-    """The rows of a log, as they are now. `options`: docs/reference/spark.md."""
+    """Return the current rows of a log. `options`: docs/reference/spark.md."""
     register(spark)
     reader = spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", uri).option("subscribe", log)
     for name, value in options.items():

@@ -1,8 +1,8 @@
 """The data source `bookkeeper`: logs and ledgers as tables, in batches and as streams.
 
-`schema()` resolves what there is and where each of it ends, once: later planning uses those positions, so a DataFrame
-is a stable snapshot of logs that go on growing. A ledger that is being written is read up to its last add confirmed;
-the source never recovers or fences one. Source: spark 3.1 to 3.6.
+`schema()` resolves the selected logs and ledgers and their ends once. Later planning uses those positions, so a
+DataFrame is a stable snapshot of logs that keep growing. An open ledger is read up to its last add confirmed; the
+source never recovers or fences a ledger. Source: spark 3.1 to 3.6.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from bookies.spark.read.stream import EntriesStreamReader
 
-ENTRIES = "entries"  # the table that is read when none is named
+ENTRIES = "entries"  # the default of option `table`
 
 
 class BookKeeperDataSource(DataSource):
@@ -47,13 +47,13 @@ class BookKeeperDataSource(DataSource):
             return tables.schema(self.options)
         options = checked(self.options)
         ddl = rows.ddl_of(options)
-        # Nothing tells `read` from `readStream` here; what only one of them takes, the other one refuses later.
+        # `read` and `readStream` look alike here. `settings` refuses later what only the other one accepts.
         if not any(name in options for name in STREAM_ONLY) and options.get("startingOffsets") != LATEST:
             chosen = settings(options, is_stream=False)
             try:
                 self._planned = resolve(chosen)
             except (LogNotFound, LedgerNotFound):
-                if chosen.fails_on_loss:  # Else a stream that knew it once goes on without it; `reader` refuses it.
+                if chosen.fails_on_loss:  # Otherwise a stream that once read it continues without it; `reader` refuses.
                     raise
         return ddl
 
@@ -63,10 +63,10 @@ class BookKeeperDataSource(DataSource):
             return reader
         options = checked(self.options)
         chosen = settings(options, is_stream=False)
-        how = row_reader(options, chosen, schema)
-        planned, self._planned = self._planned, None  # The tasks get a copy of this object: without the plan.
-        kind = FilteringReader if flag(options, "pushDownFilters", False) else EntriesReader
-        return kind(how, resolve(chosen) if planned is None else planned)
+        rows_reader = row_reader(options, chosen, schema)
+        planned, self._planned = self._planned, None  # Tasks get a copy of this object, without the plan.
+        reader_class = FilteringReader if flag(options, "pushDownFilters", False) else EntriesReader
+        return reader_class(rows_reader, resolve(chosen) if planned is None else planned)
 
     def streamReader(self, schema: Any) -> EntriesStreamReader:
         from bookies.spark.read.stream import EntriesStreamReader
@@ -89,7 +89,7 @@ class BookKeeperDataSource(DataSource):
         return sink.StreamWriter(self.options, schema, overwrite)
 
     def _tables(self) -> Any:
-        """The module that knows the other tables, when one of them is asked for."""
+        """Return the module of the metadata tables if option `table` names one of them, else None."""
         if self.options.get("table", ENTRIES) == ENTRIES:
             return None
         from bookies.spark.read import tables
@@ -98,27 +98,27 @@ class BookKeeperDataSource(DataSource):
 
 
 class EntriesReader(DataSourceReader):
-    """Delivers what was planned when the DataFrame was made."""
+    """Batch reader of entries. Its partitions were planned when the DataFrame was created."""
 
-    def __init__(self, how: RowReader, planned: list[EntriesPartition]) -> None:
-        self._how = how
+    def __init__(self, row_reader: RowReader, planned: list[EntriesPartition]) -> None:
+        self._row_reader = row_reader
         self._planned = planned
 
     def __getstate__(self) -> dict[str, Any]:
-        """The tasks get their partitions one by one."""
-        return {"_how": self._how, "_planned": []}
+        """Leave out the plan: Spark sends each task its own partition."""
+        return {"_row_reader": self._row_reader, "_planned": []}
 
     def partitions(self) -> list[EntriesPartition]:
         return self._planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._how.read(partition)
+        return self._row_reader.read(partition)
 
 
 class FilteringReader(EntriesReader):
-    """Takes filters on ledger_id, entry_id and offset, for one scan of a DataFrame: Spark keeps them for the next one.
+    """Reader that accepts filters on ledger_id, entry_id and offset, for one scan of a DataFrame.
 
-    Chosen by option `pushDownFilters` only. Source: spark 1.4.
+    Spark reuses the filtered plan for later scans, so only option `pushDownFilters` chooses it. Source: spark 1.4.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -133,27 +133,27 @@ class FilteringReader(EntriesReader):
 
 
 def resolve(chosen: Settings) -> list[EntriesPartition]:
-    """Ask the metadata store, and the bookies of open ledgers, for what the options select."""
+    """Ask the metadata store, and the bookies of open ledgers, for the partitions that the options select."""
     return runtime.worker().run(planning.persistently(chosen, lambda: _resolve(chosen)))
 
 
 async def _resolve(chosen: Settings) -> list[EntriesPartition]:
     lookup, addresses = await planning.opened(chosen)
     try:
-        found = await lookup.extents(await lookup.keys(chosen.selection))
-        parts = [(each, *await _bounds(lookup, chosen, each)) for each in found.values()]
+        extents_by_key = await lookup.extents(await lookup.keys(chosen.selection))
+        parts = [(extents, *await _bounds(lookup, chosen, extents)) for extents in extents_by_key.values()]
         return await planning.partitions(lookup, chosen, parts, addresses)
     finally:
         await lookup.close()
 
 
 async def _bounds(lookup: LogCatalog, chosen: Settings, extents: Extents) -> tuple[At, At]:
-    """From where to where. Raises `InvalidArgument`."""
+    """Return the first and the end position to read of one log or ledger. Raises `InvalidArgument`."""
     if extents.key in chosen.selection.bounds:
         first, last = chosen.selection.bounds[extents.key]
         if last is not None and last >= extents.rows:
-            what = "row" if extents.is_log else "entry"
-            raise InvalidArgument(f"{extents} ends at {what} {extents.rows - 1}, option assign asks for {last}")
+            unit = "row" if extents.is_log else "entry"
+            raise InvalidArgument(f"{extents} ends at {unit} {extents.rows - 1}, option assign asks for {last}")
         start = extents.at_row(first) if first <= extents.rows else extents.end
         return start, extents.end if last is None else extents.at_row(last + 1)
     now_ms = int(time.time() * 1000)

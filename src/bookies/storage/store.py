@@ -1,13 +1,13 @@
-"""What a bookie sees of its disks: writes (`store_writes`), reads (`store_reads`), and here start, stop and state.
+"""The storage of a bookie: start, stop and state here, writes in `store_writes`, reads in `store_reads`.
 
-An entry's way: checked against its ledger (key, fence), inserted into the write cache, queued for the journal, answered
-when its group is synced; later flushed to an entry log, its slot set in the index, and forgotten by the journal after a
-checkpoint.
+The path of an entry: it is checked against its ledger (key, fence), inserted into the write cache, queued for the
+journal, and answered when its group is synced. Later it is flushed to an entry log, its slot is set in the index, and
+after a checkpoint its journal is deleted.
 
-After a failure that leaves the truth on the device unknown nobody is answered, nothing is written, and `on_fatal` is
-called (R-15).
+R-15: the death of a journal or sync thread stops the bookie. After any failure that leaves the content of the device
+unknown, no request is answered, writing stops, and `on_fatal` is called.
 
-Everything here is owned by the loop's thread. Workers get immutable buffers, and bring results back through futures.
+Everything here is owned by the loop's thread. Workers get immutable buffers and return results through futures.
 
 Source: storage 9.5, 9.6.
 """
@@ -33,15 +33,15 @@ from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.offline.offline_bookie import kept_page_size
 from bookies.storage.scrub import Scrubber
 
-JOURNAL_RETRY_S = 5.0  # between attempts to begin a journal whose disk has no room
-STOP_S = 60.0  # an orderly stop waits so long for its last checkpoint
+JOURNAL_RETRY_S = 5.0  # seconds between attempts to open a journal whose disk has no space
+STOP_S = 60.0  # seconds that an orderly stop waits for its last checkpoint
 
 
 class LedgerStore(StoreWrites, StoreReads):
     """The storage of one bookie. All calls on the loop's thread.
 
-    `on_fatal` is called at most once, when the storage can answer nobody any more; the process should end. Until
-    `start` has returned only `abort` may be called.
+    `on_fatal` is called at most once, when the storage cannot answer any more; the process should end. Until `start`
+    has returned, only `abort` may be called.
     """
 
     def __init__(self, runtime: Runtime, config: BookieConfig, on_fatal: Callable[[BaseException], None]) -> None:
@@ -60,7 +60,7 @@ class LedgerStore(StoreWrites, StoreReads):
     async def start(self) -> None:
         """Lock the directories, replay, checkpoint, and serve.
 
-        Raises: DirectoryInUse; CorruptRecord and other StorageError, OSError, with nothing left behind.
+        Raises: DirectoryInUse; CorruptRecord and other StorageError; OSError. Then all files and locks are released.
         """
         assert self._parts is None
         try:
@@ -84,19 +84,19 @@ class LedgerStore(StoreWrites, StoreReads):
         self._was_writable = self.is_writable
 
     async def _keep_page_size(self) -> None:
-        """Checksums are of pages as they were when the first was written; another setting is for new bookies."""
+        """Use the page size of the existing index, whose checksums are per page; the setting is for new bookies."""
         worker = self._runtime.workers.start("look")
         try:
             indexes = Directories(self._runtime.disk, self._config).indexes
-            found = await worker.run(kept_page_size, self._runtime.disk, indexes)
+            page_size = await worker.run(kept_page_size, self._runtime.disk, indexes)
         finally:
             worker.close()
-        if found is not None and found != self._config.index_page_size:
-            self._events.info("storage.page_size_kept", found=found, setting=self._config.index_page_size)
-            self._config = dataclasses.replace(self._config, index_page_size=found)
+        if page_size is not None and page_size != self._config.index_page_size:
+            self._events.info("storage.page_size_kept", found=page_size, setting=self._config.index_page_size)
+            self._config = dataclasses.replace(self._config, index_page_size=page_size)
 
     async def _open_journals(self, parts: StorageParts) -> None:
-        """Until there was room for the checkpoint of the start, and for the first file of each journal."""
+        """Retry until there is space for the checkpoint of the start and for the first file of each journal."""
         while self._misses_journal:
             await asyncio.sleep(JOURNAL_RETRY_S)
             if not parts.is_covered:
@@ -109,9 +109,9 @@ class LedgerStore(StoreWrites, StoreReads):
         self._changed()
 
     def collect(self, records: LedgerRecords, bookie: str, instance_id: str | None = None) -> None:
-        """Give back the space of ledgers that are deleted, from now on. `records`: the metadata store.
+        """Start garbage collection of deleted ledgers. `records`: the metadata store.
 
-        `instance_id`: of the cluster that the bookie belongs to, if it is known.
+        `instance_id`: of the bookie's cluster, if it is known.
         """
         assert self.collector is None
         parts = self._open()
@@ -121,7 +121,7 @@ class LedgerStore(StoreWrites, StoreReads):
         self._running.append(self._collecting)
 
     def scrub(self, records: LedgerRecords) -> None:
-        """Verify what is stored, once per period, from now on. `records`: the metadata store."""
+        """Start the periodic verification of stored data. `records`: the metadata store."""
         assert self.scrubber is None
         parts = self._open()
         self.scrubber = Scrubber(parts.runtime, self._config, parts, records, self.collector, self._wait_calm)
@@ -129,9 +129,9 @@ class LedgerStore(StoreWrites, StoreReads):
         self._running.append(self._scrubbing)
 
     async def stop(self) -> None:
-        """Flush, checkpoint, and let go of everything. Idempotent. After a failure: as `abort`.
+        """Flush, checkpoint, and release everything. Idempotent. After a failure equivalent to `abort`.
 
-        Raises what prevented the last checkpoint; the journals still have everything then.
+        Raises the error of the last checkpoint; the journals then still have all data.
         """
         parts = self._parts
         if parts is None or self._failure is not None:
@@ -158,7 +158,7 @@ class LedgerStore(StoreWrites, StoreReads):
             self.abort()
 
     def abort(self) -> None:
-        """Let go of files, workers and locks; the directories stay as they are. Idempotent."""
+        """Release files, workers and locks without changing the directories. Idempotent."""
         self._is_stopping = True
         for task in self._running:
             task.cancel()
@@ -173,7 +173,7 @@ class LedgerStore(StoreWrites, StoreReads):
             parts.close()
 
     def _fail(self, error: BaseException) -> None:
-        """The truth about the disks is unknown from here on."""
+        """Stop the storage after a failure that leaves the content of the disks unknown."""
         if self._failure is None and self._parts is not None:
             self._failure = error
             self._parts.checkpointer.abort(error)
@@ -182,9 +182,10 @@ class LedgerStore(StoreWrites, StoreReads):
 
     # -- watching ------------------------------------------------------------------------------------------------
     def watch_lac(self, ledger_id: int, previous_lac: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once, on the loop, when the LAC is above `previous_lac` or the ledger is fenced; to cancel, call.
+        """Call back once, on the loop, when the LAC is above `previous_lac` or the ledger is fenced.
 
-        The caller has asked for the LAC before; one that is above already calls back at once.
+        Returns a function that cancels. The caller has asked for the LAC before; if it is above already, the callback
+        is scheduled at once.
         """
         parts = self._open()
         cancel = self._watchers.add(ledger_id, previous_lac, callback)
@@ -196,7 +197,7 @@ class LedgerStore(StoreWrites, StoreReads):
     # -- state ---------------------------------------------------------------------------------------------------
     @property
     def is_writable(self) -> bool:
-        """Whether ordinary adds are taken: there is room, and flushes succeed."""
+        """Report whether ordinary adds are accepted: there is free space, and flushes succeed."""
         return (
             self._parts is not None
             and self._failure is None
@@ -207,12 +208,12 @@ class LedgerStore(StoreWrites, StoreReads):
 
     @property
     def takes_priority(self) -> bool:
-        """Whether adds of recoveries are taken: the last of the room is for replay, deletion and compaction."""
+        """Report whether adds of recovery are accepted: the last free space is for replay, deletion and compaction."""
         return self._parts is not None and self._parts.disks.has_priority_room and not self._misses_journal
 
     @property
     def read_only_reason(self) -> str:
-        """Why ordinary adds are not taken, and what ends that; empty while they are."""
+        """Return why ordinary adds are refused, and the remedy; empty while they are accepted."""
         if self.is_writable:
             return ""
         parts = self._parts
@@ -220,34 +221,36 @@ class LedgerStore(StoreWrites, StoreReads):
             return f"the storage {'has failed: ' + str(self._failure) if self._failure else 'is not running'}"
         if self._misses_journal:
             missing = "a checkpoint" if not parts.is_covered else "a journal file"
-            return f"there is no room for {missing}; free some, and it is made within seconds"
-        return parts.disks.full_reason or f"entries cannot be flushed: {parts.checkpointer.problem}; tried every second"
+            return f"there is no free space for {missing}; free some, and the bookie creates it within seconds"
+        return parts.disks.full_reason or (
+            f"entries cannot be flushed: {parts.checkpointer.problem}; retried every second"
+        )
 
     def on_mode_change(self, callback: Callable[[], None]) -> None:
-        """`callback()` whenever `is_writable` has changed."""
+        """Call `callback()` whenever `is_writable` has changed."""
         self._mode_callbacks.append(callback)
 
     @property
     def is_congested(self) -> bool:
-        """Both halves of the write cache are full: read no more requests from the sockets for now."""
+        """Report whether the write cache is full, so that the server must not read requests for now."""
         return self._parts is not None and self._parts.cache.is_congested
 
     def when_uncongested(self, callback: Callable[[], None]) -> None:
-        """`callback()` once, when there is room again."""
+        """Call `callback()` once, when the write cache is not congested."""
         if self.is_congested:
             self._uncongested_callbacks.append(callback)
         else:
             asyncio.get_running_loop().call_soon(callback)
 
     async def _wait_calm(self) -> None:
-        """Return when the bookie is not congested."""
+        """Wait until the bookie is not congested."""
         while self.is_congested:
             calm = asyncio.Event()
             self.when_uncongested(calm.set)
             await calm.wait()
 
     def _changed(self) -> None:
-        """Room was made, a directory has failed, or the mode may have changed."""
+        """React to a changed state: a flush has ended, a directory has failed, or the mode may have changed."""
         if self._parts is not None and self._parts.health.has_new_failures and not self._is_stopping:
             reacting = self._parts.failover.react(self._parts.checkpointer.worker)
             self._tasks.start(self._react(reacting), "giving up a directory")
@@ -263,7 +266,7 @@ class LedgerStore(StoreWrites, StoreReads):
                 callback()
 
     async def _react(self, reacting: Awaitable[None]) -> None:
-        """What cannot be done now is done when it is needed: nothing is durable before."""
+        """Await a failover. A failed one is repeated by the next write that needs it, before data becomes durable."""
         try:
             await reacting
         except (OSError, StorageError) as error:
@@ -271,11 +274,11 @@ class LedgerStore(StoreWrites, StoreReads):
 
     @property
     def has_unknown_ledgers(self) -> bool:
-        """A part of a journal was lost: there may be ledgers here of which nothing is known any more."""
+        """Report whether a part of a journal was lost, so that this bookie may have had ledgers it does not know."""
         return bool(self._open().index.catalog.holes)
 
     async def settle_unknown_ledgers(self, ledger_ids: Iterable[int]) -> int:
-        """These ledgers may have had something here, others have not; how many of them were not known.
+        """Declare that, of the unknown ledgers, only these may have had entries here; return how many were unknown.
 
         From now on only they are uncertain. Durable on return. Raises: StorageError, OSError.
         """
@@ -289,7 +292,7 @@ class LedgerStore(StoreWrites, StoreReads):
         return len(unknown)
 
     async def repair(self) -> dict[str, int]:
-        """Read every index file to its end, and build again what is damaged; counts of ledgers.
+        """Read every index file completely and rebuild damaged ones; return counts of ledgers.
 
         Raises: StorageError, OSError.
         """
@@ -300,25 +303,25 @@ class LedgerStore(StoreWrites, StoreReads):
                 await self.list_entries(ledger_id)
         await parts.rebuilder.wait_idle()
         for ledger_id in ledger_ids:
-            with contextlib.suppress(LedgerUnknownToBookie):  # It was deleted meanwhile.
+            with contextlib.suppress(LedgerUnknownToBookie):  # deleted meanwhile
                 uncertain += (await parts.index.load(ledger_id)).header.is_uncertain
         return {"ledgers": len(ledger_ids), "uncertain": uncertain, "rebuilt": parts.rebuilder.count}
 
     def ledger_ids(self) -> Iterator[int]:
-        """Every ledger of which anything is stored, in no particular order."""
+        """Return the ids of all stored ledgers, in no particular order."""
         return self._open().index.ledger_ids()
 
     def usage(self) -> tuple[int, int]:
-        """(total, free) bytes of the ledger directories' file systems, each counted once, as last measured."""
+        """Return (total, free) bytes of the ledger directories' file systems, as last measured, each counted once."""
         return self._open().disks.space.totals()
 
     def disk_status(self) -> dict[str, object]:
-        """Every directory in a sentence, and whether the bookie takes ordinary adds."""
+        """Return the mode of the bookie and the state of every directory as text."""
         parts = self._open()
         directories = {
-            path: f"{each.usable:,} of {each.total:,} bytes usable"
-            + (", full" if each.is_full else ", almost full" if each.is_almost_full else "")
-            for path, each in parts.disks.space.spaces.items()
+            path: f"{space.usable:,} of {space.total:,} bytes usable"
+            + (", full" if space.is_full else ", almost full" if space.is_almost_full else "")
+            for path, space in parts.disks.space.spaces.items()
         }
         failed = {path: f"failed: {reason}" for path, reason in parts.health.failed.items()}
         return {
@@ -329,16 +332,16 @@ class LedgerStore(StoreWrites, StoreReads):
         }
 
     async def checkpoint(self) -> None:
-        """Flush and checkpoint now. Raises what prevented it; nothing is lost then."""
+        """Flush and checkpoint now. Raises the error that prevented it; no data is lost then."""
         await self._open().checkpointer.checkpoint()
 
     @property
     def was_clean(self) -> bool:
-        """Whether the life before this one had an orderly stop, or there was none."""
+        """Report whether the previous process stopped in an orderly way, or there was none."""
         return self._open().directories.was_clean
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges since the start; sizes in bytes."""
+        """Return counters and gauges since the start; sizes in bytes."""
         parts = self._open()
         total, free = parts.disks.space.totals()
         return {

@@ -1,16 +1,16 @@
-"""Who may use a connection: what a bookie demands first, and what a client does first, as state machines.
+"""Authentication of a connection, as state machines: a bookie's demands, and a client's opening steps.
 
-A bookie's connection begins closed behind a `BookieGate`, unless nothing is demanded. What opens it is up to the
-bookie's *method*: none at all, SASL (`SaslExchange`, over AUTH messages) or the certificate that the client showed
-(`RoleExchange`, of Apache's `BookieAuthZFactory`); and with `requires_tls` the connection has to be encrypted besides.
-Until then a peer gets `UNAUTHORIZED` for v2 adds and reads and for everything of v3, and loses the connection for the
-rest of v2. AUTH and START_TLS come through in either order: a Java client with both does not wait with the one for the
-other. Once open, a gate is out of the way for good.
+A bookie's connection begins closed behind a `BookieGate`, unless the bookie demands nothing. The bookie's *method*
+opens it: none at all, SASL (`SaslExchange`, over AUTH messages) or the client's certificate (`RoleExchange`, of
+Apache's `BookieAuthZFactory`); with `requires_tls` the connection has to be encrypted besides. Until then a peer gets
+`UNAUTHORIZED` for v2 adds and reads and for everything of v3, and loses the connection for the rest of v2. AUTH and
+START_TLS are accepted in either order: a Java client with both does not wait with the one for the other. Once open, a
+gate is removed for good.
 
-A client encrypts first, then authenticates, then sends what was asked of it (`ClientOpening`).
+A client encrypts first, then authenticates, then sends its requests (`ClientOpening`).
 
-Events in, steps out; whoever runs a machine carries out the steps in their order, and stops at `Close` and `Fail`.
-Source: wire-protocol 5.1 to 5.3.
+Events in, steps out; the caller carries out the steps in their order, and stops at `Close` and `Fail`. Source:
+wire-protocol 5.1 to 5.3.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ OPERATIONS: dict[type, Operation] = {
     ListEntriesRequest: Operation.LIST_ENTRIES,
 }
 
-Subject = Sequence[Sequence[tuple[str, str]]]  # of a certificate, as Python's ssl module gives it: in the order of DER
+# fields of a certificate, as Python's ssl module gives them: in the order of DER
+Subject = Sequence[Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """To be logged and counted. `reason`: one of a few; `detail`: whom or what it is about."""
+    """A refusal to log and count. `reason`: one of a few; `detail`: the peer or object that it concerns."""
 
     reason: str
     detail: str = ""
@@ -80,34 +81,35 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Encrypt:
-    """Answer START_TLS, and if that is OK speak TLS from there on; then tell `encrypted`."""
+    """Answer START_TLS, and if the answer is OK use TLS from there on; then call `encrypted`."""
 
     request: StartTlsRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Send what was said, then close."""
+    """Send the pending answers, then close."""
 
 
 Effect = Send | Refused | Encrypt | Close
 
 
 class Exchange(Protocol):
-    """One connection's way to be authenticated. `plugin`: its name on the wire."""
+    """The authentication of one connection. `plugin`: its name on the wire."""
 
     plugin: str
     is_done: bool
 
     def received(self, payload: bytes) -> bytes | None:
-        """The answer to an AUTH message's payload; None: no answer. Raises `Unauthorized`."""
+        """Return the answer to an AUTH message's payload; None: no answer. Raises `Unauthorized`."""
 
     def encrypted(self, subject: Subject | None) -> None:
-        """The connection is encrypted. `subject`: of the peer's verified certificate. Raises `Unauthorized`."""
+        """Note that the connection is encrypted. `subject`: of the peer's verified certificate. Raises
+        `Unauthorized`."""
 
 
 class SaslExchange:
-    """DIGEST-MD5. `is_allowed`: whether a user who has proved to be one may connect. Source: wire-protocol 5.2."""
+    """DIGEST-MD5. `is_allowed`: decides whether an authenticated user may connect. Source: wire-protocol 5.2."""
 
     plugin = SASL
 
@@ -132,7 +134,7 @@ class SaslExchange:
         return proof
 
     def encrypted(self, subject: Subject | None) -> None:
-        """TLS says nothing about the user."""
+        """Do nothing: TLS does not identify the user."""
 
 
 class RoleExchange:
@@ -145,7 +147,7 @@ class RoleExchange:
         self._authorized = authorized
 
     def received(self, payload: bytes) -> bytes | None:
-        """Apache's plugin does not answer AUTH messages either."""
+        """Do not answer, like Apache's plugin."""
         return None
 
     def encrypted(self, subject: Subject | None) -> None:
@@ -160,7 +162,8 @@ class RoleExchange:
 
 
 def roles_of(subject: Subject) -> list[str]:
-    """The roles that a certificate names in its OU: item `0` of `<digits>:<value>` items, separated by semicolons.
+    """Return the roles that a certificate names in its OU: item `0` of `<digits>:<value>` items, separated by
+    semicolons.
 
     Of several OUs the right-most in RFC 2253's order counts, which is the first in the certificate. Empty: none, or
     an OU of another form. Source: wire-protocol 5.3.
@@ -176,7 +179,8 @@ def roles_of(subject: Subject) -> list[str]:
 
 
 class BookieGate:
-    """What stands before one connection of a bookie until its peer is known. `exchange`: None where all are welcome."""
+    """The gate before one connection of a bookie until its peer is authenticated. `exchange`: None if no method is
+    required."""
 
     def __init__(self, exchange: Exchange | None, *, requires_tls: bool) -> None:
         self.is_open = exchange is None and not requires_tls
@@ -186,7 +190,7 @@ class BookieGate:
         self._is_closed = False
 
     def received(self, request: Request) -> list[Effect]:
-        """What to do with a request that arrives while the gate is not open."""
+        """Return the steps for a request that arrives while the gate is closed."""
         assert not self.is_open
         if self._is_closed:
             return []
@@ -201,7 +205,8 @@ class BookieGate:
         return effects
 
     def encrypted(self, subject: Subject | None) -> list[Effect]:
-        """The connection is encrypted. `subject`: of the certificate that the peer showed; None: it showed none.
+        """Note that the connection is encrypted. `subject`: of the certificate that the peer showed; None: it showed
+        none.
 
         Apache's bookies send a second, negative answer to START_TLS when the peer is still not authenticated; this
         gate does not, because clients that speak v2 by then cannot read it.
@@ -219,7 +224,7 @@ class BookieGate:
 
     @property
     def missing(self) -> str:
-        """What keeps the gate closed."""
+        """Return what keeps the gate closed."""
         return NOT_AUTHENTICATED if self._is_pending() else NOT_ENCRYPTED
 
     def _is_pending(self) -> bool:
@@ -246,7 +251,7 @@ class BookieGate:
 
     @staticmethod
     def _refuse(request: Request) -> list[Effect]:
-        """Source: wire-protocol 5.1, the table."""
+        """Return the steps of a refusal. Source: wire-protocol 5.1, the table."""
         refused = Status.UNAUTHORIZED
         match request:
             case AddBatch() if request.version != V3:
@@ -266,7 +271,7 @@ class BookieGate:
 
 
 def auth_disabled(request: AuthRequest) -> AuthResponse:
-    """What a bookie answers that has nothing to ask, any more or at all; v2 always as version 2."""
+    """Return the answer of a bookie that demands no authentication, or none any more; v2 always as version 2."""
     version = request.version if request.version == V3 else 2
     return AuthResponse(version, request.txn_id, Status.OK, AUTH_DISABLED, b"")
 
@@ -288,7 +293,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class BeginTls:
-    """Speak TLS from here on; then tell `encrypted`."""
+    """Use TLS from here on; then call `encrypted`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,15 +310,15 @@ Step = Ask | BeginTls | Open | Fail
 
 
 class ClientOpening:
-    """What a client does with a new connection before it sends its first request.
+    """The steps of a client on a new connection before its first request.
 
     `version`: of the protocol that the connection is for, 2 or 3. `tls`: "" none, "start" by START_TLS, "direct" from
-    the first byte. `sasl`: None when the client does not authenticate. `next_txn_id`: for v3. A bookie that says it
-    does not authenticate is believed, as by Apache's clients; that it is the right one only TLS proves.
+    the first byte. `sasl`: None when the client does not authenticate. `next_txn_id`: for v3. Like Apache's clients,
+    this one accepts a bookie's answer that it does not authenticate; only TLS proves the bookie's identity.
     """
 
     def __init__(self, version: int, tls: str, sasl: DigestMd5Client | None, next_txn_id: Callable[[], int]) -> None:
-        self.waits_for = "the connection"  # what a timeout is about
+        self.waits_for = "the connection"  # names the step in a time-out's message
         self._version = version
         self._tls = tls
         self._sasl = sasl
@@ -333,7 +338,8 @@ class ClientOpening:
         return self._authenticate()
 
     def received(self, response: Response) -> list[Step]:
-        """Answers that nobody waits for are dropped, as the one that Apache's bookies send after TLS has begun."""
+        """Return the steps for an answer. Unexpected answers are dropped, such as the one that Apache's bookies send
+        after TLS has begun."""
         return self._receive(response)
 
     def _begin_tls(self) -> list[Step]:
@@ -363,7 +369,7 @@ class ClientOpening:
     def _respond(self, token: bytes) -> list[Step]:
         assert self._sasl is not None
         answer = self._sasl.respond(token)
-        # Apache's bookies say nothing to a wrong password.
+        # Apache's bookies do not answer a wrong password.
         self.waits_for = "its answer to our user and password, which may be wrong"
         self._receive = lambda response: self._answered(response, self._check)
         return [self._auth(answer)]

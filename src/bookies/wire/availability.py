@@ -1,4 +1,4 @@
-"""Which entries of a ledger a bookie holds, as the list-entries operation carries it. Source: wire-protocol 5.10.
+"""Lists of the entries that a bookie holds, as the list-entries operation carries them. Source: wire-protocol 5.10.
 
     list  := int32 version = 0 | int32 group count | 56 zero bytes | group ...
     group := int64 first sequence start | int64 last sequence start | int32 sequence size | int32 period
@@ -20,7 +20,8 @@ _RUN_SIZE_MAX = (1 << 31) - 1
 
 
 def pack_availability(runs: Sequence[range]) -> bytes:
-    """`runs`: maximal runs of ids, ascending and not empty; a run too long for an int32 becomes several."""
+    """Pack a list. `runs`: maximal runs of ids, ascending and not empty; a run too long for an int32 becomes
+    several."""
     groups: list[bytes] = []
     for run in runs:
         assert run.step == 1
@@ -30,7 +31,7 @@ def pack_availability(runs: Sequence[range]) -> bytes:
 
 
 def parse_availability(data: bytes, *, runs_max: int = 1 << 18) -> list[range]:
-    """The runs of ids, ascending, adjacent ones merged.
+    """Return the runs of ids, ascending, adjacent ones merged.
 
     Raises RemoteProtocolError when the list is malformed, or stands for more than `runs_max` runs: a group of a few
     bytes can stand for 2^63 of them.

@@ -1,7 +1,7 @@
-"""What an X.509 certificate says, as far as operators ask: whose it is, who signed it, until when, for which names.
+"""Fields of an X.509 certificate that operators need: subject, issuer, validity, host names.
 
-Nothing is verified here, which is the business of OpenSSL; that says nothing about a certificate it does not accept.
-Source: RFC 5280 4.1, X.690.
+This module verifies nothing; OpenSSL does, but reports nothing about a certificate that it rejects. Source: RFC 5280
+4.1, X.690.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----\s(.*?)-----END \1-----", re.S
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """`begins`, `ends`: of its validity, in UTC. `hosts`: names and addresses it may be used for. `key`: for people.
+    """One certificate. `begins`, `ends`: of its validity, in UTC. `hosts`: names and addresses. `key`: a description.
 
     `old_signature`: the broken hash that its signature uses; empty: none of those. `is_authority`: may sign others.
     """
@@ -64,7 +64,7 @@ class _Value(NamedTuple):
 
 
 def pem_blocks(text: str) -> list[tuple[str, bytes]]:
-    """(label, bytes) of every block of a PEM file. Raises `InvalidArgument` for one that is no base64."""
+    """Return (label, bytes) of every block of a PEM file. Raises `InvalidArgument` for a block that is not base64."""
     found = []
     for label, body in _BLOCK.findall(text):
         lines = [line for line in body.splitlines() if line and ":" not in line]  # Old keys have headers.
@@ -76,7 +76,7 @@ def pem_blocks(text: str) -> list[tuple[str, bytes]]:
 
 
 def parse_certificate(data: bytes) -> Certificate:
-    """Of its DER form. Raises `InvalidArgument` when it is none."""
+    """Parse the DER form. Raises `InvalidArgument` when it is malformed."""
     try:
         return _parse(data)
     except (ValueError, IndexError, StopIteration) as error:
@@ -84,14 +84,14 @@ def parse_certificate(data: bytes) -> Certificate:
 
 
 def text_of(subject: Subject) -> str:
-    """As `commonName=b1, organizationName=x`: the most particular name first, in the order of RFC 2253."""
+    """Return a name as `commonName=b1, organizationName=x`: the most specific part first, in the order of RFC 2253."""
     return ", ".join(f"{name}={value}" for names in reversed(subject) for name, value in names)
 
 
 def _parse(data: bytes) -> Certificate:
     body, algorithm, _ = _parts(_one(data, SEQUENCE))
     fields = _parts(body.content)
-    if fields[0].tag == 0xA0:  # the version, which is the default's when it is missing
+    if fields[0].tag == 0xA0:  # the version, which is missing if it is the default
         fields = fields[1:]
     _, _, issuer, validity, subject, key, *rest = fields
     begins, ends = map(_time, _parts(validity.content))
@@ -188,7 +188,7 @@ def _hosts(extension: bytes | None) -> Iterator[str]:
 
 
 def _key(data: bytes) -> tuple[str, int]:
-    """(what it is, its size in bits)."""
+    """Return (algorithm, size in bits)."""
     algorithm, point = _parts(data)
     kind, *parameters = _parts(algorithm.content)
     name = _oid(kind)

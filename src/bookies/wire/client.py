@@ -14,18 +14,19 @@ adds_as_v3 = v3.adds_as_v3
 
 
 def encode_request(request: Request) -> list[Buffer]:
-    """The frames of a request, in the protocol of its `version`; long bodies are the very buffers given.
+    """Return the frames of a request, in the protocol of its `version`; long bodies are the very buffers given.
 
-    Raises LocalProtocolError for what that protocol cannot say. Frames are not checked against a frame limit.
+    Raises LocalProtocolError for a request that the protocol cannot express. Frames are not checked against a frame
+    limit.
     """
     return v3.pack_request(request) if request.version == v3.VERSION else v2.pack_request(request)
 
 
 class ResponseDecoder:
-    """Decode the responses of one connection; adjacent answers to adds of one ledger with one status are merged.
+    """Decoder of the responses of one connection; adjacent answers to adds of one ledger with one status are merged.
 
-    `wire`: "v2" or "v3". What answers START_TLS is v3 always and belongs to the time before; only Apache's bookies say
-    more about it later, that the client has not authenticated, and that is dropped. Source: wire-protocol 5.3.
+    `wire`: "v2" or "v3". The answer to START_TLS is always v3 and comes before the first request. Apache's bookies
+    send another one later, that the client has not authenticated; it is dropped. Source: wire-protocol 5.3.
     """
 
     def __init__(self, wire: str, frame_size_max: int) -> None:
@@ -34,15 +35,16 @@ class ResponseDecoder:
         self._frames = FrameReader(frame_size_max)
 
     def feed(self, data: Buffer) -> list[Response]:
-        """Responses in the order of their arrival. Raises RemoteProtocolError: the caller closes the connection."""
+        """Return responses in the order of their arrival. Raises RemoteProtocolError: the caller closes the
+        connection."""
         return self._decoded(*self._frames.feed(data))
 
     def room(self) -> memoryview | None:
-        """Where the next bytes had best be written; then tell `received`. None: anywhere, and `feed` them."""
+        """Return the buffer for the next bytes; then call `received`. None: use any buffer, and `feed` it."""
         return self._frames.room()
 
     def received(self, count: int) -> list[Response]:
-        """So many bytes were written into `room`: as `feed`."""
+        """Handle `size` bytes that were written into `room`, like `feed`."""
         return self._decoded(*self._frames.received(count))
 
     def _decoded(self, buffer: bytes, starts: Sequence[int]) -> list[Response]:
@@ -72,7 +74,7 @@ class ResponseDecoder:
 
 
 def _is_about_tls(buffer: bytes, starts: Sequence[int]) -> bool:
-    """Whether a frame is an answer to START_TLS, in v3."""
+    """Report whether a frame is an answer to START_TLS, in v3."""
     responses: list[Response] = []
     if buffer[starts[0] + 4] < 0x08:
         return False

@@ -28,12 +28,12 @@ class EntryHeader:
 
 
 def master_key(password: bytes) -> bytes:
-    """The 20 bytes that authorise adds, explicit LACs and fencing; an empty password is hashed too."""
+    """Return the 20 bytes that authorise adds, explicit LACs and fencing; an empty password is hashed too."""
     return hashlib.sha1(b"ledger" + password).digest()
 
 
 def mac_key(password: bytes) -> bytes:
-    """The key of HMAC digests, which a bookie cannot derive from the master key."""
+    """Return the key of HMAC digests, which a bookie cannot derive from the master key."""
     return hashlib.sha1(b"mac" + password).digest()
 
 
@@ -46,7 +46,7 @@ def package_entry(
     length: int,
     payload: bytes,
 ) -> bytes:
-    """The entry body. `length` counts this payload in."""
+    """Return the entry body. `length` includes this payload."""
     header = _HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
     digest: bytes = kernels.digest(digest_type, mac_key, header, payload)
     return header + digest + payload
@@ -76,14 +76,14 @@ def verify_entry(
 
 
 def package_lac(digest_type: DigestType, mac_key: bytes, ledger_id: int, last_add_confirmed: int) -> bytes:
-    """The packet of an explicit LAC. Source: wire-protocol 4.5."""
+    """Return the packet of an explicit LAC. Source: wire-protocol 4.5."""
     header = _LAC_HEADER.pack(ledger_id, last_add_confirmed)
     digest: bytes = kernels.digest(digest_type, mac_key, header, b"")
     return header + digest
 
 
 def verify_lac(digest_type: DigestType, mac_key: bytes, body: bytes, ledger_id: int) -> int:
-    """The last add confirmed in a packet; bytes behind its digest are ignored. Raises DigestMismatch."""
+    """Return the last add confirmed in a packet; bytes after its digest are ignored. Raises DigestMismatch."""
     body = bytes(body)
     end = LAC_HEADER_SIZE + digest_type.size
     if len(body) < end:

@@ -1,11 +1,11 @@
-"""SASL DIGEST-MD5, both sides, as the provider of the Java platform speaks it: quality of protection `auth` alone.
+"""SASL DIGEST-MD5, both sides, like the Java platform's provider: quality of protection `auth` only.
 
     bookie: realm, nonce                                    (challenge)
     client: user, realm, nonce, cnonce, H(password, ...)    (response)
     bookie: rspauth = H(password, ...)                      (proof that the bookie knows the password as well)
 
-Nothing here encrypts, and nothing signs what follows: without TLS somebody between the two can take the connection
-over, and can guess passwords from what he recorded. RFC 6331 retired the mechanism for that; it is here because
+The mechanism encrypts nothing and signs nothing that follows: without TLS an attacker between the two can take the
+connection over, and can guess passwords from a recording. RFC 6331 retired the mechanism for that; it is here because
 Apache's bookies and clients have it. Source: wire-protocol 5.2, RFC 2831.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from bookies.errors import Unauthorized
 
-SERVICE = "bookkeeper"  # of the digest-uri, and also the name of the server and the realm
+SERVICE = "bookkeeper"  # service of the digest-uri, and also the name of the server and the realm
 SIZE_MAX = 4096  # bytes of one message
 NONCE_COUNT = "00000001"  # a connection authenticates once
 
@@ -28,7 +28,7 @@ _DIRECTIVE = re.compile(
 
 
 def parse_directives(message: bytes) -> dict[str, bytes]:
-    """The values by name, in lower case; of a name that comes several times the first. Raises `Unauthorized`."""
+    """Return the values by name, in lower case; of a repeated name the first. Raises `Unauthorized`."""
     found: dict[str, bytes] = {}
     at = 0
     if len(message) > SIZE_MAX:
@@ -47,7 +47,7 @@ def parse_directives(message: bytes) -> dict[str, bytes]:
 class DigestMd5Server:
     """The bookie's side of one authentication. `password_of`: of a user, None if there is no such user.
 
-    `nonce`: printable ASCII that nobody can foresee, new for every connection.
+    `nonce`: unpredictable printable ASCII, new for every connection.
     """
 
     def __init__(self, password_of: Callable[[str], str | None], nonce: str) -> None:
@@ -60,7 +60,7 @@ class DigestMd5Server:
         return f'realm="{SERVICE}",nonce="{self._nonce}",qop="auth",charset=utf-8,algorithm=md5-sess'.encode("ascii")
 
     def evaluate(self, response: bytes) -> bytes:
-        """The proof that answers a good response. Raises `Unauthorized`; why, for the log."""
+        """Return the proof that answers a good response. Raises `Unauthorized` with the reason, for the log."""
         given = parse_directives(response)
         missing = [
             name for name in ("username", "nonce", "cnonce", "nc", "digest-uri", "response") if name not in given
@@ -80,7 +80,7 @@ class DigestMd5Server:
         if given["nc"] != NONCE_COUNT.encode() or not hmac.compare_digest(given["nonce"], self._nonce.encode("ascii")):
             raise Unauthorized("the SASL response was made for another challenge")
         password = self._password_of(user)
-        # Also for users that there are not, so that the time of an answer does not tell them from others.
+        # Unknown users are computed too, so that the response time does not reveal which users exist.
         secret = _secret(user, realm, password or "", given["nonce"], given["cnonce"], given.get("authzid"))
         expected = _proof(secret, given["nonce"], given["cnonce"], f"AUTHENTICATE:{uri}", encoding)
         if not hmac.compare_digest(expected, given["response"]) or password is None:
@@ -90,7 +90,7 @@ class DigestMd5Server:
 
 
 class DigestMd5Client:
-    """The client's side of one authentication. `cnonce`: as the server's `nonce`."""
+    """The client's side of one authentication. `cnonce`: like the server's `nonce`."""
 
     def __init__(self, user: str, password: str, cnonce: str) -> None:
         self._user = user
@@ -99,7 +99,7 @@ class DigestMd5Client:
         self._expected = b""
 
     def respond(self, challenge: bytes) -> bytes:
-        """The response to a bookie's challenge. Raises `Unauthorized`."""
+        """Return the response to a bookie's challenge. Raises `Unauthorized`."""
         given = parse_directives(challenge)
         if "nonce" not in given or given.get("algorithm", b"").lower() != b"md5-sess":
             raise Unauthorized("the bookie's SASL challenge is not one of DIGEST-MD5")
@@ -129,13 +129,13 @@ class DigestMd5Client:
         return b",".join(directives)
 
     def check(self, answer: bytes) -> None:
-        """Raises `Unauthorized` when the bookie does not prove that it knows the password."""
+        """Raise `Unauthorized` when the bookie does not prove that it knows the password."""
         if not self._expected or not hmac.compare_digest(self._expected, answer.strip()):
             raise Unauthorized("the bookie does not prove that it knows our password")
 
 
 def _secret(user: str, realm: str, password: str, nonce: bytes, cnonce: bytes, authorization: bytes | None) -> bytes:
-    """H(A1), in hexadecimal."""
+    """Return H(A1), in hexadecimal."""
     first = _md5(b":".join(map(_hashed, (user, realm, password))))
     return _hex(b":".join([first, nonce, cnonce, *([authorization] if authorization else [])]))
 
@@ -146,7 +146,7 @@ def _proof(secret: bytes, nonce: bytes, cnonce: bytes, what: str, encoding: str)
 
 
 def _hashed(text: str) -> bytes:
-    """Latin-1 where that has all the characters, as RFC 2831 wants it, else UTF-8."""
+    """Encode as Latin-1 if that has all the characters, as RFC 2831 requires, else as UTF-8."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:

@@ -2,9 +2,9 @@
 
     frame := uint32 N, big-endian | N bytes
 
-One scan per piece finds all frames. A declared length is checked when its four bytes are there, and alone it allocates
-nothing. Room for the whole of a frame of up to `DIRECT_SIZE_MAX` is set aside when
-`DIRECT_HELD` of it are there, so that the rest is received in its place. Source: wire-protocol 1.2.
+One scan per piece finds all frames. A declared length is checked when its four bytes are there, and allocates nothing
+by itself. Room for the whole of a frame of up to `DIRECT_SIZE_MAX` is allocated when `DIRECT_HELD` of it has arrived,
+so that the rest is received in its place. Source: wire-protocol 1.2.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from bookies.kernels import Frame, scan_frames
 from bookies.wire.messages import Buffer
 
 PREFIX_SIZE = 4
-DIRECT_HELD = 16 << 10  # bytes of a frame that have to be there before room is made for the rest
+DIRECT_HELD = 16 << 10  # bytes of a frame that have to arrive before room is made for the rest
 DIRECT_SIZE_MAX = 8 << 20  # bytes of a frame
-ROOM_SHARE = 8  # of the room for a frame, what counts as held before it is filled
+ROOM_SHARE = 8  # share of a frame's room that counts as held before it is filled
 
 
 class FrameReader:
-    """Cut one direction of one connection into frames.
+    """Reader that cuts one direction of one connection into frames.
 
-    `frame_size_max`: bytes of the largest frame, the four of the length word included.
-    `error`: set when the bytes behind the frames that `feed` returned last are no frame; the stream is broken there.
+    `frame_size_max`: bytes of the largest frame, the four of the length word included. `error`: set when the bytes
+    after the frames that `feed` returned last are not a frame; the stream is broken there.
     """
 
     def __init__(self, frame_size_max: int) -> None:
         self.error: RemoteProtocolError | None = None
         self._frame_size_max = frame_size_max
-        self._pieces: list[bytes] = []  # of one incomplete frame; joined only when all of it is there
+        self._pieces: list[bytes] = []  # of one incomplete frame; joined when it is complete
         self._held = 0  # bytes in them
         self._need = PREFIX_SIZE
         self._direct: Frame | None = None  # one incomplete frame that is filled in its place; no pieces then
 
     def room(self) -> memoryview | None:
-        """Where the next bytes had best be written; then tell `received`. None: anywhere, and `feed` them."""
+        """Return the buffer for the next bytes; then call `received`. None: use any buffer, and `feed` it."""
         return None if self._direct is None else self._direct.rest()
 
     def received(self, count: int) -> tuple[bytes, Sequence[int]]:
-        """So many bytes were written into `room`: as `feed`."""
+        """Handle `size` bytes that were written into `room`, like `feed`."""
         direct = self._direct
         assert direct is not None
         direct.advance(count)
@@ -52,10 +52,10 @@ class FrameReader:
         return whole, (0, len(whole))
 
     def feed(self, data: Buffer) -> tuple[bytes, Sequence[int]]:
-        """Take the next bytes: (buffer, offsets in it of the complete frames' length words and of their end).
+        """Accept the next bytes; return (buffer, offsets in it of the complete frames' length words and of their end).
 
-        Without a complete frame there is one offset. An incomplete frame at the end is kept for the next call.
-        Raises RemoteProtocolError when no frame precedes a declared length that is 0 or too large.
+        Without a complete frame there is one offset. An incomplete frame at the end is kept for the next call. Raises
+        RemoteProtocolError when no frame precedes a declared length that is 0 or too large.
         """
         if self.error is not None:
             raise self.error
@@ -85,7 +85,8 @@ class FrameReader:
         return buffer, starts
 
     def _hold(self, buffer: bytes, end: int, need: int) -> None:
-        """Keep what is behind the frames. `need`: bytes of the frame that begins there, 0: unknown, -1: it is none."""
+        """Keep the bytes after the frames. `need`: bytes of the frame that begins there, 0: unknown, -1: it is not a
+        frame."""
         held = len(buffer) - end
         self._pieces, self._held = [], held
         self._need = need if need > 0 else PREFIX_SIZE
@@ -101,10 +102,10 @@ class FrameReader:
 
     @property
     def held_size(self) -> int:
-        """Bytes of the incomplete frame that are here; at least an eighth of the room that was made for it."""
+        """Return the bytes held of the incomplete frame; at least an eighth of the room that was made for it."""
         direct = self._direct
         return self._held if direct is None else max(direct.filled, (direct.filled + direct.missing) // ROOM_SHARE)
 
     def forget_rest(self) -> None:
-        """Drop the bytes behind the complete frames: they are in the buffer, and not framed (START_TLS)."""
+        """Drop the bytes after the complete frames: they are in the buffer, and not framed (START_TLS)."""
         self._pieces, self._held, self._need, self._direct, self.error = [], 0, PREFIX_SIZE, None, None

@@ -1,7 +1,7 @@
 """Requests and responses as values, independent of the protocol version.
 
-The add path never makes an object per entry: adds that follow each other on a connection travel as one `AddBatch`,
-whose entries are `Records`, the framing that journal, entry log and batch-read response share:
+The add path never makes an object per entry: consecutive adds on a connection travel as one `AddBatch`, whose entries
+are `Records`, the framing that journal, entry log and batch-read response share:
 
     record := uint32 length, big-endian | length bytes (the entry body: header, digest, payload)
 
@@ -41,9 +41,9 @@ class Operation(enum.Enum):
 class AddBatch:
     """Adds of one ledger that arrived one after the other with the same key and flags.
 
-    `entry_ids` has one id per record: a `range` where they are consecutive (the normal case), else a list.
-    `txn_ids`: v3 only, one per record. `last_add_confirmed`: the greatest LAC in the bodies.
-    The ledger id is the one in the bodies (wire-protocol 5.4).
+    `entry_ids` has one id per record: a `range` where they are consecutive (the normal case), else a list. `txn_ids`:
+    v3 only, one per record. `last_add_confirmed`: the greatest LAC in the bodies. The ledger id is the one in the
+    bodies (wire-protocol 5.4).
     """
 
     version: int
@@ -60,9 +60,9 @@ class AddBatch:
 
 @dataclass(slots=True)
 class AddColumns:
-    """Adds of v2 with one key and the same flags that arrived one after the other, nearly each of another ledger.
+    """Adds of v2 with one key and the same flags that arrived one after the other, nearly all of different ledgers.
 
-    `ledger_ids`, `entry_ids` (none of them negative) and `lacs`: one for each of `records`, whose starts are an array.
+    `ledger_ids`, `entry_ids` (not negative) and `lacs`: one for each of `records`, whose starts are an array.
     """
 
     version: int
@@ -75,7 +75,7 @@ class AddColumns:
     is_high_priority: bool = False
 
     def batches(self, indices: Sequence[int]) -> list[AddBatch]:
-        """These of the adds, each as a batch."""
+        """Return the adds at `indexes`, each as a batch."""
         return [
             AddBatch(
                 self.version,
@@ -93,7 +93,7 @@ class AddColumns:
 
 @dataclass(slots=True)
 class ReadRequest:
-    """One entry; `entry_id` -1 asks for the highest. With `previous_lac`: a long poll.
+    """Read of one entry; `entry_id` -1 asks for the highest. With `previous_lac`: a long poll.
 
     Source: wire-protocol 5.5 to 5.7.
     """
@@ -133,7 +133,7 @@ class AuthRequest:
 
 @dataclass(slots=True)
 class WriteLacRequest:
-    """`body` is the LAC packet (wire-protocol 4.5); ledger and LAC that count are those inside it."""
+    """Explicit LAC. `body` is the LAC packet (wire-protocol 4.5); its ledger and LAC are the ones that count."""
 
     version: int
     txn_id: int
@@ -223,7 +223,7 @@ class AddResponses:
 
 @dataclass(slots=True)
 class ReadResponse:
-    """`entry_id` is the one echoed (-1 stays -1, except a long poll that brings its entry)."""
+    """Answer to a read. `entry_id` is the one echoed (-1 stays -1, except for a long poll that returns its entry)."""
 
     version: int
     txn_id: int
@@ -237,7 +237,8 @@ class ReadResponse:
 
 @dataclass(slots=True)
 class BatchReadResponse:
-    """`records`: from `start` on, consecutive entries from `entry_id` on, record framing as stored; empty unless OK."""
+    """Answer to a batch read. `records`: from `start` on, consecutive entries from `entry_id` on, framed as stored;
+    empty unless OK."""
 
     version: int
     txn_id: int
@@ -294,7 +295,7 @@ class ForceLedgerResponse:
 
 @dataclass(slots=True)
 class ListEntriesResponse:
-    """`availability` is the encoded list of wire-protocol 5.10."""
+    """Answer to list-entries. `availability` is the encoded list of wire-protocol 5.10."""
 
     version: int
     txn_id: int

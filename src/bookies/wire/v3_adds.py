@@ -36,7 +36,7 @@ class AddShape:
         self._end = b"\x28\x01" * is_deferred_sync + b"\xa0\x06\x01" * is_recovery
 
     def pack(self, adds: Iterable[tuple[int, int, bytes]]) -> bytes:
-        """The frames of (transaction id, entry id, body)s."""
+        """Return the frames of (transaction id, entry id, body) tuples."""
         parts: list[bytes] = []
         glue: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}  # by the sizes of what goes between
         for txn_id, entry_id, body in adds:
@@ -50,7 +50,7 @@ class AddShape:
         return b"".join(parts)
 
     def _between(self, txn_size: int, entry_size: int, body_size: int) -> tuple[bytes, bytes, bytes]:
-        """What stands before the transaction id, the entry id and the body when they have these sizes."""
+        """Return the bytes between the transaction id, the entry id and the body when these have the given sizes."""
         third = self._key + pack_varint(body_size)
         add_size = len(self._ledger) + entry_size + len(third) + body_size + len(self._end)
         second = self._header_end + b"\xaa\x06" + pack_varint(add_size) + self._ledger
@@ -60,7 +60,7 @@ class AddShape:
         return first, second, third
 
     def maybe_parse(self, buffer: bytes, at: int, end: int) -> tuple[int, int, bytes] | None:
-        """(transaction id, entry id, body) of the frame in [at, end); None when it is not of this shape."""
+        """Return (transaction id, entry id, body) of the frame in [at, end); None when it is not of this shape."""
         starts_with = buffer.startswith
         if end - at < 40 or buffer[at + 4] != 0x0A or not starts_with(_HEADER, at + 6):
             return None
@@ -94,7 +94,7 @@ class AddResponseShape:
         self._ledger = b"\x08" + code + b"\x10" + pack_varint(ledger_id) + b"\x18"
 
     def pack(self, answers: Iterable[tuple[int, int]]) -> bytes:
-        """The frames of (transaction id, entry id)s."""
+        """Return the frames of (transaction id, entry id) pairs."""
         parts: list[bytes] = []
         glue: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         for txn_id, entry_id in answers:
@@ -115,7 +115,7 @@ class AddResponseShape:
         return size.to_bytes(4, "big") + b"\x0a" + pack_varint(header_size) + _HEADER, second
 
     def maybe_parse(self, buffer: bytes, at: int, end: int) -> tuple[int, int] | None:
-        """(transaction id, entry id) of the frame in [at, end); None when it is not of this shape."""
+        """Return (transaction id, entry id) of the frame in [at, end); None when it is not of this shape."""
         starts_with = buffer.startswith
         if end - at < 20 or buffer[at + 4] != 0x0A or not starts_with(_HEADER, at + 6):
             return None

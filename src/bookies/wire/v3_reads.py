@@ -1,8 +1,8 @@
-"""Plain reads of one entry and their good answers in v3: what a scan sends and receives by the thousand.
+"""Plain reads of one entry and their positive answers in v3: the messages of a scan.
 
-As with adds (`v3_adds`), the fields in ascending order without any other are packed and recognised directly; whatever
-looks different takes the general way through `protobuf`, which accepts more. What is accepted here means the same
-there. Measured: a quarter of its time.
+As with adds (`v3_adds`), the fields in ascending order without any other are packed and recognised directly; other
+messages are handled by `protobuf`, which accepts more. A message accepted here has the same meaning there. Measured:
+a quarter of its time.
 
     read   := uint32 N | 0a h | 08 03 10 01 18 txn | a2 06 n | 08 ledger 10 entry
     answer := uint32 N | 0a h | 08 03 10 01 18 txn | 10 00 | a2 06 n | 08 00 10 ledger 18 entry 22 m body [28 lac]
@@ -26,7 +26,7 @@ _ENTRY, _BODY, _LAC = 0x18, 0x22, 0x28
 
 
 def is_plain(request: ReadRequest) -> bool:
-    """Whether it asks for nothing but an entry."""
+    """Report whether the request asks for an entry and nothing else."""
     return (
         request.master_key is None
         and request.previous_lac is None
@@ -40,7 +40,7 @@ def is_plain_answer(response: ReadResponse) -> bool:
 
 
 def pack_read(request: ReadRequest) -> bytes:
-    """The frame of a plain read."""
+    """Return the frame of a plain read."""
     txn = pack_varint(request.txn_id)
     ids = b"\x08" + pack_varint(request.ledger_id) + b"\x10" + pack_varint(request.entry_id)
     size = 5 + len(_HEADER) + len(txn) + len(ids)
@@ -48,7 +48,7 @@ def pack_read(request: ReadRequest) -> bytes:
 
 
 def maybe_parse_read(buffer: bytes, at: int, end: int) -> ReadRequest | None:
-    """The plain read in the frame [at, end); None when it is anything else."""
+    """Return the plain read in the frame [at, end); None when it is anything else."""
     if end - at < 16 or buffer[at + 4] != 0x0A or not buffer.startswith(_HEADER, at + 6):
         return None
     try:
@@ -67,7 +67,7 @@ def maybe_parse_read(buffer: bytes, at: int, end: int) -> ReadRequest | None:
 
 
 def pack_read_answer(response: ReadResponse) -> list[Buffer]:
-    """The frame of an answer with an entry."""
+    """Return the frame of an answer with an entry."""
     assert response.body is not None
     txn, body = pack_varint(response.txn_id), response.body
     ids = b"%b%b\x18%b\x22%b" % (
@@ -82,7 +82,7 @@ def pack_read_answer(response: ReadResponse) -> list[Buffer]:
 
 
 def maybe_parse_read_answer(buffer: bytes, at: int, end: int) -> ReadResponse | None:
-    """The answer with an entry in the frame [at, end); None when it is anything else."""
+    """Return the answer with an entry in the frame [at, end); None when it is anything else."""
     if end - at < 24 or buffer[at + 4] != 0x0A or not buffer.startswith(_HEADER, at + 6):
         return None
     try:

@@ -116,12 +116,12 @@ def test_an_unknown_setting_gets_its_neighbour(tmp_path: pathlib.Path) -> None:
         ("ledger create --label a=1 --label a=2", "--label a=2: a is given twice"),
         ("ledger create --ack-quorum 0", "ack"),
         ("ledger create --write-quorum 0", "quorum"),
-        ("bench append --ledgers 0", "--ledgers 0: at least one"),
-        ("bench append --window 0", "--window 0: at least one"),
-        ("bench read --entries 0", "--entries 0: at least one"),
-        ("bench storage --growth --ledgers 0", "--ledgers 0: at least one"),
-        ("bench suite --runs -1", "--runs -1: at least one"),
-        ("sim --jobs 0", "--jobs 0: at least one"),
+        ("bench append --ledgers 0", "--ledgers 0: must be 1 or more"),
+        ("bench append --window 0", "--window 0: must be 1 or more"),
+        ("bench read --entries 0", "--entries 0: must be 1 or more"),
+        ("bench storage --growth --ledgers 0", "--ledgers 0: must be 1 or more"),
+        ("bench suite --runs -1", "--runs -1: must be 1 or more"),
+        ("sim --jobs 0", "--jobs 0: must be 1 or more"),
     ],
 )
 def test_options_out_of_their_range_are_refused(

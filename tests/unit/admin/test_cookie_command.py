@@ -52,7 +52,7 @@ def test_looking(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cookie", "get", "b1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["instance_id"] == store
     assert main(["cookie", "get", "b9"]) == 2
-    assert "it has those of b1, b2" in capsys.readouterr().err
+    assert "bookies with a cookie: b1, b2" in capsys.readouterr().err
 
 
 def test_generate_create_update(store: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_generate_create_update(store: str, tmp_path: pathlib.Path, capsys: pyte
     assert main([*generate, "--bookie-id", "b3", "--instance-id", "another"]) == 0
     file.write_text(capsys.readouterr().out)
     assert main(["cookie", "update", "b3", str(file)]) == 2
-    assert "is of cluster another" in capsys.readouterr().err
+    assert "belongs to cluster another" in capsys.readouterr().err
     file.write_text("nonsense")
     assert main(["cookie", "update", "b3", str(file)]) == 1
     assert main(["cookie", "update", "b3", str(tmp_path / "missing")]) == 2
@@ -122,7 +122,7 @@ def test_a_cookie_that_cannot_be_read_can_be_deleted(store: str, capsys: pytest.
 
     aio.run(spoil())
     assert main(["cookie", "delete", "b2"]) == 1
-    assert "it cannot be read: " in capsys.readouterr().err
+    assert "the cookie of b2 cannot be read: " in capsys.readouterr().err
     assert main(["cookie", "delete", "b1", "--dry-run"]) == 1
     assert "1 ledger has entries on it (0)" in capsys.readouterr().err
     assert main(["cookie", "delete", "b2", "--force"]) == 0
@@ -160,7 +160,7 @@ def test_a_bookie_says_what_it_would_run_with(
         "lease_ms": 9000,
     }
     lines = printed.err.splitlines()
-    assert lines[0].startswith(f"{conf}: WARNING: journalSyncData=false: ignored: every add is on the disk")
+    assert lines[0].startswith(f"{conf}: WARNING: journalSyncData=false: ignored: every add is synced to disk")
     assert "did you mean gcWaitTime?" in lines[1]
     assert lines[2].startswith(f"{conf}: serverTcpNoDelay: ")
     monkeypatch.setenv("BK_PORT", "4000")

@@ -46,7 +46,7 @@ def test_a_bookie_that_is_away_is_replaced_when_it_is_lost(capsys: pytest.Captur
         assert await repair(world, store, ledger_id) == 1
         said = capsys.readouterr().out
         assert f"ledger {ledger_id}: what {away} has of entries 0 to 29 is unknown (it is not registered)" in said
-        assert f"(--lost {away})\nrepaired 0 fragments of 1 ledger, 1 ledger not or not wholly\n" in said
+        assert f"pass --lost {away}\nrepaired 0 fragments of 1 ledger, 1 ledger not or only partly\n" in said
         assert await store.metadata(ledger_id) == record
         # Somebody else took it for lost, and it stays away.
         driver = store._driver
@@ -94,9 +94,9 @@ def test_ledgers_that_are_locked_wait_until_the_others_are_done(capsys: pytest.C
         await other.unlock(locks[0])
         assert await task == 1
         said = capsys.readouterr()
-        assert said.err.count("has its lock; it is tried again at the end") == 2
+        assert said.err.count("holds its lock; retrying at the end") == 2
         assert f"ledger {ledgers[1]}: worker-{ledgers[1]} has its lock" in said.out
-        assert "repaired 2 fragments of 3 ledgers, 1 ledger not or not wholly" in said.out
+        assert "repaired 2 fragments of 3 ledgers, 1 ledger not or only partly" in said.out
         assert_replicated(world, await store.metadata(ledgers[0]), 9)
         assert_replicated(world, await store.metadata(ledgers[2]), 9)
 

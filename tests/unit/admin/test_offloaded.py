@@ -35,7 +35,7 @@ def test_verify_says_where_the_entries_are(state: State, capsys: pytest.CaptureF
         assert await verify_ledgers(store, [], 100, as_json=False) == 0
         said = capsys.readouterr().out
         assert "2 ledgers checked, 0 with problems, 1 offloaded: no bookie needs their entries\n" in said
-        assert "the entry that is worst off has 3 good replicas" in said
+        assert "fewest good replicas of an entry: 3" in said
         assert await verify_ledgers(store, [], 100, as_json=True) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         found = {row["ledger"]: (row["ok"], row["fewest_replicas"], row["offloaded"]) for row in rows}

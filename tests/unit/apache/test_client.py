@@ -228,7 +228,7 @@ def test_a_password_is_in_no_notice() -> None:
 
 def test_a_certificate_that_is_to_be_shown_has_to_be_named() -> None:
     tls = {"tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory", "tlsClientAuthentication": "true"}
-    with pytest.raises(ConfigError, match="tlsClientAuthentication=true: no tlsCertificatePath"):
+    with pytest.raises(ConfigError, match="tlsClientAuthentication=true: tlsCertificatePath is missing"):
         client_options(tls)
 
 

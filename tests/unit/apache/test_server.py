@@ -348,13 +348,13 @@ def test_unknown_keys_have_a_neighbour_and_unused_ones_share_a_line() -> None:
         ({"listeningInterface": "lo"}, "no other machine can reach"),
         ({"listeningInterface": "eth2", "useHostNameAsBookieID": "true"}, "has no name"),
         ({"zkServers": "z:1", "ledgerManagerType": "ms"}, "flat, hierarchical or longhierarchical"),
-        ({"zkServers": "z:1", "ledgerManagerFactoryClass": "a.B"}, "B is not known"),
+        ({"zkServers": "z:1", "ledgerManagerFactoryClass": "a.B"}, "B is unknown"),
         ({"zkServers": "z:1", "zkEnableSecurity": "true"}, "options="),
         (PEM | {"tlsKeyStore": "/k.jks"}, "of type JKS.*keytool.*openssl"),
         (PEM | {"tlsTrustStore": "/k.p12", "tlsTrustStoreType": "PKCS12"}, "of type PKCS12"),
-        (PEM | {"tlsCertificatePath": ""}, "no tlsCertificatePath"),
-        ({"tlsProviderFactoryClass": "com.example.Mine"}, "leave connections open"),
-        ({"bookieAuthProviderFactoryClass": "com.example.Mine"}, "let everybody in"),
+        (PEM | {"tlsCertificatePath": ""}, "tlsCertificatePath is missing"),
+        ({"tlsProviderFactoryClass": "com.example.Mine"}, "leave connections unprotected"),
+        ({"bookieAuthProviderFactoryClass": "com.example.Mine"}, "admit every client"),
     ],
 )
 def test_values_that_cannot_be_taken_are_refused(properties: dict[str, str], said: str) -> None:
@@ -392,7 +392,7 @@ def test_a_lower_disk_threshold_takes_our_marks_along() -> None:
 
 @pytest.mark.parametrize("value", ["true", "yes", "on", "1", "TRUE"])
 def test_protected_znodes_are_asked_for_in_several_words(value: str) -> None:
-    with pytest.raises(ConfigError, match="zkEnableSecurity=true: Apache takes the identity from JAAS"):
+    with pytest.raises(ConfigError, match="zkEnableSecurity=true: Apache reads the identity from JAAS"):
         options(zkEnableSecurity=value, metadataServiceUri="zk://z:1/l")
 
 

@@ -54,7 +54,7 @@ def test_that_it_fails_does_not_touch_the_bookie(caplog: pytest.LogCaptureFixtur
             await asyncio.sleep(5)
 
     on_loop(body)
-    assert "what runs beside the bookie has failed" in caplog.text
+    assert "the task that runs beside the bookie has failed" in caplog.text
 
 
 def test_the_bookie_does_not_wait_for_it_for_ever() -> None:

@@ -80,7 +80,7 @@ def test_calls_are_answered(world: World) -> None:
         (request("TOKEN", "explode"), "no call named 'explode'"),
         (request("TOKEN", "space", much=1), "much"),
         (request("TOKEN", "compact", kind="all"), "all"),
-        (request("TOKEN", "undelete", ledger=77), "has nothing of it"),
+        (request("TOKEN", "undelete", ledger=77), "has no data of it"),
         (request("TOKEN", "why", log="x.txn"), "not an entry log"),
     ],
 )

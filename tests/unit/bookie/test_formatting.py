@@ -180,7 +180,7 @@ def test_the_cookie_goes_when_the_directories_are_empty(monkeypatch: pytest.Monk
     names = {name.rpartition("/")[2] for name in place.disk.files(is_durable=True) if "/current/" in name}
     assert names == {cookie.EMPTYING}
     assert place.cookie() is not None
-    with pytest.raises(CookieMismatch, match="Say it again: bk bookie format /j"):
+    with pytest.raises(CookieMismatch, match="Run it again: bk bookie format /j"):
         place.start(CONFIG)
     assert format_bookie(place) is not None
     assert place.cookie() is None
@@ -291,7 +291,7 @@ def test_a_name_stays_taken_while_ledgers_need_it() -> None:
     on(place, copied)
     assert on(place, forget) == []
     assert place.cookie() is None
-    with pytest.raises(InvalidArgument, match="the cluster knows no bookie b1: nothing to forget; it knows none"):
+    with pytest.raises(InvalidArgument, match="the cluster has no bookie b1: nothing to forget; it has none"):
         on(place, forget)
     assert place.start(CONFIG) is Decision.NEW_BOOKIE
 
@@ -325,7 +325,7 @@ def test_files_of_which_it_is_not_known_whose_they_are() -> None:
     place.disk.put("/i/current/VERSION", b"5\nnonsense")
     with pytest.raises(CorruptRecord, match="/i/current/VERSION"):
         format_bookie(place)
-    with pytest.raises(InvalidArgument, match="/x is no directory of a bookie"):
+    with pytest.raises(InvalidArgument, match="/x is not a directory of a bookie"):
         format_bookie(place, "/x")
 
 

@@ -91,7 +91,7 @@ def test_a_first_start_and_others() -> None:
     assert place.start(GROWN) is Decision.EXPANDED
     assert set(place.disk.files().values()) == {place.cookie()}
     assert place.start(GROWN) is Decision.OK
-    with pytest.raises(CookieMismatch, match="/l2 is not named any more"):
+    with pytest.raises(CookieMismatch, match="/l2 is no longer configured"):
         place.start(CONFIG)
 
 
@@ -310,7 +310,7 @@ def test_a_bookie_grows_by_a_directory(world: World, kind: str) -> None:
             assert {"VERSION", "lastId", "lastMark"} <= names
             assert [name for name in names if name.endswith(".log")], "new logs go there too"
         assert [name for name in names if name.endswith(".idx")]
-        with pytest.raises(CookieMismatch, match=r"/more is not named any more.*bk bookie recover b1"):
+        with pytest.raises(CookieMismatch, match=r"/more is no longer configured.*bk bookie recover b1"):
             await world.start(**small)
 
     world.run(body)

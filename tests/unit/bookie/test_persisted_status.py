@@ -162,7 +162,7 @@ def test_how_the_last_life_ended_is_said(world: World, caplog: pytest.LogCapture
         _, driver = world.forget_last()
         await world.on_bookie(driver.close())
         server = await world.start()
-        assert server.describe()["last_stop"] == "not orderly: 7 entries came back from the journal"
+        assert server.describe()["last_stop"] == "not orderly: 7 entries were restored from the journal"
         caller, token = await caller_of(world)
         state = (await caller.ask(request(token, "state")))["result"]
         assert state["last_stop"] == server.describe()["last_stop"]

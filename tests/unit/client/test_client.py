@@ -137,8 +137,8 @@ def test_what_is_in_the_way_of_an_ensemble_is_the_rule_and_not_the_number() -> N
             await store.create(ensemble=3)
         text = str(failure.value)
         assert "only 4 registered" not in text
-        assert "needs 3 writable bookies whose location is known" in text
-        assert "2 are available of 4 that are writable" in text
+        assert "needs 3 writable bookies with a known location" in text
+        assert "2 of the 4 writable bookies have one" in text
         assert "b3 (" in text
         assert "b4 (" in text
         with pytest.raises(NotEnoughBookies, match="ensemble=5 needs 5 writable bookies, only 4 registered"):

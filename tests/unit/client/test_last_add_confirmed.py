@@ -94,7 +94,7 @@ def test_a_try_read_that_nobody_answers() -> None:
         await world.take_down(B1)
         for name in (B2, B3):
             world.bookies[name].intercept = lambda request: [] if isinstance(request, ReadRequest) else None
-        with pytest.raises(RecoveryFailed, match=r"no bookie told .*b1.*Try again") as raised:
+        with pytest.raises(RecoveryFailed, match=r"no bookie reported .*b1.*Try again") as raised:
             await reader.try_read_last_add_confirmed()
         assert raised.value.code == -10
         assert raised.value.ledger_id == writer.ledger_id
@@ -475,13 +475,13 @@ def test_metadata_that_cannot_be_read_is_asked_for_again() -> None:
             async def after(self, operation: str, driver: MemoryDriver) -> None: ...
 
         driver._faults = Down()
-        reader._view.mark_stale()
+        reader._state.mark_stale()
         for _ in range(2):
             with pytest.raises(MetadataError):
                 await reader.read_last_add_confirmed()
         for bookie in world.bookies.values():
             bookie.corrupt(writer.ledger_id, 2)
-        reader._view.learn(3)
+        reader._state.learn(3)
         with pytest.raises(DigestMismatch, match="no replica could deliver"):
             await reader.read_entry(2)  # Whether they have moved cannot be known: the damage is what is reported.
         tail = asyncio.ensure_future(anext(reader.tail(4)))
@@ -501,7 +501,7 @@ def test_a_tail_reads_the_metadata_now_and_then_without_being_told() -> None:
         writer, reader = await written(store, 5)
         tail = asyncio.ensure_future(_collect(reader))
         await asyncio.sleep(1)
-        reader._view._stop_watching()  # As if the store had forgotten about us.
+        reader._state._stop_watching()  # As if the store had forgotten about us.
         await writer.seal()
         await asyncio.sleep(60)
         assert tail.done()

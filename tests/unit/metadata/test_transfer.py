@@ -237,10 +237,10 @@ def test_differences_are_named() -> None:
         await target.recovery.enable()
         seen = [(each.what, each.detail) async for each in differences(source, target)]
         assert seen == [
-            ("spent ids 0 to 1", "can be given again"),
+            ("spent ids 0 to 1", "can be assigned again"),
             (f"cookie {A}", "is missing"),
             ("record binary", "is another one"),
-            ("auto-recovery's switch, delay and times of checks", "are others"),
+            ("auto-recovery's switch, delay and times of checks", "differ"),
             ("mark of ledger 5", "is another one"),
             ("mark of ledger 6", "is not in the source"),
             (f"mark of ledger {1 << 40}", "is missing"),

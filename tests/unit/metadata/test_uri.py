@@ -84,7 +84,7 @@ def test_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: pat
     options.write_text('[sasl]\nmechanism = "DIGEST-MD5"\n')
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "puresasl" else found(name))
-    with pytest.raises(ConfigError, match="wants SASL; to use it: pip install pure-sasl"):
+    with pytest.raises(ConfigError, match="uses SASL, which needs a library: pip install pure-sasl"):
         connect(f"zk://a/b?options={options}", RUNTIME)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "kazoo" else found(name))
     with pytest.raises(ConfigError, match=r"zk://a/b is in ZooKeeper; .* pip install 'bookies\[zookeeper\]'"):

@@ -1,4 +1,4 @@
-"""The cluster of one machine: `bk up`, `bookies.local`."""
+"""Cluster on one machine: `bk up`, `bookies.local`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""A cluster of bookie processes on this machine: for tests, notebooks, `bk up`, the demo and the benchmarks.
+"""Cluster of bookie processes on this machine: for tests, notebooks, `bk up`, the demo and the benchmarks.
 
-    directory/cluster.json        what runs: {directory, metadata, bookies: [{id, pid, host, port, log}]}
-    directory/metadata            the embedded metadata store, unless there is another one
+    directory/cluster.json        running processes: {directory, metadata, bookies: [{id, pid, host, port, log}]}
+    directory/metadata            the embedded metadata store, unless another store was named
     directory/<bookie>/journal, ledgers, bookie.log
-    directory/.<bookie>.ready     the ready line of a bookie that runs, for whoever did not start it
+    directory/.<bookie>.ready     the ready line of a running bookie, for processes that did not start it
 
-The bookies run in `directory` and know their own directories by relative names, so the whole can be moved when it is
-stopped: a cookie remembers names.
+The bookies run in `directory` and name their own directories relative to it. A stopped cluster can therefore be moved,
+although cookies contain directory names.
 
-Every bookie is a process group of its own, so that Ctrl-C reaches only its owner, who stops the bookies in order. A
-cluster that is not detached ends with its owner, however that ends: each bookie's standard input is a pipe whose
+Every bookie is a process group of its own, so that Ctrl-C reaches only the owner, which stops the bookies in order. A
+cluster that is not detached ends with its owner, also after SIGKILL: each bookie's standard input is a pipe whose
 other end the owner holds.
 """
 
@@ -44,14 +44,14 @@ BOOKIES, BOOKIES_MAX = 3, 100
 LEASE_MS = 10_000
 START_S = 60.0
 STOP_S = 10.0
-LOOK_AGAIN_S = 0.05  # at a bookie that another process has started
+POLL_S = 0.05  # interval of checks whether a bookie of another process serves
 
 
 @dataclass
 class LocalBookie:
-    """One bookie of the cluster, running or not. `host` and `port` are None until it was ready once.
+    """One bookie of the cluster, running or not. `host` and `port` are None until it is ready.
 
-    `settings`: fields of `BookieConfig` for this bookie alone, while this object lives.
+    `settings`: fields of `BookieConfig` for this bookie alone. They are not stored in `cluster.json`.
     """
 
     id: str
@@ -71,7 +71,7 @@ class LocalBookie:
         return self.directory.parent / f".{self.id}.ready"
 
     def serves(self) -> bool:
-        """Whether it was ready and takes connections; for one that runs and that another process has started."""
+        """Report whether the bookie was ready and accepts connections. For bookies that another process started."""
         try:
             if self.port is None:
                 state = json.loads(self.ready_file.read_bytes())
@@ -84,7 +84,7 @@ class LocalBookie:
         return True
 
     def is_running(self) -> bool:
-        """Whether the very process we know of is alive; a pid that was given to another one is not."""
+        """Report whether the recorded process is alive. A process that reused its pid does not count."""
         if self.process is not None:
             return self.process.poll() is None
         if self.pid is None:
@@ -97,13 +97,14 @@ class LocalBookie:
         return state != "Z" and self.id.encode() in words
 
     def send(self, number: int) -> None:
+        """Send a signal to the process, if it runs."""
         if self.is_running():
             assert self.pid is not None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the process has ended; False when the time is up first."""
+        """Wait until the process has ended. Return False after `timeout_s`."""
         if self.process is not None:
             try:
                 self.process.wait(timeout_s)
@@ -127,10 +128,10 @@ class LocalBookie:
 class LocalCluster:
     """`bookies` bookie processes and their metadata store, in `directory`.
 
-    A directory that was used before continues with its data: `bookies`, `lease_ms`, `metadata_uri` and `settings`
-    (fields of `BookieConfig`, for every bookie) are then by default what they were. `metadata_uri`: another store than
-    the directory's own, a ZooKeeper or an etcd. `detach`: the bookies outlive this process, and another `LocalCluster`
-    of the directory finds them running.
+    A directory that was used before continues with its data: the defaults of `bookies`, `lease_ms`, `metadata_uri` and
+    `settings` (fields of `BookieConfig`, for every bookie) are then the previous values. `metadata_uri`: a ZooKeeper
+    or an etcd instead of the directory's own store. `detach`: the bookies outlive this process, and another
+    `LocalCluster` of the directory finds them running.
     """
 
     def __init__(
@@ -159,55 +160,61 @@ class LocalCluster:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Self:
-        """The cluster that there is in `directory`. Raises `ConfigError` when there is none."""
+        """Load the cluster of `directory`. Raises `ConfigError` if there is none."""
         if not os.path.exists(os.path.join(directory, STATE_FILE)):
-            raise ConfigError(f"{os.path.abspath(directory)} holds no local cluster; `bk up` makes one")
+            raise ConfigError(f"{os.path.abspath(directory)} holds no local cluster; create one with `bk up`")
         return cls(directory, detach=True)
 
     def connect(self) -> BlockingClient:
-        """A blocking client of this cluster; `bookies.connect(cluster.metadata_uri)` is the asyncio one."""
+        """Return a blocking client of this cluster. `bookies.connect(cluster.metadata_uri)` is the asyncio client."""
         from bookies.client.blocking import blocking
 
         return blocking.connect(self.metadata_uri)
 
     def pids(self) -> list[int]:
-        """Process ids of the bookies that run."""
+        """Return the process ids of the running bookies."""
         return [bookie.pid for bookie in self.bookies if bookie.pid is not None and bookie.is_running()]
 
     def describe(self) -> dict[str, Any]:
-        """What `cluster.json` holds."""
+        """Return the contents of `cluster.json`."""
         return {
             "directory": self.directory,
             "metadata": self.metadata_uri,
             "lease_ms": self._lease_ms,
             "settings": {name: str(value) for name, value in self._settings.items()},
             "bookies": [
-                {"id": each.id, "pid": each.pid, "host": each.host, "port": each.port, "log": str(each.log)}
-                for each in self.bookies
+                {"id": bookie.id, "pid": bookie.pid, "host": bookie.host, "port": bookie.port, "log": str(bookie.log)}
+                for bookie in self.bookies
             ],
         }
 
     def _store(self, wanted: str | None, known: str) -> str:
-        """The metadata store's URI; that of a file is where the directory is by now. Raises `ConfigError`."""
+        """Return the metadata store's URI. An embedded store is in the cluster's present directory.
+
+        Raises `ConfigError` for another store than the one the bookies belong to.
+        """
         own = f"file:{os.path.join(self.directory, 'metadata')}"
         if not wanted:
             return own if known.startswith("file:") else known or own
         if wanted.startswith(("file:", "memory:")):
-            raise ConfigError(f"{wanted}: the bookies of a local cluster keep a file of their own, or share a server")
+            raise ConfigError(
+                f"{wanted}: a local cluster uses the embedded store in its own directory, or a ZooKeeper or etcd server"
+            )
         if known and known != wanted:
             raise ConfigError(f"the bookies in {self.directory} belong to the cluster {known}, not to {wanted}")
         return wanted
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self, timeout_s: float = START_S, *, failures: dict[str, BookKeeperError] | None = None) -> list[str]:
-        """Start every bookie that does not run, all at once, and wait until each serves; their ids.
+        """Start every bookie that does not run, all at once, and wait until each serves. Return their ids.
 
-        Raises `BookKeeperError` with the bookie's own sentence when one does not; then those are stopped again. With
-        `failures` those that serve are kept, if there are any, and it takes the errors of the others, by id.
+        Raises `BookKeeperError` with the bookie's own message if one does not serve; the started ones are then stopped.
+        With `failures` the bookies that serve keep running, if there are any, and the dictionary receives the errors of
+        the others by id.
         """
         is_own = self.metadata_uri.startswith("file:")
         os.makedirs(os.path.join(self.directory, "metadata") if is_own else self.directory, exist_ok=True)
-        with self._alone():
+        with self._locked():
             errors = self._wait_serving(timeout_s)
             starting = [bookie for bookie in self.bookies if not bookie.is_running()]
             try:
@@ -223,7 +230,7 @@ class LocalCluster:
                 if errors and (failures is None or len(errors) == len(self.bookies)):
                     raise next(iter(errors.values()))
             except BaseException:
-                self._find_lost()
+                self._find_unrecorded()
                 self._stop(starting, STOP_S)
                 raise
             self._stop([bookie for bookie in starting if bookie.id in errors], STOP_S)
@@ -232,8 +239,8 @@ class LocalCluster:
         return [bookie.id for bookie in starting if bookie.id not in errors]
 
     def stop(self, timeout_s: float = STOP_S) -> list[str]:
-        """SIGTERM to all, SIGKILL to those that have not ended by then; ids of those that ran. Idempotent."""
-        with self._alone():
+        """Send SIGTERM to all bookies, and SIGKILL after `timeout_s`. Return the ids of those that ran. Idempotent."""
+        with self._locked():
             running = [bookie for bookie in self.bookies if bookie.is_running()]
             self._stop(self.bookies, timeout_s)
         if self._is_temporary:
@@ -254,7 +261,7 @@ class LocalCluster:
             self._save()
 
     def kill(self, bookie_id: str | int, number: int = signal.SIGKILL) -> None:
-        """Send a signal to one bookie, by id or index; with SIGKILL, wait until it is gone."""
+        """Send a signal to one bookie, by id or index. After SIGKILL, wait until the process has ended."""
         bookie = self._bookie(bookie_id)
         bookie.send(number)
         if number == signal.SIGKILL:
@@ -263,7 +270,7 @@ class LocalCluster:
             self._save()
 
     def begin_restart(self, bookie_id: str | int) -> LocalBookie:
-        """As `restart`, without waiting: whether it serves, or has ended, the bookie says. Raises OSError."""
+        """Start one bookie that does not run and return it without waiting until it serves. Raises OSError."""
         bookie = self._bookie(bookie_id)
         assert not bookie.is_running(), f"{bookie.id} runs"
         self._spawn(bookie)
@@ -271,7 +278,7 @@ class LocalCluster:
         return bookie
 
     def restart(self, bookie_id: str | int, timeout_s: float = START_S) -> None:
-        """Start one bookie that does not run, by id or index, and wait until it serves. Raises as `start`."""
+        """Start one bookie that does not run, by id or index, and wait until it serves. Raises like `start`."""
         bookie = self._bookie(bookie_id)
         assert not bookie.is_running(), f"{bookie.id} runs"
         try:
@@ -284,7 +291,7 @@ class LocalCluster:
         self._save()
 
     def add_bookie(self, timeout_s: float = START_S) -> str:
-        """Start one bookie more; its id."""
+        """Start one more bookie and return its id."""
         bookie = self._new_bookie(f"b{len(self.bookies) + 1}")
         self.bookies.append(bookie)
         self.restart(bookie.id, timeout_s)
@@ -295,7 +302,7 @@ class LocalCluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
 
@@ -341,7 +348,7 @@ class LocalCluster:
         bookie.pid = bookie.process.pid
 
     def _wait_ready(self, starting: list[LocalBookie], timeout_s: float) -> dict[str, BookKeeperError]:
-        """Read every ready line; why a bookie does not serve, by id."""
+        """Read the ready line of each bookie. Return the errors of those that do not serve, by id."""
         deadline = time.monotonic() + timeout_s
         lines: dict[str, bytes] = {}
         errors: dict[str, BookKeeperError] = {}
@@ -364,12 +371,12 @@ class LocalCluster:
                         errors[bookie.id] = BookKeeperError(_last_words(bookie))
                     elif b"\n" in data:
                         selector.unregister(key.fileobj)
-                        found = json.loads(lines[bookie.id].splitlines()[0])
-                        bookie.host, bookie.port = found["host"], found["port"]
+                        ready_line = json.loads(lines[bookie.id].splitlines()[0])
+                        bookie.host, bookie.port = ready_line["host"], ready_line["port"]
         return errors
 
     def _wait_serving(self, timeout_s: float) -> dict[str, BookKeeperError]:
-        """Wait until each bookie that another process has started serves, or has ended; why one does neither."""
+        """Wait until each bookie of another process serves or has ended. Return the errors of the others, by id."""
         deadline = time.monotonic() + timeout_s
         errors: dict[str, BookKeeperError] = {}
         for bookie in self.bookies:
@@ -379,30 +386,30 @@ class LocalCluster:
                         f"bookie {bookie.id} runs (process {bookie.pid}) but does not serve; `bk down` stops it"
                     )
                     break
-                bookie.wait(LOOK_AGAIN_S)
+                bookie.wait(POLL_S)
         return errors
 
-    def _find_lost(self) -> None:
-        """Find the bookies that run here although nobody has written down their process ids."""
-        lost = {bookie.id.encode(): bookie for bookie in self.bookies if not bookie.is_running()}
-        here = os.path.realpath(self.directory)
-        for name in os.listdir("/proc") if lost else ():
+    def _find_unrecorded(self) -> None:
+        """Find bookies that run in this directory although their process ids are not in `cluster.json`."""
+        stopped = {bookie.id.encode(): bookie for bookie in self.bookies if not bookie.is_running()}
+        directory = os.path.realpath(self.directory)
+        for name in os.listdir("/proc") if stopped else ():
             if not name.isdigit():
                 continue
             try:
                 words = pathlib.Path("/proc", name, "cmdline").read_bytes().split(b"\0")
                 if b"bookies.admin.cli" not in words or b"--bookie-id" not in words:
                     continue
-                bookie = lost.get(words[words.index(b"--bookie-id") + 1])
-                if bookie is not None and os.readlink(f"/proc/{name}/cwd") == here:
+                bookie = stopped.get(words[words.index(b"--bookie-id") + 1])
+                if bookie is not None and os.readlink(f"/proc/{name}/cwd") == directory:
                     self._ended(bookie, keep_ready_file=True)
                     bookie.pid, bookie.host, bookie.port = int(name), None, None
             except OSError:
-                continue  # It has ended meanwhile, or is somebody else's.
+                continue  # The process has ended meanwhile, or belongs to another user.
 
     @staticmethod
     def _ended(bookie: LocalBookie, *, keep_ready_file: bool = False) -> None:
-        """Let go of a process that has ended."""
+        """Release the resources of a process that has ended."""
         if not keep_ready_file:
             with contextlib.suppress(OSError):
                 bookie.ready_file.unlink()
@@ -413,22 +420,26 @@ class LocalCluster:
         bookie.process = bookie.pid = None
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Start and stop one at a time, whoever asks, and know what the one before has left running."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the cluster's lock: processes start and stop bookies one at a time. Reload the recorded processes."""
         if not os.path.isdir(self.directory):
             yield
             return
         with open(os.path.join(self.directory, LOCK_FILE), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            known = {each["id"]: each for each in self._load_state().get("bookies", ())}
+            known = {record["id"]: record for record in self._load_state().get("bookies", ())}
             for bookie in self.bookies:
-                if bookie.process is None and (found := known.get(bookie.id)):
-                    bookie.pid, bookie.host, bookie.port = found.get("pid"), found.get("host"), found.get("port")
-            self._find_lost()
+                if bookie.process is None and (recorded := known.get(bookie.id)):
+                    bookie.pid, bookie.host, bookie.port = (
+                        recorded.get("pid"),
+                        recorded.get("host"),
+                        recorded.get("port"),
+                    )
+            self._find_unrecorded()
             yield
 
     def _load_state(self) -> dict[str, Any]:
-        """What `cluster.json` holds; nothing when there is none. Raises `ConfigError` when it is damaged."""
+        """Read `cluster.json`; return {} if it does not exist. Raises `ConfigError` if it is damaged."""
         path = os.path.join(self.directory, STATE_FILE)
         try:
             with open(path, encoding="utf-8") as file:
@@ -439,14 +450,14 @@ class LocalCluster:
             state = None
         if not _is_state(state):
             raise ConfigError(
-                f"{path} is damaged: it does not say which bookies the cluster has. Nothing was changed. Restore it, "
-                "or remove it and say `bk up --bookies N` with as many as there were: the data is not in that file"
+                f"{path} is damaged: the list of bookies cannot be read. Nothing was changed. Restore the file, or "
+                "remove it and run `bk up --bookies N` with the previous number of bookies; it contains no ledger data"
             )
         known: dict[str, Any] = state
         return known
 
     def _save(self) -> None:
-        """Write `cluster.json`, whole or not at all."""
+        """Write `cluster.json` atomically."""
         temporary = os.path.join(self.directory, f".{STATE_FILE}.tmp")
         with open(temporary, "w") as file:
             json.dump(self.describe(), file, indent=2)
@@ -455,7 +466,7 @@ class LocalCluster:
 
 
 def local(bookies: int = 3, *, settings: Mapping[str, object] | None = None) -> LocalCluster:
-    """A cluster for tests and notebooks, gone with its data when its block is left.
+    """Return a cluster for tests and notebooks. The end of its `with` block stops it and deletes its data.
 
     with bookies.local(bookies=3) as cluster, cluster.connect() as store: ...
     """
@@ -466,15 +477,15 @@ def local(bookies: int = 3, *, settings: Mapping[str, object] | None = None) -> 
 
 
 def _is_state(state: object) -> bool:
-    """Whether this is what `describe` gives, as far as it is used."""
+    """Report whether the fields of `describe` that are used are present and valid."""
     if not isinstance(state, dict):
         return False
     bookies, lease_ms, settings = state.get("bookies"), state.get("lease_ms", LEASE_MS), state.get("settings", {})
     return (
         isinstance(bookies, list)
         and 0 < len(bookies) <= BOOKIES_MAX
-        and all(isinstance(each, dict) and _is_bookie(each) for each in bookies)
-        and len({each["id"] for each in bookies}) == len(bookies)
+        and all(isinstance(bookie, dict) and _is_bookie(bookie) for bookie in bookies)
+        and len({bookie["id"] for bookie in bookies}) == len(bookies)
         and isinstance(lease_ms, int)
         and isinstance(settings, dict)
         and isinstance(state.get("metadata", ""), str)
@@ -500,9 +511,9 @@ def _output_of(bookie: LocalBookie) -> IO[bytes]:
 
 
 def _last_words(bookie: LocalBookie) -> str:
-    """What a bookie that ended before it was ready said last."""
+    """Return the last line that a bookie logged before it ended without being ready."""
     assert bookie.process is not None
     status = bookie.process.wait(STOP_S)
     lines = [line for line in bookie.log.read_text(errors="replace").splitlines() if line.strip()]
-    words = lines[-1] if lines else f"bookie {bookie.id} ended with status {status} and said nothing"
+    words = lines[-1] if lines else f"bookie {bookie.id} ended with status {status} and logged nothing"
     return words if "cannot start" in words else f"bookie {bookie.id} ended with status {status}: {words}"

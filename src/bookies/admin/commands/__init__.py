@@ -1,1 +1,1 @@
-"""The command groups of `bk`, one file a group. Loaded when the group is used."""
+"""Command groups of `bk`, one file per group. Loaded when the group is used."""

@@ -1,4 +1,4 @@
-"""`bk bookie`: run one, list them, show one, copy what a lost one held to others, and what `admin/verbs/control.py` does."""
+"""`bk bookie`: run a bookie, list and show bookies, copy the ledgers of a lost one, and the verbs in `admin/verbs`."""
 
 from __future__ import annotations
 
@@ -41,62 +41,76 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_common(run_parser)
     run_parser.add_argument(
-        "--conf", metavar="FILE", help="Apache's bk_server.conf; options and BK_... variables outdo it"
+        "--conf", metavar="FILE", help="Apache's bk_server.conf; options and BK_... variables override it"
     )
     run_parser.add_argument("--bookie-id", default=None, help="fixed identity (default: host:port)")
     run_parser.add_argument("--host", default=None, help="address to listen on and to publish (default 127.0.0.1)")
     run_parser.add_argument("--port", type=int, default=None, help="TCP port (default 3181; 0: any, needs --bookie-id)")
-    run_parser.add_argument("--journal-dir", action="append", default=None, metavar="DIR", help="may be repeated")
-    run_parser.add_argument("--ledger-dir", action="append", default=None, metavar="DIR", help="may be repeated")
-    run_parser.add_argument("--index-dir", action="append", default=None, metavar="DIR", help="may be repeated")
-    run_parser.add_argument("--lease-ms", type=int, default=None, help="registration lease (default 10000)")
-    run_parser.add_argument("--ready-file", metavar="FILE", help="written when it serves: its address as JSON")
     run_parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; --list-settings names them"
+        "--journal-dir", action="append", default=None, metavar="DIR", help="directory of journals; may be repeated"
     )
     run_parser.add_argument(
-        "--list-settings", action="store_true", help="print every setting with default and help, and end"
+        "--ledger-dir", action="append", default=None, metavar="DIR", help="directory of entry logs; may be repeated"
     )
     run_parser.add_argument(
-        "--dry-run", action="store_true", help="print what it would run with, as far as it is not the default, and end"
+        "--index-dir",
+        action="append",
+        default=None,
+        metavar="DIR",
+        help="directory of index files; may be repeated (default: the ledger directories)",
+    )
+    run_parser.add_argument(
+        "--lease-ms", type=int, default=None, help="lease of the registration, in milliseconds (default 10000)"
+    )
+    run_parser.add_argument(
+        "--ready-file", metavar="FILE", help="file that receives the bookie's address as JSON when it serves"
+    )
+    run_parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="set any setting; see --list-settings"
+    )
+    run_parser.add_argument(
+        "--list-settings", action="store_true", help="print every setting with default and help, and exit"
+    )
+    run_parser.add_argument(
+        "--dry-run", action="store_true", help="print the settings that differ from the default, and exit"
     )
     list_parser = verbs.add_parser(
-        "list", help="every bookie of the cluster and its mode", epilog="example:  bk bookie list --json"
+        "list", help="list the cluster's bookies with mode and address", epilog="example:  bk bookie list --json"
     )
     add_common(list_parser)
     show_parser = verbs.add_parser(
-        "show", help="one bookie: address, mode, space", epilog="example:  bk bookie show b1"
+        "show", help="show one bookie: address, mode, space", epilog="example:  bk bookie show b1"
     )
     add_common(show_parser)
-    show_parser.add_argument("bookie", metavar="ID")
+    show_parser.add_argument("bookie", metavar="ID", help="id of the bookie")
     repair_parser = verbs.add_parser(
         "repair",
-        help="put right what can be, with the files alone, of a bookie that is stopped",
-        description="Replays the journal, builds damaged or missing index files again from the entry logs, restores "
-        "headers and marks. Nothing is deleted; what is replaced is kept as *.damaged. Says what is left to be done.",
+        help="repair a stopped bookie from its own files",
+        description="Replays the journal, rebuilds damaged or missing index files from the entry logs, restores "
+        "headers and marks. No data is deleted: replaced files are kept as *.damaged. Reports the remaining damage.",
         epilog="example:  bk bookie repair bk-data/b1/ledgers --dry-run",
     )
     add_common(repair_parser, metadata=False)
     repair_parser.add_argument("path", metavar="DIR", help="one of its directories; its cookie names the others")
-    repair_parser.add_argument("--dry-run", action="store_true", help="only say what is damaged, write nothing")
+    repair_parser.add_argument("--dry-run", action="store_true", help="report the damage, write no file")
     _configure_convert(verbs)
     recover_parser = verbs.add_parser(
         "recover",
-        help="copy what lost bookies held to others",
-        description="Copy all that stopped or read-only bookies hold, by the metadata, to other bookies. Ledgers that "
-        "are being written to them are sealed first. What was interrupted is simply repeated.",
+        help="copy the replicas of lost bookies to others",
+        description="Copies all replicas that the metadata places on stopped or read-only bookies to other bookies. "
+        "Open ledgers with entries on them are sealed first. Repeat the command after an interruption.",
         epilog="example:  bk bookie recover b3 --dry-run",
     )
     add_common(recover_parser)
-    recover_parser.add_argument("bookies", metavar="ID", nargs="+")
-    recover_parser.add_argument("--ledger", type=int, default=None, help="only this one (default: all)")
-    recover_parser.add_argument("--dry-run", action="store_true", help="say what would be copied where")
-    recover_parser.add_argument("--skip-open", action="store_true", help="leave ledgers alone that are being written")
+    recover_parser.add_argument("bookies", metavar="ID", nargs="+", help="ids of the lost bookies")
+    recover_parser.add_argument("--ledger", type=int, default=None, help="copy only this ledger (default: all)")
+    recover_parser.add_argument("--dry-run", action="store_true", help="report what would be copied, and where to")
+    recover_parser.add_argument("--skip-open", action="store_true", help="skip ledgers that are being written")
     recover_parser.add_argument(
-        "--skip-unrecoverable", action="store_true", help="leave ledgers alone whose end cannot be decided"
+        "--skip-unrecoverable", action="store_true", help="skip ledgers whose end cannot be determined"
     )
     recover_parser.add_argument(
-        "--force", action="store_true", help="also bookies that are writable, and go on receiving entries"
+        "--force", action="store_true", help="copy also from writable bookies, which continue to receive entries"
     )
     add_rate(recover_parser)
     drain.configure(verbs)
@@ -109,23 +123,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "convert",
-        help="turn the RocksDB index of Apache's bookie (Pulsar's) into index files, or back",
-        description="The bookie has to be stopped. Entry logs and journals stay as they are. Every entry is looked up, "
-        "the new index is compared with the old one, and only then takes its place; the old one is kept. What was "
-        "interrupted is simply repeated.",
+        help="convert the RocksDB index of Apache's bookie (Pulsar's) to index files, or back",
+        description="The bookie must be stopped. Entry logs and journals are not changed. Every entry is looked up and "
+        "the new index is compared with the old one before it replaces it; the old index is kept. Repeat the command "
+        "after an interruption.",
         epilog="example:  bk bookie convert /srv/bk/ledgers --to index-files --dry-run",
     )
     add_common(parser, metadata=False)
     parser.add_argument("path", metavar="DIR", help="one of its directories; its cookie names the others")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--to", choices=("index-files", "rocksdb"), help="what the index becomes")
-    what.add_argument("--discard-old", action="store_true", help="remove the index that an earlier conversion kept")
-    what.add_argument("--cancel", action="store_true", help="give up a conversion that was interrupted")
-    parser.add_argument("--dry-run", action="store_true", help="read and look up everything, write nothing")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--to", choices=("index-files", "rocksdb"), help="format of the new index")
+    action.add_argument("--discard-old", action="store_true", help="delete the index that an earlier conversion kept")
+    action.add_argument("--cancel", action="store_true", help="discard an interrupted conversion")
+    parser.add_argument("--dry-run", action="store_true", help="look up every entry, write no file")
     parser.add_argument(
         "--keep-damaged",
         action="store_true",
-        help="go on although entries cannot be read: they stay in the index, and are answered with an error",
+        help="convert although entries cannot be read: they stay in the index, and reads of them fail",
     )
 
 
@@ -167,9 +181,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.list_settings:
         print_table(
             [
-                (each.name, each.default, each.metadata["help"])
-                for kind in (BookieConfig, RecoveryConfig)
-                for each in fields(kind)
+                (field.name, field.default, field.metadata["help"])
+                for config_type in (BookieConfig, RecoveryConfig)
+                for field in fields(config_type)
             ],
             ("setting", "default", "meaning"),
         )
@@ -186,7 +200,7 @@ def _run(arguments: argparse.Namespace) -> int:
     uri = conf.metadata_uri if conf is not None and not _names_metadata(arguments) else None
     uri = uri or metadata_uri(arguments)
     if conf is not None:
-        apache_conf.say(arguments.conf, conf.notices)
+        apache_conf.print_notices(arguments.conf, conf.notices)
     if arguments.dry_run:
         return _show_settings(arguments, config, uri)
 
@@ -198,12 +212,12 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         return main.run(config, uri, ready=ready, beside=_beside(config, arguments, conf, uri))
     except BrokenPipeError as error:
-        # A bookie has no reader who may have seen enough: this is never a good end.
+        # Nothing reads a bookie's output, so a broken pipe is an error here, unlike in other commands.
         raise BookKeeperError(f"the bookie broke off: {error}") from error
 
 
 def _beside(config: BookieConfig, arguments: argparse.Namespace, conf: BookieOptions | None, uri: str) -> Beside | None:
-    """Auto-recovery in the bookie's process, if it is to take part."""
+    """Return auto-recovery for the bookie's process, if the settings enable it."""
     if not config.auto_recovery:
         return None
     from bookies.config import ClientConfig, RecoveryConfig, from_environment
@@ -225,7 +239,10 @@ def _names_metadata(arguments: argparse.Namespace) -> bool:
 
 
 def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> BookieConfig:
-    """Settings from options, `--set`, the environment, and then a file. Raises UsageError, `ConfigError`."""
+    """Return the settings. Precedence: options, `--set`, the environment, the file.
+
+    Raises `UsageError`, `ConfigError`.
+    """
     from bookies.config import BookieConfig, from_environment
 
     given: dict[str, object] = {
@@ -241,19 +258,19 @@ def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value is not None
     }
     if arguments.host is not None and "advertised_host" in from_file:
-        # Who names an address names the one to publish, too, unless the file's was meant for that alone.
+        # --host names the address to listen on and the one to publish: it overrides the file's advertised host.
         from_file = {name: value for name, value in from_file.items() if name != "advertised_host"}
     return from_environment(BookieConfig, _environment(arguments, from_file), **values)
 
 
 def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> dict[str, str]:
-    """`BK_...` variables: those of `--set`, the real ones, and what a file says. Raises UsageError."""
+    """Return `BK_...` variables: those of `--set`, of the environment, of a file. Raises `UsageError`."""
     from dataclasses import fields
 
     from bookies.config import BookieConfig, RecoveryConfig
 
     overrides: dict[str, str] = {}
-    known = {each.name for kind in (BookieConfig, RecoveryConfig) for each in fields(kind)}
+    known = {field.name for config_type in (BookieConfig, RecoveryConfig) for field in fields(config_type)}
     for text in arguments.set:
         name, equals, value = text.partition("=")
         if not equals or name not in known:
@@ -264,16 +281,16 @@ def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) ->
                 f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)"
             )
         overrides[f"BK_{name.upper()}"] = value
-    said: dict[str, str] = {}
+    file_variables: dict[str, str] = {}
     if from_file:
         from bookies.admin.shared.apache_conf import as_environment
 
-        said = as_environment(dict(from_file))
-    return {**said, **os.environ, **overrides}
+        file_variables = as_environment(dict(from_file))
+    return {**file_variables, **os.environ, **overrides}
 
 
 def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str) -> int:
-    """What a bookie would run with, as far as it is not the default."""
+    """Print the settings of the bookie that differ from the default."""
     from dataclasses import fields
 
     from bookies.bookie.identity import check_identity, identity
@@ -281,9 +298,9 @@ def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str
     from bookies.runtime import aio
 
     check_identity(config)
-    connect(uri, aio.runtime(), lease_ms=config.lease_ms)  # which is only looked at, not opened
-    rows = {each.name: getattr(config, each.name) for each in fields(config)}
-    rows = {each.name: rows[each.name] for each in fields(config) if rows[each.name] != each.default}
+    connect(uri, aio.runtime(), lease_ms=config.lease_ms)  # checks the URI; the store is not opened
+    rows = {field.name: getattr(config, field.name) for field in fields(config)}
+    rows = {field.name: rows[field.name] for field in fields(config) if rows[field.name] != field.default}
     if arguments.json:
         print_json({"bookie": identity(config), "metadata": uri, "settings": rows})
         return 0
@@ -293,7 +310,7 @@ def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str
 
 
 def _write_ready_file(path: str, text: str) -> None:
-    """Whole or not at all. A bookie that cannot serves all the same."""
+    """Write the ready file atomically. Print a warning if it cannot be written; the bookie serves anyway."""
     try:
         with open(f"{path}.tmp", "w") as file:
             file.write(f"{text}\n")
@@ -305,36 +322,36 @@ def _write_ready_file(path: str, text: str) -> None:
 async def _list(session: Session, arguments: argparse.Namespace) -> int:
     bookies, notes = await session.client.bookies(), (await read_notes(session.driver)).by_bookie
     if arguments.json:
-        print_json([_row(each) | announced_facts(notes.get(each.id)) for each in bookies])
+        print_json([_row(bookie) | announced_facts(notes.get(bookie.id)) for bookie in bookies])
     else:
         rows = [
             (
-                each.id,
-                each.mode,
-                each.address or "-",
-                each.location or "-",
-                announced_text(announced_facts(notes.get(each.id))),
+                bookie.id,
+                bookie.mode,
+                bookie.address or "-",
+                bookie.location or "-",
+                announced_text(announced_facts(notes.get(bookie.id))),
             )
-            for each in bookies
+            for bookie in bookies
         ]
         print_table(rows, ("bookie", "mode", "address", "location", "announced"))
     return 0
 
 
-def _row(each: BookieStatus) -> dict[str, object]:
-    return {"bookie": each.id, "mode": each.mode, "address": each.address, "location": each.location}
+def _row(bookie: BookieStatus) -> dict[str, object]:
+    return {"bookie": bookie.id, "mode": bookie.mode, "address": bookie.address, "location": bookie.location}
 
 
 async def _show(session: Session, arguments: argparse.Namespace) -> int:
-    known = {each.id: each for each in await session.client.bookies()}
+    known = {bookie.id: bookie for bookie in await session.client.bookies()}
     if arguments.bookie not in known:
-        raise UsageError(f"no bookie named {arguments.bookie!r}; `bk bookie list` names {', '.join(known) or 'none'}")
-    each = known[arguments.bookie]
-    row = _row(each)
-    if each.mode != "down":
-        total, free = await session.client.bookie_space(each.id)
+        raise UsageError(f"there is no bookie {arguments.bookie!r}; the cluster has {', '.join(known) or 'none'}")
+    bookie = known[arguments.bookie]
+    row = _row(bookie)
+    if bookie.mode != "down":
+        total, free = await session.client.bookie_space(bookie.id)
         row |= {"disk_total": total, "disk_free": free}
-    facts = announced_facts((await read_notes(session.driver)).by_bookie.get(each.id))
+    facts = announced_facts((await read_notes(session.driver)).by_bookie.get(bookie.id))
     if arguments.json:
         print_json(row | facts)
         return 0

@@ -1,4 +1,4 @@
-"""`bk up`, `bk down`, `bk status`, `bk cluster info`: a local cluster in one command, and the state of any cluster."""
+"""`bk up`, `bk down`, `bk status`, `bk cluster info`: a local cluster, and the state of any cluster."""
 
 from __future__ import annotations
 
@@ -36,21 +36,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
         info = verbs.add_parser(
             "info",
-            help="instance id, layout, bookies by mode; asks the metadata store alone",
+            help="print instance id, layout, bookies by mode; reads only the metadata store",
             epilog="example:  bk cluster info --json",
         )
         add_common(info)
         return
     add_common(parser, metadata=noun == "status")
     if noun in ("up", "down"):
-        parser.add_argument("--directory", metavar="DIR", help=f"of the cluster's data (default: {DATA_DIRECTORY})")
+        parser.add_argument(
+            "--directory", metavar="DIR", help=f"directory of the cluster's data (default: {DATA_DIRECTORY})"
+        )
     if noun == "up":
         parser.epilog = "example:  bk up --bookies 4"
-        parser.add_argument("--bookies", type=int, default=None, help="how many (default 3, or as many as there were)")
+        parser.add_argument(
+            "--bookies", type=int, default=None, help="number of bookies (default 3, or the previous number)"
+        )
         parser.add_argument(
             "--metadata",
             metavar="URI",
-            help="their metadata store, zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: a file beside the data)",
+            help="metadata store of the bookies: zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: an embedded "
+            "store in the directory)",
         )
     else:
         parser.epilog = f"example:  bk {noun} --json"
@@ -73,10 +78,12 @@ def _up(arguments: argparse.Namespace) -> int:
         from bookies.metadata.uri import connect
         from bookies.runtime import aio
 
-        connect(arguments.metadata, aio.runtime())  # which is only looked at, not opened
+        connect(arguments.metadata, aio.runtime())  # checks the URI; the store is not opened
     cluster = LocalCluster(directory, bookies=wanted, metadata_uri=arguments.metadata, detach=True)
     if wanted is not None and wanted < len(cluster.bookies):
-        print(f"the cluster has {len(cluster.bookies)} bookies; --bookies {wanted} takes none away", file=sys.stderr)
+        print(
+            f"the cluster has {len(cluster.bookies)} bookies; --bookies {wanted} does not remove any", file=sys.stderr
+        )
     failures: dict[str, BookKeeperError] = {}
     with interruptible():
         started = cluster.start(failures=failures)
@@ -101,7 +108,7 @@ def _down(arguments: argparse.Namespace) -> int:
 
     directory = arguments.directory or find_data_directory()
     if directory is None:
-        raise UsageError("no cluster here (no bk-data directory from here upwards): name one with --directory")
+        raise UsageError("no bk-data directory found from here upwards: name the cluster's with --directory DIR")
     cluster = LocalCluster.load(directory)
     with interruptible():
         stopped = cluster.stop()
@@ -121,14 +128,14 @@ def _status(arguments: argparse.Namespace) -> int:
     print(f"metadata  {status['metadata']}")
     rows = [
         (
-            each["bookie"],
-            each["mode"],
-            each["address"] or "-",
-            size_text(each["disk_free"]) if "disk_free" in each else "-",
-            each["fragments"],
-            announced_text(each),
+            row["bookie"],
+            row["mode"],
+            row["address"] or "-",
+            size_text(row["disk_free"]) if "disk_free" in row else "-",
+            row["fragments"],
+            announced_text(row),
         )
-        for each in status["bookies"]
+        for row in status["bookies"]
     ]
     print_table(rows, ("bookie", "mode", "address", "disk free", "fragments", "announced"), right=(3, 4))
     counts = status["ledgers"]
@@ -147,7 +154,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 async def gather_info(driver: MetadataDriver) -> dict[str, Any]:
-    """What Apache's clusterinfo says, as far as there is such a thing. `unavailable`: with a cookie, not running."""
+    """Return the facts of Apache's `clusterinfo`. `unavailable_bookies` have a cookie and are not registered."""
     from bookies.model import BookieMode
 
     modes = {mode: (await driver.bookies(mode)).bookies for mode in BookieMode}
@@ -165,7 +172,7 @@ async def gather_info(driver: MetadataDriver) -> dict[str, Any]:
 
 
 async def gather_status(session: Session, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Bookies with mode, space, how many fragments name them and what was announced; ledgers by state."""
+    """Return bookies with mode, space, number of fragments and announcements, and the number of ledgers by state."""
     client, notes = session.client, (await read_notes(session.driver)).by_bookie
     fragments: dict[str, int] = {}
     counts = {"open": 0, "in_recovery": 0, "closed": 0, "unreadable": 0}
@@ -177,15 +184,15 @@ async def gather_status(session: Session, arguments: argparse.Namespace) -> dict
                 fragments[bookie] = fragments.get(bookie, 0) + 1
     counts["unreadable"] = len(unreadable)
     bookies: list[dict[str, Any]] = []
-    for each in await client.bookies():
+    for status in await client.bookies():
         row = {
-            "bookie": each.id,
-            "mode": each.mode,
-            "address": each.address,
-            "fragments": fragments.get(each.id, 0),
-            **announced_facts(notes.get(each.id)),
+            "bookie": status.id,
+            "mode": status.mode,
+            "address": status.address,
+            "fragments": fragments.get(status.id, 0),
+            **announced_facts(notes.get(status.id)),
         }
-        bookies.append({**row, **await _space(client, each.id, each.mode)})
+        bookies.append({**row, **await _space(client, status.id, status.mode)})
     return {"metadata": metadata_uri(arguments), "bookies": bookies, "ledgers": counts}
 
 
@@ -197,5 +204,5 @@ async def _space(client: Client, bookie: Any, mode: str) -> dict[str, int]:
     try:
         total, free = await client.bookie_space(bookie)
     except BookieError:
-        return {}  # It went away between the two looks; its row says nothing about space.
+        return {}  # The bookie stopped after the list was read; its row has no space.
     return {"disk_total": total, "disk_free": free}

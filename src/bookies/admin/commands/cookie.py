@@ -1,4 +1,4 @@
-"""`bk cookie`: the cookies of bookies in the metadata store, one by one; see docs/howto/fix-a-refused-start.md for what they guard."""
+"""`bk cookie`: the cookies of bookies in the metadata store. Their purpose: docs/howto/fix-a-refused-start.md."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    add_common(verbs.add_parser("list", help="every bookie that has one", epilog="example:  bk cookie list --json"))
-    get = verbs.add_parser("get", help="print one as it is stored", epilog="example:  bk cookie get b1")
+    add_common(
+        verbs.add_parser("list", help="list the bookies that have a cookie", epilog="example:  bk cookie list --json")
+    )
+    get = verbs.add_parser("get", help="print a cookie as it is stored", epilog="example:  bk cookie get b1")
     add_common(get)
-    get.add_argument("bookie", metavar="ID")
+    get.add_argument("bookie", metavar="ID", help="id of the bookie")
     for verb, text in (
-        ("create", "store one for a bookie that has none"),
-        ("update", "replace the one that is stored"),
+        ("create", "store the cookie of a bookie that has none"),
+        ("update", "replace the stored cookie of a bookie"),
     ):
-        each = verbs.add_parser(
+        verb_parser = verbs.add_parser(
             verb,
             help=f"{text}, from a file such as VERSION",
-            description="The file has to be a cookie of this bookie and of this cluster. A bookie starts only if what "
-            "is stored and what stands in its directories fit together.",
+            description="The file must be a cookie of this bookie and of this cluster. A bookie starts only if the "
+            "stored cookie and those in its directories agree.",
             epilog=f"example:  bk cookie {verb} b1 /d1/ledgers/current/VERSION",
         )
-        add_common(each)
-        each.add_argument("bookie", metavar="ID")
-        each.add_argument("file", metavar="FILE")
-        each.add_argument("--dry-run", action="store_true", help="only say what would be stored")
+        add_common(verb_parser)
+        verb_parser.add_argument("bookie", metavar="ID", help="id of the bookie")
+        verb_parser.add_argument("file", metavar="FILE", help="cookie, such as current/VERSION of a directory")
+        verb_parser.add_argument("--dry-run", action="store_true", help="check the file, report what would be stored")
     delete = verbs.add_parser(
         "delete",
-        help="let the cluster forget a bookie",
+        help="delete a bookie's cookie: the cluster forgets the bookie",
         description="Refuses while the bookie is registered. Refuses while ledgers have entries on it: a new bookie of "
-        "this name would deny them; copy them to others first, bk bookie recover.",
+        "this name would report them as missing. Copy them to other bookies first: bk bookie recover.",
         epilog="example:  bk cookie delete b1 --dry-run",
     )
     add_common(delete)
-    delete.add_argument("bookie", metavar="ID")
-    delete.add_argument("--dry-run", action="store_true", help="only say what speaks against it")
+    delete.add_argument("bookie", metavar="ID", help="id of the bookie")
+    delete.add_argument("--dry-run", action="store_true", help="report the objections, delete nothing")
     delete.add_argument(
-        "--force", action="store_true", help="although ledgers have entries on it, or it cannot be read"
+        "--force", action="store_true", help="delete although ledgers have entries on it, or the cookie is unreadable"
     )
     _configure_generate(verbs)
 
@@ -56,16 +58,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _configure_generate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     generate = verbs.add_parser(
         "generate",
-        help="print the cookie that a bookie with these directories has; stores nothing",
+        help="print the cookie of a bookie with these directories, without storing it",
         epilog="example:  bk cookie generate --bookie-id b1 --journal-dir /j --ledger-dir /d1 > VERSION",
     )
     add_common(generate)
     generate.add_argument("--conf", metavar="FILE", help="Apache's bk_server.conf")
-    generate.add_argument("--bookie-id", metavar="ID", default=None)
-    generate.add_argument("--journal-dir", action="append", default=None, metavar="DIR", help="may be repeated")
-    generate.add_argument("--ledger-dir", action="append", default=None, metavar="DIR", help="may be repeated")
-    generate.add_argument("--index-dir", action="append", default=None, metavar="DIR", help="may be repeated")
-    generate.add_argument("--instance-id", default=None, metavar="ID", help="of the cluster (default: ask its store)")
+    generate.add_argument("--bookie-id", metavar="ID", default=None, help="id of the bookie")
+    generate.add_argument(
+        "--journal-dir", action="append", default=None, metavar="DIR", help="directory of journals; may be repeated"
+    )
+    generate.add_argument(
+        "--ledger-dir", action="append", default=None, metavar="DIR", help="directory of entry logs; may be repeated"
+    )
+    generate.add_argument(
+        "--index-dir", action="append", default=None, metavar="DIR", help="directory of index files; may be repeated"
+    )
+    generate.add_argument(
+        "--instance-id", default=None, metavar="ID", help="instance id of the cluster (default: read from its store)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
 
-# -- looking ----------------------------------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
@@ -102,8 +112,8 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
         return 0
     print_table(
         [
-            (each["bookie"], each["mode"], each.get("unreadable") or ", ".join(map(str, _directories(each))))
-            for each in rows
+            (line["bookie"], line["mode"], line.get("unreadable") or ", ".join(map(str, _directories(line))))
+            for line in rows
         ],
         ("bookie", "mode", "directories"),
     )
@@ -111,8 +121,8 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
 
 
 def _directories(row: dict[str, object]) -> list[object]:
-    found = [row[name] for name in ("journal_directories", "ledger_directories", "index_directories")]
-    return list(dict.fromkeys(each for part in found if isinstance(part, list) for each in part))
+    lists = [row[name] for name in ("journal_directories", "ledger_directories", "index_directories")]
+    return list(dict.fromkeys(path for paths in lists if isinstance(paths, list) for path in paths))
 
 
 def _facts(cookie: Cookie) -> dict[str, object]:
@@ -137,7 +147,7 @@ async def _get(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
 
 
 async def _stored(driver: MetadataDriver, arguments: argparse.Namespace) -> tuple[BookieId, bytes, int]:
-    """Raises UsageError that names the bookies there are."""
+    """Return (bookie, cookie, version). Raises `UsageError` that lists the known bookies."""
     from bookies.errors import CookieNotFound
     from bookies.model import BookieId
 
@@ -146,7 +156,9 @@ async def _stored(driver: MetadataDriver, arguments: argparse.Namespace) -> tupl
         return bookie, *await driver.read_cookie(bookie)
     except CookieNotFound:
         known = ", ".join((await driver.all_bookies()).bookies) or "none"
-        raise UsageError(f"bookie {bookie} has no cookie in the metadata store; it has those of {known}") from None
+        raise UsageError(
+            f"bookie {bookie} has no cookie in the metadata store; bookies with a cookie: {known}"
+        ) from None
 
 
 # -- changing ---------------------------------------------------------------------------------------------------------
@@ -158,12 +170,13 @@ async def _store(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     from bookies.storage.identity.cookie import parse
 
     data = _read(arguments.file)
-    found, instance_id = parse(data, path=arguments.file), await driver.instance_id()
-    if not is_bookie_id(arguments.bookie) or found.bookie != arguments.bookie:
-        raise UsageError(f"{arguments.file} is the cookie of bookie {found.bookie}, not of {arguments.bookie}")
-    if found.instance_id not in (None, instance_id):
+    cookie, instance_id = parse(data, path=arguments.file), await driver.instance_id()
+    if not is_bookie_id(arguments.bookie) or cookie.bookie != arguments.bookie:
+        raise UsageError(f"{arguments.file} is the cookie of bookie {cookie.bookie}, not of {arguments.bookie}")
+    if cookie.instance_id not in (None, instance_id):
         raise UsageError(
-            f"{arguments.file} is of cluster {found.instance_id}, {driver.uri} is {instance_id}. Nothing was changed"
+            f"{arguments.file} belongs to cluster {cookie.instance_id}, but {driver.uri} is {instance_id}. "
+            "Nothing was changed"
         )
     bookie = BookieId(arguments.bookie)
     if arguments.verb == "update":
@@ -173,7 +186,7 @@ async def _store(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     elif not arguments.dry_run:
         await driver.create_cookie(bookie, data)
     word = "would be" if arguments.dry_run else "is"
-    print_json({"bookie": bookie, **_facts(found)}) if arguments.json else print(
+    print_json({"bookie": bookie, **_facts(cookie)}) if arguments.json else print(
         f"the cookie of {bookie} {word} stored"
     )
     return 0
@@ -195,20 +208,20 @@ async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     bookie, _, version = await _stored(driver, arguments)
     progress, texts = Progress("ledgers", None, quiet=arguments.json), []
     try:
-        found = await formatting.find_stored(driver, bookie)
-        await formatting.look_up(driver, found, progress.update)
+        findings = await formatting.find_stored(driver, bookie)
+        await formatting.look_up(driver, findings, progress.update)
     except CorruptRecord as error:
-        texts = [f"it cannot be read: {error.message}; `bk cookie update` puts a good one in its place"]
-        found = formatting.Findings(Cookie(bookie, "", ()), [])
+        texts = [f"the cookie of {bookie} cannot be read: {error.message}; replace it with `bk cookie update`"]
+        findings = formatting.Findings(Cookie(bookie, "", ()), [])
         await formatting.check_stopped(driver, bookie)
-        await formatting.find_ledgers(driver, found, progress.update)
+        await formatting.find_ledgers(driver, findings, progress.update)
     progress.clear()
-    texts += formatting.objections(found)
+    texts += formatting.objections(findings)
     for text in texts:
         print(f"bk cookie: {text}", file=sys.stderr)
     is_refused = bool(texts) and not arguments.force
     if is_refused and not arguments.dry_run:
-        print("bk cookie: nothing was changed; --force does it all the same", file=sys.stderr)
+        print("bk cookie: nothing was changed; --force overrides the objections", file=sys.stderr)
     if not arguments.dry_run and not is_refused:
         await driver.delete_cookie(bookie, version)
     if arguments.json:
@@ -216,7 +229,7 @@ async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     elif arguments.dry_run:
         print(f"the cookie of {bookie} would be deleted" if not is_refused else f"the cookie of {bookie} would stay")
     elif not is_refused:
-        print(f"the cookie of {bookie} is deleted: the cluster does not know it any more")
+        print(f"the cookie of {bookie} is deleted: the cluster has forgotten the bookie")
     return int(is_refused)
 
 
@@ -241,7 +254,7 @@ async def _instance_id(driver: MetadataDriver) -> str | None:
 
 
 def _config(arguments: argparse.Namespace) -> tuple[BookieConfig, str | None]:
-    """The bookie's settings, and the store that its file names, unless the command does."""
+    """Return the bookie's settings, and the store that its file names unless `--metadata` names one."""
     from bookies.admin.shared.apache_conf import read_conf
     from bookies.config import BookieConfig
 
@@ -256,7 +269,9 @@ def _config(arguments: argparse.Namespace) -> tuple[BookieConfig, str | None]:
     settings |= {name: value for name, value in given.items() if value}
     for name in ("journal_directories", "ledger_directories"):
         if name not in settings:
-            raise UsageError(f"name the bookie's {name.replace('_', ' ')}, or its --conf")
+            raise UsageError(
+                f"name the bookie's {name.replace('_', ' ')} with --{name[:-12]}-dir DIR, or its --conf FILE"
+            )
     if conf is None and not arguments.bookie_id:
         raise UsageError("name the bookie: --bookie-id ID")
     return BookieConfig(**settings), conf.metadata_uri if conf is not None and not arguments.metadata else None

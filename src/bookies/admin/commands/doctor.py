@@ -1,6 +1,6 @@
-"""`bk doctor`: is this machine fit, and is the cluster well? Each finding with its remedy.
+"""`bk doctor`: checks of this machine, its disks and the cluster. Each finding has a remedy.
 
-Exit status 1 when something stands in the way of running bookies.
+Exit status 1 if a finding prevents bookies from running.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_common(parser)
     parser.add_argument(
-        "what", nargs="?", choices=("tls",), help="tls: only what bookies offer, or what a file of certificates holds"
+        "what", nargs="?", choices=("tls",), help="check only TLS: the bookies' certificates, or a file of certificates"
     )
-    parser.add_argument("--bookie", metavar="ID", default=None, help="tls: this one (default: all)")
-    parser.add_argument("--certificate", metavar="FILE", default=None, help="tls: look at this file, ask no bookie")
-    parser.add_argument("--key", metavar="FILE", default=None, help="tls: the key of that certificate, if elsewhere")
-    parser.add_argument("--directory", default=None, help="where the journal would be (default: bk-data, else here)")
+    parser.add_argument("--bookie", metavar="ID", default=None, help="tls: bookie to check (default: all)")
+    parser.add_argument(
+        "--certificate", metavar="FILE", default=None, help="tls: check this PEM file instead of bookies"
+    )
+    parser.add_argument("--key", metavar="FILE", default=None, help="tls: private key, if it is in another file")
+    parser.add_argument(
+        "--directory", default=None, help="directory for the journal (default: bk-data, else the current one)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,7 +79,11 @@ def _kernels() -> Finding:
         loop = "asyncio's event loop"
     if kernels.NATIVE:
         return Finding("ok", f"compiled kernels, {loop}")
-    return Finding("warn", f"kernels in Python, {loop}", "install a C compiler, then reinstall: adds take half the CPU")
+    return Finding(
+        "warn",
+        f"kernels in Python, {loop}",
+        "install a C compiler and reinstall: compiled kernels halve the CPU per add",
+    )
 
 
 def _disk(directory: str) -> Iterator[Finding]:
@@ -86,7 +94,7 @@ def _disk(directory: str) -> Iterator[Finding]:
     share = usage.used / usage.total
     text = f"{directory}: {size_text(usage.free)} free of {size_text(usage.total)} ({100 * share:.0f} % used)"
     if share > 0.95:
-        yield Finding("bad", text, "free space: a bookie goes read-only above 95 %")
+        yield Finding("bad", text, "free space: a bookie becomes read-only above 95 %")
     else:
         yield Finding("warn" if share > 0.9 else "ok", text, "free space soon" if share > 0.9 else "")
     import statistics
@@ -124,24 +132,24 @@ def _open_files() -> Finding:
 
 def _clock() -> Finding:
     if time.time() < 1_700_000_000:
-        return Finding("bad", "the clock says it is before 2023", "set it: journal file names are times")
+        return Finding("bad", "the clock shows a time before 2023", "set the clock: journal files are named by time")
     return Finding("ok", f"clock: {time.strftime('%Y-%m-%d %H:%M:%S %Z')}")
 
 
 def _java() -> Finding:
     from bookies.spark.base import java
 
-    found = java.find()
-    if found is None:
+    installation = java.find()
+    if installation is None:
         return Finding("warn", "no Java 17 or newer (only Spark needs it)", java.REMEDY)
-    return Finding("ok", f"Java {found.version} for Spark ({found.source})")
+    return Finding("ok", f"Java {installation.version} for Spark ({installation.source})")
 
 
 def _cluster(arguments: argparse.Namespace) -> Iterator[Finding]:
     uri = arguments.metadata or os.environ.get("BK_METADATA")
     directory = find_data_directory()
     if uri is None and directory is None:
-        yield Finding("ok", "no cluster here yet (bk up starts one)")
+        yield Finding("ok", "no cluster here yet; start one with `bk up`")
         return
     from bookies.admin.commands.cluster import gather_status
     from bookies.errors import BookKeeperError
@@ -153,13 +161,15 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Finding]:
         return
     for bookie in status["bookies"]:
         if bookie["mode"] == "down":
-            yield Finding("warn", f"bookie {bookie['bookie']} is down", "`bk up` starts the bookies of a local cluster")
+            yield Finding(
+                "warn", f"bookie {bookie['bookie']} is down", "start it; `bk up` starts those of a local cluster"
+            )
         else:
             yield Finding("ok", f"bookie {bookie['bookie']} is {bookie['mode']} at {bookie['address']}")
     writable = sum(bookie["mode"] == "writable" for bookie in status["bookies"])
     if writable < 3:
-        yield Finding("warn", f"{writable} writable bookies", "the default of three replicas needs three")
+        yield Finding("warn", f"{writable} writable bookies", "start more: the default of three replicas needs three")
     if status["ledgers"]["open"]:
         yield Finding(
-            "ok", f"{status['ledgers']['open']} ledgers are open (being written, or left behind: bk ledger list)"
+            "ok", f"{status['ledgers']['open']} ledgers are open: being written, or not sealed by their writer"
         )

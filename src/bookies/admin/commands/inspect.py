@@ -1,7 +1,7 @@
-"""`bk inspect`: look into a bookie's files, offline and without changing them; Apache's bookies' files too.
+"""`bk inspect`: contents of a bookie's files, offline and without changing them; also of Apache's bookies' files.
 
-Exit status 1 when a file holds damage. A torn end of the newest journal, or of an entry log that was being written, is
-what a crash leaves, and no damage.
+Exit status 1 if a file is damaged. A torn end of the newest journal, or of an entry log that was being written, is what
+a crash leaves; it does not count as damage.
 """
 
 from __future__ import annotations
@@ -23,12 +23,21 @@ if TYPE_CHECKING:
     from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
 
 _VERBS = {
-    "journal": ("records of a journal file, or of all in a directory", "bk inspect journal bk-data/b1/journal"),
-    "entrylog": ("entries of an entry log, or of all in a directory", "bk inspect entrylog b1/ledgers/current/0.log"),
-    "index": ("where a ledger's entries are, or the ledgers of a directory", "bk inspect index b1/ledgers --json"),
-    "lastmark": ("from where on journals are replayed", "bk inspect lastmark bk-data/b1/ledgers"),
-    "cookie": ("whose directory this is", "bk inspect cookie bk-data/b1/journal"),
-    "directory": ("what stands in one of a bookie's directories", "bk inspect directory bk-data/b1/ledgers"),
+    "journal": (
+        "print the records of a journal file, or of all journals in a directory",
+        "bk inspect journal bk-data/b1/journal",
+    ),
+    "entrylog": (
+        "print the entries of an entry log, or of all entry logs in a directory",
+        "bk inspect entrylog b1/ledgers/current/0.log",
+    ),
+    "index": (
+        "print the locations of a ledger's entries, or the ledgers of a directory",
+        "bk inspect index b1/ledgers --json",
+    ),
+    "lastmark": ("print the mark from which journals are replayed", "bk inspect lastmark bk-data/b1/ledgers"),
+    "cookie": ("print the cookie: the bookie that owns a directory", "bk inspect cookie bk-data/b1/journal"),
+    "directory": ("list the files in one of a bookie's directories", "bk inspect directory bk-data/b1/ledgers"),
 }
 _COLUMNS = (("offset", 14, ">"), ("size", 10, ">"), ("ledger", 20, ">"), ("kind", 12, "<"), ("entry", 10, ">"))
 
@@ -36,18 +45,30 @@ _COLUMNS = (("offset", 14, ">"), ("size", 10, ">"), ("ledger", 20, ">"), ("kind"
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, (text, example) in _VERBS.items():
-        each = verbs.add_parser(verb, help=text, description=text, epilog=f"example:  {example}")
-        add_common(each, metadata=False)
-        each.add_argument("path", metavar="PATH", help="a file or a directory (with or without its `current`)")
+        verb_parser = verbs.add_parser(verb, help=text, description=text, epilog=f"example:  {example}")
+        add_common(verb_parser, metadata=False)
+        verb_parser.add_argument("path", metavar="PATH", help="a file or a directory (with or without its `current`)")
         if verb == "directory":
-            text = "read everything of the bookie it belongs to: records, digests, index, marks, and whether they agree"
-            each.add_argument("--verify", action="store_true", help=text)
+            text = "check all files of the bookie that owns it: records, digests, index, marks, and their agreement"
+            verb_parser.add_argument("--verify", action="store_true", help=text)
         if verb == "index":
-            each.add_argument("--ledger", type=int, default=None, metavar="ID", help="of a directory, only this ledger")
+            verb_parser.add_argument(
+                "--ledger", type=int, default=None, metavar="ID", help="print only this ledger of a directory"
+            )
         if verb in ("journal", "entrylog"):
-            each.add_argument("--ledger", type=int, default=None, metavar="ID", help="only this ledger's records")
-            each.add_argument("--summary", action="store_true", help="totals of each ledger instead of records")
-            each.add_argument("--record-size-max", type=int, default=None, metavar="BYTES", help="larger is damage")
+            verb_parser.add_argument(
+                "--ledger", type=int, default=None, metavar="ID", help="print only this ledger's records"
+            )
+            verb_parser.add_argument(
+                "--summary", action="store_true", help="print the totals of each ledger, not its records"
+            )
+            verb_parser.add_argument(
+                "--record-size-max",
+                type=int,
+                default=None,
+                metavar="BYTES",
+                help="size in bytes above which a record counts as damaged",
+            )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,16 +97,16 @@ def _records(
     arguments: argparse.Namespace,
     files_of: Callable[[Disk, str], list[tuple[int, str]]],
     rows_of: Callable[..., Iterator[Row]],
-    what: str,
+    files_text: str,
 ) -> int:
-    """The records of one file or of all files of a directory, with a summary or row by row."""
+    """Print the records of one file or of all files of a directory, or their summary."""
     from bookies.errors import StorageError
 
     paths = [arguments.path]
     if disk.is_directory(arguments.path):
         paths = [path for _, path in files_of(disk, arguments.path)]
         if not paths:
-            raise StorageError(f"{arguments.path} holds no {what}")
+            raise StorageError(f"{arguments.path} holds no {files_text}")
     limits = {} if arguments.record_size_max is None else {"record_size_max": arguments.record_size_max}
     rows: Iterator[Row] = itertools.chain.from_iterable(rows_of(disk, path, **limits) for path in paths)
     if arguments.ledger is not None:
@@ -96,7 +117,7 @@ def _records(
 
 
 def _summarized(rows: Iterable[Row]) -> Iterator[Row]:
-    """Instead of the records, a row "ledger" with the totals of each before the "end" of its file."""
+    """Replace the record rows by one "ledger" row with totals per ledger, before the "end" row of each file."""
     totals: dict[int, Row] = {}
     for row in rows:
         if row["row"] == "record":
@@ -119,7 +140,7 @@ def _summarized(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _print_json(rows: Iterable[Row]) -> int:
-    """One document, an array of rows, written as the rows come. Returns the exit status."""
+    """Print the rows as one JSON array, row by row. Return the exit status."""
     from bookies.storage.offline.inspection import is_damaged
 
     status = 0
@@ -139,32 +160,33 @@ def _print_records(rows: Iterable[Row]) -> int:
     has_heading = False
     for row in rows:
         status = 1 if is_damaged(row) else status
-        kind = row["row"]
-        if kind == "file":
+        row_type = row["row"]
+        if row_type == "file":
             print(_file_line(row))
             has_heading = False
-        elif kind == "record":
+        elif row_type == "record":
             if not has_heading:
                 print("  ".join(f"{name:{align}{width}}" for name, width, align in _COLUMNS) + "  about")
                 has_heading = True
             cells = (f"{row.get(name, ''):{align}{width}}" for name, width, align in _COLUMNS)
             print(f"{'  '.join(cells)}  {_about(row)}".rstrip())
-        elif kind == "ledger":
+        elif row_type == "ledger":
             notes = "".join(f", {row[name]} {name}" for name in ("ledger_key", "fence", "explicit_lac") if name in row)
             span = f" {row['first']} to {row['last']}" if row["entries"] else ""
             print(f"  ledger {row['ledger']}: {row['entries']:,} entries{span}, {size_text(row['size'])}{notes}")
-        elif kind == "map":
+        elif row_type == "map":
             print(f"  ledgers map: ledger {row['ledger']} {row['size']:,} bytes")
         else:
-            print(f"  {row['state']} end at byte {row['offset']:,}: {row['problem']}{_behind(row)}")
+            print(f"  {row['state']} end at byte {row['offset']:,}: {row['problem']}{_after_end(row)}")
     return status
 
 
-def _behind(row: Row) -> str:
-    found = row.get("next_record")
-    if found is None or row["state"] == "corrupt":
+def _after_end(row: Row) -> str:
+    """Return a warning if records seem to follow the end of a journal."""
+    offset = row.get("next_record")
+    if offset is None or row["state"] == "corrupt":
         return ""
-    return f"; but a group of records seems to begin at byte {found:,}: what was between is lost"
+    return f"; but a group of records seems to begin at byte {offset:,}: the records between are lost"
 
 
 def _file_line(row: Row) -> str:
@@ -191,7 +213,7 @@ def _about(row: Row) -> str:
 
 
 def _databases(disk: Disk, path: str) -> tuple[RocksDatabases | None, str]:
-    """(RocksDB databases, `current`) if the index below a directory is in such, and they can be looked into."""
+    """Return (RocksDB databases, `current`). The first is None if the index is in files, or RocksDB is unavailable."""
     from bookies.storage.offline import inspection
     from bookies.storage.rocksdb import rocksdb_inspection
     from bookies.storage.rocksdb.rocksdb_port import RocksDatabases, is_available
@@ -207,10 +229,10 @@ def _rows_of_ledger(disk: Disk, path: str, ledger_id: int) -> Iterator[Row]:
     databases, current = _databases(disk, path)
     if databases is not None:
         return rocksdb_inspection.index_rows(databases, current, ledger_id)
-    found = dict(inspection.index_files_of(disk, path))
-    if ledger_id not in found:
+    index_files = dict(inspection.index_files_of(disk, path))
+    if ledger_id not in index_files:
         raise UsageError(f"{path} has no index of ledger {ledger_id}")
-    return inspection.index_rows(disk, found[ledger_id])
+    return inspection.index_rows(disk, index_files[ledger_id])
 
 
 def _index(disk: Disk, arguments: argparse.Namespace) -> int:
@@ -268,7 +290,7 @@ def _last_mark(disk: Disk, arguments: argparse.Namespace) -> int:
 
     rows = list(inspection.mark_rows(disk, arguments.path))
     if not rows:
-        raise StorageError(f"{arguments.path} holds no mark (lastMark): all journals will be replayed")
+        raise StorageError(f"{arguments.path} holds no mark (lastMark): the next start replays all journals")
     if arguments.json:
         return _print_json(rows)
     for row in rows:
@@ -329,7 +351,7 @@ def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
 
 
 def _verify(disk: Disk, arguments: argparse.Namespace) -> int:
-    """Everything of the bookie, files read on a terminal's last line."""
+    """Check all files of the bookie and print the findings. A terminal shows the number of files read."""
     from bookies.storage.offline.verification import describe, verify_rows
 
     progress = Progress("files", None, quiet=arguments.json)
@@ -347,7 +369,7 @@ def _verify(disk: Disk, arguments: argparse.Namespace) -> int:
     progress.clear()
     if _databases(disk, arguments.path)[0] is not None:
         text = f"bk bookie convert {arguments.path} --to index-files --dry-run"
-        progress.note(f"the index is in RocksDB: {text} looks up every entry of it")
+        progress.note(f"the index is in RocksDB and was not checked entry by entry: {text} does that")
     if arguments.json:
         _print_json([*findings, total])
     else:

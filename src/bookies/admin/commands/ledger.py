@@ -1,7 +1,7 @@
 """`bk ledger`: create, append, read, tail, show, explain, list, verify, repair, recover, seal, delete.
 
-`append` takes one entry per line of stdin (or `--input FILE`), `read` and `tail` give one line per entry: the shell's
-view of a ledger. `--raw` on `read` writes the payloads without line ends.
+`append` stores one entry per line of stdin (or `--input FILE`); `read` and `tail` print one line per entry. `read
+--raw` writes the payloads without line ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bookies.admin.shared.common import (
     opened_input,
     print_json,
     print_table,
-    say_unreadable,
+    report_unreadable,
     size_text,
     time_text,
     with_client,
@@ -36,72 +36,95 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, text: str, example: str, *, ledger: bool = True) -> argparse.ArgumentParser:
-        each = verbs.add_parser(name, help=text, epilog=f"example:  {example}")
-        add_common(each)
+        verb_parser = verbs.add_parser(name, help=text, epilog=f"example:  {example}")
+        add_common(verb_parser)
         if ledger:
-            each.add_argument("ledger", type=_ledger_id, metavar="LEDGER")
-        return each
+            verb_parser.add_argument("ledger", type=_ledger_id, metavar="LEDGER")
+        return verb_parser
 
-    def password(each: argparse.ArgumentParser) -> None:
-        each.add_argument("--password", default="", help="the ledger's password (default: empty)")
+    def password(verb_parser: argparse.ArgumentParser) -> None:
+        verb_parser.add_argument("--password", default="", help="password of the ledger (default: empty)")
 
     create = verb("create", "create an empty ledger and print its id", "id=$(bk ledger create)", ledger=False)
     append = verb(
-        "append", "append the lines of stdin", "id=$(zcat access.log.gz | bk ledger append --new)", ledger=False
+        "append",
+        "append the lines of stdin to a new ledger",
+        "id=$(zcat access.log.gz | bk ledger append --new)",
+        ledger=False,
     )
     append.add_argument(
-        "ledger", type=_ledger_id, metavar="LEDGER", nargs="?", help="not possible: a ledger has one writer"
+        "ledger", type=_ledger_id, metavar="LEDGER", nargs="?", help="refused: a ledger has one writer, use --new"
     )
     append.add_argument("--new", action="store_true", help="create a ledger, append, seal it, print its id")
     append.add_argument("--input", metavar="FILE", help="read from FILE instead of stdin")
-    append.add_argument("--keep-open", action="store_true", help="do not seal at the end (recover it later)")
-    for each in (create, append):
-        each.add_argument("--ensemble", type=int, default=3, help="bookies of the ledger (default 3)")
-        each.add_argument("--write-quorum", type=int, default=None, help="replicas of each entry (default: ensemble)")
-        each.add_argument(
-            "--ack-quorum", type=int, default=None, help="replicas on disk before an answer (default: majority)"
+    append.add_argument("--keep-open", action="store_true", help="leave the ledger open at the end (recover it later)")
+    for verb_parser in (create, append):
+        verb_parser.add_argument("--ensemble", type=int, default=3, help="number of bookies of the ledger (default 3)")
+        verb_parser.add_argument(
+            "--write-quorum", type=int, default=None, help="number of replicas of each entry (default: ensemble)"
         )
-        each.add_argument("--digest", default="crc32c", choices=("crc32c", "crc32", "hmac", "dummy"))
-        each.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
-        password(each)
-    read = verb("read", "write the entries to stdout", "bk ledger read 7 --first 100 --last 199")
-    read.add_argument("--first", type=int, default=0)
-    read.add_argument("--last", type=int, default=None, help="(default: the last confirmed entry)")
-    read.add_argument("--raw", action="store_true", help="no line end after each entry")
-    tail = verb("tail", "write entries as they are confirmed, until the ledger is sealed", "bk ledger tail 7 | jq .")
-    tail.add_argument("--from", dest="first", type=int, default=None, help="first entry (default: the next one)")
-    show = verb("show", "its metadata", "bk ledger show 7")
+        verb_parser.add_argument(
+            "--ack-quorum",
+            type=int,
+            default=None,
+            help="number of replicas on disk before an add is confirmed (default: majority of the write quorum)",
+        )
+        verb_parser.add_argument(
+            "--digest",
+            default="crc32c",
+            choices=("crc32c", "crc32", "hmac", "dummy"),
+            help="checksum of each entry (default crc32c)",
+        )
+        verb_parser.add_argument(
+            "--label", action="append", default=[], metavar="NAME=VALUE", help="label of the ledger; may be repeated"
+        )
+        password(verb_parser)
+    read = verb("read", "print the entries to stdout", "bk ledger read 7 --first 100 --last 199")
+    read.add_argument("--first", type=int, default=0, help="id of the first entry to print (default 0)")
+    read.add_argument(
+        "--last", type=int, default=None, help="id of the last entry to print (default: the last confirmed entry)"
+    )
+    read.add_argument("--raw", action="store_true", help="print no line end after each entry")
+    tail = verb("tail", "print entries as they are confirmed, until the ledger is sealed", "bk ledger tail 7 | jq .")
+    tail.add_argument(
+        "--from", dest="first", type=int, default=None, help="id of the first entry to print (default: the next one)"
+    )
+    show = verb("show", "print a ledger's metadata", "bk ledger show 7")
     explain = verb(
         "explain",
-        "every replica, of the whole or of one entry: where, how good, and what is done about it",
+        "report every replica of a ledger or of one entry: location, state, pending repair",
         "bk ledger explain 17:1041",
         ledger=False,
     )
-    explain.add_argument("what", type=_ledger_and_entry, metavar="LEDGER[:ENTRY]")
-    recover = verb("recover", "stop its writer, find its end, seal it", "bk ledger recover 7")
-    seal = verb("seal", "the same as recover: end it for ever at its last confirmed entry", "bk ledger seal 7")
-    for each in (read, tail, recover, seal):
-        password(each)
-    list_parser = verb("list", "all ledgers", "bk ledger list --label app=demo", ledger=False)
-    list_parser.add_argument("--label", metavar="NAME=VALUE", default=None, help="only these")
+    explain.add_argument(
+        "what", type=_ledger_and_entry, metavar="LEDGER[:ENTRY]", help="ledger id, or ledger and entry id"
+    )
+    recover = verb("recover", "recover a ledger: fence its writer, find its end, seal it", "bk ledger recover 7")
+    seal = verb("seal", "seal a ledger at its last confirmed entry; the same as recover", "bk ledger seal 7")
+    for verb_parser in (read, tail, recover, seal):
+        password(verb_parser)
+    list_parser = verb("list", "list all ledgers", "bk ledger list --label app=demo", ledger=False)
+    list_parser.add_argument("--label", metavar="NAME=VALUE", default=None, help="list only ledgers with this label")
     verify = verb("verify", "check every replica of ledgers", "bk ledger verify 7 8", ledger=False)
-    repair = verb("repair", "check ledgers and copy again what is lost", "bk ledger repair 7", ledger=False)
-    for each in (verify, repair):
-        each.add_argument("ledgers", type=_ledger_id, metavar="LEDGER", nargs="*", help="(default: all)")
-        each.add_argument(
+    repair = verb("repair", "check ledgers and copy lost replicas again", "bk ledger repair 7", ledger=False)
+    for verb_parser in (verify, repair):
+        verb_parser.add_argument(
+            "ledgers", type=_ledger_id, metavar="LEDGER", nargs="*", help="ledger ids (default: all)"
+        )
+        verb_parser.add_argument(
             "--percentage",
             type=_percentage,
             default=100.0,
-            help="of the entries of each replica to read and check, beside its first and last (default 100: all)",
+            help="percentage of each replica's entries to read, besides its first and last (default 100)",
         )
     repair.add_argument(
-        "--lost", metavar="ID", action="append", default=[], help="take this bookie for lost, without waiting"
+        "--lost", metavar="ID", action="append", default=[], help="bookie to treat as lost at once; may be repeated"
     )
-    repair.add_argument("--dry-run", action="store_true", help="check, and only say what would be done")
+    repair.add_argument("--dry-run", action="store_true", help="check, and report what would be repaired")
     add_rate(repair)
-    delete = verb("delete", "delete a ledger for ever", "bk ledger delete 7 --yes")
-    delete.add_argument("--yes", action="store_true", help="do not ask")
-    delete.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    delete = verb("delete", "delete a ledger permanently", "bk ledger delete 7 --yes")
+    delete.add_argument("--yes", action="store_true", help="delete without confirmation")
+    delete.add_argument("--dry-run", action="store_true", help="report what would be deleted")
     del show
 
 
@@ -113,8 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "append":
         if arguments.ledger is not None or not arguments.new:
             raise UsageError(
-                "append needs --new: a ledger has one writer for its whole life, so appending starts a new one "
-                "(a log that goes on is made of many ledgers)"
+                "append needs --new: a ledger has one writer for its whole life, so appending creates a new one "
+                "(`bk log append` continues a log, which is a list of ledgers)"
             )
         with opened_input(arguments.input, "nothing was created") as descriptor:
             return with_client(arguments, lambda client: _append(client, arguments, descriptor))
@@ -161,7 +184,7 @@ def _labels(pairs: list[str]) -> dict[str, str]:
         if not name or not equals:
             raise UsageError(f"--label {pair}: expected NAME=VALUE")
         if name in labels:
-            raise UsageError(f"--label {pair}: {name} is given twice; a ledger has one value of each name")
+            raise UsageError(f"--label {pair}: {name} is given twice; a label has one value")
         labels[name] = value
     return labels
 
@@ -215,14 +238,14 @@ async def _append(client: Client, arguments: argparse.Namespace, descriptor: int
 
 
 def _left_open(ledger: LedgerWriter) -> str:
-    """What has become of a ledger whose appends were interrupted."""
+    """Return the state of a ledger whose appends were interrupted."""
     count = ledger.last_add_confirmed + 1
     confirmed = f"{count:,} confirmed {'entry' if count == 1 else 'entries'}"
     if ledger.metadata.is_closed:
         return f"ledger {ledger.ledger_id} is sealed with {confirmed}"
     return (
         f"ledger {ledger.ledger_id} is left open with {confirmed}; "
-        f"`bk ledger recover {ledger.ledger_id}` ends it without losing any"
+        f"`bk ledger recover {ledger.ledger_id}` seals it without losing any"
     )
 
 
@@ -256,11 +279,12 @@ async def _tail(client: Client, arguments: argparse.Namespace) -> int:
 
 
 def quorums(metadata: LedgerMetadata) -> str:
+    """Return ensemble size, write quorum and ack quorum, such as `E3/Qw3/Qa2`."""
     return f"E{metadata.ensemble_size}/Qw{metadata.write_quorum}/Qa{metadata.ack_quorum}"
 
 
 def describe(metadata: LedgerMetadata) -> dict[str, object]:
-    """A ledger's record for JSON: stable names, never the password."""
+    """Return a ledger's record for JSON: stable names, without the password."""
     return {
         "ledger": metadata.ledger_id,
         "state": metadata.state.name,
@@ -292,22 +316,22 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
         print(f"entries    {metadata.last_entry_id + 1:,}  ({size_text(metadata.length)} of payload)")
     for name, value in metadata.custom_metadata.items():
         print(f"label      {name}={value.decode('utf-8', 'backslashreplace')}")
-    for each in placement:
-        bookies = ", ".join(f"{bookie} ({location})" if location else bookie for bookie, location in each.replicas)
-        print(f"fragment   from entry {each.first_entry:,}: {bookies}")
-        for finding in each.findings:
+    for fragment in placement:
+        bookies = ", ".join(f"{bookie} ({location})" if location else bookie for bookie, location in fragment.replicas)
+        print(f"fragment   from entry {fragment.first_entry:,}: {bookies}")
+        for finding in fragment.findings:
             print(f"           {finding}")
     return 0
 
 
-def _fragment(each: FragmentPlacement) -> dict[str, object]:
-    """For JSON."""
+def _fragment(fragment: FragmentPlacement) -> dict[str, object]:
+    """Return a fragment's placement for JSON."""
     return {
-        "first_entry": each.first_entry,
-        "bookies": [bookie for bookie, _ in each.replicas],
-        "locations": [location for _, location in each.replicas],
-        "adherence": each.adherence,
-        "findings": list(each.findings),
+        "first_entry": fragment.first_entry,
+        "bookies": [bookie for bookie, _ in fragment.replicas],
+        "locations": [location for _, location in fragment.replicas],
+        "adherence": fragment.adherence,
+        "findings": list(fragment.findings),
     }
 
 
@@ -319,27 +343,27 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
     rows = [metadata async for metadata in client.ledgers(label=label, unreadable=unreadable)]
     if arguments.json:
         print_json([describe(metadata) for metadata in rows])
-        return say_unreadable("ledger", unreadable)
+        return report_unreadable("ledger", unreadable)
     print_table(
         [
             (
-                each.ledger_id,
-                each.state.name,
-                quorums(each),
-                each.last_entry_id + 1 if each.is_closed else "-",
-                size_text(each.length) if each.is_closed else "-",
-                len(each.ensembles),
+                record.ledger_id,
+                record.state.name,
+                quorums(record),
+                record.last_entry_id + 1 if record.is_closed else "-",
+                size_text(record.length) if record.is_closed else "-",
+                len(record.ensembles),
                 " ".join(
                     f"{name}={value.decode('utf-8', 'backslashreplace')}"
-                    for name, value in each.custom_metadata.items()
+                    for name, value in record.custom_metadata.items()
                 ),
             )
-            for each in rows
+            for record in rows
         ],
         ("ledger", "state", "quorums", "entries", "payload", "fragments", "labels"),
         right=(0, 3, 4, 5),
     )
-    return say_unreadable("ledger", unreadable)
+    return report_unreadable("ledger", unreadable)
 
 
 async def _verify(client: Client, arguments: argparse.Namespace) -> int:
@@ -364,14 +388,16 @@ async def _recover(client: Client, arguments: argparse.Namespace) -> int:
 
 async def _delete(client: Client, arguments: argparse.Namespace) -> int:
     metadata = await client.metadata(arguments.ledger)
-    what = f"ledger {metadata.ledger_id} ({metadata.state.name}, {max(metadata.last_entry_id, -1) + 1:,} entries)"
+    ledger_text = (
+        f"ledger {metadata.ledger_id} ({metadata.state.name}, {max(metadata.last_entry_id, -1) + 1:,} entries)"
+    )
     if arguments.dry_run:
-        print(f"would delete {what}")
+        print(f"would delete {ledger_text}")
         return 0
     if not arguments.yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"delete {what}? This cannot be undone; say --yes")
-        print(f"delete {what} for ever? type its number: ", end="", file=sys.stderr, flush=True)
+            raise UsageError(f"delete {ledger_text}? This cannot be undone; confirm with --yes")
+        print(f"delete {ledger_text} permanently? Type its id to confirm: ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip() != str(metadata.ledger_id):
             print("nothing was deleted", file=sys.stderr)
             return 1
@@ -379,5 +405,5 @@ async def _delete(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"deleted": metadata.ledger_id})
     else:
-        print(f"deleted {what}", file=sys.stderr)
+        print(f"deleted {ledger_text}", file=sys.stderr)
     return 0

@@ -1,7 +1,7 @@
 """`bk log`: create, append, read, tail, truncate, cursors, reap, show, list, delete.
 
-A log is a list of ledgers that goes on: `append` takes the lead, appends one entry per line of stdin, and may be
-called again and again. Positions are `LEDGER:ENTRY`.
+A log is an ordered list of ledgers changed by compare-and-swap. `append` takes the lead and appends one entry per line
+of stdin; it may be repeated. Positions are `LEDGER:ENTRY`.
 """
 
 from __future__ import annotations
@@ -36,63 +36,94 @@ def configure(parser: argparse.ArgumentParser) -> None:
     def verb(
         name: str, text: str, example: str, *, log: bool = True, password: bool = False
     ) -> argparse.ArgumentParser:
-        each = verbs.add_parser(name, help=text, epilog=f"example:  {example}")
-        add_common(each)
+        verb_parser = verbs.add_parser(name, help=text, epilog=f"example:  {example}")
+        add_common(verb_parser)
         if log:
-            each.add_argument("log", metavar="LOG", help="its name")
+            verb_parser.add_argument("log", metavar="LOG", help="name of the log")
         if password:
-            each.add_argument("--password", default="", help="of the log's ledgers (default: empty)")
-        return each
+            verb_parser.add_argument("--password", default="", help="password of the log's ledgers (default: empty)")
+        return verb_parser
 
-    create = verb("create", "make a log", "bk log create orders")
-    create.add_argument("--ensemble", type=int, default=3, help="bookies of each ledger (default 3)")
-    create.add_argument("--write-quorum", type=int, default=None, help="replicas of each entry (default: ensemble)")
+    create = verb("create", "create a log", "bk log create orders")
+    create.add_argument("--ensemble", type=int, default=3, help="number of bookies of each ledger (default 3)")
     create.add_argument(
-        "--ack-quorum", type=int, default=None, help="replicas on disk before an answer (default: majority)"
+        "--write-quorum", type=int, default=None, help="number of replicas of each entry (default: ensemble)"
     )
-    create.add_argument("--digest", default="crc32c", choices=("crc32c", "crc32", "hmac", "dummy"))
     create.add_argument(
-        "--format", default="raw", choices=("raw", "envelope"), help="an entry is the value, or has key and headers too"
+        "--ack-quorum",
+        type=int,
+        default=None,
+        help="number of replicas on disk before an add is confirmed (default: majority of the write quorum)",
     )
-    create.add_argument("--exist-ok", action="store_true", help="content with a log of that name")
+    create.add_argument(
+        "--digest",
+        default="crc32c",
+        choices=("crc32c", "crc32", "hmac", "dummy"),
+        help="checksum of each entry (default crc32c)",
+    )
+    create.add_argument(
+        "--format",
+        default="raw",
+        choices=("raw", "envelope"),
+        help="raw: an entry is the value; envelope: an entry has key, headers and value (default raw)",
+    )
+    create.add_argument("--exist-ok", action="store_true", help="succeed if a log of that name exists")
     append = verb(
         "append", "take the lead and append the lines of stdin", "zcat access.log.gz | bk log append web", password=True
     )
     append.add_argument("--input", metavar="FILE", help="read from FILE instead of stdin")
     append.add_argument(
-        "--roll-size", type=int, default=256 << 20, metavar="BYTES", help="of a ledger (default 256 MiB)"
+        "--roll-size",
+        type=int,
+        default=256 << 20,
+        metavar="BYTES",
+        help="size of a ledger, in bytes, before the log continues in a new one (default 256 MiB)",
     )
-    read = verb("read", "write the entries to stdout", "bk log read orders --from 17:1041", password=True)
-    read.add_argument("--raw", action="store_true", help="no line end after each entry")
+    read = verb("read", "print the entries to stdout", "bk log read orders --from 17:1041", password=True)
+    read.add_argument("--raw", action="store_true", help="print no line end after each entry")
     tail = verb(
-        "tail", "write entries as they are confirmed, without an end", "bk log tail orders | jq .", password=True
+        "tail", "print entries as they are confirmed, until interrupted", "bk log tail orders | jq .", password=True
     )
-    for each, default in ((read, "the beginning"), (tail, "the next entry")):
-        each.add_argument("--from", dest="start", metavar="POSITION", default=None, help=f"(default: {default})")
+    for verb_parser, default in ((read, "the beginning"), (tail, "the next entry")):
+        verb_parser.add_argument(
+            "--from",
+            dest="start",
+            metavar="POSITION",
+            default=None,
+            help=f"LEDGER:ENTRY, the first entry to print (default: {default})",
+        )
     truncate = verb(
-        "truncate", "delete what is before a position", "bk log truncate orders --before 17:1042", password=True
+        "truncate", "delete the entries before a position", "bk log truncate orders --before 17:1042", password=True
     )
-    truncate.add_argument("--before", metavar="POSITION", required=True, help="LEDGER:ENTRY, the first one to keep")
-    truncate.add_argument("--dry-run", action="store_true", help="say what would be deleted")
-    truncate.add_argument("--force", action="store_true", help="pass cursors that have not come so far")
-    cursors = verb("cursors", "how far named consumers have come, which truncation respects", "bk log cursors orders")
-    cursors.add_argument("--move", metavar="NAME=POSITION", help="put a cursor before an entry, making it if need be")
-    cursors.add_argument("--delete", metavar="NAME", help="delete a cursor: it holds nothing back any more")
+    truncate.add_argument("--before", metavar="POSITION", required=True, help="LEDGER:ENTRY, the first entry to keep")
+    truncate.add_argument("--dry-run", action="store_true", help="report what would be deleted")
+    truncate.add_argument(
+        "--force", action="store_true", help="truncate also beyond cursors that are before the position"
+    )
+    cursors = verb(
+        "cursors",
+        "list the cursors: positions of named consumers, which truncation respects",
+        "bk log cursors orders",
+    )
+    cursors.add_argument(
+        "--move", metavar="NAME=POSITION", help="set a cursor to an entry; create it if it does not exist"
+    )
+    cursors.add_argument("--delete", metavar="NAME", help="delete a cursor: truncation no longer respects it")
     reap = verb(
-        "reap", "delete what transactions wrote and will not commit", "bk log reap orders --dry-run", password=True
+        "reap", "delete the ledgers of transactions that will not commit", "bk log reap orders --dry-run", password=True
     )
-    reap.add_argument("--dry-run", action="store_true", help="say what would be deleted")
-    reap.add_argument("--app", default=None, help="only of this application (txnAppId)")
+    reap.add_argument("--dry-run", action="store_true", help="report what would be deleted")
+    reap.add_argument("--app", default=None, help="reap only transactions of this application (txnAppId)")
     reap.add_argument(
         "--orphan-grace", type=float, default=24.0, metavar="HOURS",
-        help="after which a transaction that nobody knows of is given up (default 24)",
+        help="age in hours from which an unknown transaction is deleted (default 24)",
     )  # fmt: skip
-    verb("show", "its ledgers", "bk log show orders")
-    list_parser = verb("list", "all logs", "bk log list --prefix web", log=False)
-    list_parser.add_argument("--prefix", default="", help="only names that begin so")
-    delete = verb("delete", "delete a log and its ledgers for ever", "bk log delete orders --yes", password=True)
-    delete.add_argument("--yes", action="store_true", help="do not ask")
-    delete.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    verb("show", "print a log's settings and ledgers", "bk log show orders")
+    list_parser = verb("list", "list all logs", "bk log list --prefix web", log=False)
+    list_parser.add_argument("--prefix", default="", help="list only names with this prefix")
+    delete = verb("delete", "delete a log and its ledgers permanently", "bk log delete orders --yes", password=True)
+    delete.add_argument("--yes", action="store_true", help="delete without confirmation")
+    delete.add_argument("--dry-run", action="store_true", help="report what would be deleted")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -149,13 +180,15 @@ async def _append(client: Client, arguments: argparse.Namespace, descriptor: int
     except BaseException:
         progress.clear()
         if done:
-            print(f"the first {done:,} lines are in log {arguments.log}; some of the next may be", file=sys.stderr)
+            print(
+                f"the first {done:,} lines are in log {arguments.log}; further lines may or may not be", file=sys.stderr
+            )
         raise
     progress.clear()
     if arguments.json:
         print_json({"log": arguments.log, "entries": count, "first": begin, "epoch": writer.epoch})
     elif sys.stderr.isatty():
-        print(f"appended {count:,} entries to log {arguments.log}, from {begin} on", file=sys.stderr)
+        print(f"appended {count:,} entries to log {arguments.log}, beginning at {begin}", file=sys.stderr)
     return 0
 
 
@@ -190,7 +223,7 @@ def _write_json(batch: EntryBatch) -> None:
 
 
 def describe(name: str, manifest: Manifest) -> dict[str, object]:
-    """A log's record for JSON: stable names."""
+    """Return a log's record for JSON: stable names."""
     return {
         "log": name,
         "ensemble": manifest.ensemble,
@@ -201,8 +234,14 @@ def describe(name: str, manifest: Manifest) -> dict[str, object]:
         "epoch": manifest.epoch,
         "created_ms": manifest.created_ms,
         "extents": [
-            {"seq": each.seq, "ledger": each.ledger_id, "first": each.first, "last": each.last, "bytes": each.bytes}
-            for each in manifest.extents
+            {
+                "seq": extent.seq,
+                "ledger": extent.ledger_id,
+                "first": extent.first,
+                "last": extent.last,
+                "bytes": extent.bytes,
+            }
+            for extent in manifest.extents
         ],
         "deleting": list(manifest.deleting),
     }
@@ -221,13 +260,13 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
     print_table(
         [
             (
-                each.ledger_id,
-                each.first,
-                "open" if each.last is None else each.last,
-                "-" if each.last is None else f"{max(0, each.last - each.first + 1):,}",
-                "-" if each.bytes is None else size_text(each.bytes),
+                extent.ledger_id,
+                extent.first,
+                "open" if extent.last is None else extent.last,
+                "-" if extent.last is None else f"{max(0, extent.last - extent.first + 1):,}",
+                "-" if extent.bytes is None else size_text(extent.bytes),
             )
-            for each in manifest.extents
+            for extent in manifest.extents
         ],
         ("ledger", "first", "last", "entries", "payload"),
         right=(0, 1, 2, 3, 4),
@@ -238,30 +277,30 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
 async def _reap(client: Client, arguments: argparse.Namespace) -> int:
     log = _log(client, arguments)
     rows = [
-        each
-        async for each in log.reap(
+        row
+        async for row in log.reap(
             app=arguments.app, dry_run=arguments.dry_run, orphan_grace=arguments.orphan_grace * 3600
         )
     ]
     if arguments.json:
-        print_json([each._asdict() for each in rows])
+        print_json([row._asdict() for row in rows])
         return 0
     print_table(
         [
             (
-                each.ledger_id,
-                f"{each.app}:{each.version}",
-                each.partition,
-                each.age_ms // 1000,
-                size_text(each.size),
-                each.outcome,
+                row.ledger_id,
+                f"{row.app}:{row.version}",
+                row.partition,
+                row.age_ms // 1000,
+                size_text(row.size),
+                row.outcome,
             )
-            for each in rows
+            for row in rows
         ],
         ("ledger", "transaction", "partition", "age, s", "payload", "outcome"),
         right=(0, 2, 3, 4),
     )
-    return 0 if all(each.outcome in ("listed", "young", "migrated", "garbage", "deleted") for each in rows) else 1
+    return 0 if all(row.outcome in ("listed", "young", "migrated", "garbage", "deleted") for row in rows) else 1
 
 
 async def _list(client: Client, arguments: argparse.Namespace) -> int:
@@ -283,9 +322,9 @@ async def _truncate(client: Client, arguments: argparse.Namespace) -> int:
         target = manifest.find(before)
         if target is None:
             raise LogTruncated(f"position {before} is not in log {log.name}")
-        gone = [each.ledger_id for each in manifest.extents[:-2] if each.seq < target.seq]
-        what = f"delete ledgers {', '.join(map(str, gone))}" if gone else "delete no ledger yet"
-        print(f"would let log {log.name} begin at {before}, and {what}")
+        deleted = [extent.ledger_id for extent in manifest.extents[:-2] if extent.seq < target.seq]
+        action = f"delete ledgers {', '.join(map(str, deleted))}" if deleted else "delete no ledger yet"
+        print(f"would let log {log.name} begin at {before}, and {action}")
         return 0
     await log.truncate(before, force=arguments.force)
     if arguments.json:
@@ -306,24 +345,24 @@ async def _cursors(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.delete:
         await log.delete_cursor(arguments.delete)
     manifest = await log.manifest()
-    found = list((await log.cursors()).values())
+    cursors = list((await log.cursors()).values())
     if arguments.json:
         print_json(
             [
-                {"cursor": each.name, "position": str(each.position), "moved_ms": each.moved_ms,
-                 "is_truncated": is_lost(each.position, manifest)}
-                for each in found
+                {"cursor": cursor.name, "position": str(cursor.position), "moved_ms": cursor.moved_ms,
+                 "is_truncated": is_lost(cursor.position, manifest)}
+                for cursor in cursors
             ]
         )  # fmt: skip
         return 0
     print_table(
         [
             (
-                each.name,
-                f"{each.position} (truncated)" if is_lost(each.position, manifest) else str(each.position),
-                time_text(each.moved_ms),
+                cursor.name,
+                f"{cursor.position} (truncated)" if is_lost(cursor.position, manifest) else str(cursor.position),
+                time_text(cursor.moved_ms),
             )
-            for each in found
+            for cursor in cursors
         ],
         ("cursor", "position", "moved"),
     )
@@ -333,16 +372,16 @@ async def _cursors(client: Client, arguments: argparse.Namespace) -> int:
 async def _delete(client: Client, arguments: argparse.Namespace) -> int:
     log = _log(client, arguments)
     if log.name not in await client.logs(log.name):
-        await log.manifest()  # It says what is wrong.
+        await log.manifest()  # Raises the error that describes why the log is not listed.
     manifests = [] if arguments.yes else [await log.manifest()]
-    what = f"log {log.name}" + "".join(f" (ledgers: {len(each.extents)})" for each in manifests)
+    log_text = f"log {log.name}" + "".join(f" (ledgers: {len(manifest.extents)})" for manifest in manifests)
     if arguments.dry_run:
-        print(f"would delete {what}")
+        print(f"would delete {log_text}")
         return 0
     if not arguments.yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"delete {what}? This cannot be undone; say --yes")
-        print(f"delete {what} for ever? type its name: ", end="", file=sys.stderr, flush=True)
+            raise UsageError(f"delete {log_text}? This cannot be undone; confirm with --yes")
+        print(f"delete {log_text} permanently? Type its name to confirm: ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip() != log.name:
             print("nothing was deleted", file=sys.stderr)
             return 1
@@ -350,5 +389,5 @@ async def _delete(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"deleted": log.name})
     else:
-        print(f"deleted {what}", file=sys.stderr)
+        print(f"deleted {log_text}", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""`bk metadata`: begin a cluster, show, dump, load and check its metadata, move it to another store."""
+"""`bk metadata`: create a cluster, show, dump, load and check its metadata, move it to another store."""
 
 from __future__ import annotations
 
@@ -31,63 +31,63 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     init = verbs.add_parser(
         "init",
-        help="make a cluster where there is none",
-        description="Writes the instance id, and in ZooKeeper what Apache's initnewcluster writes. A cluster that is "
-        "there is refused, and left as it is. The first bookie does the same by itself.",
+        help="create a cluster in an empty store",
+        description="Writes the instance id, and in ZooKeeper what Apache's initnewcluster writes. Refuses a store "
+        "that has a cluster and leaves it unchanged. The first bookie does the same automatically.",
         epilog="example:  bk metadata init --metadata 'zk+hierarchical://zk1:2181/ledgers'",
     )
     add_common(init)
-    init.add_argument("--dry-run", action="store_true", help="only say whether it would be made")
+    init.add_argument("--dry-run", action="store_true", help="report whether a cluster would be created")
     show = verbs.add_parser(
         "show",
-        help="the store, its layout, the instance id, and how much there is of what",
+        help="show the store, its layout, the instance id, and the number of ledgers, bookies and records",
         epilog="example:  bk metadata show --json",
     )
     add_common(show)
     dump = verbs.add_parser(
         "dump",
-        help="everything as lines of JSON",
-        description="One line for every ledger, cookie and record, and for the ids that are given. Registrations are "
-        "left out. A ledger that cannot be read is a line of its own; then the exit status is 1.",
+        help="print all metadata as lines of JSON",
+        description="Prints one line per ledger, cookie and record, and one for the ids handed out. Omits "
+        "registrations. An unreadable ledger has a line of its own, and the exit status is 1.",
         epilog="example:  bk metadata dump --passwords > cluster.jsonl",
     )
     add_common(dump)
     dump.add_argument(
-        "--passwords", action="store_true", help="the passwords of ledgers, too: `bk metadata load` needs them"
+        "--passwords", action="store_true", help="include the ledgers' passwords, which `bk metadata load` needs"
     )
     load = verbs.add_parser(
         "load",
         help="fill an empty store from a dump",
-        description="The whole cluster, with its instance id, and the ids that were spent. What was interrupted is "
-        "simply repeated.",
+        description="Restores the whole cluster, with its instance id and the ids already used. Repeat the command "
+        "after an interruption.",
         epilog="example:  bk metadata load cluster.jsonl --metadata file:/srv/bk/metadata",
     )
     add_common(load)
-    load.add_argument("file", metavar="FILE", help="what `bk metadata dump --passwords` wrote")
-    load.add_argument("--dry-run", action="store_true", help="read the whole file, write nothing")
+    load.add_argument("file", metavar="FILE", help="output of `bk metadata dump --passwords`")
+    load.add_argument("--dry-run", action="store_true", help="check the whole file, write nothing")
     check = verbs.add_parser(
         "check",
-        help="look at every record; the exit status is 1 if something is wrong",
-        description="Formats, ensembles, cookies, the lists of logs, ids. Changes nothing, and can run at any time.",
+        help="check every record; the exit status is 1 if one is faulty",
+        description="Checks formats, ensembles, cookies, the lists of logs and ids. Reads only; can run at any time.",
         epilog="example:  bk metadata check --json",
     )
     add_common(check)
     migrate = verbs.add_parser(
         "migrate",
         help="move the cluster to another store",
-        description="Copies everything to a store that is empty, compares record by record, and only then makes it the "
-        "cluster: until then no bookie starts on it. The old store is only read. What was interrupted is simply "
-        "repeated. Stop all clients, then all bookies, before.",
+        description="Copies all metadata to an empty store and compares record by record before it marks the new store "
+        "as the cluster; until then no bookie starts on it. The old store is only read. Repeat the command after an "
+        "interruption. Before: stop all clients, then all bookies.",
         epilog="example:  bk metadata migrate file:/srv/bk/metadata 'zk://zk1:2181/ledgers'",
     )
     add_common(migrate, metadata=False)
-    migrate.add_argument("source", metavar="FROM", help="metadata URI")
+    migrate.add_argument("source", metavar="FROM", help="metadata URI of the present store")
     migrate.add_argument("target", metavar="TO", help="metadata URI of an empty store")
-    migrate.add_argument("--dry-run", action="store_true", help="say what would be moved, and what speaks against it")
+    migrate.add_argument("--dry-run", action="store_true", help="report what would be moved, and the objections")
     migrate.add_argument(
         "--force",
         action="store_true",
-        help="although bookies are registered or ledgers open: what changes in the old store from now on is lost",
+        help="move although bookies are registered or ledgers are open: later changes in the old store are lost",
     )
 
 
@@ -110,36 +110,39 @@ async def _init(arguments: argparse.Namespace) -> int:
     refuse_memory(uri)
     if arguments.dry_run:
         try:
-            found = await with_driver(uri, _makeable, must_be_cluster=False)
+            existing = await with_driver(uri, _existing_cluster, must_be_cluster=False)
         except NoCluster:
-            found = None  # There is not even a store.
-        if found is None:
-            print_json({"metadata": uri, "instance_id": None}) if arguments.json else print(f"would be made at {uri}")
+            existing = None  # The store itself does not exist yet.
+        if existing is None:
+            if arguments.json:
+                print_json({"metadata": uri, "instance_id": None})
+            else:
+                print(f"would create a cluster at {uri}")
             return 0
-        raise MetadataError(f"there is a cluster at {uri} already, {found}; nothing was changed")
+        raise MetadataError(f"there is a cluster at {uri} already, {existing}; nothing was changed")
 
-    async def make(driver: MetadataDriver) -> int:
-        found = await driver.instance_id()
-        if found is not None:
-            raise MetadataError(f"there is a cluster at {uri} already, {found}; nothing was changed")
-        made = await driver.initialize_cluster()
+    async def create(driver: MetadataDriver) -> int:
+        existing = await driver.instance_id()
+        if existing is not None:
+            raise MetadataError(f"there is a cluster at {uri} already, {existing}; nothing was changed")
+        instance_id = await driver.initialize_cluster()
         if arguments.json:
-            print_json({"metadata": uri, "instance_id": made, "layout": driver.layout})
+            print_json({"metadata": uri, "instance_id": instance_id, "layout": driver.layout})
         else:
-            print(f"made cluster {made} at {uri}{f', layout {driver.layout}' if driver.layout else ''}")
+            print(f"created cluster {instance_id} at {uri}{f', layout {driver.layout}' if driver.layout else ''}")
         return 0
 
-    return await with_driver(uri, make, may_create=True, must_be_cluster=False)
+    return await with_driver(uri, create, may_create=True, must_be_cluster=False)
 
 
-async def _makeable(driver: MetadataDriver) -> str | None:
-    """The instance id that is there. Raises `MetadataError` when one could not be made."""
+async def _existing_cluster(driver: MetadataDriver) -> str | None:
+    """Return the instance id of the store, if it has one. Raises `MetadataError` if none could be created."""
     from bookies.metadata.shared import store_driver
 
-    found = await driver.instance_id()
-    if found is None and (await driver.all_bookies()).bookies:
+    instance_id = await driver.instance_id()
+    if instance_id is None and (await driver.all_bookies()).bookies:
         raise store_driver.half_a_cluster()
-    return found
+    return instance_id
 
 
 async def _show(arguments: argparse.Namespace) -> int:
@@ -147,18 +150,18 @@ async def _show(arguments: argparse.Namespace) -> int:
 
     async def show(driver: MetadataDriver) -> dict[str, Any]:
         progress = Progress("ledgers", None, quiet=arguments.json)
-        found = await survey(driver, progress.update)
+        contents = await survey(driver, progress.update)
         progress.clear()
         given = await driver.given_ids()
         return {
             "metadata": driver.uri,
             "layout": driver.layout,
             "instance_id": await driver.instance_id(),
-            "ledgers": found.ledgers,
-            "bookies": {mode: len(each) for mode, each in found.bookies.items()},
-            "cookies": len(found.cookies),
-            "records": found.records,
-            "marks": found.marks,
+            "ledgers": contents.ledgers,
+            "bookies": {mode: len(bookies) for mode, bookies in contents.bookies.items()},
+            "cookies": len(contents.cookies),
+            "records": contents.records,
+            "marks": contents.marks,
             "next_id": given.next_id,
             "spent_ids": sum(last - first + 1 for first, last in given.spent),
         }
@@ -176,7 +179,7 @@ async def _show(arguments: argparse.Namespace) -> int:
     print(f"{'cookies':12} {facts['cookies']:,}")
     print(f"{'records':12} {facts['records']:,}")
     print(f"{'marks':12} {facts['marks']:,} under-replicated ledgers")
-    print(f"{'ids':12} next {facts['next_id']:,}, {facts['spent_ids']:,} spent by deleted ledgers")
+    print(f"{'ids':12} next {facts['next_id']:,}, {facts['spent_ids']:,} used by deleted ledgers")
     return 0
 
 
@@ -190,19 +193,22 @@ async def _check(arguments: argparse.Namespace) -> int:
         progress = Progress("ledgers", None, quiet=arguments.json)
         report = await check(driver, progress.update)
         progress.clear()
-        is_wrong = any(each.is_fault for each in report.findings)
+        is_wrong = any(finding.is_fault for finding in report.findings)
         if arguments.json:
-            rows = [{"name": each.name, "subject": each.subject, "detail": each.detail} for each in report.findings]
+            rows = [
+                {"name": finding.name, "subject": finding.subject, "detail": finding.detail}
+                for finding in report.findings
+            ]
             counts = {"ledgers": report.ledgers, "cookies": report.cookies, "logs": report.logs}
             print_json({"metadata": driver.uri, **counts, "findings": rows, "ok": not is_wrong})
             return int(is_wrong)
         if report.findings:
             print_table(
-                [(each.name, each.subject or "-", each.detail) for each in report.findings],
+                [(finding.name, finding.subject or "-", finding.detail) for finding in report.findings],
                 ("finding", "of", "what"),
             )
-        looked = f"{report.ledgers:,} ledgers, {report.cookies:,} cookies, {report.logs:,} logs"
-        print(f"{looked}: {'see above' if is_wrong else 'nothing wrong'}", file=sys.stderr)
+        counts_text = f"{report.ledgers:,} ledgers, {report.cookies:,} cookies, {report.logs:,} logs"
+        print(f"{counts_text}: {'faults found, see above' if is_wrong else 'no fault found'}", file=sys.stderr)
         return int(is_wrong)
 
     return await with_driver(metadata_uri(arguments), body, must_be_cluster=False)
@@ -219,7 +225,7 @@ async def _migrate(arguments: argparse.Namespace) -> int:
 
 
 def _place(uri: str) -> object:
-    """The same for two spellings of one store."""
+    """Return a value that is equal for two spellings of one store's URI."""
     from bookies.errors import ConfigError
     from bookies.metadata.zookeeper.zk_layout import parse_uri
 
@@ -229,7 +235,7 @@ def _place(uri: str) -> object:
         try:
             place = parse_uri(uri)
         except ConfigError:
-            return uri  # Opening it says what is wrong.
+            return uri  # The open raises the error.
         return sorted(place.hosts.split(",")), place.root
     return uri
 
@@ -238,23 +244,23 @@ async def _migrate_from(source: MetadataDriver, arguments: argparse.Namespace) -
     from bookies.metadata.survey import objections, survey
 
     progress = Progress("ledgers", None)
-    found = await survey(source, progress.update)
+    contents = await survey(source, progress.update)
     progress.clear()
-    texts = objections(found)
+    texts = objections(contents)
     for text in texts:
         print(f"bk metadata: {text}", file=sys.stderr)
     is_refused = bool(texts) and not arguments.force
     if is_refused and not arguments.dry_run:
-        print("bk metadata: nothing was changed; --force does it all the same", file=sys.stderr)
+        print("bk metadata: nothing was changed; --force overrides the objections", file=sys.stderr)
         return 1
     if arguments.dry_run:
-        counts = {"ledgers": found.ledger_count, "cookies": len(found.cookies), "records": found.records}
+        counts = {"ledgers": contents.ledger_count, "cookies": len(contents.cookies), "records": contents.records}
         if arguments.json:
             print_json({**counts, "objections": texts})
         else:
-            print(f"would move {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
+            print(f"would move {', '.join(f'{count:,} {noun}' for noun, count in counts.items())}")
         return int(is_refused)
-    total = found.ledger_count
+    total = contents.ledger_count
     return await with_driver(
         arguments.target,
         lambda target: _move(source, target, total, arguments),
@@ -274,16 +280,16 @@ async def _move(source: MetadataDriver, target: MetadataDriver, total: int, argu
     progress = Progress("ledgers", total, quiet=arguments.json)
     was_there = await filling.is_there()
     if was_there and await is_same_store(source, target):
-        raise UsageError("FROM and TO are the same store by two names: versions are the same in both")
+        raise UsageError("FROM and TO are two names of the same store: all versions are equal")
     if was_there:
-        left = [each async for each in differences(source, target, progress.update)]
+        left = [difference async for difference in differences(source, target, progress.update)]
         if not left:
             await filling.finish()
     else:
         try:
             left = await copy(source, target, filling, progress.update)
         except asyncio.CancelledError:
-            progress.note(f"{target.uri} is half filled, and no cluster yet: say the same again")
+            progress.note(f"{target.uri} is half filled and not a cluster yet: repeat the command to continue")
             raise
     progress.clear()
     if left:
@@ -292,26 +298,28 @@ async def _move(source: MetadataDriver, target: MetadataDriver, total: int, argu
     if arguments.json:
         print_json({**facts, "was_there": was_there, "differences": []})
         return 0
-    print(f"{'is there, and the same' if was_there else 'moved and compared'}: {total:,} ledgers of {instance_id}")
-    print(f"next: start bookies and clients with --metadata '{target.uri}', and none with the old one, ever:", end=" ")
-    print("it is still complete, so move it out of the way")
+    result = "the target is complete and equal" if was_there else "moved and compared"
+    print(f"{result}: {total:,} ledgers of {instance_id}")
+    print(f"next: start bookies and clients with --metadata '{target.uri}', and none with the old store:", end=" ")
+    print("it is still complete, so rename or remove it")
     return 0
 
 
 def _not_moved(arguments: argparse.Namespace, left: list[Difference], was_there: bool) -> int:
-    """Exit status 1, and why."""
+    """Print why the cluster was not moved. Return exit status 1."""
     if arguments.json:
-        rows = [{"what": each.what, "detail": each.detail} for each in left]
+        rows = [{"what": difference.what, "detail": difference.detail} for difference in left]
         print(json.dumps({"was_there": was_there, "differences": rows}))
-    for each in left[:_SHOWN]:
-        print(f"bk metadata: {each.what} {each.detail}", file=sys.stderr)
+    for difference in left[:_SHOWN]:
+        print(f"bk metadata: {difference.what} {difference.detail}", file=sys.stderr)
     if len(left) > _SHOWN:
         print(f"bk metadata: and {len(left) - _SHOWN:,} more", file=sys.stderr)
     text = (
-        "the target is this cluster already, and not the same any more: one of the two stores has been used since; "
-        "nothing was changed"
+        "the target is this cluster already, and differs from the source: one of the two stores has been used since "
+        "the move; nothing was changed"
         if was_there
-        else "the old store changed meanwhile, so the new one was not made a cluster: stop what uses it, say it again"
+        else "the old store changed during the copy, so the new one was not marked as the cluster: stop the clients "
+        "and bookies that use the old store, then repeat the command"
     )
     print(f"bk metadata: {text}", file=sys.stderr)
     return 1

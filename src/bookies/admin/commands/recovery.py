@@ -1,4 +1,4 @@
-"""`bk recovery`: auto-recovery of a cluster: take part, look at it, repair by hand, switch it off and on, audit."""
+"""`bk recovery`: auto-recovery of a cluster: run a process, show its state, repair by hand, enable, disable, audit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bookies.admin.shared.common import (
     metadata_uri,
     print_json,
     print_table,
+    report_done,
     run_async,
-    say,
     size_text,
     with_driver,
 )
@@ -33,14 +33,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     run_parser = verbs.add_parser(
         "run",
-        help="take part, as an auditor and a worker, in the foreground until SIGTERM",
-        description="Bookies that run with auto_recovery=true take part themselves; this is for machines without one. "
-        "Settings: BK_... variables, as docs/reference/settings.md lists them.",
+        help="run an auditor and a worker in the foreground until SIGTERM",
+        description="Bookies with auto_recovery=true run auto-recovery themselves; this is for machines without such a "
+        "bookie. Settings: BK_... variables, see docs/reference/settings.md.",
         epilog="example:  bk recovery run --metadata zk://zk1:2181/ledgers",
     )
     add_common(run_parser)
     status = verbs.add_parser(
-        "status", help="who takes part and what each does", epilog="example:  bk recovery status --json"
+        "status",
+        help="show the auditor, the processes of auto-recovery and their work",
+        epilog="example:  bk recovery status --json",
     )
     add_common(status)
     status.add_argument(
@@ -49,57 +51,65 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         nargs="?",
         const=5.0,
-        help="a line every so many seconds (5) with entries, bytes and the time left, until nothing is marked",
+        help="print a line every SECONDS (default 5) with entries, bytes and the time left, until no ledger is marked",
     )
     listing = verbs.add_parser(
         "list",
-        help="ledgers that lack replicas, who works on them, and why they could not be repaired",
+        help="list marked ledgers, the workers that repair them, and the reasons of failed repairs",
         epilog="example:  bk recovery list",
     )
     add_common(listing)
     repair = verbs.add_parser(
         "repair",
-        help="repair ledgers now, by hand, also while repairs are switched off",
-        description="Checks, copies, and takes the mark away, as a worker does, under the ledger's lock. What a ledger "
-        "waits for, or has lost, is printed.",
+        help="repair ledgers now, also while auto-recovery is disabled",
+        description="Checks and copies like a worker, under the ledger's lock, and removes the mark. Prints what a "
+        "ledger waits for, and the entries it has lost.",
         epilog="example:  bk recovery repair 17 18 --lost b3",
     )
     add_common(repair)
-    repair.add_argument("ledgers", metavar="LEDGER", type=int, nargs="*", help="(default: all that are marked)")
+    repair.add_argument("ledgers", metavar="LEDGER", type=int, nargs="*", help="ledger ids (default: all marked ones)")
     repair.add_argument(
-        "--lost", metavar="ID", action="append", default=[], help="take this bookie for lost, without waiting"
+        "--lost", metavar="ID", action="append", default=[], help="bookie to treat as lost at once; may be repeated"
     )
     repair.add_argument(
-        "--seal-open", action="store_true", help="seal open ledgers that a lost bookie is in, which ends their writers"
+        "--seal-open", action="store_true", help="seal open ledgers with a lost bookie, which ends their writers"
     )
-    repair.add_argument("--percentage", metavar="P", type=int, default=0, help="of the entries to read for the check")
+    repair.add_argument(
+        "--percentage",
+        metavar="P",
+        type=int,
+        default=0,
+        help="percentage of the entries to read for the check (default 0)",
+    )
     add_rate(repair)
-    repair.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    repair.add_argument("--dry-run", action="store_true", help="report what would be repaired")
     why = verbs.add_parser(
         "why",
-        help="why a ledger lacks replicas: what it waits for, the evidence, the next try",
+        help="explain why a ledger lacks replicas: what it waits for, the evidence, the next attempt",
         epilog="example:  bk recovery why 17",
     )
     add_common(why)
-    why.add_argument("ledger", metavar="LEDGER", type=int)
+    why.add_argument("ledger", metavar="LEDGER", type=int, help="ledger id")
     for verb, text in (
-        ("enable", "let ledgers be repaired again"),
-        ("disable", "let no ledger be repaired by itself, in the whole cluster; what is under way is finished"),
-        ("audit", "have the auditor look at once, and take bookies that are away for lost without waiting"),
+        ("enable", "enable auto-recovery in the whole cluster"),
+        ("disable", "disable auto-recovery in the whole cluster; repairs in progress are finished"),
+        ("audit", "request an audit now, which treats unregistered bookies as lost without delay"),
     ):
         parser_of_verb = verbs.add_parser(verb, help=text, epilog=f"example:  bk recovery {verb}")
         add_common(parser_of_verb)
         if verb == "audit":
             parser_of_verb.add_argument(
-                "--checks", action="store_true", help="also the checks of replicas that are made at intervals"
+                "--checks", action="store_true", help="run also the periodic checks of replicas"
             )
     delay = verbs.add_parser(
         "delay",
-        help="how long a bookie may be away before it counts as lost",
+        help="print or set the time before an unregistered bookie counts as lost",
         epilog="example:  bk recovery delay 600",
     )
     add_common(delay)
-    delay.add_argument("seconds", metavar="SECONDS", type=int, nargs="?", help="set it (default: only print it)")
+    delay.add_argument(
+        "seconds", metavar="SECONDS", type=int, nargs="?", help="new delay in seconds (default: print the delay)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -130,7 +140,7 @@ def _by_hand(arguments: argparse.Namespace) -> int:
     if arguments.verb == "why":
         return with_session(arguments, lambda session: explain.why(session, arguments.ledger, arguments))
     if not 0 <= arguments.percentage <= 100:
-        raise UsageError(f"--percentage {arguments.percentage}: a percentage, 0 to 100")
+        raise UsageError(f"--percentage {arguments.percentage}: must be 0 to 100")
     return with_session(arguments, lambda session: recovery_work.repair(session, arguments))
 
 
@@ -149,17 +159,19 @@ def _run(arguments: argparse.Namespace) -> int:
     async def main() -> int:
         runtime = aio.runtime()
         name = BookieId(f"{host}-{os.getpid()}")
-        who = Participant(runtime, lambda: connect(uri, runtime, may_create=False), config, client_config, name, host)
-        await RecoveryProcess(who).run()
+        participant = Participant(
+            runtime, lambda: connect(uri, runtime, may_create=False), config, client_config, name, host
+        )
+        await RecoveryProcess(participant).run()
         return 0
 
     try:
         return run_async(main)
     except KeyboardInterrupt:
-        return 0  # That is how it ends.
+        return 0  # A signal is the regular end.
 
 
-# -- looking -------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------------
 
 
 async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
@@ -170,32 +182,32 @@ async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
         from bookies.admin.verbs.recovery_work import watch
 
         if arguments.watch <= 0:
-            raise UsageError(f"--watch {arguments.watch:g}: a number of seconds above 0")
+            raise UsageError(f"--watch {arguments.watch:g}: must be a number of seconds above 0")
         return await watch(driver, arguments)
-    found = await read_status(driver, aio.runtime().clock.wall_ms())
+    status = await read_status(driver, aio.runtime().clock.wall_ms())
     if arguments.json:
-        print_json(asdict(found))
+        print_json(asdict(status))
         return 0
-    _print_status(found, aio.runtime().clock.wall_ms())
+    _print_status(status, aio.runtime().clock.wall_ms())
     return 0
 
 
-def _print_status(found: RecoveryStatus, now_ms: int) -> None:
-    print(f"repairs        {'on' if found.is_enabled else 'switched off: bk recovery enable'}")
-    print(f"auditor        {found.auditor or 'none: nobody takes part'}")
-    delay = found.lost_bookie_delay_s
-    said = "as long as the first auditor says" if delay is None else f"{delay} s not registered"
-    print(f"lost after     {said}")
-    print(f"marked         {found.marked:,} ledgers, {len(found.locks):,} of them being repaired")
+def _print_status(status: RecoveryStatus, now_ms: int) -> None:
+    print(f"repairs        {'on' if status.is_enabled else 'disabled; enable them with bk recovery enable'}")
+    print(f"auditor        {status.auditor or 'none: no process of auto-recovery runs'}")
+    delay = status.lost_bookie_delay_s
+    text = "not set: the first auditor sets it" if delay is None else f"{delay} s not registered"
+    print(f"lost after     {text}")
+    print(f"marked         {status.marked:,} ledgers, {len(status.locks):,} of them being repaired")
     rows = []
-    for process in found.processes:
+    for process in status.processes:
         worker = process.worker
         doing = next((task["doing"] for task in process.tasks if task["task"] == "worker"), "-")
         rows.append(
             (
                 process.name,
                 f"{max(0, now_ms - process.written_ms) / 1000:,.0f} s ago",
-                GONE if process.name in found.gone else doing,
+                GONE if process.name in status.gone else doing,
                 f"{worker['ledgers_repaired']:,}",
                 f"{worker['entries_copied']:,}",
                 size_text(worker["bytes_copied"]),
@@ -242,57 +254,59 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
 
 
 def _why(report: Mapping[str, Any] | None) -> str:
-    """The first reason of a report, in a line."""
+    """Return the first reason of a report as one line."""
     from bookies.replication.operator.status import lost_entries
 
     if report is None:
-        return "its turn has not come"
+        return "no worker has tried it yet"
     for loss in report["losses"]:
-        return f"{lost_entries(loss)} are on no bookie that is there"
+        return f"{lost_entries(loss)} are on no available bookie"
     for wait in report["waits"]:
         bookie = f" ({wait['bookie']})" if wait["bookie"] else ""
         return f"waits for {wait['for']}{bookie}: {wait['why']}"
-    return "it is looked at again"
+    return "a worker checks it again"
 
 
-# -- doing ---------------------------------------------------------------------------------------------------------
+# -- changing ------------------------------------------------------------------------------------------------------
 
 
 async def _enable(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     changed = await driver.recovery.enable()
-    return say(arguments, {"changed": changed}, "repairs are on" if changed else "repairs were on already")
+    return report_done(
+        arguments, {"changed": changed}, "auto-recovery is enabled" if changed else "auto-recovery was enabled already"
+    )
 
 
 async def _disable(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     changed = await driver.recovery.disable()
-    return say(
+    return report_done(
         arguments,
         {"changed": changed},
-        "no ledger is repaired until `bk recovery enable`" if changed else "it was off already",
+        "auto-recovery is disabled until `bk recovery enable`" if changed else "auto-recovery was disabled already",
     )
 
 
 async def _audit(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     store = driver.recovery
     if not await store.is_enabled():
-        raise UsageError("repairs are switched off, and so is the auditor: bk recovery enable")
+        raise UsageError("auto-recovery is disabled, and with it the auditor: enable it with `bk recovery enable`")
     auditor = await store.auditor()
     if auditor is None:
-        raise UsageError("there is no auditor: start bookies with auto_recovery=true, or bk recovery run")
+        raise UsageError("there is no auditor: start bookies with auto_recovery=true, or `bk recovery run`")
     if arguments.checks:
         from bookies.metadata.interface.recovery_store import AuditKind
 
-        for kind in AuditKind:
-            await store.set_checked_at_ms(kind, 0)
+        for audit in AuditKind:
+            await store.set_checked_at_ms(audit, 0)
     await store.set_lost_bookie_delay_s(await store.lost_bookie_delay_s() or 0)
-    return say(arguments, {"changed": True}, f"auditor {auditor} was asked to look")
+    return report_done(arguments, {"changed": True}, f"audit requested from auditor {auditor}")
 
 
 async def _delay(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     store = driver.recovery
     before = await store.lost_bookie_delay_s()
-    if arguments.seconds is not None and arguments.seconds != before:  # the same again would ask for an audit
+    if arguments.seconds is not None and arguments.seconds != before:  # writing the same value would request an audit
         await store.set_lost_bookie_delay_s(arguments.seconds)
     delay_s = before if arguments.seconds is None else arguments.seconds
-    text = "nobody has said: the first auditor will" if delay_s is None else f"{delay_s} s"
-    return say(arguments, {"seconds": delay_s}, text)
+    text = "not set: the first auditor sets it" if delay_s is None else f"{delay_s} s"
+    return report_done(arguments, {"seconds": delay_s}, text)

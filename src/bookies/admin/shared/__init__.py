@@ -1,4 +1,4 @@
-"""What all commands share: options, sessions, tables, progress, messages."""
+"""Helpers of all commands: options, sessions, tables, progress, messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bookie that starts from Apache's `bk_server.conf`: what is asked of the machine, what is said about the file."""
+"""Start of a bookie from Apache's `bk_server.conf`: addresses of this machine, notices about the file's keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bookies.apache.client import read_properties
 from bookies.apache.server import BookieOptions, bookie_options
 from bookies.apache.table import Level, Notice
 
-_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
+_SIOCGIFADDR = 0x8915  # Linux ioctl: the IPv4 address of an interface
 _ORDER = (Level.DANGER, Level.DIFFERENT, Level.UNKNOWN, Level.UNUSED)
 
 
 class ThisHost:
-    """See `apache.server.Host`."""
+    """This machine's addresses and names, as an `apache.server.Host`."""
 
     def address_of(self, interface: str | None) -> str:
         if interface is None:
@@ -31,12 +31,12 @@ class ThisHost:
 
 
 def read_conf(path: str) -> BookieOptions:
-    """Raises `ConfigError`."""
+    """Read the options of a bookie from Apache's file. Raises `ConfigError`."""
     return bookie_options(read_properties(path), ThisHost())
 
 
 def as_environment(settings: dict[str, Any]) -> dict[str, str]:
-    """As if they had been set there, which leaves the real environment and the command line to outdo them."""
+    """Return the settings as `BK_...` variables, so the real environment and the command line override them."""
 
     def text_of(value: Any) -> str:
         if isinstance(value, tuple):
@@ -46,8 +46,8 @@ def as_environment(settings: dict[str, Any]) -> dict[str, str]:
     return {f"BK_{name.upper()}": text_of(value) for name, value in settings.items()}
 
 
-def say(path: str, notices: list[Notice]) -> None:
-    """On stderr, what is least safe first."""
+def print_notices(path: str, notices: list[Notice]) -> None:
+    """Print the notices about a file to stderr, the most dangerous first."""
     for level in _ORDER:
         for notice in notices:
             if notice.level is level:

@@ -1,4 +1,4 @@
-"""`bk help apache`: our command beside each of Apache's."""
+"""`bk help apache`: the counterpart of each of Apache's commands."""
 
 from __future__ import annotations
 
@@ -11,28 +11,36 @@ from bookies.apache.commands import HTTP, NOT_YET, SHELL, Counterpart
 
 
 def print_counterparts(words: Sequence[str]) -> int:
-    """All of them, or those that the words name. Exit status 2 for a word that is none of Apache's."""
+    """Print all counterparts, or those of the named commands. Return 2 for a name that Apache does not have."""
     names = [word for word in words if word != "--json"]
     tables = {"bookkeeper shell": SHELL, "HTTP": HTTP}
-    known = {each.theirs: each for table in tables.values() for each in table}
+    known = {counterpart.theirs: counterpart for table in tables.values() for counterpart in table}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            print(f"bk help apache: {name} is no command or endpoint of Apache's{hint}", file=sys.stderr)
+            print(f"bk help apache: Apache has no command or endpoint {name}{hint}", file=sys.stderr)
             return 2
-    shown = {title: [each for each in table if not names or each.theirs in names] for title, table in tables.items()}
+    shown = {
+        title: [counterpart for counterpart in table if not names or counterpart.theirs in names]
+        for title, table in tables.items()
+    }
     if "--json" in words:
-        rows = [each for table in shown.values() for each in table]
-        print_json([{"theirs": each.theirs, "ours": each.ours or None, "note": each.note} for each in rows])
+        rows = [counterpart for table in shown.values() for counterpart in table]
+        print_json(
+            [
+                {"theirs": counterpart.theirs, "ours": counterpart.ours or None, "note": counterpart.note}
+                for counterpart in rows
+            ]
+        )
         return 0
     blocks = [(title, table) for title, table in shown.items() if table]
     for number, (title, table) in enumerate(blocks):
         if number:
             print()
-        print_table([_row(each) for each in table], (title, "bk", ""))
+        print_table([_row(counterpart) for counterpart in table], (title, "bk", ""))
     return 0
 
 
-def _row(each: Counterpart) -> tuple[str, str, str]:
-    return each.theirs, each.ours or NOT_YET, each.note
+def _row(counterpart: Counterpart) -> tuple[str, str, str]:
+    return counterpart.theirs, counterpart.ours or NOT_YET, counterpart.note

@@ -1,4 +1,4 @@
-"""What commands share: finding the cluster, printing, progress, running a coroutine."""
+"""Helpers of commands: the cluster's URI, common options, printing, progress, running a coroutine."""
 
 from __future__ import annotations
 
@@ -28,78 +28,88 @@ DATA_DIRECTORY = "bk-data"
 
 
 def add_common(parser: argparse.ArgumentParser, *, metadata: bool = True) -> None:
-    """The options every command has."""
+    """Add the options that every command has."""
     if metadata:
         parser.add_argument(
             "--metadata",
             metavar="URI",
-            help="the cluster: file:DIR, zk://HOST:2181/PATH, etcd://HOST:2379/PATH (default: BK_METADATA, bk-data)",
+            help="metadata store of the cluster: file:DIR, zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: "
+            "BK_METADATA, else the nearest bk-data directory)",
         )
-    parser.add_argument("--json", action="store_true", help="one JSON document (or line per row) on stdout")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--json", action="store_true", help="print one JSON document (or one line per row) on stdout")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
 
 def add_rate(parser: argparse.ArgumentParser) -> None:
-    """The budget of a command that copies; see `check_rate`."""
-    parser.add_argument("--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second")
+    """Add `--rate` to a command that copies; see `check_rate`."""
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=None,
+        metavar="BYTES",
+        help="bytes to copy per second, at most (default: no limit)",
+    )
 
 
 def check_rate(arguments: argparse.Namespace) -> None:
-    """Raises `UsageError`."""
+    """Check `--rate`. Raises `UsageError`."""
     if arguments.rate is not None and arguments.rate <= 0:
-        raise UsageError(f"--rate {arguments.rate:g}: must be above 0; without it copies are as fast as they go")
+        raise UsageError(f"--rate {arguments.rate:g}: must be above 0; omit it to copy without a limit")
 
 
 def find_data_directory() -> str | None:
-    """The nearest `bk-data` from the current directory upwards."""
-    here = os.getcwd()
+    """Return the nearest `bk-data` directory from the current directory upwards."""
+    directory = os.getcwd()
     while True:
-        candidate = os.path.join(here, DATA_DIRECTORY)
+        candidate = os.path.join(directory, DATA_DIRECTORY)
         if os.path.isdir(candidate):
             return candidate
-        parent = os.path.dirname(here)
-        if parent == here:
+        parent = os.path.dirname(directory)
+        if parent == directory:
             return None
-        here = parent
+        directory = parent
 
 
 def metadata_uri(arguments: argparse.Namespace) -> str:
-    """The URI that was given, or the environment's, or the nearest local cluster's. Raises `UsageError`."""
+    """Return the URI of `--metadata`, else of `BK_METADATA`, else of the nearest local cluster. Raises `UsageError`."""
     uri = getattr(arguments, "metadata", None) or os.environ.get("BK_METADATA")
     if uri:
         return str(uri)
     directory = find_data_directory()
     if directory is None:
-        raise UsageError("no cluster here: start one with `bk up`, or name one with --metadata URI or BK_METADATA")
+        raise UsageError(
+            "no cluster named, and no bk-data directory found from here upwards: start a cluster with `bk up`, or name "
+            "one with --metadata URI or BK_METADATA"
+        )
     return _store_of(directory)
 
 
 def _store_of(directory: str) -> str:
-    """Of the local cluster in a directory: its own, unless `bk up` was told of another one."""
+    """Return the store of the local cluster in a directory: its own, unless `bk up` was given another one."""
     try:
         with open(os.path.join(directory, "cluster.json"), encoding="utf-8") as file:
             uri = json.load(file)["metadata"]
     except (OSError, ValueError, LookupError, TypeError):
-        uri = ""  # Nothing was started here, or the file is damaged: the store may still be read.
+        uri = ""  # No bookie was started here, or the file is damaged: the store may still be readable.
     own = f"file:{os.path.join(directory, 'metadata')}"
     return uri if isinstance(uri, str) and uri and not uri.startswith("file:") else own
 
 
 def refuse_memory(uri: str) -> None:
-    """Raises UsageError for a store that would be gone with this command."""
+    """Raise `UsageError` for a store that exists only as long as this process."""
     if uri.strip().lower().startswith("memory:"):
-        raise UsageError(f"{uri} would be gone when this command ends: name a store that stays, as file:DIR")
+        raise UsageError(f"{uri} exists only until this command ends: name a persistent store, such as file:DIR")
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that ask a command to end; not SIGHUP when it is to be ignored (`nohup`)."""
-    is_deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if is_deaf else [signal.SIGHUP])]
+    """Return the signals that ask a command to end. SIGHUP is not one of them if it is ignored (`nohup`)."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Every one of `stop_signals` raises KeyboardInterrupt in the block, as SIGINT does."""
+    """Raise KeyboardInterrupt in the block on every signal of `stop_signals`, as SIGINT does."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -114,7 +124,7 @@ def interruptible() -> Iterator[None]:
 
 def run_async(main: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine to its end. `stop_signals` cancel it; after its clean-up KeyboardInterrupt is raised."""
-    import asyncio  # here, because it takes half of the time that `bk --help` may take
+    import asyncio  # here: importing it takes half of the time budget of `bk --help`
 
     from bookies.runtime import aio
 
@@ -132,7 +142,7 @@ def run_async(main: Callable[[], Awaitable[T]]) -> T:
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        # A loop that ends leaves the system's handlers behind, not those that it found.
+        # A loop that ends leaves the system's default handlers, not the previous ones.
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -178,7 +188,10 @@ def with_session(arguments: argparse.Namespace, body: Callable[[Session], Awaita
 async def with_driver(
     uri: str, body: Callable[[MetadataDriver], Awaitable[T]], *, may_create: bool = False, must_be_cluster: bool = True
 ) -> T:
-    """Open the store and run `body` with its driver. Raises `MetadataError` where there is no cluster and must be."""
+    """Open the store and run `body` with its driver.
+
+    Raises `MetadataError` with `must_be_cluster` if the store holds no cluster.
+    """
     from bookies.errors import MetadataError
     from bookies.metadata.uri import connect
     from bookies.runtime import aio
@@ -190,20 +203,23 @@ async def with_driver(
     await driver.open()
     try:
         if must_be_cluster and await driver.instance_id() is None:
-            raise MetadataError(f"there is no cluster at {uri}: `bk metadata init` or its first bookie makes one")
+            raise MetadataError(
+                f"there is no cluster at {uri}: create one with `bk metadata init`, or start its first bookie"
+            )
         return await body(driver)
     finally:
         await driver.close()
 
 
-def say_unreadable(noun: str, errors: Sequence[MetadataCorrupt]) -> int:
-    """Name ledgers whose records cannot be read; the exit status that follows."""
+def report_unreadable(noun: str, errors: Sequence[MetadataCorrupt]) -> int:
+    """Print the ledgers whose records cannot be read. Return the exit status: 1 if there is one."""
     for error in errors:
-        print(f"bk {noun}: {error}; `bk metadata check` names all such", file=sys.stderr)
+        print(f"bk {noun}: {error}; `bk metadata check` lists all unreadable records", file=sys.stderr)
     return int(bool(errors))
 
 
 def print_json(value: Any) -> None:
+    """Print one line of JSON to stdout."""
     json.dump(value, sys.stdout, default=_jsonable)
     sys.stdout.write("\n")
 
@@ -216,8 +232,8 @@ def _jsonable(value: Any) -> Any:
     return str(value)
 
 
-def say(arguments: argparse.Namespace, facts: object, text: str) -> int:
-    """What was done: for JSON, or in words. Exit status 0."""
+def report_done(arguments: argparse.Namespace, facts: object, text: str) -> int:
+    """Print the result of a command: `facts` with `--json`, else `text`. Return exit status 0."""
     if arguments.json:
         print_json(facts)
     else:
@@ -226,7 +242,7 @@ def say(arguments: argparse.Namespace, facts: object, text: str) -> int:
 
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, right: Sequence[int] = ()) -> None:
-    """Aligned columns; `right`: indexes of columns of numbers. Nothing in a cell breaks a line or moves the cursor."""
+    """Print aligned columns. `right`: indexes of right-aligned columns. Control characters in cells are escaped."""
     texts = [[visible(str(cell)) for cell in row] for row in rows]
     widths = [
         max(len(header), *(len(row[i]) for row in texts)) if texts else len(header) for i, header in enumerate(headers)
@@ -240,22 +256,26 @@ def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, rig
 
 
 def visible(text: str) -> str:
-    """With line breaks and control characters as Python writes them, such as `\\n`."""
+    """Return the text with line breaks and control characters escaped as in Python, such as `\\n`."""
     if text.isprintable():
         return text
     import unicodedata
 
     from bookies.metadata.shared.bookie_notes import UNSEEN_CATEGORIES
 
-    return "".join(repr(each)[1:-1] if unicodedata.category(each) in UNSEEN_CATEGORIES else each for each in text)
+    return "".join(
+        repr(character)[1:-1] if unicodedata.category(character) in UNSEEN_CATEGORIES else character
+        for character in text
+    )
 
 
 def time_text(wall_ms: float) -> str:
-    """A wall clock's milliseconds, as local time."""
+    """Return a wall clock's milliseconds as local time, to the second."""
     return datetime.datetime.fromtimestamp(wall_ms / 1000).isoformat(" ", "seconds")
 
 
 def size_text(size: float) -> str:
+    """Return a number of bytes with its unit, B to GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -264,48 +284,52 @@ def size_text(size: float) -> str:
 
 
 class Progress:
-    """A line on stderr that says how far a long operation is; nothing when stderr is not a terminal.
+    """Progress line of a long operation, on stderr. Silent when stderr is not a terminal.
 
     `note` adds a permanent line above it.
     """
 
-    def __init__(self, what: str, total: int | None, *, quiet: bool = False) -> None:
-        self._what, self._total = what, total
+    def __init__(self, unit: str, total: int | None, *, quiet: bool = False) -> None:
+        """Begin. `unit`: what is counted, such as "ledgers"; `total`: their number if it is known."""
+        self._unit, self._total = unit, total
         self._shown = sys.stderr.isatty() and not quiet
         self._begin = self._last = time.monotonic()
         self._width = 0
 
     def update(self, done: int, extra: str = "") -> None:
+        """Rewrite the line, at most ten times a second."""
         now = time.monotonic()
         if not self._shown or now - self._last < 0.1:
             return
         self._last = now
         rate = done / max(now - self._begin, 1e-6)
-        text = f"  {self._what} {done:,}"
+        text = f"  {self._unit} {done:,}"
         if self._total:
             filled = min(24, 24 * done // self._total)
             remaining = max(0, self._total - done) / rate if rate else 0
             bar = "#" * filled + "." * (24 - filled)
-            text = f"  {self._what} [{bar}] {done:,}/{self._total:,}  {remaining:3.0f} s left"
+            text = f"  {self._unit} [{bar}] {done:,}/{self._total:,}  {remaining:3.0f} s left"
         text += f"  {rate:,.0f}/s  {extra}"
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()
         self._width = len(text)
 
     def clear(self) -> None:
+        """Remove the line from the terminal."""
         if self._shown and self._width:
             sys.stderr.write("\r" + " " * self._width + "\r")
             sys.stderr.flush()
             self._width = 0
 
     def note(self, text: str) -> None:
+        """Print a permanent line, also when stderr is not a terminal."""
         self.clear()
         print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def quiet_logs(level: int) -> Iterator[None]:
-    """Events below this level are not worth a line meanwhile."""
+    """Suppress events below this level in the block."""
     logger = logging.getLogger("bookies")
     before = logger.level
     logger.setLevel(level)
@@ -317,7 +341,10 @@ def quiet_logs(level: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened_input(path: str | None, consequence: str) -> Iterator[int]:
-    """The descriptor to read from: of a file, or standard input. `consequence`: what to say was not done without it."""
+    """Open a file, or standard input, and yield its descriptor.
+
+    `consequence`: the end of the message of `UsageError` if it cannot be read, such as "no entry was appended".
+    """
     if path is None:
         if sys.stdin is None:
             raise UsageError(f"standard input is closed; {consequence}")

@@ -1,4 +1,4 @@
-"""Latencies in logarithmic buckets of three significant digits: constant memory, any number of values."""
+"""Histogram of latencies: logarithmic buckets of three significant digits, bounded memory for any number of values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PERCENTILES = (("p50_us", 0.5), ("p95_us", 0.95), ("p99_us", 0.99), ("p999_us", 
 
 
 class Histogram:
-    """Counts of microseconds. A value is kept to within 1/512 of itself."""
+    """Counts of latencies in microseconds, each rounded down by at most 1/512 of its value."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -23,7 +23,7 @@ class Histogram:
             self._largest = value
 
     def merge(self, other: Histogram) -> None:
-        """Take over what the other one has counted."""
+        """Add the counts of another histogram."""
         self._counts.update(other._counts)
         self._largest = max(self._largest, other._largest)
 
@@ -31,17 +31,17 @@ class Histogram:
         return self._counts.total()
 
     def percentiles(self, shares: Sequence[float]) -> list[int]:
-        """The smallest recorded values, microseconds, that at least these shares (ascending) do not exceed."""
+        """Return, for each share (0..1, ascending), the smallest value (µs) that this share does not exceed."""
         total = len(self)
-        found: list[int] = []
+        values: list[int] = []
         seen = 0
         for value in sorted(self._counts):
             seen += self._counts[value]
-            while len(found) < len(shares) and seen >= shares[len(found)] * total:
-                found.append(value)
-        return found + [0] * (len(shares) - len(found))
+            while len(values) < len(shares) and seen >= shares[len(values)] * total:
+                values.append(value)
+        return values + [0] * (len(shares) - len(values))
 
     def summary(self) -> dict[str, int]:
-        """The named percentiles and the maximum, microseconds."""
+        """Return the named percentiles and the maximum, in microseconds."""
         values = self.percentiles([share for _, share in PERCENTILES])
         return {name: value for (name, _), value in zip(PERCENTILES, values, strict=True)} | {"max_us": self._largest}

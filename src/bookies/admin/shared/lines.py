@@ -1,4 +1,4 @@
-"""Lines of a file, a pipe or a terminal into a ledger or a log: one entry each, as they arrive."""
+"""Append of the lines of a file, a pipe or a terminal to a ledger or a log: one entry per line, as they arrive."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ LINE_SIZE_MAX = 1 << 30  # bytes; no setting allows larger entries
 
 
 class Appender(Protocol):
-    """The writer of a ledger or of a log."""
+    """Writer of a ledger or of a log."""
 
     async def append_many(self, payloads: list[bytes], /) -> object: ...
 
 
 async def append_lines(writer: Appender, descriptor: int, confirmed: Callable[[int], None]) -> int:
-    """Append every line up to the end of the input; how many. `confirmed`: told how many are so far.
+    """Append every line up to the end of the input. Return their number.
 
-    Raises as the writer's `append_many`, and also while the input is silent.
+    `confirmed`: called with the number of lines confirmed so far. Raises the exceptions of the writer's `append_many`,
+    also while the input is silent.
     """
     pieces = read_lines(descriptor)
     reading: asyncio.Future[list[bytes] | None] = asyncio.ensure_future(anext(pieces, None))
-    in_flight: deque[asyncio.Future[int]] = deque()  # each becomes how many lines it was
+    in_flight: deque[asyncio.Future[int]] = deque()  # the result is the number of lines
     count, is_ended = 0, False
     try:
         while in_flight or not is_ended:
-            has_room = not is_ended and len(in_flight) < IN_FLIGHT
-            waited: list[asyncio.Future[Any]] = [reading] if has_room else []
+            may_read = not is_ended and len(in_flight) < IN_FLIGHT
+            waited: list[asyncio.Future[Any]] = [reading] if may_read else []
             waited += [*in_flight][:1]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             while in_flight and in_flight[0].done():
                 count += in_flight.popleft().result()
                 confirmed(count)
-            if has_room and reading.done():
+            if may_read and reading.done():
                 lines = reading.result()
                 is_ended = lines is None
                 if lines is not None:
@@ -59,24 +60,24 @@ async def _append(writer: Appender, lines: list[bytes]) -> int:
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
-    """Lines without their ends, in lists of up to about `PIECE_SIZE` bytes; the last one need not have an end.
+    """Yield lines without line ends, in lists of up to about `PIECE_SIZE` bytes. The last line needs no line end.
 
-    Waits on the loop for what can be waited for, so that a silent pipe or terminal holds nothing up.
+    A pipe or a terminal is awaited on the event loop, so other tasks run while it is silent.
     """
-    rest: list[bytes] = []  # of a line whose end has not come yet
+    partial: list[bytes] = []  # pieces of a line whose end has not arrived yet
     rest_size = 0
     while piece := await _read(descriptor):
         first, *others = piece.split(b"\n")
-        rest.append(first)
+        partial.append(first)
         rest_size += len(first)
         if rest_size > LINE_SIZE_MAX:
             raise InvalidArgument(f"a line of more than {LINE_SIZE_MAX:,} bytes cannot be an entry")
         if others:
             last = others.pop()
-            yield [b"".join(rest), *others]
-            rest, rest_size = [last], len(last)
+            yield [b"".join(partial), *others]
+            partial, rest_size = [last], len(last)
     if rest_size:
-        yield [b"".join(rest)]
+        yield [b"".join(partial)]
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -89,7 +90,7 @@ async def _read(descriptor: int) -> bytes:
     readable: asyncio.Future[None] = loop.create_future()
     try:
         loop.add_reader(descriptor, _resolve, readable)
-    except PermissionError:  # A file, or /dev/null: never makes anybody wait.
+    except PermissionError:  # epoll refuses files and /dev/null: reading them does not block.
         await asyncio.sleep(0)
         return os.read(descriptor, PIECE_SIZE)
     try:

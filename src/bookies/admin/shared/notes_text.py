@@ -1,4 +1,4 @@
-"""What operators have said of bookies, as commands show it: in maintenance until when, being emptied and how far."""
+"""Operators' announcements about bookies, as commands print them: maintenance leases, drains and their progress."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from bookies.metadata.interface import MetadataDriver
     from bookies.metadata.shared.bookie_notes import Note, Notes
 
-FRESH_MS = 15_000  # three times as long as a drain that goes on takes between two notes of how far it is
+FRESH_MS = 15_000  # three times the interval at which a running drain reports its progress
 
 
 async def read_notes(driver: MetadataDriver) -> Notes:
-    """Those of now. Raises `MetadataError`."""
+    """Read the current notes of all bookies. Raises `MetadataError`."""
     from bookies.metadata.shared import BookieNotes
     from bookies.runtime import aio
 
@@ -24,7 +24,7 @@ async def read_notes(driver: MetadataDriver) -> Notes:
 
 
 def announced_facts(note: Note | None) -> dict[str, Any]:
-    """Of one bookie, for JSON."""
+    """Return the announcements about one bookie for JSON."""
     return {
         "maintenance": None if note is None or note.maintenance is None else asdict(note.maintenance),
         "draining": None if note is None or note.draining is None else asdict(note.draining),
@@ -32,25 +32,27 @@ def announced_facts(note: Note | None) -> dict[str, Any]:
 
 
 def announced_text(facts: Mapping[str, Any]) -> str:
-    """The same in a line; `-`: nothing."""
-    said = []
+    """Return the announcements about one bookie as one line; `-` if there are none."""
+    parts = []
     if (lease := facts["maintenance"]) is not None:
         reason = f" ({visible(lease['reason'])})" if lease["reason"] else ""
-        said.append(f"maintenance until {time_text(lease['until_ms'])}{reason}")
+        parts.append(f"maintenance until {time_text(lease['until_ms'])}{reason}")
     if (draining := facts["draining"]) is not None:
         from bookies.runtime import aio
 
-        said.append(f"being emptied: {state_text(draining, aio.runtime().clock.wall_ms())}")
-    return "; ".join(said) or "-"
+        parts.append(f"being emptied: {state_text(draining, aio.runtime().clock.wall_ms())}")
+    return "; ".join(parts) or "-"
 
 
 def state_text(draining: Mapping[str, Any], now_ms: int) -> str:
-    """How far a drain is; of what was written a while ago, when: whoever wrote it may have stopped, and others may have
-    gone on since."""
+    """Return the progress of a drain.
+
+    An old report comes with its time: the process that wrote it may have stopped, and another may have continued.
+    """
     state, at_ms = draining["state"], draining["state_ms"]
     if not state:
         is_new = now_ms - draining["since_ms"] < FRESH_MS
-        return "has just begun" if is_new else f"nobody has said how far it is since {time_text(draining['since_ms'])}"
+        return "has just begun" if is_new else f"no progress report since {time_text(draining['since_ms'])}"
     if abs(now_ms - at_ms) < FRESH_MS:
         return visible(state)
     when = time_text(at_ms) if at_ms else "an unknown time"

@@ -1,4 +1,4 @@
-"""What operators' commands share: who runs them, which bookie they name, news of a metadata store that does not answer."""
+"""Helpers of operators' commands: the operator's name, the bookie they name, reports of metadata store outages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from bookies.admin.shared.common import Session
     from bookies.model import BookieId
 
-KNOWN_SHOWN = 20  # bookies
+KNOWN_SHOWN = 20  # bookies that a message names
 
 
-def who() -> str:
-    """Of locks and notes, for people."""
+def operator_name() -> str:
+    """Return USER@HOST:PID, the owner that locks and notes of this command show."""
     user = visible(os.environ.get("USER") or str(os.getuid()))
     return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
 
 async def check_known(session: Session, name: str) -> BookieId:
-    """The bookie of that name. Raises `UsageError` if it has no cookie, is not registered, and no ledger names it."""
+    """Return the id of a bookie. Raises `UsageError` if it has no cookie, is not registered, and no ledger names it."""
     import difflib
 
     from bookies.metadata.formats.serde import is_bookie_id
@@ -44,18 +44,21 @@ async def check_known(session: Session, name: str) -> BookieId:
 
 
 def store_line(error: object) -> str:
-    """For people who wait."""
-    return f"the metadata store does not answer, and is asked again: {error}"
+    """Return the line that is printed while a command waits for the metadata store."""
+    return f"the metadata store does not answer; retrying: {error}"
 
 
-def store_news(progress: Progress) -> Callable[[str | None], None]:
-    """To be told the trouble with the store again and again, None: it answers. Each outage is a line, once."""
-    was_away = False
+def store_reporter(progress: Progress) -> Callable[[str | None], None]:
+    """Return a function that is called with the store's error, or None when the store answers.
 
-    def told(trouble: str | None) -> None:
-        nonlocal was_away
-        if trouble is not None and not was_away:
-            progress.note(store_line(trouble))
-        was_away = trouble is not None
+    It prints one line per outage.
+    """
+    was_down = False
 
-    return told
+    def report(error: str | None) -> None:
+        nonlocal was_down
+        if error is not None and not was_down:
+            progress.note(store_line(error))
+        was_down = error is not None
+
+    return report

@@ -1,4 +1,4 @@
-"""How many live bookies hold each entry of a sealed ledger, by asking every one of them for its list of entries."""
+"""Count of the replicas of each entry of a sealed ledger: every bookie is asked for its list of entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def count_replicas(client: Client, metadata: LedgerMetadata) -> Mapping[int, int]:
-    """Entries by their number of replicas on bookies of their fragment that answer; unreachable ones hold nothing."""
+    """Return the number of entries by their number of replicas. An unreachable bookie counts as having no entry."""
     held: dict[BookieId, list[range]] = {}
     counts: Counter[int] = Counter()
     for first, last, ensemble in fragments_of(metadata, metadata.last_entry_id):
@@ -34,7 +34,10 @@ async def _entries_of(client: Client, bookie: BookieId, ledger_id: int) -> list[
 
 
 def count_overlaps(first: int, last: int, holders: Iterable[Iterable[range]]) -> Counter[int]:
-    """How many ids of first..last are in 0, 1, 2, ... of the holders' ranges (step 1). Work per range, not per id."""
+    """Count the ids of first..last by the number of holders whose ranges (step 1) contain them.
+
+    The work is per range, not per id.
+    """
     changes: Counter[int] = Counter({first: 0, last + 1: 0})
     for ranges in holders:
         for held in ranges:

@@ -1,1 +1,1 @@
-"""The work behind single verbs of `bk`, one file a verb. Loaded when the verb runs."""
+"""Implementations of single verbs of `bk`, one file per verb. Loaded when the verb runs."""

@@ -1,4 +1,4 @@
-"""`bk bookie balance`: move what bookies hold, until all hold as much as they have room for."""
+"""`bk bookie balance`: move replicas until every bookie holds its share by disk size."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bookies.admin.shared.common import (
     size_text,
     with_session,
 )
-from bookies.admin.shared.operators import who
+from bookies.admin.shared.operators import operator_name
 
 if TYPE_CHECKING:
     from bookies.protocol.repair.balance import BalancePlan
     from bookies.replication.operator.balance import BalanceProgress, BalanceResult
 
-SHOWN = 10  # moves that were refused
+SHOWN = 10  # refused moves that are printed
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,23 +29,27 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = verbs.add_parser(
         "balance",
         help="move replicas from bookies that hold more than their share to those that hold less",
-        description="A share is by the size of a bookie's disks. Only sealed ledgers are moved, and none to where "
-        "it is placed less well. May be interrupted at any time; called again it goes on with a plan of what is left.",
+        description="A bookie's share is proportional to the size of its disks. Moves only sealed ledgers, and none to "
+        "a worse placement. May be interrupted at any time; the next call plans the remaining moves.",
         epilog="example:  bk bookie balance --dry-run",
     )
     add_common(parser)
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be moved")
+    parser.add_argument("--dry-run", action="store_true", help="report what would be moved")
     parser.add_argument(
-        "--tolerance", metavar="PERCENT", type=float, default=10.0, help="above its share that a bookie may be (10)"
+        "--tolerance",
+        metavar="PERCENT",
+        type=float,
+        default=10.0,
+        help="percentage by which a bookie may exceed its share (default 10)",
     )
     add_rate(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises `UsageError`, `BookKeeperError`."""
+    """Run the verb. Raises `UsageError`, `BookKeeperError`."""
     check_rate(arguments)
     if not 0 < arguments.tolerance < 1000:
-        raise UsageError(f"--tolerance {arguments.tolerance:g}: a percentage above 0")
+        raise UsageError(f"--tolerance {arguments.tolerance:g}: must be a percentage above 0 and below 1000")
     return with_session(arguments, lambda session: _balance(session, arguments))
 
 
@@ -53,7 +57,7 @@ async def _balance(session: Session, arguments: argparse.Namespace) -> int:
     from bookies.protocol.repair import RateLimit
     from bookies.replication.operator import Balance
 
-    balance = Balance(session.runtime, session.client, session.driver, who(), RateLimit(arguments.rate))
+    balance = Balance(session.runtime, session.client, session.driver, operator_name(), RateLimit(arguments.rate))
     plan = await balance.plan(arguments.tolerance / 100)
     if not arguments.json:
         _print_plan(plan)
@@ -82,11 +86,16 @@ async def _balance(session: Session, arguments: argparse.Namespace) -> int:
 
 
 def described(plan: BalancePlan) -> dict[str, object]:
-    """For JSON."""
+    """Return the plan for JSON."""
     return {
         "bookies": [
-            {"bookie": each, "bytes": plan.before[each], "share": round(plan.shares[each]), "after": plan.after[each]}
-            for each in plan.before
+            {
+                "bookie": bookie,
+                "bytes": plan.before[bookie],
+                "share": round(plan.shares[bookie]),
+                "after": plan.after[bookie],
+            }
+            for bookie in plan.before
         ],
         "moves": len(plan.moves),
         "size": plan.size,
@@ -114,19 +123,22 @@ def _described_result(result: BalanceResult) -> dict[str, object]:
 
 def _print_plan(plan: BalancePlan) -> None:
     rows = [
-        (each, size_text(plan.before[each]), size_text(plan.shares[each]), size_text(plan.after[each]))
-        for each in plan.before
+        (bookie, size_text(plan.before[bookie]), size_text(plan.shares[bookie]), size_text(plan.after[bookie]))
+        for bookie in plan.before
     ]
     print_table(rows, ("bookie", "holds", "its share", "afterwards"), right=(1, 2, 3))
     if plan.moves:
         print(f"to move      {len(plan.moves):,} replicas, about {size_text(plan.size)}")
     else:
-        print("nothing to move: no bookie is above its share by more than the tolerance, or has what others can take")
+        print(
+            "nothing to move: no bookie exceeds its share by more than the tolerance, or no other bookie can hold "
+            "what it has"
+        )
 
 
 def _print_result(result: BalanceResult) -> None:
     copied = f"{result.entries:,} entries, {size_text(result.size)} in {result.took_s:,.1f} s"
-    print(f"{result.moves:,} replicas moved: {copied}; the bookies that had them delete them in their next collection")
+    print(f"{result.moves:,} replicas moved: {copied}; the old copies are deleted by the next garbage collection")
     for move, why in result.refused[:SHOWN]:
         print(f"ledger {move.ledger_id}, entries from {move.first:,}, stays on {move.source}: {why}")
     if len(result.refused) > SHOWN:

@@ -1,7 +1,7 @@
-"""`bk bookie convert`: the index of a stopped bookie from Apache's RocksDB databases to index files, or back.
+"""`bk bookie convert`: conversion of a stopped bookie's index from Apache's RocksDB databases to index files, or back.
 
-Before a bookie's index files become databases, the journal is replayed as by `bk bookie repair`. The other way round it
-is left for the next start of the bookie: journals are the same.
+Before index files become databases, the journal is replayed as in `bk bookie repair`. In the other direction the next
+start of the bookie replays it, because the journal format is the same.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ TARGETS: dict[str, type[Conversion]] = {INDEX_FILES: ToIndexFiles, ROCKSDB: ToRo
 
 
 def convert(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 done, or with --dry-run could be done; 1 when entries cannot be read."""
+    """Convert, discard or cancel. Return the exit status: 0 done, or possible with --dry-run; 1 unreadable entries."""
     disk = OsDisk()
     if not disk.is_directory(arguments.path):
         raise UsageError(f"{arguments.path} is not a directory")
     config = config_of(disk, arguments.path)
     progress = Progress("entries", None, quiet=arguments.json)
-    kind = TARGETS[arguments.to or INDEX_FILES]
-    conversion = kind(disk, RocksDatabases(), config, lambda what, entries: progress.update(entries, what))
+    conversion_type = TARGETS[arguments.to or INDEX_FILES]
+    conversion = conversion_type(disk, RocksDatabases(), config, lambda step, entries: progress.update(entries, step))
     try:
         if arguments.discard_old or arguments.cancel:
             return _tidy(conversion, arguments)
@@ -47,9 +47,9 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def config_of(disk: OsDisk, path: str) -> BookieConfig:
-    """The directories of the bookie that `path` is one of. Raises StorageError if one of them is missing."""
+    """Return the directories of the bookie that owns `path`. Raises StorageError if one of them is missing."""
     config = bookie_at(disk, path).config()
-    indexes = [current(each) for each in config.index_directories or config.ledger_directories]
+    indexes = [current(directory) for directory in config.index_directories or config.ledger_directories]
     page_size = kept_page_size(disk, indexes)
     return config if page_size is None else dataclasses.replace(config, index_page_size=page_size)
 
@@ -58,7 +58,7 @@ def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> int:
     conversion.open()
     if arguments.cancel:
         conversion.cancel()
-        text, count = "the conversion was given up; the old index counts", 0
+        text, count = "the conversion was cancelled; the old index is in use", 0
     else:
         count = conversion.discard_old()
         text = f"the old index removed: {count} of its directories" if count else "no old index is kept here"
@@ -104,33 +104,31 @@ def _tell(arguments: argparse.Namespace, survey: Survey | None, progress: Progre
         for text in _about_logs(survey, is_done=is_done):
             print(text)
         for problem in survey.problems:
-            print(f"{problem}: of these ledgers nothing will be denied, and they take no ordinary adds")
+            print(f"{problem}: these ledgers answer UNKNOWN instead of NO_ENTRY, and accept only recovery adds")
         for ledger_id, entry_id in survey.damaged[:10]:
             print(f"entry {entry_id} of ledger {ledger_id} is not where the index says")
         if survey.damaged_count:
             print(
-                f"{survey.damaged_count:,} entries cannot be read; --keep-damaged: go on, they are answered as errors"
+                f"{survey.damaged_count:,} entries cannot be read; --keep-damaged converts anyway: reads of them fail"
             )
     if is_done:
         print(
-            f"the index is in {arguments.to} now; the old one is kept: when all is well, bk bookie convert "
-            f"{arguments.path} --discard-old"
+            f"the index is in {arguments.to} now. The old one is kept; when the bookie runs well, delete it with "
+            f"bk bookie convert {arguments.path} --discard-old"
         )
     else:
         print("nothing was changed")
 
 
 def _about_logs(survey: Survey, *, is_done: bool) -> Iterator[str]:
-    """Entry logs that directories share, as with databases each has those that its ledgers are in."""
+    """Yield lines about entry logs that several directories need: with databases, each has the logs of its ledgers."""
     verb = "were" if is_done else "would be"
     if survey.logs_linked:
-        yield f"{survey.logs_linked:,} entry logs {verb} given second names in directories that need them too"
+        yield f"{survey.logs_linked:,} entry logs {verb} linked into directories that need them too"
     if survey.logs_copied:
         yield (
             f"{survey.logs_copied:,} entry logs, {size_text(survey.copied_size)}, {verb} copied to directories on "
-            "other file systems that need them too; a conversion back to index files gives that space back"
+            "other file systems that need them too; a conversion back to index files frees that space"
         )
     if survey.logs_spared:
-        yield (
-            f"{survey.logs_spared:,} second names and copies of entry logs that other directories have {verb} removed"
-        )
+        yield f"{survey.logs_spared:,} links and copies of entry logs that other directories have {verb} removed"

@@ -1,4 +1,4 @@
-"""`bk bookie drain` and `bk bookie maintenance`: take a bookie out of service, for good or for a while."""
+"""`bk bookie drain` and `bk bookie maintenance`: take a bookie out of service, permanently or for a limited time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bookies.admin.shared.common import (
     check_rate,
     print_json,
     print_table,
-    say,
+    report_done,
     size_text,
     time_text,
     with_session,
 )
 from bookies.admin.shared.notes_text import FRESH_MS, state_text
-from bookies.admin.shared.operators import check_known, store_news, who
+from bookies.admin.shared.operators import check_known, operator_name, store_reporter
 
 if TYPE_CHECKING:
     from bookies.admin.shared import Session
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from bookies.replication.operator.drain import Blocked, DrainPlan, DrainProgress, DrainResult
 
 VERBS = ("drain", "maintenance")
-RATE_ASSUMED = 32 * 1024 * 1024  # bytes a second, before anything is measured
-SHOWN = 20  # ledgers that are in the way, one a line
+RATE_ASSUMED = 32 * 1024 * 1024  # bytes per second, until a rate is measured
+SHOWN = 20  # obstacles that are printed, one per line
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAINTENANCE_MAX_S = 7 * 86_400
 
@@ -43,53 +43,57 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the verbs."""
     drain = verbs.add_parser(
         "drain",
-        help="empty a bookie, running or not: copy what it has to others",
-        description="Says what is to be done and what stands in the way, then copies, ledger by ledger, and says how "
-        "long it will take. Writers choose other bookies meanwhile. May be interrupted at any time and goes on when it "
-        "is called again. Without ID: bookies that are being emptied, and how far that is.",
+        help="empty a bookie, running or stopped: copy its replicas to other bookies",
+        description="Prints the plan and the obstacles, then copies ledger by ledger and reports the remaining time. "
+        "Writers choose other bookies meanwhile. May be interrupted at any time; the next call continues. Without ID: "
+        "list the bookies that are being emptied and their progress.",
         epilog="example:  bk bookie drain b3 --dry-run",
     )
     add_common(drain)
-    drain.add_argument("bookie", metavar="ID", nargs="?")
-    drain.add_argument("--dry-run", action="store_true", help="only say what is to be done, and what stands in the way")
+    drain.add_argument("bookie", metavar="ID", nargs="?", help="id of the bookie (default: list drains)")
+    drain.add_argument("--dry-run", action="store_true", help="report the plan and the obstacles")
     add_rate(drain)
     drain.add_argument(
         "--seal-open",
         action="store_true",
         help="seal ledgers whose writer still writes to the bookie, which ends the writer",
     )
-    drain.add_argument("--wait", action="store_true", help="for what stands in the way to go, however long")
+    drain.add_argument("--wait", action="store_true", help="wait until no obstacle is left, without a time limit")
     ending = drain.add_mutually_exclusive_group()
     ending.add_argument(
         "--remove",
         action="store_true",
-        help="in the end delete its cookie, so that the cluster forgets it; it has to be stopped by then",
+        help="delete the cookie of the empty bookie, so that the cluster forgets it; it must be stopped by then",
     )
-    ending.add_argument("--cancel", action="store_true", help="let writers use it again; what was copied stays copied")
+    ending.add_argument(
+        "--cancel", action="store_true", help="end the drain: writers use the bookie again, copies remain"
+    )
     lease = verbs.add_parser(
         "maintenance",
-        help="say that a bookie will be away for a while: nothing is copied for it, and writers avoid it",
-        description="A lease that ends by itself. Without an option: show it. Refuses when ledgers would have fewer "
-        "replicas than their ack quorum while the bookie is away.",
+        help="announce a bookie's absence: nothing is copied for it, and writers avoid it",
+        description="The announcement is a lease that ends automatically. Without an option: show the leases. Refuses "
+        "if ledgers would have fewer replicas than their ack quorum while the bookie is unavailable.",
         epilog="example:  bk bookie maintenance b3 --for 20m --reason 'new disk'",
     )
     add_common(lease)
-    lease.add_argument("bookie", metavar="ID", nargs="?", help="(default: show all)")
-    what = lease.add_mutually_exclusive_group()
-    what.add_argument("--for", dest="duration", metavar="TIME", help="begin or change it: 90s, 20m, 2h, 1d")
-    what.add_argument("--end", action="store_true", help="end it now")
-    lease.add_argument("--reason", default="", metavar="TEXT", help="for people")
-    lease.add_argument("--force", action="store_true", help="although ledgers will lack an ack quorum")
-    lease.add_argument("--dry-run", action="store_true", help="only say what would be endangered")
+    lease.add_argument("bookie", metavar="ID", nargs="?", help="id of the bookie (default: show all leases)")
+    action = lease.add_mutually_exclusive_group()
+    action.add_argument(
+        "--for", dest="duration", metavar="TIME", help="begin or change the lease; its time, such as 90s, 20m, 2h, 1d"
+    )
+    action.add_argument("--end", action="store_true", help="end the lease now")
+    lease.add_argument("--reason", default="", metavar="TEXT", help="text that the lists of bookies show")
+    lease.add_argument("--force", action="store_true", help="begin although ledgers will lack an ack quorum")
+    lease.add_argument("--dry-run", action="store_true", help="report which ledgers would lack an ack quorum")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises `UsageError`, `InvalidArgument`, `BookKeeperError`."""
+    """Run the verb. Raises `UsageError`, `InvalidArgument`, `BookKeeperError`."""
     if arguments.verb == "maintenance":
         return with_session(arguments, lambda session: _maintenance(session, arguments))
     check_rate(arguments)
     if arguments.cancel and arguments.dry_run:
-        raise UsageError("--cancel copies nothing, so there is nothing to plan: leave out --dry-run, or --cancel")
+        raise UsageError("--cancel copies nothing, so there is nothing to plan: omit --dry-run or --cancel")
     if arguments.bookie is None:
         return with_session(arguments, lambda session: _show(session, arguments))
     return with_session(arguments, lambda session: _drain(session, arguments))
@@ -110,7 +114,7 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.end:
         was = await notes.end_maintenance(bookie)
         text = f"the maintenance of {bookie} has ended" if was else f"{bookie} was not in maintenance"
-        return say(arguments, {"bookie": bookie, "changed": was}, text)
+        return report_done(arguments, {"bookie": bookie, "changed": was}, text)
     if arguments.duration is None:
         return await _show(session, arguments)
     seconds = parse_duration(arguments.duration)
@@ -120,36 +124,36 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
         print(_warning(bookie, below, unreadable), file=sys.stderr)
     if arguments.dry_run or (below and not arguments.force):
         refused = bool(below) and not arguments.force
-        text = f"nothing was changed{'; --force does it all the same' if refused and not arguments.dry_run else ''}"
-        return say(arguments, facts | {"changed": False}, text) or int(refused)
+        text = f"nothing was changed{'; --force overrides the objections' if refused and not arguments.dry_run else ''}"
+        return report_done(arguments, facts | {"changed": False}, text) or int(refused)
     until_ms = session.runtime.clock.wall_ms() + round(seconds * 1000)
-    await notes.begin_maintenance(bookie, until_ms, who(), arguments.reason)
+    await notes.begin_maintenance(bookie, until_ms, operator_name(), arguments.reason)
     text = (
         f"{bookie} is in maintenance until {time_text(until_ms)}: nothing is copied for it, and writers choose others"
     )
-    return say(arguments, facts | {"changed": True, "until_ms": until_ms}, text)
+    return report_done(arguments, facts | {"changed": True, "until_ms": until_ms}, text)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, of `90s`, `20m`, `2h`, `1d`. Raises `UsageError`."""
+    """Return the seconds of a time such as `90s`, `20m`, `2h`, `1d`. Raises `UsageError`."""
     number, unit = text[:-1], text[-1:]
     if unit not in UNITS_S or not number.isascii() or not number.replace(".", "", 1).isdigit():
-        raise UsageError(f"--for {text}: a number and a unit, s, m, h or d, such as 20m")
+        raise UsageError(f"--for {text}: expected a number and a unit (s, m, h or d), such as 20m")
     seconds = float(number) * UNITS_S[unit]
     if seconds <= 0:
-        raise UsageError(f"--for {text}: a maintenance that ends before it begins; --end ends one")
+        raise UsageError(f"--for {text}: must be above 0; --end ends a maintenance")
     if seconds > MAINTENANCE_MAX_S:
         raise UsageError(
-            f"--for {text}: at most {MAINTENANCE_MAX_S // 86_400} days, in which its ledgers lack a replica; a bookie "
-            "that is away for longer should be emptied: bk bookie drain"
+            f"--for {text}: at most {MAINTENANCE_MAX_S // 86_400} days, because its ledgers lack a replica meanwhile; "
+            "empty a bookie that is unavailable for longer: bk bookie drain"
         )
     return seconds
 
 
 async def _endangered(session: Session, bookie: BookieId, notes: Notes) -> tuple[list[int], list[int]]:
-    """Ledgers that have fewer replicas than their ack quorum while the bookie is away, and those that have none.
+    """Return ledgers with fewer replicas than their ack quorum while the bookie is unavailable, and those with none.
 
-    Whoever else is away now, or may be because of a maintenance, is away then too.
+    Other bookies that are unregistered or exempt by a note count as unavailable too.
     """
     from bookies.protocol.repair import RateLimit
     from bookies.protocol.repair.drain import replicas_elsewhere
@@ -159,13 +163,15 @@ async def _endangered(session: Session, bookie: BookieId, notes: Notes) -> tuple
     registered = await session.driver.modes()
     below, without = [], []
     async for page in records(session.driver, RateLimit(None), Coverage()):
-        for found in page:
-            record = found.metadata
+        for ledger in page:
+            record = ledger.metadata
             if not is_stored_on(record, bookie):
                 continue
-            members = dict.fromkeys(each for _, ensemble in record.ensembles for each in ensemble)
-            away = [each for each in members if each == bookie or each in notes.exempt or each not in registered]
-            left = replicas_elsewhere(record, away)
+            members = dict.fromkeys(member for _, ensemble in record.ensembles for member in ensemble)
+            absent = [
+                member for member in members if member == bookie or member in notes.exempt or member not in registered
+            ]
+            left = replicas_elsewhere(record, absent)
             if left < record.ack_quorum:
                 below.append(record.ledger_id)
             if left == 0:
@@ -174,8 +180,8 @@ async def _endangered(session: Session, bookie: BookieId, notes: Notes) -> tuple
 
 
 def _warning(bookie: BookieId, below: Sequence[int], without: Sequence[int]) -> str:
-    text = f"while {bookie} is away {_ledgers(below)} would have fewer replicas than the ack quorum"
-    return text + (f", and {_ledgers(without)} none at all, so that entries cannot be read" if without else "")
+    text = f"while {bookie} is unavailable, {_ledgers(below)} would have fewer replicas than the ack quorum"
+    return text + (f", and {_ledgers(without)} none at all, so entries could not be read" if without else "")
 
 
 def _ledgers(ids: Sequence[int]) -> str:
@@ -184,15 +190,15 @@ def _ledgers(ids: Sequence[int]) -> str:
 
 
 async def _show(session: Session, arguments: argparse.Namespace) -> int:
-    """The notes of one bookie, or of all, of this verb's kind."""
+    """Print the drain or maintenance notes of one bookie, or of all."""
     from bookies.metadata.shared import BookieNotes
 
     notes = await BookieNotes(session.driver, session.runtime.clock.wall_ms).read()
     rows: list[dict[str, Any]] = []
     for bookie, note in notes.by_bookie.items():
-        said = note.draining if arguments.verb == "drain" else note.maintenance
-        if said is not None and arguments.bookie in (None, bookie):
-            rows.append({"bookie": bookie, **asdict(said)})
+        announcement = note.draining if arguments.verb == "drain" else note.maintenance
+        if announcement is not None and arguments.bookie in (None, bookie):
+            rows.append({"bookie": bookie, **asdict(announcement)})
     if arguments.json:
         print_json(rows)
     elif not rows:
@@ -203,7 +209,7 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
         cells = [(row["bookie"], time_text(row["since_ms"]), row["by"], state_text(row, now_ms)) for row in rows]
         print_table(cells, ("bookie", "since", "by", "state"))
         if any(now_ms - row["state_ms"] >= FRESH_MS for row in rows):
-            print("how far it is now: bk bookie drain ID --dry-run")
+            print("print the present state with: bk bookie drain ID --dry-run")
     else:
         cells = [(row["bookie"], time_text(row["until_ms"]), row["by"], row["reason"] or "-") for row in rows]
         print_table(cells, ("bookie", "until", "by", "reason"))
@@ -223,14 +229,14 @@ async def _drain(session: Session, arguments: argparse.Namespace) -> int:
         session.client,
         session.driver,
         bookie,
-        who(),
+        operator_name(),
         pace=RateLimit(arguments.rate),
         seals=arguments.seal_open,
     )
     if arguments.cancel:
         was = await drain.cancel()
         text = f"writers may use {bookie} again" if was else f"{bookie} was not being emptied"
-        return say(arguments, {"bookie": bookie, "changed": was}, text)
+        return report_done(arguments, {"bookie": bookie, "changed": was}, text)
     await drain.start()
     try:
         plan = await drain.plan()
@@ -253,10 +259,10 @@ async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], ar
 
     progress = Progress("ledgers", None, quiet=arguments.json)
 
-    tell_trouble = store_news(progress)
+    report_store = store_reporter(progress)
 
     def report(news: DrainProgress) -> None:
-        tell_trouble(news.trouble)
+        report_store(news.trouble)
         left = "" if news.remaining_s is None else f", {news.remaining_s:,.0f} s left"
         waits = f"; {len(news.waits_for):,} wait, first for {news.waits_for[0].cause}" if news.waits_for else ""
         done = f"of {news.ledgers:,}  {news.entries:,} entries, {size_text(news.size_done)} of {size_text(news.size)}"
@@ -279,35 +285,35 @@ async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], ar
     if arguments.json:
         print_json(facts | {"dry_run": False, "removed": removes, **described_result(result)})
     elif removes:
-        print("the cluster does not know it any more")
+        print(f"its cookie is deleted: the cluster has forgotten {plan.bookie}")
     elif result.is_empty and not result.is_cancelled:
-        print(f"writers go on avoiding it; stopped, it is forgotten by: bk bookie drain {plan.bookie} --remove")
+        print(f"writers still avoid it. To remove it, stop it and run: bk bookie drain {plan.bookie} --remove")
     return int(not result.is_empty)
 
 
 def _stopped(plan: DrainPlan) -> str:
-    """What is to be known when it is interrupted: who goes on, at which rate, and how that is stopped."""
-    bookie, again = plan.bookie, f"`bk bookie drain {plan.bookie}` goes on with it here"
+    """Return the message of an interruption: which processes continue, at which rate, and how to end the drain."""
+    bookie, again = plan.bookie, f"`bk bookie drain {plan.bookie}` continues it here"
     if not plan.helpers:
         return (
-            "\nstopped: what was copied stays. Nobody goes on: no process takes part in auto-recovery, or it is "
-            f"switched off. Writers go on avoiding {bookie}: {again}, `bk bookie drain {bookie} --cancel` lets them "
-            "use it again"
+            "\nstopped: the copies made so far remain. No process continues the drain: auto-recovery does not run, or "
+            f"it is disabled. Writers still avoid {bookie}: {again}, `bk bookie drain {bookie} --cancel` lets them use "
+            "it again"
         )
     return (
-        f"\nstopped: what was copied stays. {_helpers(plan)} on emptying {bookie} in the background, at the rate of "
-        f"their own settings (recovery_rate_size) and not at --rate: `bk bookie drain {bookie} --cancel` ends that and "
-        f"lets writers use it again; {again}"
+        f"\nstopped: the copies made so far remain. {_helpers(plan)} emptying {bookie} in the background, at the rate "
+        f"of their own settings (recovery_rate_size) and not at --rate: `bk bookie drain {bookie} --cancel` ends that "
+        f"and lets writers use it again; {again}"
     )
 
 
 def _helpers(plan: DrainPlan) -> str:
     processes = _count(len(plan.helpers), "process", "processes")
-    return f"{processes} of auto-recovery {'goes' if len(plan.helpers) == 1 else 'go'}"
+    return f"{processes} of auto-recovery {'continues' if len(plan.helpers) == 1 else 'continue'}"
 
 
 def described_plan(plan: DrainPlan, rate: float | None) -> dict[str, object]:
-    """For JSON."""
+    """Return the plan for JSON."""
     return {
         "bookie": plan.bookie,
         "mode": plan.mode,
@@ -315,21 +321,21 @@ def described_plan(plan: DrainPlan, rate: float | None) -> dict[str, object]:
         "fragments": plan.fragments,
         "entries": plan.entries,
         "size": plan.size,
-        "needs_sealing": [each.ledger_id for each in plan.portions if each.needs_sealing],
+        "needs_sealing": [item.ledger_id for item in plan.portions if item.needs_sealing],
         "targets": plan.targets,
         "assumed_s": _assumed_s(plan, rate),
-        "foreseen": [asdict(each) for each in plan.blocked],
+        "foreseen": [asdict(item) for item in plan.blocked],
         "unreadable": list(plan.unreadable),
         "helpers": list(plan.helpers),
     }
 
 
 def described_result(result: DrainResult) -> dict[str, object]:
-    """For JSON."""
+    """Return the result for JSON."""
     return {
         "empty": result.is_empty,
         "cancelled": result.is_cancelled,
-        "blocked": [asdict(each) for each in result.blocked],
+        "blocked": [asdict(obstacle) for obstacle in result.blocked],
         "entries_copied": result.entries,
         "bytes_copied": result.size,
         "took_s": round(result.took_s, 3),
@@ -346,42 +352,42 @@ def _assumed_s(plan: DrainPlan, rate: float | None) -> float:
 
 
 def print_plan(plan: DrainPlan, rate: float | None) -> None:
-    """What is to be done, on standard output."""
+    """Print the plan to stdout."""
     print(
         f"bookie {plan.bookie} ({plan.mode}) has {plan.entries:,} entries in {plan.fragments:,} fragments of "
         f"{_count(len(plan.portions), 'ledger')}: about {size_text(plan.size)} to copy"
     )
     if plan.targets:
-        largest = sorted(plan.targets.items(), key=lambda each: (-each[1], each[0]))
+        largest = sorted(plan.targets.items(), key=lambda target: (-target[1], target[0]))
         shown = ", ".join(f"{bookie} {size_text(size)}" for bookie, size in largest[:10])
         print(f"to           {shown}{f' and {len(largest) - 10} more' if len(largest) > 10 else ''}")
     if plan.portions:
         at = size_text(min(rate or RATE_ASSUMED, RATE_ASSUMED))
-        why = "as --rate allows" if rate and rate <= RATE_ASSUMED else "which is assumed, until it can be measured"
-        print(f"time         about {_assumed_s(plan, rate):,.0f} s at {at} a second, {why}")
+        why = "the limit of --rate" if rate and rate <= RATE_ASSUMED else "assumed until a rate is measured"
+        print(f"time         about {_assumed_s(plan, rate):,.0f} s at {at} per second, {why}")
     if plan.helpers:
         processes = _count(len(plan.helpers), "process", "processes")
         print(
-            f"helped by    {processes} of auto-recovery, at the rate of their own settings, which --rate does not bind"
+            f"helped by    {processes} of auto-recovery, at the rate of their own settings; --rate does not limit them"
         )
     _print_blocked(plan.blocked)
     if plan.unreadable:
-        print(f"unreadable   the records of {_ledgers(plan.unreadable)}: nobody knows whether they name the bookie")
+        print(f"unreadable   the records of {_ledgers(plan.unreadable)}: they may name the bookie")
 
 
 def _print_blocked(blocked: Sequence[Blocked]) -> None:
     if not blocked:
         return
-    print(f"in the way   {_count(len(dict.fromkeys(each.ledger_id for each in blocked)), 'ledger')}")
-    for each in blocked[:SHOWN]:
-        last = "later" if each.last < 0 else f"{each.last:,}"
-        entries = f"entries {each.first:,} {'and' if each.last < 0 else 'to'} {last}"
-        print(f"  ledger {each.ledger_id}  {entries}: waits for {each.cause}: {each.reason}")
+    print(f"in the way   {_count(len(dict.fromkeys(obstacle.ledger_id for obstacle in blocked)), 'ledger')}")
+    for obstacle in blocked[:SHOWN]:
+        last = "later" if obstacle.last < 0 else f"{obstacle.last:,}"
+        entries = f"entries {obstacle.first:,} {'and' if obstacle.last < 0 else 'to'} {last}"
+        print(f"  ledger {obstacle.ledger_id}  {entries}: waits for {obstacle.cause}: {obstacle.reason}")
     if len(blocked) > SHOWN:
-        causes = Counter(each.cause for each in blocked[SHOWN:])
+        causes = Counter(obstacle.cause for obstacle in blocked[SHOWN:])
         print(f"  and {len(blocked) - SHOWN:,} more: " + ", ".join(f"{n:,} for {cause}" for cause, n in causes.items()))
-    if any(each.can_be_sealed for each in blocked):
-        print("  --seal-open seals open ledgers, which ends their writers; --wait waits for them to go on elsewhere")
+    if any(obstacle.can_be_sealed for obstacle in blocked):
+        print("  --seal-open seals open ledgers, which ends their writers; --wait waits until they use other bookies")
 
 
 def _print_result(bookie: BookieId, result: DrainResult) -> None:
@@ -391,11 +397,11 @@ def _print_result(bookie: BookieId, result: DrainResult) -> None:
     if result.is_empty:
         print(f"bookie {bookie} is empty: {took}")
     elif result.is_cancelled:
-        print(f"somebody has cancelled it: {took}")
+        print(f"the drain of bookie {bookie} was cancelled: {took}")
     else:
         print(f"bookie {bookie} is not empty yet: {took}")
         _print_blocked(result.blocked)
-        print(f"writers go on avoiding it: `bk bookie drain {bookie}` goes on, with --cancel they use it again")
+        print(f"writers still avoid it: `bk bookie drain {bookie}` continues the drain, --cancel ends it")
     if result.marked:
         print(f"{_ledgers(result.marked)} lack replicas for another reason: bk recovery why {result.marked[0]}")
 

@@ -1,4 +1,4 @@
-"""`bk ledger explain` and `bk recovery why`: where every replica is, whether it is good, and what is being done."""
+"""`bk ledger explain` and `bk recovery why`: location and state of every replica, and the pending repairs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from bookies.replication.operator import ManualRepair
     from bookies.replication.operator.manual_repair import LedgerDiagnosis
 
-SWITCHED_OFF = "repairs are switched off, so nothing is repaired by itself: bk recovery enable"
+SWITCHED_OFF = "auto-recovery is disabled, so no ledger is repaired automatically: bk recovery enable"
 
 
 @asynccontextmanager
 async def by_hand(
     session: Session, on_trouble: Callable[[MetadataError], None] | None = None
 ) -> AsyncIterator[ManualRepair]:
-    """What looks at and repairs single ledgers, in this session. `on_trouble`: as of `MetadataLoop`."""
+    """Yield a `ManualRepair`, which checks and repairs single ledgers, in this session.
+
+    `on_trouble`: see `MetadataLoop`.
+    """
     from bookies.config import RecoveryConfig
     from bookies.replication.base import Membership
     from bookies.replication.operator import ManualRepair
@@ -46,12 +49,12 @@ async def by_hand(
 
 
 async def explain(session: Session, ledger_id: int, entry_id: int | None, arguments: argparse.Namespace) -> int:
-    """Print all there is to know of a ledger's replicas, or of one entry's. 1: something is not as it should be."""
+    """Print the state of a ledger's replicas, or of one entry's. Return 1 if one is not good."""
     from bookies.protocol.ledger.offload import is_given_up
 
     async with by_hand(session) as hand:
-        standing = await hand.look(ledger_id)
-    bookies = {each.id: each for each in await session.client.bookies()}
+        standing = await hand.diagnose(ledger_id)
+    bookies = {bookie.id: bookie for bookie in await session.client.bookies()}
     facts: dict[str, Any] = {
         "ledger": ledger_id,
         "state": standing.record.state.name,
@@ -82,11 +85,11 @@ async def explain(session: Session, ledger_id: int, entry_id: int | None, argume
 def _head(record: LedgerMetadata) -> str:
     digest = record.digest_type.name.lower() if record.digest_type else "digest unknown"
     quorums = f"E{record.ensemble_size}/Qw{record.write_quorum}/Qa{record.ack_quorum}"
-    made = ""
+    created = ""
     if record.ctime_ms:
-        made = f"  created {time_text(record.ctime_ms)}"
+        created = f"  created {time_text(record.ctime_ms)}"
     end = f"  {record.last_entry_id + 1:,} entries" if record.is_closed else ""
-    return f"ledger {record.ledger_id}  {record.state.name}  {quorums}  {digest}{end}{made}"
+    return f"ledger {record.ledger_id}  {record.state.name}  {quorums}  {digest}{end}{created}"
 
 
 def _bookie_facts(
@@ -140,7 +143,9 @@ def _fragment_lines(facts: Mapping[str, Any]) -> list[str]:
     for replica in facts["replicas"]:
         where = "" if replica["entry"] is None else f" at entry {replica['entry']:,}"
         lines.append(f"  {_bookie_text(replica)}  {replica['state']}{where}{_because(replica['error'])}")
-    lines.append(f"  placement {facts['placement']}" + "".join(f"; {each}" for each in facts["placement_findings"]))
+    lines.append(
+        f"  placement {facts['placement']}" + "".join(f"; {finding}" for finding in facts["placement_findings"])
+    )
     return lines
 
 
@@ -156,7 +161,7 @@ def _because(error: str | None) -> str:
 async def _entry(
     session: Session, standing: LedgerDiagnosis, entry_id: int, bookies: Mapping[BookieId, BookieStatus]
 ) -> dict[str, Any]:
-    """What each bookie of an entry's write set answers."""
+    """Return what each bookie of an entry's write set answers."""
     record = standing.record
     index = record.fragment_index(entry_id)
     first, _ = record.ensembles[index]
@@ -201,16 +206,16 @@ def _entry_lines(facts: Mapping[str, Any], record: LedgerMetadata) -> list[str]:
 
 
 def _verdict(standing: LedgerDiagnosis, good: int | None) -> str:
-    """In a sentence. `good`: replicas of the entry that is worst off; None: there is no entry."""
+    """Return the state of the ledger as one sentence. `good`: fewest good replicas of an entry; None: no entries."""
     from bookies.protocol.ledger.offload import offloaded_to
 
     record = standing.record
     if standing.trouble is not None:
-        return f"its replicas could not be looked at: {standing.trouble}"
+        return f"its replicas could not be checked: {standing.trouble}"
     if (place := offloaded_to(record)) is not None:
         return f"offloaded: its entries are in {place}, and no bookie needs them"
     if good is None:
-        return "it has no entries, so nothing can be missing"
+        return "it has no entries, so no replica can be missing"
     text = f"{good} of {record.write_quorum} replicas are good, "
     if good == 0:
         text += "so it cannot be read now"
@@ -230,28 +235,28 @@ def _verdict(standing: LedgerDiagnosis, good: int | None) -> str:
 
 
 def _leaving(standing: LedgerDiagnosis) -> list[BookieId]:
-    """Bookies that have good replicas of it, and are to be emptied."""
-    bookies = [each.bookie for verdict in standing.verdicts for each in verdict.replicas if each.error is None]
-    return [each for each in dict.fromkeys(bookies) if each in standing.circumstances.leaving]
+    """Return the bookies that have good replicas of the ledger and are being emptied."""
+    bookies = [replica.bookie for verdict in standing.verdicts for replica in verdict.replicas if replica.error is None]
+    return [replica for replica in dict.fromkeys(bookies) if replica in standing.circumstances.leaving]
 
 
 def _next(standing: LedgerDiagnosis, done: str) -> str:
-    """What comes, and how. `done`: what is going to be done to it, such as `repaired`."""
+    """Return what happens to the ledger next. `done`: the participle of the pending work, such as `repaired`."""
     from bookies.replication.operator.status import lost_entries, problem_facts
 
     assessment, ledger_id = standing.assessment, standing.record.ledger_id
     if assessment.losses:
         [lost, *_] = problem_facts((), assessment.losses)["losses"]
-        return f"{lost_entries(lost)} are lost unless a bookie that has them comes back"
+        return f"{lost_entries(lost)} are lost unless a bookie that has them returns"
     goes_on = standing.mark is not None and standing.is_enabled
     if standing.record.state.name == "IN_RECOVERY":
         then = "after a grace period" if goes_on else f"by bk recovery repair {ledger_id}"
-        return f"somebody has begun to recover it and not finished; that is gone on with {then}"
+        return f"a client began to recover it and has not finished; the recovery is completed {then}"
     if assessment.wants_sealing:
         then = (
             "it is sealed after a grace period" if goes_on else f"bk recovery repair {ledger_id} --seal-open seals it"
         )
-        return f"a lost bookie is among those that its writer writes to; {then}"
+        return f"its writer uses a lost bookie; {then}"
     if assessment.jobs:
         if standing.locked_by is not None:
             return f"it is being {done} by {standing.locked_by}"
@@ -261,14 +266,14 @@ def _next(standing: LedgerDiagnosis, done: str) -> str:
     for wait in assessment.waits:
         bookie = f"{wait.bookie}: " if wait.bookie else ""
         return f"it waits for {wait.cause.value}; {bookie}{wait.reason}"
-    return "an entry is bad that the check of the ledger does not read; bk ledger repair mends it"
+    return "an entry is bad that the check of the ledger does not read; bk ledger repair repairs it"
 
 
-# -- what auto-recovery makes of it --------------------------------------------------------------------------------
+# -- state of auto-recovery ----------------------------------------------------------------------------------------
 
 
 def recovery_facts(standing: LedgerDiagnosis) -> dict[str, Any]:
-    """For JSON."""
+    """Return the state of auto-recovery for a ledger, for JSON."""
     from bookies.replication.operator.status import problem_facts
 
     mark, assessment = standing.mark, standing.assessment
@@ -285,13 +290,13 @@ def recovery_facts(standing: LedgerDiagnosis) -> dict[str, Any]:
 
 
 def recovery_lines(standing: LedgerDiagnosis) -> list[str]:
-    """Mark, lock, and what a worker has said."""
+    """Return lines about the ledger's mark, its lock, and the latest report of a worker."""
     mark = standing.mark
     if mark is None:
         lines = ["not marked as lacking replicas"]
     else:
         since = f" since {time_text(mark.ctime_ms)}" if mark.ctime_ms else ""
-        lines = [f"marked as lacking replicas{since}, bookies: {', '.join(mark.replicas) or 'nobody named'}"]
+        lines = [f"marked as lacking replicas{since}, bookies: {', '.join(mark.replicas) or 'none named'}"]
     if standing.locked_by is not None:
         lines.append(f"being repaired by {standing.locked_by}")
     if not standing.is_enabled:
@@ -303,16 +308,16 @@ def recovery_lines(standing: LedgerDiagnosis) -> list[str]:
 
 def _report_lines(name: str, report: Mapping[str, Any]) -> list[str]:
     tries = f"{report['tries']} {'try' if report['tries'] == 1 else 'tries'}"
-    again = "when a bookie comes back" if report["next_ms"] is None else f"at {time_text(report['next_ms'])}"
+    again = "when a bookie returns" if report["next_ms"] is None else f"at {time_text(report['next_ms'])}"
     lines = [
         f"{name} could not repair it: {report['state']} since {time_text(report['since_ms'])}, {tries}, next {again}"
     ]
-    lines += [f"  {each}" for each in problem_lines(report["waits"], report["losses"])]
+    lines += [f"  {line}" for line in problem_lines(report["waits"], report["losses"])]
     return lines
 
 
 def problem_lines(waits: Sequence[Mapping[str, Any]], losses: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a repair waits for, and what is lost with the evidence; as reports and JSON have it."""
+    """Return lines about what a repair waits for, and about lost entries with the evidence of each bookie."""
     from bookies.replication.operator.status import lost_entries
 
     lines = []
@@ -322,7 +327,7 @@ def problem_lines(waits: Sequence[Mapping[str, Any]], losses: Sequence[Mapping[s
         if (left := loss.get("others_have")) is not None:
             have = f"have {left} good {'replica' if left == 1 else 'replicas'}, or more,"
             lines.append(
-                f"  other entries of those bookies {have} and are not copied: what is lost can come back only there"
+                f"  other entries of those bookies {have} and are not copied: only those bookies can restore the lost"
             )
     for wait in waits:
         bookie = f"{wait['bookie']}: " if wait["bookie"] else ""
@@ -335,19 +340,19 @@ def _entries(wait: Mapping[str, Any]) -> str:
 
 
 async def why(session: Session, ledger_id: int, arguments: argparse.Namespace) -> int:
-    """Why a ledger lacks replicas, and what happens next. 0: it lacks none."""
+    """Print why a ledger lacks replicas, and what happens next. Return 0 if it lacks none."""
     async with by_hand(session) as hand:
-        standing = await hand.look(ledger_id)
+        standing = await hand.diagnose(ledger_id)
     facts = recovery_facts(standing)
     if arguments.json:
         print_json({"ledger": ledger_id, **facts})
     else:
         good = min((verdict.fewest_replicas for verdict in standing.verdicts), default=None)
-        state = "cannot be told" if facts["state"] is None else facts["state"]
+        state = "unknown" if facts["state"] is None else facts["state"]
         if state == "repairable" and good == standing.record.write_quorum and _leaving(standing):
             state = "to be moved"
         print(f"ledger {ledger_id}  {standing.record.state.name}  {state}: {_verdict(standing, good)}")
-        print(f"  looked at: {standing.depth}; bk ledger verify {ledger_id} --percentage 100 reads all")
+        print(f"  checked: {standing.depth}; bk ledger verify {ledger_id} --percentage 100 reads all")
         for line in [*problem_lines(facts["waits"], facts["losses"]), *recovery_lines(standing)]:
             print(f"  {line}")
     return int(facts["state"] != "healthy")

@@ -1,4 +1,4 @@
-"""`bk bookie format`: give a bookie up, see `bookie/formatting.py`."""
+"""`bk bookie format`: decommission a bookie. The work is in `bookie/formatting.py`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the verb."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         "format",
-        help="give a stopped bookie up: empty its directories, and let the cluster forget it",
-        description="Removes everything in all directories of the bookie, then its cookie in the metadata store. "
-        "Refuses while it runs, while ledgers have entries on it, and when a directory is missing or belongs to "
-        "another bookie or cluster. What was interrupted is finished by the same command; until then the bookie does "
-        "not start.",
+        help="decommission a stopped bookie: empty its directories and delete its cookie",
+        description="Removes all files in all directories of the bookie, then its cookie in the metadata store. "
+        "Refuses while it runs, while ledgers have entries on it, and if a directory is missing or belongs to another "
+        "bookie or cluster. Repeat the command after an interruption; until then the bookie does not start.",
         epilog="example:  bk bookie recover b3 && bk bookie format b3 --dry-run",
     )
     add_common(parser)
@@ -30,10 +29,10 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "directory", metavar="DIR", nargs="?", help="one of its directories, or its name in the local cluster"
     )
     parser.add_argument(
-        "--bookie-id", metavar="ID", help="let the cluster forget a bookie whose directories are lost, or empty"
+        "--bookie-id", metavar="ID", help="id of a bookie whose directories are lost or empty: delete its cookie"
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and what speaks against it")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--dry-run", action="store_true", help="report what would be removed, and the objections")
+    parser.add_argument("--yes", action="store_true", help="remove without confirmation")
     parser.add_argument(
         "--force",
         action="store_true",
@@ -42,7 +41,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 done, or nothing to do; 1 refused."""
+    """Run the verb. Return the exit status: 0 done, or already empty; 1 refused."""
     return run_async(lambda: _format(arguments))
 
 
@@ -54,52 +53,55 @@ async def _format(arguments: argparse.Namespace) -> int:
 
     runtime = aio.runtime()
     path, name = _meant(arguments)
-    found = None if path is None else formatting.find(runtime.disk, path)
-    if found is None and name is None:
+    findings = None if path is None else formatting.find(runtime.disk, path)
+    if findings is None and name is None:
         return _end(
             arguments,
-            f"{path} is empty: nothing to do there. To let the cluster forget the bookie: --bookie-id ID",
+            f"{path} is empty already. To delete the bookie's cookie too, name it: --bookie-id ID",
             {"directories": [], "files": 0},
         )
-    if found is not None and arguments.bookie_id not in (None, found.bookie):
-        raise UsageError(f"{path} belongs to bookie {found.bookie}, not to {arguments.bookie_id}. Nothing was changed")
-    locks = [] if found is None else formatting.lock(runtime.disk, found)
+    if findings is not None and arguments.bookie_id not in (None, findings.bookie):
+        raise UsageError(
+            f"{path} belongs to bookie {findings.bookie}, not to {arguments.bookie_id}. Nothing was changed"
+        )
+    locks = [] if findings is None else formatting.lock(runtime.disk, findings)
     try:
         driver = connect(metadata_uri(arguments), runtime, may_create=False)
         await driver.open()
         try:
-            if found is None:
-                found = await formatting.find_stored(driver, BookieId(name or ""))
-            looking = Progress("ledgers", None)
-            await formatting.look_up(driver, found, looking.update)
-            looking.clear()
-            texts = formatting.objections(found)
+            if findings is None:
+                findings = await formatting.find_stored(driver, BookieId(name or ""))
+            ledgers = Progress("ledgers", None)
+            await formatting.look_up(driver, findings, ledgers.update)
+            ledgers.clear()
+            texts = formatting.objections(findings)
             if arguments.dry_run or (texts and not arguments.force):
-                return _tell(arguments, found, texts)
+                return _tell(arguments, findings, texts)
             if not arguments.yes:
-                _confirm(found, texts)
-            removing = Progress("files", found.file_count)
-            await formatting.perform(runtime.disk, driver, found, removing.update)
+                _confirm(findings, texts)
+            removing = Progress("files", findings.file_count)
+            await formatting.perform(runtime.disk, driver, findings, removing.update)
             removing.clear()
         finally:
             await driver.close()
     finally:
-        for each in locks:
-            each.release()
-    text = f"bookie {found.bookie} is given up: {found.file_count:,} files ({size_text(found.size)}) are removed"
-    if found.version is not None and not found.is_forgotten:
+        for lock in locks:
+            lock.release()
+    size = size_text(findings.size)
+    text = f"bookie {findings.bookie} is decommissioned: {findings.file_count:,} files ({size}) are removed"
+    if findings.version is not None and not findings.is_forgotten:
         text += (
-            f"; its name stays taken while ledgers have entries on it: bk bookie recover {found.bookie}, then "
-            f"bk bookie format --bookie-id {found.bookie}"
+            f"; its cookie is kept because ledgers have entries on it: bk bookie recover {findings.bookie}, then "
+            f"bk bookie format --bookie-id {findings.bookie}"
         )
-    return _end(arguments, text, _facts(found, []))
+    return _end(arguments, text, _facts(findings, []))
 
 
 def _meant(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
-    """(absolute path of the directory, name of the bookie in case that is empty). Raises UsageError."""
+    """Return (absolute path of the directory, id of the bookie if the directory is empty). Raises UsageError."""
     if arguments.directory is None:
         if arguments.bookie_id is None:
-            raise UsageError("name a directory of the bookie, or, if it has none any more, the bookie: --bookie-id ID")
+            raise UsageError("name a directory of the bookie, or, if all are lost, the bookie: --bookie-id ID")
         return None, arguments.bookie_id
     if os.path.isdir(arguments.directory):
         return os.path.abspath(arguments.directory), arguments.bookie_id
@@ -109,53 +111,55 @@ def _meant(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
     raise UsageError(f"{arguments.directory} is neither a directory nor a bookie of a local cluster here")
 
 
-def _facts(found: formatting.Findings, objections: list[str]) -> dict[str, object]:
+def _facts(findings: formatting.Findings, objections: list[str]) -> dict[str, object]:
     return {
-        "bookie": found.bookie,
-        "directories": found.directories,
-        "missing": found.missing,
-        "files": found.file_count,
-        "bytes": found.size,
-        "cookie": "removed" if found.is_forgotten else "kept, or there is none",
-        "ledgers": found.ledgers,
+        "bookie": findings.bookie,
+        "directories": findings.directories,
+        "missing": findings.missing,
+        "files": findings.file_count,
+        "bytes": findings.size,
+        "cookie": "removed" if findings.is_forgotten else "kept, or there is none",
+        "ledgers": findings.ledgers,
         "objections": objections,
     }
 
 
-def _tell(arguments: argparse.Namespace, found: formatting.Findings, objections: list[str]) -> int:
-    """What would be done, or why it is not."""
+def _tell(arguments: argparse.Namespace, findings: formatting.Findings, objections: list[str]) -> int:
+    """Print what would be removed, and the objections. Return the exit status."""
     if arguments.json:
-        print_json(_facts(found, objections))
+        print_json(_facts(findings, objections))
     else:
-        print(f"bookie {found.bookie}: {found.file_count:,} files ({size_text(found.size)}) would be removed from")
-        for directory in found.directories:
+        size = size_text(findings.size)
+        print(f"bookie {findings.bookie}: {findings.file_count:,} files ({size}) would be removed from")
+        for directory in findings.directories:
             print(f"  {directory}")
-        known = "the cluster keeps its name" if found.version is not None else "the cluster does not know it"
-        print("and its cookie from the metadata store" if found.is_forgotten else known)
+        known = "its cookie is kept" if findings.version is not None else "the cluster has no cookie of it"
+        print("and its cookie from the metadata store" if findings.is_forgotten else known)
     for text in objections:
         print(f"bk bookie: {text}", file=sys.stderr)
     if objections and not arguments.dry_run:
-        print("bk bookie: nothing was changed; --force does it all the same", file=sys.stderr)
+        print("bk bookie: nothing was changed; --force overrides the objections", file=sys.stderr)
     return 1 if objections and not arguments.force else 0
 
 
-def _confirm(found: formatting.Findings, objections: list[str]) -> None:
-    """Raises UsageError unless whoever sits there types the bookie's name."""
+def _confirm(findings: formatting.Findings, objections: list[str]) -> None:
+    """Ask the operator to type the bookie's id. Raises UsageError for another answer, or without a terminal."""
     if not sys.stdin or not sys.stdin.isatty():
         raise UsageError(
-            "nobody can be asked here: say --yes, after a look at what --dry-run says. Nothing was changed"
+            "stdin is not a terminal, so no confirmation is possible: check with --dry-run, then confirm with --yes. "
+            "Nothing was changed"
         )
     for text in objections:
         print(f"bk bookie: {text}", file=sys.stderr)
-    what = f"The cluster forgets bookie {found.bookie}."
-    if found.directories:
-        what = (
-            f"This removes {found.file_count:,} files ({size_text(found.size)}) of bookie {found.bookie} for good from "
-            f"{', '.join(found.directories)}."
+    warning = f"This deletes the cookie of bookie {findings.bookie}: the cluster forgets it."
+    if findings.directories:
+        warning = (
+            f"This permanently removes {findings.file_count:,} files ({size_text(findings.size)}) of bookie "
+            f"{findings.bookie} from {', '.join(findings.directories)}."
         )
-    print(f"{what}\nType the bookie's name to go on: ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip() != found.bookie:
-        raise UsageError("that is not its name. Nothing was changed")
+    print(f"{warning}\nType the bookie's id to confirm: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() != findings.bookie:
+        raise UsageError("the answer is not the bookie's id. Nothing was changed")
 
 
 def _end(arguments: argparse.Namespace, text: str, facts: dict[str, object]) -> int:

@@ -1,8 +1,8 @@
-"""What is wrong in a metadata store: looked at record by record, changed never. `bk metadata check`.
+"""`bk metadata check`: read-only check of every record of a metadata store.
 
-Findings have names, which stay the same, so that scripts can tell them apart:
+Findings have stable names for scripts:
 
-| name | what |
+| name | meaning |
 |---|---|
 | no-cluster | there is no instance id |
 | half-migrated | `bk metadata migrate` or `load` was interrupted |
@@ -10,8 +10,8 @@ Findings have names, which stay the same, so that scripts can tell them apart:
 | cookie-misplaced | a cookie is that of a bookie with another name |
 | cookie-of-another-cluster | a cookie has another instance id, so its bookie does not start |
 | bookie-without-cookie | a bookie is registered without one |
-| registration-unreadable | what a bookie published of itself cannot be parsed, so nobody can connect to it |
-| ledger-unreadable | a ledger's record cannot be parsed, or makes no sense |
+| registration-unreadable | a bookie's registration cannot be parsed, so no client can connect to it |
+| ledger-unreadable | a ledger's record cannot be parsed, or contradicts itself |
 | ledger-ensemble | a bookie is twice in one ensemble |
 | ledger-end | a closed ledger ends before its last fragment begins |
 | ledger-bookie-unknown | ledgers name a bookie that has no cookie |
@@ -19,9 +19,9 @@ Findings have names, which stay the same, so that scripts can tell them apart:
 | log-unreadable | a log's list cannot be parsed, or a part of it is missing |
 | log-ledger-missing | a log's list names a ledger that does not exist |
 | recovery-unreadable | auto-recovery's layout or delay cannot be read |
-| notes-unreadable | what operators have said of bookies, maintenance and drains, cannot be read |
-| mark-without-ledger | a note: a ledger is marked under-replicated that does not exist; repair removes such marks |
-| ids-ahead | a note: ids that the store has not come to yet; applications chose them, or the counter is old |
+| notes-unreadable | the notes about bookies (maintenance, drains) cannot be parsed |
+| mark-without-ledger | not a fault: a ledger is marked under-replicated and does not exist; repair removes such marks |
+| ids-ahead | not a fault: ledger ids at or above the store's counter; applications chose them, or the counter is old |
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from bookies.metadata.formats.recovery_items import read_settings
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import GivenIds
 from bookies.metadata.shared import bookie_notes
-from bookies.metadata.transfer import MARK, Damaged, read_cookie, read_ledgers, read_record, some
+from bookies.metadata.transfer import MARK, Damaged, counted_names, read_cookie, read_ledgers, read_record
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.ledger.offload import is_given_up
 from bookies.storage.identity import cookie
 
-NOTES = ("ids-ahead", "mark-without-ledger")  # findings that are no fault
+NOTES = ("ids-ahead", "mark-without-ledger")  # findings that are not faults
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`name`: see the module. `subject`: the ledger, bookie or log it is about, empty for the store."""
+    """One finding. `name`: see the module. `subject`: the ledger, bookie or log; empty: the store."""
 
     name: str
     subject: str
@@ -60,7 +60,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What was looked at, and what was found."""
+    """Number of checked records, and the findings."""
 
     ledgers: int = 0
     cookies: int = 0
@@ -72,20 +72,22 @@ class Report:
 
 
 async def check(driver: MetadataDriver, progress: Callable[[int], None] = lambda count: None) -> Report:
-    """Look at everything. `progress`: ledgers so far. Raises `MetadataError` when the store cannot be read."""
+    """Check every record. `progress`: number of ledgers so far. Raises `MetadataError` if the store cannot be read."""
     report = Report()
     instance_id = await driver.instance_id()
     if instance_id is None:
         report.add("no-cluster", "", "there is no instance id, so no bookie starts and no client connects")
     if MARK in await driver.record_names(MARK):
-        report.add("half-migrated", "", "it was being filled by `bk metadata migrate` or `load`: say that again")
-    lists = await _lists(driver, report)  # before the ledgers, which come into being before they are listed
+        report.add("half-migrated", "", "`bk metadata migrate` or `load` was interrupted: repeat the command")
+    lists = await _lists(driver, report)  # before the ledgers: a ledger is created before a list names it
     await _check_cookies(driver, instance_id, report)
     ledgers = await _check_ledgers(driver, report, progress)
     for log, ledger_ids in lists.items():
-        missing = [each for each in ledger_ids if each not in ledgers]
+        missing = [ledger_id for ledger_id in ledger_ids if ledger_id not in ledgers]
         if missing and (lost := await _lost(driver, log, missing)):
-            report.add("log-ledger-missing", log, f"its list names {some(lost, 'ledger')} that no longer exist")
+            report.add(
+                "log-ledger-missing", log, f"its list names {counted_names(lost, 'ledger')} that no longer exist"
+            )
     await _check_marks(driver, ledgers, report)
     await _check_notes(driver, report)
     return report
@@ -107,16 +109,16 @@ async def _check_marks(driver: MetadataDriver, ledgers: set[int], report: Report
     stray = []
     try:
         async for page in driver.recovery.marked_ids():
-            stray += [each for each in page if each not in ledgers]
+            stray += [ledger_id for ledger_id in page if ledger_id not in ledgers]
     except MetadataCorrupt:
-        return  # The layout, which was reported.
+        return  # The layout cannot be read; it is reported as recovery-unreadable.
     for ledger_id in stray:
         try:
             await driver.read_ledger(ledger_id)
         except LedgerNotFound:
-            report.add("mark-without-ledger", ledger_id, "it is marked under-replicated, and there is no such ledger")
+            report.add("mark-without-ledger", ledger_id, "it is marked under-replicated and does not exist")
         except MetadataCorrupt:
-            continue  # It came meanwhile, and is there.
+            continue  # It was created meanwhile.
 
 
 async def _check_cookies(driver: MetadataDriver, instance_id: str | None, report: Report) -> None:
@@ -127,18 +129,20 @@ async def _check_cookies(driver: MetadataDriver, instance_id: str | None, report
             continue
         report.cookies += 1
         try:
-            found = cookie.parse(stored.data, path=f"cookie of {bookie}")
+            parsed = cookie.parse(stored.data, path=f"cookie of {bookie}")
         except CorruptRecord as error:
             report.add("cookie-unreadable", bookie, error.message)
             continue
-        if found.bookie != bookie:
-            report.add("cookie-misplaced", bookie, f"it is the cookie of bookie {found.bookie}")
-        if found.instance_id not in (None, instance_id):
-            report.add("cookie-of-another-cluster", bookie, f"it names {found.instance_id}, this is {instance_id}")
+        if parsed.bookie != bookie:
+            report.add("cookie-misplaced", bookie, f"it is the cookie of bookie {parsed.bookie}")
+        if parsed.instance_id not in (None, instance_id):
+            report.add(
+                "cookie-of-another-cluster", bookie, f"it names cluster {parsed.instance_id}, this is {instance_id}"
+            )
     registered = await driver.modes()
     for bookie in registered:
         if bookie not in known and await read_cookie(driver, bookie) is None:
-            report.add("bookie-without-cookie", bookie, "it is registered, and would be taken for a new one next time")
+            report.add("bookie-without-cookie", bookie, "it is registered, and its next start would treat it as new")
         try:
             await driver.bookie_info(bookie)
         except MetadataCorrupt as error:
@@ -146,34 +150,36 @@ async def _check_cookies(driver: MetadataDriver, instance_id: str | None, report
 
 
 async def _check_ledgers(driver: MetadataDriver, report: Report, progress: Callable[[int], None]) -> set[int]:
-    """The ids of all ledgers."""
+    """Check the records of all ledgers. Return their ids."""
     cookies = frozenset((await driver.all_bookies()).bookies)
     given = await driver.given_ids()
     ledgers: set[int] = set()
-    strangers: dict[BookieId, list[int]] = {}
+    unknown: dict[BookieId, list[int]] = {}
     ahead: list[int] = []
     async for batch in read_ledgers(driver):
-        for each in batch:
-            ledgers.add(each.ledger_id)
-            if each.ledger_id >= given.next_id:
-                ahead.append(each.ledger_id)
-            if _is_spent(given, each.ledger_id):
-                report.add("id-spent", each.ledger_id, "bookies may hold entries of the ledger that had this id before")
-            if isinstance(each, Damaged):
-                report.add("ledger-unreadable", each.ledger_id, each.reason)
+        for record in batch:
+            ledgers.add(record.ledger_id)
+            if record.ledger_id >= given.next_id:
+                ahead.append(record.ledger_id)
+            if _is_spent(given, record.ledger_id):
+                report.add("id-spent", record.ledger_id, "bookies may hold entries of a deleted ledger with this id")
+            if isinstance(record, Damaged):
+                report.add("ledger-unreadable", record.ledger_id, record.reason)
                 continue
-            _check_record(each, report)
-            for bookie in each.bookies:
-                if bookie not in cookies and not is_given_up(each):
-                    strangers.setdefault(bookie, []).append(each.ledger_id)
+            _check_record(record, report)
+            for bookie in record.bookies:
+                if bookie not in cookies and not is_given_up(record):
+                    unknown.setdefault(bookie, []).append(record.ledger_id)
         report.ledgers += len(batch)
         progress(report.ledgers)
-    known = frozenset((await driver.all_bookies()).bookies)  # with those that came meanwhile
-    for bookie, theirs in strangers.items():
+    known = frozenset((await driver.all_bookies()).bookies)  # includes bookies that were added meanwhile
+    for bookie, ledger_ids in unknown.items():
         if bookie not in known:
-            report.add("ledger-bookie-unknown", bookie, f"{some(theirs, 'ledger')} on it, and it has no cookie")
-    if ahead and (ahead := [each for each in ahead if each >= given.next_id]):
-        report.add("ids-ahead", "", f"{some(ahead, 'ledger')} at or above {given.next_id:,}, the next id")
+            report.add(
+                "ledger-bookie-unknown", bookie, f"{counted_names(ledger_ids, 'ledger')} on it, and it has no cookie"
+            )
+    if ahead and (ahead := [ledger_id for ledger_id in ahead if ledger_id >= given.next_id]):
+        report.add("ids-ahead", "", f"{counted_names(ahead, 'ledger')} at or above {given.next_id:,}, the next id")
     return ledgers
 
 
@@ -183,24 +189,24 @@ def _is_spent(given: GivenIds, ledger_id: int) -> bool:
 
 
 def _check_record(record: LedgerMetadata, report: Report) -> None:
-    """What the formats allow and no writer makes. Sizes, order and names were checked when it was parsed."""
+    """Report what the formats allow and no writer creates. The parser has checked sizes, order and names."""
     for first, ensemble in record.ensembles:
         for member, count in Counter(ensemble).items():
             if count > 1:
                 report.add("ledger-ensemble", record.ledger_id, f"{member} is {count} times in the fragment at {first}")
     last = record.ensembles[-1][0]
     if record.is_closed and record.last_entry_id < last - 1:
-        detail = f"it ends at entry {record.last_entry_id}, and its last fragment begins at {last}"
+        detail = f"it ends at entry {record.last_entry_id}, but its last fragment begins at {last}"
         report.add("ledger-end", record.ledger_id, detail)
 
 
 async def _lists(driver: MetadataDriver, report: Report) -> dict[str, list[int]]:
-    """The ledgers of every log."""
-    found: dict[str, list[int]] = {}
+    """Return the ledgers of every log. Report logs that cannot be read."""
+    lists: dict[str, list[int]] = {}
     for name in await driver.record_names(LOGS):
         log = name.removeprefix(LOGS)
         try:
-            found[log] = (await LogStore(driver, log).read())[0].ledger_ids
+            lists[log] = (await LogStore(driver, log).read())[0].ledger_ids
         except RecordNotFound:
             continue  # Deleted meanwhile.
         except NotSupported as error:
@@ -209,12 +215,12 @@ async def _lists(driver: MetadataDriver, report: Report) -> dict[str, list[int]]
             if error.retriable:
                 raise
             report.add("log-unreadable", log, error.message)
-    report.logs = len(found)
-    return found
+    report.logs = len(lists)
+    return lists
 
 
 async def _lost(driver: MetadataDriver, log: str, missing: list[int]) -> list[int]:
-    """Those that are still listed and still not there: a log that is truncated meanwhile has lost nothing."""
+    """Return the ledgers that the log still lists and that do not exist: a truncation meanwhile is not a loss."""
     try:
         listed = frozenset((await LogStore(driver, log).read())[0].ledger_ids)
     except RecordNotFound:

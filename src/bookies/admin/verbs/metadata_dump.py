@@ -1,4 +1,4 @@
-"""`bk metadata dump` and `load`: a cluster's metadata as a file, see `metadata/dump_format.py`."""
+"""`bk metadata dump` and `load`: a cluster's metadata as a file. The format is in `metadata/dump_format.py`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 async def dump(arguments: argparse.Namespace) -> int:
+    """Print all metadata. Return 1 if a ledger's record is unreadable."""
     from bookies.metadata.dump_format import FORMAT, pack_item
     from bookies.metadata.transfer import Damaged, read_items
 
@@ -36,7 +37,7 @@ async def dump(arguments: argparse.Namespace) -> int:
 
 
 def _lines(path: str) -> Iterator[dict[str, Any]]:
-    """All lines but the last one, when that says that there are no more. Raises UsageError, InvalidArgument."""
+    """Yield all lines except the last, which holds the number of lines. Raises UsageError, InvalidArgument."""
     from bookies.metadata.dump_format import parse_line
 
     try:
@@ -45,18 +46,20 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
                 line = parse_line(text)
                 if line["kind"] == "end":
                     if line.get("lines") != number or file.readline():
-                        raise UsageError(f"{path} is not complete: it says {line.get('lines')} lines, there are others")
+                        raise UsageError(
+                            f"{path} is not complete: its last line declares {line.get('lines')} lines, it has others"
+                        )
                     return
                 yield line
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no dump: it is not text ({error})") from error
-    raise UsageError(f"{path} is not complete: its last line is missing. Nothing was made a cluster")
+        raise UsageError(f"{path} is not a dump: it is not text ({error})") from error
+    raise UsageError(f"{path} is not complete: its last line is missing. No cluster was created")
 
 
 def _read_dump(path: str) -> tuple[str, str, int]:
-    """(instance id, where it is from, items) of a dump that can be loaded. Raises UsageError, InvalidArgument."""
+    """Check a dump. Return (instance id, URI of its origin, number of items). Raises UsageError, InvalidArgument."""
     from bookies.metadata.dump_format import FORMAT, parse_item
     from bookies.metadata.interface.driver import GivenIds
     from bookies.metadata.transfer import Damaged, unreadable
@@ -64,12 +67,12 @@ def _read_dump(path: str) -> tuple[str, str, int]:
     lines = _lines(path)
     first = next(lines, {})
     if first.get("kind") != "cluster" or first.get("format") != FORMAT or not first.get("instance_id"):
-        raise UsageError(f"{path} does not begin as a dump of format {FORMAT} does")
+        raise UsageError(f"{path} is not a dump of format {FORMAT}: its first line differs")
     count = 0
     for line in lines:
         item = parse_item(line)
         if isinstance(item, GivenIds) is not (count == 0):
-            raise UsageError(f"{path}: the ids that are given have to be on the second line, and nowhere else")
+            raise UsageError(f"{path}: the line of ids handed out must be the second line, and the only one")
         if isinstance(item, Damaged):
             raise unreadable(item)
         count += 1
@@ -77,6 +80,7 @@ def _read_dump(path: str) -> tuple[str, str, int]:
 
 
 async def load(arguments: argparse.Namespace) -> int:
+    """Fill an empty store from a dump. Raises UsageError, InvalidArgument, MetadataError."""
     from bookies.errors import MetadataError
     from bookies.metadata.transfer import Filling
 
@@ -128,8 +132,8 @@ async def _fill(driver: MetadataDriver, filling: Filling, path: str, progress: P
             batch = []
             progress.update(done)
     await filling.put(batch)
-    if filling.is_resumed:  # from another dump, perhaps
-        for item in [each async for each in read_items(driver) if _name_of(each) not in seen]:
+    if filling.is_resumed:  # the interrupted load may have used another dump: remove items that this one lacks
+        for item in [stored async for stored in read_items(driver) if _name_of(stored) not in seen]:
             await filling.remove(item)
 
 

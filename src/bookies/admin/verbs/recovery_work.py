@@ -1,4 +1,4 @@
-"""`bk recovery repair`, which repairs ledgers at once, and `bk recovery status --watch`, which follows the work."""
+"""`bk recovery repair`, which repairs ledgers now, and `bk recovery status --watch`, which follows the work."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import Progress, Session
-from bookies.admin.shared.common import check_rate, print_json, say, size_text
+from bookies.admin.shared.common import check_rate, print_json, report_done, size_text
 
 if TYPE_CHECKING:
     from bookies.metadata.interface import MetadataDriver
     from bookies.replication.operator import ManualRepair
     from bookies.replication.operator.status import RecoveryStatus
 
-FAILED = "failed"  # of a ledger: there is none, or its record cannot be read
-LOCKED = "locked"  # somebody else has its lock, and had it for a minute
+FAILED = "failed"  # state of a ledger that does not exist, or whose record cannot be read
+LOCKED = "locked"  # state of a ledger whose lock another process has held for a minute
 
 # -- repair ------------------------------------------------------------------------------------------------------------
 
 
 async def repair(session: Session, arguments: argparse.Namespace) -> int:
-    """Repair these ledgers, or all that are marked, one after the other. 1: some could not be."""
+    """Repair these ledgers, or all marked ones, one after the other. Return 1 if one is not repaired."""
     from bookies.admin.shared.operators import check_known, store_line
     from bookies.admin.verbs.explain import by_hand
 
@@ -33,7 +33,7 @@ async def repair(session: Session, arguments: argparse.Namespace) -> int:
         await check_known(session, name)
     ids = list(dict.fromkeys(arguments.ledgers)) or await _marked(session.driver)
     if not ids:
-        return say(arguments, {"ledgers": []}, "no ledger is marked as lacking replicas")
+        return report_done(arguments, {"ledgers": []}, "no ledger is marked as lacking replicas")
     progress = Progress("ledgers", len(ids), quiet=arguments.json)
     async with by_hand(session, lambda error: progress.note(store_line(error))) as hand:
         if arguments.dry_run:
@@ -42,20 +42,20 @@ async def repair(session: Session, arguments: argparse.Namespace) -> int:
 
 
 async def _marked(driver: MetadataDriver) -> list[int]:
-    return [each async for ids in driver.recovery.marked_ids() for each in ids]
+    return [ledger_id async for ids in driver.recovery.marked_ids() for ledger_id in ids]
 
 
 async def _show(hand: ManualRepair, ids: Sequence[int], arguments: argparse.Namespace) -> int:
-    """What each lacks, as far as one look can tell."""
+    """Print what each ledger lacks, after one check. Return 1 if a ledger's record cannot be read."""
     from bookies.admin.verbs.explain import problem_lines, recovery_facts
     from bookies.errors import LedgerNotFound, MetadataCorrupt
     from bookies.model import BookieId
 
-    lost = [BookieId(each) for each in arguments.lost]
+    lost = [BookieId(name) for name in arguments.lost]
     rows: list[dict[str, Any]] = []
     for ledger_id in ids:
         try:
-            standing = await hand.look(ledger_id, lost=lost, percentage=arguments.percentage)
+            standing = await hand.diagnose(ledger_id, lost=lost, percentage=arguments.percentage)
         except (LedgerNotFound, MetadataCorrupt) as error:
             rows.append(_failed(ledger_id, error))
             if not arguments.json:
@@ -65,7 +65,7 @@ async def _show(hand: ManualRepair, ids: Sequence[int], arguments: argparse.Name
         fragments = len(standing.assessment.jobs)
         rows.append({"ledger": ledger_id, "fragments_to_repair": fragments, **facts})
         if not arguments.json:
-            sealing = ", after it was sealed" if standing.assessment.wants_sealing else ""
+            sealing = ", after sealing it" if standing.assessment.wants_sealing else ""
             print(f"ledger {ledger_id}: {facts['state']}, {fragments:,} fragments would be repaired{sealing}")
             for line in problem_lines(facts["waits"], facts["losses"]):
                 print(f"  {line}")
@@ -80,7 +80,7 @@ async def _show(hand: ManualRepair, ids: Sequence[int], arguments: argparse.Name
 async def _repair_all(
     driver: MetadataDriver, hand: ManualRepair, ids: Sequence[int], arguments: argparse.Namespace, progress: Progress
 ) -> int:
-    from bookies.admin.shared.operators import who
+    from bookies.admin.shared.operators import operator_name
     from bookies.admin.verbs.explain import SWITCHED_OFF
     from bookies.admin.verbs.replication import one_by_one
     from bookies.errors import LedgerLocked, LedgerNotFound, MetadataCorrupt, MetadataError
@@ -96,8 +96,8 @@ async def _repair_all(
         try:
             outcome, totals = await hand.repair(
                 ledger_id,
-                who(),
-                lost=[BookieId(each) for each in arguments.lost],
+                operator_name(),
+                lost=[BookieId(name) for name in arguments.lost],
                 seals=arguments.seal_open,
                 pace=pace,
                 percentage=arguments.percentage,
@@ -131,14 +131,14 @@ async def _repair_all(
         copied = f"{entries:,} entries, {size_text(size)} copied"
         failed = [row["ledger"] for row in rows if row["state"] == FAILED]
         print(f"{len(rows) - len(left):,} of {len(rows):,} ledgers are whole: {copied}{_and_failed(failed)}")
-        with contextlib.suppress(MetadataError):  # What was done is what counts.
+        with contextlib.suppress(MetadataError):  # The hint is optional: the repairs are done.
             if len(left) > len(failed) and not await driver.recovery.is_enabled():
                 print(SWITCHED_OFF)
     return int(bool(left))
 
 
 def _failed(ledger_id: int, error: Exception) -> dict[str, Any]:
-    """Of a ledger of which nothing can be said."""
+    """Return the row of a ledger that could not be checked."""
     return {"ledger": ledger_id, "state": FAILED, "error": str(error), "waits": [], "losses": []}
 
 
@@ -150,7 +150,7 @@ def _print_problems(row: dict[str, Any]) -> None:
     from bookies.admin.verbs.explain import problem_lines
 
     if row["state"] == LOCKED:
-        print(f"ledger {row['ledger']}: {row['by'] or 'somebody else'} is repairing it; repeat it when that is done")
+        print(f"ledger {row['ledger']}: {row['by'] or 'another process'} holds its lock; repeat the repair later")
         return
     if row["state"] == FAILED:
         print(row["error"])
@@ -165,7 +165,11 @@ def _print_problems(row: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How far all processes together are. `at_s`: of one clock; `marked`: ledgers; the others since they began."""
+    """Progress of all processes together at one time.
+
+    `at_s`: seconds of the loop's clock; `marked`: ledgers that are marked. The other figures are totals since the
+    processes began.
+    """
 
     at_s: float
     marked: int
@@ -174,12 +178,12 @@ class Sample:
     size: int
 
 
-def sample_of(found: RecoveryStatus, now_s: float) -> Sample:
-    """Of one look."""
-    workers = [process.worker for process in found.processes]
+def sample_of(status: RecoveryStatus, now_s: float) -> Sample:
+    """Return the sample of a status."""
+    workers = [process.worker for process in status.processes]
     return Sample(
         now_s,
-        found.marked,
+        status.marked,
         sum(worker["ledgers_repaired"] for worker in workers),
         sum(worker["entries_copied"] for worker in workers),
         sum(worker["bytes_copied"] for worker in workers),
@@ -187,7 +191,7 @@ def sample_of(found: RecoveryStatus, now_s: float) -> Sample:
 
 
 def remaining_s(first: Sample, last: Sample) -> float | None:
-    """Until nothing is marked, if it goes on as between these looks; None: nothing was repaired between them."""
+    """Extrapolate the seconds until no ledger is marked. None: no mark was removed between the samples."""
     elapsed_s, done = last.at_s - first.at_s, first.marked - last.marked
     if not last.marked:
         return 0.0
@@ -195,37 +199,37 @@ def remaining_s(first: Sample, last: Sample) -> float | None:
 
 
 async def watch(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
-    """A line each time, until nothing is marked."""
+    """Print a line per interval, until no ledger is marked."""
     from bookies.replication.operator.status import read_status
     from bookies.runtime import aio
 
     clock, loop = aio.runtime().clock, asyncio.get_running_loop()
     first: Sample | None = None
     while True:
-        found = await read_status(driver, clock.wall_ms())
-        now = sample_of(found, loop.time())
+        status = await read_status(driver, clock.wall_ms())
+        now = sample_of(status, loop.time())
         if first is None or now.marked > first.marked:
             first = now
-        _print_sample(found, now, remaining_s(first, now), arguments)
+        _print_sample(status, now, remaining_s(first, now), arguments)
         if not now.marked:
             return 0
         await asyncio.sleep(arguments.watch)
 
 
-def _print_sample(found: RecoveryStatus, now: Sample, left_s: float | None, arguments: argparse.Namespace) -> None:
+def _print_sample(status: RecoveryStatus, now: Sample, left_s: float | None, arguments: argparse.Namespace) -> None:
     from bookies.replication.operator.status import latest_reports
 
-    latest = latest_reports(found.processes)
-    reports = [latest[ledger_id] for ledger_id in found.stuck]
+    latest = latest_reports(status.processes)
+    reports = [latest[ledger_id] for ledger_id in status.stuck]
     if arguments.json:
-        facts = {"marked": now.marked, "being_repaired": len(found.locks), "repaired": now.repaired}
+        facts = {"marked": now.marked, "being_repaired": len(status.locks), "repaired": now.repaired}
         print_json(facts | {"entries": now.entries, "size": now.size, "remaining_s": left_s, "stuck": len(reports)})
         return
-    text = f"{now.marked:,} marked, {len(found.locks):,} being repaired; "
+    text = f"{now.marked:,} marked, {len(status.locks):,} being repaired; "
     text += f"{now.repaired:,} repaired, {now.entries:,} entries, {size_text(now.size)} copied"
     if now.marked:
         text += "" if left_s is None else f", about {left_s:,.0f} s left"
     for report in reports[:1]:
         causes = [f"waits for {wait['for']}" for wait in report["waits"]] or ["has lost entries"]
         text += f"; {len(reports):,} could not be repaired, {report['ledger_id']} {causes[0]}"
-    print(text if found.is_enabled else f"{text}; repairs are switched off: bk recovery enable", flush=True)
+    print(text if status.is_enabled else f"{text}; auto-recovery is disabled: bk recovery enable", flush=True)

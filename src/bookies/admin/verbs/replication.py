@@ -1,6 +1,6 @@
-"""What `bk ledger verify`, `bk ledger repair` and `bk bookie recover` do: check every replica, copy what is lost.
+"""`bk ledger verify`, `bk ledger repair` and `bk bookie recover`: check every replica, copy lost ones.
 
-Sizes and counts are of copies, so an entry that goes to two new bookies counts twice.
+Sizes and counts are of copies: an entry that is copied to two new bookies counts twice.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, Session
-from bookies.admin.shared.common import print_json, print_table, say_unreadable, size_text
-from bookies.admin.shared.operators import check_known, store_news, who
+from bookies.admin.shared.common import print_json, print_table, report_unreadable, size_text
+from bookies.admin.shared.operators import check_known, operator_name, store_reporter
 from bookies.client.base.ledger_lock import in_rounds
 from bookies.client.repair.replication import Move
 from bookies.config import RecoveryConfig
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from bookies.protocol.repair import FragmentVerdict
     from bookies.protocol.repair.fragments import ReplicaVerdict
 
-CHECKED_AT_ONCE = 8  # ledgers
+CHECKED_AT_ONCE = 8  # ledgers checked concurrently
 
 
 async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: float, *, as_json: bool) -> int:
-    """Check these ledgers, or all; print what is wrong with them. 0: nothing is."""
+    """Check these ledgers, or all, and print the problems. Return 0 if there are none."""
     administration = client.administration()
     unreadable: list[MetadataCorrupt] = []
     wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers(unreadable=unreadable)]
@@ -79,8 +79,8 @@ async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: 
     if not as_json:
         print(f"{_ledgers(checked)} checked, {bad:,} with problems{_offloaded(offloaded)}")
         if fewest is not None:
-            print(f"the entry that is worst off has {fewest} good {'replica' if fewest == 1 else 'replicas'}")
-    return say_unreadable("ledger", unreadable) or int(bool(bad))
+            print(f"fewest good replicas of an entry: {fewest}")
+    return report_unreadable("ledger", unreadable) or int(bool(bad))
 
 
 def _offloaded(count: int) -> str:
@@ -88,7 +88,7 @@ def _offloaded(count: int) -> str:
 
 
 def _described(check: LedgerCheck) -> dict[str, object]:
-    """For JSON: stable names."""
+    """Return a check for JSON: stable names."""
     return {
         "ledger": check.metadata.ledger_id,
         "state": check.metadata.state.name,
@@ -132,28 +132,28 @@ def _problem_line(verdict: FragmentVerdict) -> str:
 
 
 class LedgerRepairs:
-    """`bk ledger repair`: check these ledgers, or all, and repair what is known to be bad.
+    """Run of `bk ledger repair`: check these ledgers, or all, and repair the replicas that are known to be bad.
 
-    Which bookies are lost is judged as `bk recovery repair` judges: by whoever asks, by marks, and by what processes of
-    auto-recovery have seen, if the bookie stays away for some seconds more.
+    A bookie counts as lost as in `bk recovery repair`: by `--lost`, by a mark, or by the reports of auto-recovery's
+    processes, the latter two if it stays unregistered for some seconds more.
     """
 
     def __init__(self, session: Session, membership: Membership, arguments: argparse.Namespace) -> None:
         self._session = session
         self._membership = membership
         self._arguments = arguments
-        self._administration = session.client.administration(owner=who())
+        self._administration = session.client.administration(owner=operator_name())
         self._witnesses: list[ProcessStatus] = []
         self._moves: list[Move] = []
         self._failed: dict[int, Sequence[BaseException]] = {}
 
     async def run(self) -> int:
-        """0: nothing is left to be repaired."""
+        """Repair the ledgers. Return 0 if none is left to be repaired."""
         arguments = self._arguments
         for name in dict.fromkeys(arguments.lost):
             if await check_known(self._session, name) in self._membership.registered:
                 raise InvalidArgument(
-                    f"bookie {name} is registered, so it is not lost: stop it first, or empty it by "
+                    f"bookie {name} is registered, so it is not lost: stop it first, or empty it with "
                     f"`bk bookie drain {name}`"
                 )
         self._witnesses = await witnesses(self._session.driver)
@@ -168,10 +168,10 @@ class LedgerRepairs:
 
         await one_by_one(wanted, self._repair, give_up, progress)
         self._print(len(wanted))
-        return say_unreadable("ledger", unreadable) or int(bool(self._failed))
+        return report_unreadable("ledger", unreadable) or int(bool(self._failed))
 
     async def _repair(self, ledger_id: int) -> None:
-        """Raises `LedgerLocked`, and `LedgerNotFound` if this one was asked for."""
+        """Repair one ledger. Raises `LedgerLocked`, and `LedgerNotFound` if the operator named it."""
         arguments = self._arguments
         try:
             moves = await self._administration.repair_ledger(
@@ -185,19 +185,19 @@ class LedgerRepairs:
             if arguments.ledgers:
                 raise
         except ReplicationFailed as error:
-            self._moves += [each for each in error.moves if isinstance(each, Move)]
+            self._moves += [move for move in error.moves if isinstance(move, Move)]
             self._failed[ledger_id] = error.causes
         else:
             self._moves += moves
 
     async def _lost(self, ledger_id: int) -> list[BookieId]:
-        """The bookies that count as lost now."""
-        membership, asked = self._membership, [BookieId(each) for each in self._arguments.lost]
+        """Return the bookies that count as lost now."""
+        membership, named = self._membership, [BookieId(name) for name in self._arguments.lost]
         mark = await self._session.driver.recovery.mark_of(ledger_id)
         believed = taken_for_lost(mark, self._witnesses)
         await membership.settle(believed)
-        found = membership.circumstances(membership.long_away(believed)).lost
-        return list(dict.fromkeys([*asked, *found]))
+        lost = membership.circumstances(membership.long_away(believed)).lost
+        return list(dict.fromkeys([*named, *lost]))
 
     def _print(self, count: int) -> None:
         moves, is_dry = self._moves, self._arguments.dry_run
@@ -213,13 +213,13 @@ class LedgerRepairs:
             for cause in causes:
                 print(f"ledger {ledger_id}: {cause.message if isinstance(cause, BookKeeperError) else cause}")
         would = "would repair" if is_dry else "repaired"
-        left_text = f", {_ledgers(len(self._failed))} not or not wholly" if self._failed else ""
+        left_text = f", {_ledgers(len(self._failed))} not or only partly" if self._failed else ""
         unchanged = "; nothing was changed" if is_dry else ""
         print(f"{would} {_fragments(len(moves))} of {_ledgers(count)}{left_text}{unchanged}")
 
 
 async def repair_ledgers(session: Session, arguments: argparse.Namespace) -> int:
-    """`bk ledger repair`. 1: something is left. Raises `LedgerNotFound`, `InvalidArgument`."""
+    """Run `bk ledger repair`. Return 1 if a ledger is left. Raises `LedgerNotFound`, `InvalidArgument`."""
     clock = session.runtime.clock
     delay_s = RecoveryConfig().lost_bookie_delay_s
     membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
@@ -236,7 +236,7 @@ async def one_by_one(
     give_up: Callable[[LedgerLocked], None],
     progress: Progress,
 ) -> None:
-    """Repair each; those that somebody else has locked again at the end, for about a minute, and then give them up."""
+    """Repair each ledger. Retry locked ones at the end, for about a minute, then pass them to `give_up`."""
     done = 0
 
     async def carry_out(todo: Sequence[int], is_last: bool) -> list[int]:
@@ -248,7 +248,7 @@ async def one_by_one(
             except LedgerLocked as error:
                 if not is_last:
                     if len(todo) == len(ledger_ids):  # the first time
-                        progress.note(_locked_line(ledger_id, error.owner or "somebody"))
+                        progress.note(_locked_line(ledger_id, error.owner or "another process"))
                     locked.append(ledger_id)
                     continue
                 give_up(error)
@@ -263,7 +263,7 @@ async def one_by_one(
 
 
 def _locked_line(ledger_id: int, owner: str) -> str:
-    return f"ledger {ledger_id}: {owner} has its lock; it is tried again at the end"
+    return f"ledger {ledger_id}: {owner} holds its lock; retrying at the end"
 
 
 async def recover_bookies(
@@ -278,24 +278,27 @@ async def recover_bookies(
     bytes_per_s: float | None,
     as_json: bool,
 ) -> int:
-    """Copy what these bookies hold to others, or say what would be copied. Raises as `recover_bookies` there."""
+    """Copy the replicas of these bookies to others, or print what would be copied.
+
+    Raises like `Administration.recover_bookies`.
+    """
     progress = Progress("ledgers", None, quiet=as_json)
     locked: dict[int, None] = {}
 
-    tell_trouble = store_news(progress)
+    report_store = store_reporter(progress)
 
     def copied(news: CopyProgress) -> None:
-        tell_trouble(news.trouble)
-        for each, owner in news.locked.items():
-            if each not in locked:
-                progress.note(_locked_line(each, owner))
-            locked[each] = None
+        report_store(news.trouble)
+        for locked_id, owner in news.locked.items():
+            if locked_id not in locked:
+                progress.note(_locked_line(locked_id, owner))
+            locked[locked_id] = None
         progress.update(
             news.ledgers_done, f"of {news.ledgers:,}  {news.entries:,} entries, {size_text(news.size)} copied"
         )
 
     try:
-        report = await client.administration(owner=who()).recover_bookies(
+        report = await client.administration(owner=operator_name()).recover_bookies(
             [BookieId(bookie) for bookie in bookies],
             ledger_id=ledger_id,
             dry_run=dry_run,
@@ -315,18 +318,18 @@ async def recover_bookies(
                 "skipped": list(report.skipped),
                 "entries": report.entries,
                 "size": report.size,
-                "obstacles": [_described_obstacle(each) for each in report.obstacles],
+                "obstacles": [_described_obstacle(obstacle) for obstacle in report.obstacles],
             }
         )
         return 1 if report.obstacles else 0
     if report.moves:
         print_table([_move_row(move) for move in report.moves], ("ledger", "entries", "new bookies", ""), right=(0,))
     for skipped in report.skipped:
-        print(f"ledger {skipped} was left alone")
+        print(f"ledger {skipped} was skipped")
     fragments = _fragments(len(report.moves))
     for obstacle in report.obstacles:
-        what = "" if obstacle.first is None else f", entries {obstacle.first:,} to {obstacle.last:,}"
-        print(f"ledger {obstacle.ledger_id}{what} could not be copied: {obstacle.error}")
+        entries = "" if obstacle.first is None else f", entries {obstacle.first:,} to {obstacle.last:,}"
+        print(f"ledger {obstacle.ledger_id}{entries} could not be copied: {obstacle.error}")
     if dry_run:
         but = f", but not {len(report.obstacles):,} more" if report.obstacles else ""
         print(f"would copy {fragments}{but}; nothing was changed")
@@ -363,7 +366,7 @@ def _described_move(move: Move) -> dict[str, object]:
 
 
 def _move_row(move: Move) -> tuple[object, ...]:
-    """`entries` of a ledger that is not sealed are known only from where they start."""
+    """Return the cells of a move. The last entry of an open ledger is unknown."""
     entries = f"{move.first:,} and later" if move.needs_sealing else f"{move.first:,} to {move.last:,}"
     bookies = ", ".join(f"{old} again" if old == new else f"{old} -> {new}" for _, old, new in move.replacements)
     return move.ledger_id, entries, bookies, "is sealed first" if move.needs_sealing else ""

@@ -1,4 +1,4 @@
-"""`bk bookie scrub`: what the scrub of a running bookie has verified and found; begin a pass now, hold it up."""
+"""`bk bookie scrub`: progress and findings of a running bookie's scrub; start a pass, suspend and resume it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bookies.admin.shared.common import print_json, size_text
 from bookies.admin.verbs.control import ask, control_files, verb
 
 POLL_S = 0.5
-SHOWN_MAX = 20  # findings that are printed; --json has all
+SHOWN_MAX = 20  # findings that are printed; --json prints all
 
 _SIZES = {
     "read": "read_bytes",
@@ -21,30 +21,30 @@ _SIZES = {
 }
 _COUNTS = {
     "index files damaged, rebuilt": "index_files_damaged",
-    "journals damaged, not needed any more": "journals_damaged",
-    "damaged records that nothing points to": "damaged_records_of_no_use",
-    "ledgers whose digest type is unknown, as the metadata did not answer": "metadata_unavailable",
+    "journals damaged, no longer needed": "journals_damaged",
+    "damaged records that no index refers to": "damaged_records_of_no_use",
+    "ledgers whose digest type is unknown, because the metadata store did not answer": "metadata_unavailable",
     "parts that could not be read": "parts_failed",
 }
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
-    parser = verb(verbs, "scrub", "what the background check of everything stored has verified, and what it found")
+    parser = verb(verbs, "scrub", "show the progress and findings of the background check of all stored data")
     parser.description = (
-        "Show what the scrub has verified and found. Exit status 1 if a bookie has damaged entries, or if --wait ends "
-        "because the scrub is suspended. A pass that was begun goes on in the bookie whatever becomes of this command."
+        "Shows the progress and findings of the scrub. Exit status 1 if a bookie has damaged entries, or if --wait "
+        "ends because the scrub is suspended. The bookie continues a started pass after this command has ended."
     )
     parser.epilog = "example:  bk bookie scrub --now --wait"
-    parser.add_argument("--now", action="store_true", help="begin a pass now, at the greatest rate that is allowed")
-    parser.add_argument("--wait", action="store_true", help="until the pass that is under way has ended")
+    parser.add_argument("--now", action="store_true", help="start a pass now, at the highest allowed rate")
+    parser.add_argument("--wait", action="store_true", help="wait until the current pass has ended")
     holding = parser.add_mutually_exclusive_group()
-    holding.add_argument("--suspend", action="store_true", help="read nothing until --resume, over restarts too")
-    holding.add_argument("--resume", action="store_true", help="go on")
+    holding.add_argument("--suspend", action="store_true", help="suspend the scrub until --resume, across restarts")
+    holding.add_argument("--resume", action="store_true", help="resume the scrub")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask each bookie that is meant, wait if need be, and print what they say."""
+    """Call each named bookie, wait with --wait, and print the answers."""
     paths = list(control_files(arguments))
     answers: dict[str, Any] = {}
     for path in paths:
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 name, answers_one = _wait(path)
             except KeyboardInterrupt:
-                print("\nthe scrub goes on in the bookie; look again with: bk bookie scrub", file=sys.stderr)
+                print("\nthe scrub continues in the bookie; show its progress with: bk bookie scrub", file=sys.stderr)
                 return 130
             answers[name] = answers_one
     if arguments.json:
@@ -71,18 +71,19 @@ def run(arguments: argparse.Namespace) -> int:
     held = [name for name, answer in answers.items() if arguments.wait and _is_held_up(answer, arguments.now)]
     for name in held:
         print(
-            f"{name}: not waited for, the scrub is suspended; go on with it: bk bookie scrub --resume", file=sys.stderr
+            f"{name}: did not wait, because the scrub is suspended; resume it with: bk bookie scrub --resume",
+            file=sys.stderr,
         )
     return 1 if held or any(answer["damaged_entries"] for answer in answers.values()) else 0
 
 
 def _is_held_up(answer: Any, is_wanted: bool) -> bool:
-    """Whether a pass is under way, or was asked for, that does not end before somebody says so."""
+    """Report whether the scrub is suspended during a pass, or although one was requested."""
     return bool(answer["is_suspended"] and (answer["is_running"] or is_wanted))
 
 
 def _wait(path: Any) -> tuple[str, Any]:
-    """Its answer when no pass is under way any more; a line says meanwhile how far it is."""
+    """Wait until no pass runs, with a progress line on a terminal. Return the bookie's name and its answer."""
     is_shown = sys.stderr.isatty()
     while True:
         name, answer = ask(path, "scrub", {})
@@ -98,8 +99,8 @@ def _wait(path: Any) -> tuple[str, Any]:
 
 
 def lines_of(answer: Any) -> list[str]:
-    """For people: how far it is, what was verified, what was found."""
-    state = "suspended" if answer["is_suspended"] else "under way" if answer["is_running"] else "ended"
+    """Return the lines to print: progress, verified bytes, findings."""
+    state = "suspended" if answer["is_suspended"] else "running" if answer["is_running"] else "ended"
     lines = (
         [f"pass {answer['pass']} {state}"]
         if answer["pass"]
@@ -111,19 +112,19 @@ def lines_of(answer: Any) -> list[str]:
     lines += [f"{text}: {size_text(answer[name])}" for text, name in _SIZES.items()]
     if answer["not_checkable_entries"]:
         lines.append(
-            f"entries without a digest that a bookie can check: {answer['not_checkable_entries']:,}; of these length "
-            "and ids were"
+            f"entries without a digest that a bookie can check: {answer['not_checkable_entries']:,}; their length and "
+            "ids were checked"
         )
     lines += [f"{text}: {answer[name]:,}" for text, name in _COUNTS.items() if answer[name]]
     lines.append(f"damaged entries: {answer['damaged_entries']:,}")
-    for each in answer["damage"][:SHOWN_MAX]:
-        entries = f"{each['first']}" if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
-        what = f"ledger {each['ledger']} entry {entries}: " if each["ledger"] is not None else ""
-        lines.append(f"{each['log']} at byte {each['offset']:,}: {what}{each['problem']}")
+    for row in answer["damage"][:SHOWN_MAX]:
+        ids = f"{row['first']}" if row["first"] == row["last"] else f"{row['first']} to {row['last']}"
+        entries = f"ledger {row['ledger']} entry {ids}: " if row["ledger"] is not None else ""
+        lines.append(f"{row['log']} at byte {row['offset']:,}: {entries}{row['problem']}")
     if len(answer["damage"]) > SHOWN_MAX:
-        lines.append(f"and {len(answer['damage']) - SHOWN_MAX:,} more: --json has all")
+        lines.append(f"and {len(answer['damage']) - SHOWN_MAX:,} more: --json prints all")
     if answer["damaged_entries"]:
-        lines.append("other replicas should have them: bk spark scrub, bk spark repair")
+        lines.append("restore them from other replicas: bk spark scrub, bk spark repair")
     return lines
 
 

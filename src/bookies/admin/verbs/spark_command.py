@@ -1,4 +1,7 @@
-"""`bk spark`: fleet jobs, each in a local Spark session or in that of spark-submit. See docs/reference/spark-jobs.md."""
+"""`bk spark`: jobs over a whole cluster, in a local Spark session or in that of spark-submit.
+
+See docs/reference/spark-jobs.md.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     names = parser.add_subparsers(dest="job", metavar="JOB", required=True)
     for name, (module_name, text) in JOBS.items():
-        each = names.add_parser(name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        job_parser = names.add_parser(
+            name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         for option in _options(module_name):
             if option.is_positional:
                 count: dict[str, Any] = {"nargs": "+"} if option.is_many else {}
-                each.add_argument(option.name, type=option.kind, metavar=option.metavar, help=option.help, **count)
+                job_parser.add_argument(
+                    option.name, type=option.kind, metavar=option.metavar, help=option.help, **count
+                )
                 continue
             if option.kind is bool:
                 name = f"--{option.name.replace('_', '-')}"
-                each.add_argument(name, action="store_true", help=option.help)
+                job_parser.add_argument(name, action="store_true", help=option.help)
                 continue
-            each.add_argument(
+            job_parser.add_argument(
                 f"--{option.name.replace('_', '-')}",
                 type=option.kind,
                 default=option.default,
@@ -45,11 +52,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 metavar=option.metavar or (None if option.choices else option.kind.__name__.upper()),
                 help=option.help + (f" (default {option.default})" if option.default is not None else ""),
             )
-        _add_shared(each)
+        _add_shared(job_parser)
     text = "write this package as a zip, for spark-submit --py-files"
-    each = names.add_parser("package", help=text, description=text)
-    each.add_argument("file", metavar="FILE.zip")
-    add_common(each, metadata=False)
+    package_parser = names.add_parser("package", help=text, description=text)
+    package_parser.add_argument("file", metavar="FILE.zip", help="file to write")
+    add_common(package_parser, metadata=False)
 
 
 def _options(module_name: str) -> tuple[Option, ...]:
@@ -57,22 +64,29 @@ def _options(module_name: str) -> tuple[Option, ...]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise SystemExit(
-            f"bk spark: this needs PySpark and Arrow: pip install 'bookies[spark]' ({error.name})"
+            f"bk spark: module {error.name} is missing; install PySpark and Arrow: pip install 'bookies[spark]'"
         ) from error
-    found: tuple[Option, ...] = module.OPTIONS
-    return found
+    options: tuple[Option, ...] = module.OPTIONS
+    return options
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("of every job")
+    group = parser.add_argument_group("options of every job")
     mode = group.add_mutually_exclusive_group()
-    mode.add_argument("--plan-only", action="store_true", help="say what would be read, and how long that takes")
-    mode.add_argument("--dry-run", action="store_true", help="change nothing, but look at everything")
-    group.add_argument("--output", metavar="DIR", help="keep results here: what is finished is not done again")
-    group.add_argument("--run-id", default="", metavar="NAME", help="of this run; the same name goes on with it")
-    group.add_argument("--report", metavar="FILE", help="write one HTML file")
-    group.add_argument("--rate", type=float, metavar="MB", help="megabytes a second of each bookie, at most")
-    group.add_argument("--cores", type=int, metavar="N", help="of the local session (default: all)")
+    mode.add_argument("--plan-only", action="store_true", help="report what would be read, and the estimated time")
+    mode.add_argument("--dry-run", action="store_true", help="read and check, but change nothing")
+    group.add_argument(
+        "--output", metavar="DIR", help="directory of results; a run with the same id skips finished parts"
+    )
+    group.add_argument("--run-id", default="", metavar="NAME", help="name of the run; the same name continues it")
+    group.add_argument("--report", metavar="FILE", help="HTML file to write")
+    group.add_argument(
+        "--rate",
+        type=float,
+        metavar="MB",
+        help="megabytes per second to read from each bookie, at most (default: no limit)",
+    )
+    group.add_argument("--cores", type=int, metavar="N", help="cores of the local session (default: all)")
     add_common(group)  # type: ignore[arg-type]
 
 
@@ -81,28 +95,28 @@ def run(arguments: argparse.Namespace) -> int:
         return _package(arguments)
     from bookies.spark.base.session import session
     from bookies.spark.jobs import JOBS
-    from bookies.spark.jobs.shared.failures import told
+    from bookies.spark.jobs.shared.failures import plain_errors
     from bookies.spark.jobs.shared.report import page, text
 
     module = importlib.import_module(JOBS[arguments.job][0])
     config = _config(arguments, module.OPTIONS)
     if not arguments.debug:
         _quieten_py4j()
-    with interruptible(), session(arguments.job, arguments.cores) as spark, told():
-        found = module.complete(spark, config)
+    with interruptible(), session(arguments.job, arguments.cores) as spark, plain_errors():
+        result = module.complete(spark, config)
         if arguments.report:
-            pathlib.Path(arguments.report).write_text(page(found.report))
+            pathlib.Path(arguments.report).write_text(page(result.report))
         if arguments.json:
-            _print_rows(found.frame)
+            _print_rows(result.frame)
         else:
-            print(text(found.report))
+            print(text(result.report))
     if arguments.report:
         print(f"report: {arguments.report}", file=sys.stderr)
-    return 0 if found.report.is_good else 1
+    return 0 if result.report.is_good else 1
 
 
 def _quieten_py4j() -> None:
-    """An interruption is one sentence; py4j's account of it would be a traceback for each of its connections."""
+    """Silence py4j, which logs a traceback per connection on an interruption."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: not record.getMessage().startswith("KeyboardInterrupt while sending"))
 
@@ -114,7 +128,7 @@ def _package(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"file": arguments.file, "bytes": size})
     else:
-        print(f"{arguments.file}: {size_text(size)}; the machines need PyArrow and google-crc32c besides")
+        print(f"{arguments.file}: {size_text(size)}; the workers also need PyArrow and google-crc32c")
     return 0
 
 
@@ -126,14 +140,14 @@ def _config(arguments: argparse.Namespace, options: tuple[Option, ...]) -> JobCo
         arguments.run_id,
         PLAN if arguments.plan_only else DRY_RUN if arguments.dry_run else RUN,
         arguments.output,
-        {each.name: getattr(arguments, each.name) for each in options},
+        {option.name: getattr(arguments, option.name) for option in options},
         None if arguments.rate is None else arguments.rate * 1e6,
         is_quiet=arguments.json,
     )
 
 
 def _print_rows(frame: Any) -> None:
-    """One JSON document a row."""
+    """Print one JSON document per row."""
     for batch in frame.toArrow().to_batches():
         for row in batch.to_pylist():
             print(json.dumps(row, default=str))

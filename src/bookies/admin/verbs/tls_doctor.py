@@ -1,7 +1,7 @@
-"""`bk doctor tls`: what bookies offer, whose certificates those are, until when, and what will not work; and files.
+"""`bk doctor tls`: checks of the TLS that bookies offer, their certificates and expiry, and of certificate files.
 
-A bookie is asked as a client asks it, START_TLS and a handshake, once without checking and once with the settings that
-clients have (BK_TLS_AUTHORITY and so on). Source: wire-protocol 5.3.
+The check connects like a client, with START_TLS and a handshake: once without verification, and once with the settings
+of clients (BK_TLS_AUTHORITY and so on). Source: wire-protocol 5.3.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from bookies.wire.certificate import Certificate, parse_certificate, pem_blocks,
 from bookies.wire.client import ResponseDecoder, encode_request
 from bookies.wire.messages import GetBookieInfoRequest, Request, Response, StartTlsRequest
 
-PATIENCE_S = 5.0
+CONNECT_S = 5.0
 SOON = datetime.timedelta(days=30)
 RSA_BITS_MIN = 2048
-OWN = "if it asks for certificates, name one with BK_TLS=true, BK_TLS_CERTIFICATE and BK_TLS_KEY; its log says more"
-RENEW = "renew it: replace the files, a running bookie notices"
+OWN = "if it requires client certificates, set BK_TLS=true, BK_TLS_CERTIFICATE and BK_TLS_KEY; see the bookie's log"
+RENEW = "renew it: replace the files, a running bookie reloads them"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`level`: ok, warn or bad."""
+    """Result of one check. `level`: ok, warn or bad."""
 
     level: str
     what: str
@@ -41,14 +41,14 @@ class Finding:
 
 
 def findings(arguments: argparse.Namespace) -> Iterator[Finding]:
-    """Of the file that was named, else of the bookie that was, else of all that are registered."""
+    """Yield the findings of the named file, else of the named bookie, else of all registered bookies."""
     if arguments.certificate:
         yield from of_file(arguments.certificate, arguments.key)
         return
     config = from_environment(ClientConfig)
     addresses = run_async(lambda: _addresses(arguments))
     if arguments.bookie and arguments.bookie not in addresses:
-        yield Finding("bad", f"bookie {arguments.bookie} is not registered", "`bk bookie list` names those that are")
+        yield Finding("bad", f"bookie {arguments.bookie} is not registered", "list the bookies with `bk bookie list`")
         return
     for bookie, (host, port) in addresses.items():
         if arguments.bookie in (None, bookie):
@@ -66,25 +66,25 @@ async def _addresses(arguments: argparse.Namespace) -> dict[str, tuple[str, int]
     driver = connect(metadata_uri(arguments), aio.runtime(), may_create=False)
     await driver.open()
     try:
-        found: dict[str, tuple[str, int]] = {}
+        addresses: dict[str, tuple[str, int]] = {}
         for bookie in await driver.modes():
             info = await driver.bookie_info(bookie)
             if info is not None and (address := info.rpc_address()) is not None:
-                found[bookie] = address
-        return found
+                addresses[bookie] = address
+        return addresses
     finally:
         await driver.close()
 
 
 # -- a bookie ----------------------------------------------------------------------------------------------------
 def of_bookie(name: str, host: str, port: int, config: ClientConfig) -> Iterator[Finding]:
-    """What a bookie at an address offers. `config`: with which its certificate is checked."""
+    """Yield the findings of the bookie at an address. `config`: the settings that verify its certificate."""
     with _connected(host, port) as plain:
         if _ask(plain, StartTlsRequest(3, 1)) is not Status.OK:
             yield Finding(
                 "warn",
                 f"{name} at {host}:{port} does not offer TLS",
-                "give it tls_certificate and tls_key (docs/howto/encrypt-connections.md)",
+                "set tls_certificate and tls_key (docs/howto/encrypt-connections.md)",
             )
             return
         context = _context(config, checks=False)
@@ -98,11 +98,11 @@ def of_bookie(name: str, host: str, port: int, config: ClientConfig) -> Iterator
     certificate = parse_certificate(data or b"")
     yield from of_certificate(f"{name}: its certificate", certificate)
     if host not in certificate.hosts:
-        names = ", ".join(certificate.hosts) or "nothing"
+        names = ", ".join(certificate.hosts) or "no host"
         yield Finding(
             "warn",
             f"{name} is registered at {host}, its certificate names {names}",
-            "issue one for that host, or set advertised_host: clients that check host names, as ours do, refuse it",
+            "issue one for that host, or set advertised_host: clients that check host names (ours do) refuse it",
         )
     yield from _accepted(name, host, port, config)
     yield _plain(name, host, port)
@@ -112,8 +112,8 @@ def _accepted(name: str, host: str, port: int, config: ClientConfig) -> Iterator
     if not config.tls:
         yield Finding(
             "warn",
-            f"{name}: nobody said whom clients trust, so its certificate was not checked",
-            "set BK_TLS=true and BK_TLS_AUTHORITY to the file with the authorities",
+            f"{name}: no trusted authority is set, so its certificate was not verified",
+            "set BK_TLS=true and BK_TLS_AUTHORITY to the file of the authorities",
         )
         return
     by = config.tls_authority or "the system's authorities"
@@ -121,7 +121,7 @@ def _accepted(name: str, host: str, port: int, config: ClientConfig) -> Iterator
         _ask(plain, StartTlsRequest(3, 1))
         try:
             with _context(config, checks=True).wrap_socket(plain, server_hostname=host) as encrypted:
-                # With TLS 1.3 a bookie refuses our certificate only now.
+                # With TLS 1.3 the bookie refuses the client's certificate only after the handshake.
                 answer = _ask(encrypted, GetBookieInfoRequest(3, 2, 3))
         except OSError as error:
             yield Finding(
@@ -131,9 +131,11 @@ def _accepted(name: str, host: str, port: int, config: ClientConfig) -> Iterator
             )
             return
     if answer is None:
-        yield Finding("bad", f"{name} is accepted with {by}, but ends the connection: it does not accept us", OWN)
+        yield Finding(
+            "bad", f"{name} is accepted with {by}, but closes the connection: it does not accept this client", OWN
+        )
     elif answer is Status.UNAUTHORIZED:
-        yield Finding("ok", f"{name} is accepted with {by}; besides, it wants to be shown a user or a role")
+        yield Finding("ok", f"{name} is accepted with {by}; it also requires a user or a role")
     else:
         yield Finding("ok", f"{name} is accepted with {by}")
 
@@ -144,20 +146,20 @@ def _plain(name: str, host: str, port: int) -> Finding:
     if answer is Status.OK:
         return Finding(
             "warn",
-            f"{name} also serves whoever does not encrypt",
-            "when all clients encrypt, set tls_required = true (Apache's bookies cannot)",
+            f"{name} also serves clients without encryption",
+            "when all clients encrypt, set tls_required = true (Apache's bookies do not have this setting)",
         )
-    return Finding("ok", f"{name} serves nobody who neither encrypts nor authenticates")
+    return Finding("ok", f"{name} refuses clients that neither encrypt nor authenticate")
 
 
 @contextlib.contextmanager
 def _connected(host: str, port: int) -> Iterator[socket.socket]:
-    with socket.create_connection((host, port), timeout=PATIENCE_S) as connection:
+    with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
         yield connection
 
 
 def _ask(connection: socket.socket, request: Request) -> Status | None:
-    """The status of the answer to one request; None when the connection ends instead."""
+    """Send one request and return the status of its response; None if the bookie closes the connection instead."""
     connection.sendall(b"".join(bytes(part) for part in encode_request(request)))
     decoder, responses = ResponseDecoder("v3", FRAME_SIZE_MAX), list[Response]()
     while not responses:
@@ -186,41 +188,43 @@ def _context(config: ClientConfig, *, checks: bool) -> ssl.SSLContext:
 
 # -- a certificate -----------------------------------------------------------------------------------------------
 def of_certificate(name: str, certificate: Certificate) -> Iterator[Finding]:
-    """What one says of itself, and what is wrong with that."""
+    """Yield the subject, expiry, key and roles of a certificate, and its faults."""
     now = datetime.datetime.now(datetime.UTC)
-    who = f"{name} is of {text_of(certificate.subject) or 'nobody'}, signed by {text_of(certificate.issuer)}"
+    owner = f"{name} belongs to {text_of(certificate.subject) or 'no subject'}, signed by {text_of(certificate.issuer)}"
     until = f"{certificate.ends:%Y-%m-%d %H:%M} UTC"
     if certificate.ends < now:
-        yield Finding("bad", f"{who}, expired since {until}", RENEW)
+        yield Finding("bad", f"{owner}, expired since {until}", RENEW)
     elif certificate.begins > now:
-        yield Finding("bad", f"{who}, not valid before {certificate.begins:%Y-%m-%d %H:%M} UTC", "compare the clocks")
+        yield Finding("bad", f"{owner}, not valid before {certificate.begins:%Y-%m-%d %H:%M} UTC", "compare the clocks")
     elif certificate.ends - now < SOON:
-        yield Finding("warn", f"{who}, valid until {until}: {(certificate.ends - now).days} days more", RENEW)
+        yield Finding("warn", f"{owner}, valid until {until}: {(certificate.ends - now).days} days left", RENEW)
     else:
-        yield Finding("ok", f"{who}, valid until {until}")
+        yield Finding("ok", f"{owner}, valid until {until}")
     roles = roles_of(certificate.subject)
     hosts = ", ".join(certificate.hosts)
     yield Finding(
         "ok", f"{name}: {certificate.key}; for {hosts or 'no host'}; roles: {', '.join(roles) or 'none (no OU=0:role)'}"
     )
     if certificate.key.startswith("RSA") and certificate.key_bits < RSA_BITS_MIN:
-        yield Finding("bad", f"{name}: a key of {certificate.key_bits} bits", "make one of 2,048 bits or more")
+        yield Finding("bad", f"{name}: a key of {certificate.key_bits} bits", "create one of 2,048 bits or more")
     if certificate.key.startswith("Ed"):
-        yield Finding("warn", f"{name}: Java 11 and older do not know {certificate.key}", "use RSA or P-256 for those")
+        yield Finding(
+            "warn", f"{name}: Java 11 and older do not support {certificate.key}", "use RSA or P-256 for such clients"
+        )
     if certificate.old_signature:
         yield Finding("bad", f"{name} is signed with {certificate.old_signature}", "have it signed with SHA-256")
 
 
 def of_file(path: str, key: str | None) -> Iterator[Finding]:
-    """What a PEM file of a bookie or client holds. `key`: the file of its key, if that is another."""
+    """Yield the findings of a bookie's or client's PEM file. `key`: the file of its key, if it is another one."""
     try:
         blocks = pem_blocks(_read(path))
         certificates = [parse_certificate(data) for label, data in blocks if label == "CERTIFICATE"]
     except (OSError, InvalidArgument) as error:
-        yield Finding("bad", f"{path}: {error}", "it has to be PEM: BEGIN CERTIFICATE, base64, END CERTIFICATE")
+        yield Finding("bad", f"{path}: {error}", "use a PEM file: BEGIN CERTIFICATE, base64, END CERTIFICATE")
         return
     if not certificates:
-        yield Finding("bad", f"{path} holds no certificate", "it has to be PEM; a JKS store becomes that with keytool")
+        yield Finding("bad", f"{path} holds no certificate", "use a PEM file; convert a JKS store with keytool")
         return
     for number, certificate in enumerate(certificates):
         yield from of_certificate(f"certificate {number + 1}", certificate)
@@ -228,14 +232,14 @@ def of_file(path: str, key: str | None) -> Iterator[Finding]:
             yield Finding(
                 "bad",
                 f"certificate {number + 1} did not sign the one before it",
-                "own one first, then who signed it, and so on",
+                "order the file: the own certificate first, then that of its issuer, and so on",
             )
     labels = [label for label, _ in (pem_blocks(_read(key)) if key else blocks) if label.endswith("PRIVATE KEY")]
     for label in labels:
         if label == "PRIVATE KEY":
             yield Finding("ok", "the key is PKCS#8, which Java reads too")
         elif label == "ENCRYPTED PRIVATE KEY":
-            yield Finding("ok", "the key is encrypted", "tls_key_password_file names the file with its password")
+            yield Finding("ok", "the key is encrypted", "name the file with its password in tls_key_password_file")
         else:
             yield Finding(
                 "warn",
@@ -250,8 +254,12 @@ def _pair(path: str, key: str | None) -> Finding:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, key, "")
     except OSError as error:
-        return Finding("bad", f"certificate and key do not go together: {_reason(error)}", "they were made separately")
-    return Finding("ok", "certificate and key go together")
+        return Finding(
+            "bad",
+            f"certificate and key do not match: {_reason(error)}",
+            "name the key that the certificate was issued for",
+        )
+    return Finding("ok", "certificate and key match")
 
 
 def _read(path: str) -> str:

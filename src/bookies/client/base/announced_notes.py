@@ -15,7 +15,7 @@ from bookies.metadata.shared.bookie_notes import Notes
 from bookies.model import BookieId
 
 
-class AnnouncedNotes:
+class MaintenanceNotes:
     """The operators' notes on bookies, for one client. `on_change`: called when `learn` has something to read."""
 
     def __init__(self, driver: MetadataDriver, wall_ms: Callable[[], int], on_change: Callable[[], None]) -> None:
@@ -27,8 +27,9 @@ class AnnouncedNotes:
         self._is_stale = True
 
     def avoided(self) -> list[BookieId]:
-        """List the bookies that must get no new data now. Leases that have expired since the notes were read do not
-        count.
+        """List the bookies that must get no new data now.
+
+        Leases that have expired since the notes were read do not count.
         """
         notes = self._notes.by_bookie
         if not notes:

@@ -113,9 +113,9 @@ class TimeLimit:
 
     __slots__ = ("_limit", "_timeout", "_what")
 
-    def __init__(self, timeout: float | None, what: str) -> None:
+    def __init__(self, timeout: float | None, operation: str) -> None:
         self._timeout = seconds(timeout)
-        self._what = what
+        self._what = operation
         self._limit: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> None:
@@ -124,11 +124,11 @@ class TimeLimit:
             await self._limit.__aenter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._limit is None:
             return
         try:
-            await self._limit.__aexit__(kind, error, traceback)
-        except TimeoutError as mute:  # A timeout of another limit is re-raised as `error`.
-            raise TimeoutError(f"{self._what}: not done within {self._timeout:g} s") from mute
+            await self._limit.__aexit__(error_type, error, traceback)
+        except TimeoutError as unnamed:  # A timeout of another limit is re-raised as `error`.
+            raise TimeoutError(f"{self._what}: not done within {self._timeout:g} s") from unnamed

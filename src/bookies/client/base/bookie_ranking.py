@@ -40,9 +40,9 @@ class BookieHealth:
         """Record that the bookie answered, with any status."""
         self._breakers.succeeded(bookie, self._loop.time())
 
-    def observe(self, bookie: BookieId, kind: str, seconds: float) -> None:
+    def observe(self, bookie: BookieId, request_type: str, seconds: float) -> None:
         """Record that the bookie answered a request of this kind after `seconds`."""
-        self._times.observe(bookie, kind, seconds)
+        self._times.observe(bookie, request_type, seconds)
         self.succeeded(bookie)
 
     def rank(self, bookie: BookieId) -> Rank:
@@ -74,11 +74,11 @@ class BookieHealth:
                 self._probe(bookie)
         return ranks
 
-    def hedge_delay_s(self, bookie: BookieId, kind: str = READ) -> float:
+    def hedge_delay_s(self, bookie: BookieId, request_type: str = READ) -> float:
         """Return the seconds without an answer after which another replica should be asked too.
 
         The value lies between `hedge_delay_min_ms` and `hedge_delay_max_ms`; it is the maximum until enough answers
         were timed.
         """
-        late = self._times.late_after_s(bookie, kind)
+        late = self._times.late_after_s(bookie, request_type)
         return self._delay_max_s if late is None else min(max(late, self._delay_min_s), self._delay_max_s)

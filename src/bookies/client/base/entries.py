@@ -89,8 +89,9 @@ class EntryBatch:
         return data, offsets.tobytes()
 
     def slice(self, first: int, last: int) -> EntryBatch:
-        """Return the entries with ids first..last, sharing the data. Raises `InvalidArgument` for ids outside the
-        batch.
+        """Return the entries with ids first..last, sharing the data.
+
+        Raises `InvalidArgument` for ids outside the batch.
         """
         if not self.first_entry_id <= first <= last <= self.last_entry_id:
             raise InvalidArgument(

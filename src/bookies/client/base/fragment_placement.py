@@ -23,7 +23,7 @@ class FragmentPlacement:
     findings: tuple[str, ...]
 
 
-def receipt(record: LedgerMetadata, topology: Topology, policy: PlacementPolicy) -> list[FragmentPlacement]:
+def placement_of(record: LedgerMetadata, topology: Topology, policy: PlacementPolicy) -> list[FragmentPlacement]:
     """Return the placement of every fragment of a ledger, in order."""
     fragments = []
     for first, ensemble in record.ensembles:

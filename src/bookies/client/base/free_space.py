@@ -15,8 +15,9 @@ RETRY_S = 60.0  # until a bookie that has not answered is asked again
 
 
 class FreeSpace:
-    """Free disk space of bookies. `ask`: (total, free) bytes of a bookie. `interval_s`: seconds that an answer is
-    valid.
+    """Free disk space of bookies.
+
+    `ask`: (total, free) bytes of a bookie. `interval_s`: seconds that an answer is valid.
     """
 
     def __init__(

@@ -75,19 +75,19 @@ def keys_of(
             "leave digest= out",
             ledger_id=metadata.ledger_id,
         )
-    kind = metadata.digest_type or digest_type
-    if kind is None:
+    resolved = metadata.digest_type or digest_type
+    if resolved is None:
         raise InvalidArgument(
             f"ledger {metadata.ledger_id} was written before metadata named the digest: pass digest='crc32' or 'hmac'"
         )
-    return Keys(metadata.ledger_id, kind, digest.mac_key(password))
+    return Keys(metadata.ledger_id, resolved, digest.mac_key(password))
 
 
 def digest_type_of(digest: str | DigestType) -> DigestType:
     """Return the digest type of that name. Raises `InvalidArgument`."""
     if isinstance(digest, DigestType):
         return digest
-    kind = DIGESTS.get(digest.lower()) if isinstance(digest, str) else None
-    if kind is None:
+    digest_type = DIGESTS.get(digest.lower()) if isinstance(digest, str) else None
+    if digest_type is None:
         raise InvalidArgument(f"digest={digest!r}: must be one of {', '.join(DIGESTS)}")
-    return kind
+    return digest_type

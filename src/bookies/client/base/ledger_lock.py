@@ -33,8 +33,8 @@ async def ledger_locked(
     if lock is None:
         holder = (await store.locks()).get(ledger_id)
         raise LedgerLocked(
-            f"{holder or 'another process'} has its lock and may be copying it; the ledger was not changed, repeat it when "
-            "that copy is done",
+            f"{holder or 'another process'} has its lock and may be copying it; nothing was changed, repeat it when "
+            "that is done",
             ledger_id=ledger_id,
             owner=holder,
         )

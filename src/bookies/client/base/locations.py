@@ -1,11 +1,12 @@
-"""Learn where bookies are: from settings, a file, a program, and from what bookies publish of themselves.
+"""Locations of bookies, learnt from settings, a file, a script, and the bookies' own registrations.
 
-What somebody wrote down for this client counts more than what a bookie says: `fault_domains`, then `locations_file`,
-then `locations_script`, then the property `location` of a bookie's registration; of a bookie that is down, what it has
-written down when it registered last. What is known of a bookie is kept when it goes away, for ledgers that name it.
-Broken settings are errors when a client begins, and a warning when they break later: then what was known before counts.
+What is configured for this client takes precedence over what a bookie publishes: `fault_domains`, then
+`locations_file`, then `locations_script`, then the property `location` of a bookie's registration; for a bookie that is
+down, the location that it recorded at its last registration. The location of a bookie that leaves is kept, for ledgers
+that name it. Broken settings are errors when a client starts. If they break later, the client logs a warning and keeps
+what it knows.
 
-Nothing is read before somebody asks: clients that only read ledgers never do. Source: metadata 9.3.
+Locations are read on demand: clients that only read ledgers never read them. Source: metadata 9.3.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from bookies.runtime.tasks import all_of
 
 LOCATION = "location"  # the property of a bookie's registration
 READS_MAX = 16  # registrations read at once
-HOSTS_WARNED_MAX = 1000  # bookies whose missing location was said once
+HOSTS_WARNED_MAX = 1000  # bookies whose missing location was logged once
 
 
 class Locations:
-    """Where the bookies of one cluster are, for one client. Raises `ConfigError` for pairs that cannot be read."""
+    """Locations of the bookies of one cluster, for one client. Raises `ConfigError` for pairs that cannot be parsed."""
 
     def __init__(self, runtime: Runtime, config: ClientConfig, driver: MetadataDriver) -> None:
         self._runtime = runtime
@@ -42,43 +43,45 @@ class Locations:
         self._pairs = parse_fault_domains(config.fault_domains)
         self._lines: dict[str, str] = {}
         self._file: bytes | None = None
-        self._looked_at = 0.0  # loop time
+        self._file_read_s = 0.0  # loop time
         self._printed: dict[str, str] = {}  # by host
         self._published: dict[BookieId, str] = {}
-        self._has_remembered = False
+        self._has_last_known = False
         self._hosts: dict[BookieId, str] = {}
-        self._learnt: dict[BookieId, None] = {}  # whose registration has been read since they came
+        self._learnt: dict[BookieId, None] = {}  # bookies whose registration has been read since they appeared
         self._warned: dict[object, None] = {}
         self._is_begun = False
         self._learning: asyncio.Lock | None = None
-        self.addresses: dict[BookieId, tuple[str, int]] = {}  # where bookies listen, read by the way
+        self.addresses: dict[BookieId, tuple[str, int]] = {}  # from the registrations that were read
         self.topology = Topology(self._pairs)
 
     @property
     def domains(self) -> Mapping[BookieId, str]:
-        """The widest fault domain of each bookie, as far as it is known whenever it is looked up."""
+        """The widest known fault domain of each bookie, looked up at each access."""
         return _Domains(self)
 
     @property
     def policy(self) -> PlacementPolicy:
-        """As the settings say; with `auto` there is none before the first location is known."""
+        """The configured policy; with `auto` and no placement rule it is random until a location is known."""
         return policy_of(self._config, self.topology)
 
-    def own_domains(self, kind: Kind) -> tuple[str, ...]:
-        """The fault domains that this client is in itself, the narrowest first; none if nobody says."""
-        if not self._own or kind is Kind.RANDOM:
+    def own_domains(self, policy_kind: Kind) -> tuple[str, ...]:
+        """Return the fault domains of this client itself, narrowest first; none if its location is not configured."""
+        if not self._own or policy_kind is Kind.RANDOM:
             return ()
         widest = (
-            self._own[: self._own.index("/", 1)] if kind is not Kind.RACK and self._own.count("/") > 1 else self._own
+            self._own[: self._own.index("/", 1)]
+            if policy_kind is not Kind.RACK and self._own.count("/") > 1
+            else self._own
         )
         return (self._own, widest)
 
-    def broken(self, cause: BaseException) -> None:
-        """Learning has failed in a way that it does not know: our own mistake. What is known already counts."""
+    def learning_failed(self, cause: BaseException) -> None:
+        """Log an unexpected failure of a learning task, a programming error. Known locations remain valid."""
         self._events.error("placement.learning_failed", error=cause)
 
     async def begin(self) -> None:
-        """Look at the file and try the program. Raises `ConfigError`. Idempotent."""
+        """Read the file and test the script. Raises `ConfigError`. Idempotent."""
         if self._is_begun:
             return
         if self._config.locations_file:
@@ -89,15 +92,15 @@ class Locations:
         self._update()
 
     async def learn(self, bookies: Sequence[BookieId]) -> None:
-        """Find out where these bookies are, as far as that is not known. Raises `ConfigError` the first time."""
+        """Determine the unknown locations of these bookies. Raises `ConfigError` on the first call only."""
         await self.begin()
         if self._learning is None:
             self._learning = asyncio.Lock()
         async with self._learning:
-            is_new = self._look_again()
+            is_new = self._reload_file()
             unknown = [bookie for bookie in bookies if bookie not in self._learnt]
             if self._config.placement != "random" and unknown:
-                await self._remember()
+                await self._load_last_known()
                 limit = asyncio.Semaphore(READS_MAX)
                 has_read = await all_of(self._read_registration(bookie, limit) for bookie in unknown)
                 await self._ask_script(unknown)
@@ -108,29 +111,29 @@ class Locations:
         self._warn(bookies)
 
     def knows(self, bookies: Iterable[BookieId]) -> bool:
-        """Whether `learn` has nothing to find out about these."""
+        """Report whether `learn` has no work for these bookies."""
         return self._config.placement == "random" or all(bookie in self._learnt for bookie in bookies)
 
     def known(self) -> Iterator[BookieId]:
-        """The bookies with a location."""
-        kind = self.policy.kind
-        return (bookie for bookie in self._learnt if self.topology.problem(bookie, kind) is None)
+        """Iterate over the bookies with a location."""
+        policy_kind = self.policy.kind
+        return (bookie for bookie in self._learnt if self.topology.problem(bookie, policy_kind) is None)
 
-    def gone(self, bookies: Iterable[BookieId]) -> None:
-        """These have left; when they come back they may be elsewhere, until then they are where they were."""
+    def removed(self, bookies: Iterable[BookieId]) -> None:
+        """Mark bookies that have left: they keep their location until they return, then it is read again."""
         for bookie in bookies:
             self._learnt.pop(bookie, None)
 
     def _update(self) -> None:
-        """A new topology, if anything is new."""
+        """Install a new topology if it differs."""
         known: dict[str, str] = dict(self._published.items())
         for bookie, host in self._hosts.items():
             if (location := self._printed.get(host)) is not None:
                 known[bookie] = location
-        for given in (self._lines, self._pairs):
-            # What is given for a host counts more than what its bookies say, so the bookies have it too.
-            known.update({str(bookie): given[host] for bookie, host in self._hosts.items() if host in given})
-            known.update(given)
+        for configured in (self._lines, self._pairs):
+            # A location configured for a host overrides what its bookies publish, so each bookie gets an entry too.
+            known.update({str(bookie): configured[host] for bookie, host in self._hosts.items() if host in configured})
+            known.update(configured)
         topology = Topology(known, self._hosts)
         if topology != self.topology:
             self.topology = topology
@@ -138,7 +141,7 @@ class Locations:
     # -- sources -------------------------------------------------------------------------------------------------
     def _read_file(self) -> None:
         path = self._config.locations_file
-        self._looked_at = asyncio.get_running_loop().time()
+        self._file_read_s = asyncio.get_running_loop().time()
         try:
             data = self._runtime.disk.read_bytes(path)
             if data == self._file:
@@ -148,11 +151,11 @@ class Locations:
             raise ConfigError(f"locations_file = {path}: cannot be read: {error}") from error
         self._file = data
 
-    def _look_again(self) -> bool:
-        """At the file, now and then. Whether there may be something new."""
+    def _reload_file(self) -> bool:
+        """Re-read the file if `locations_interval_ms` has passed; report whether it was read."""
         if not self._config.locations_file:
             return False
-        if asyncio.get_running_loop().time() - self._looked_at < self._config.locations_interval_ms / 1000:
+        if asyncio.get_running_loop().time() - self._file_read_s < self._config.locations_interval_ms / 1000:
             return False
         try:
             self._read_file()
@@ -160,23 +163,23 @@ class Locations:
             self._events.warning("placement.locations_file", error=error, kept=len(self._lines))
         return True
 
-    async def _remember(self) -> None:
-        """Where bookies were that may be down now; once, for from then on we see them ourselves."""
-        if self._has_remembered:
+    async def _load_last_known(self) -> None:
+        """Load the last known locations of bookies that may be down. Once: later changes are tracked by this client."""
+        if self._has_last_known:
             return
         try:
             places = await read_places(self._driver)
         except MetadataError as error:
             self._events.warning("placement.places", error=error)
             return
-        self._has_remembered = True
+        self._has_last_known = True
         for bookie, (location, host) in places.items():
             if bookie not in self._hosts:
                 self._hosts[bookie] = host if host_of(bookie) == bookie else host_of(bookie)
-                self._says(bookie, location)
+                self._set_published(bookie, location)
 
     async def _read_registration(self, bookie: BookieId, limit: asyncio.Semaphore) -> bool:
-        """Whether there is nothing more to learn before it registers again."""
+        """Read a bookie's registration; report whether it need not be read again before it changes."""
         try:
             async with limit:
                 info = await self._driver.bookie_info(bookie)
@@ -184,19 +187,19 @@ class Locations:
             self._events.warning("placement.registration", error=error, bookie=bookie)
             return isinstance(error, MetadataCorrupt)
         if info is None:
-            return True  # It has gone again; it is where it was.
+            return True  # It has left again and keeps its last location.
         address = info.rpc_address()
         if address is not None:
             self.addresses.setdefault(bookie, address)
         self._hosts[bookie] = address[0] if address and host_of(bookie) == bookie else host_of(bookie)
         self._published.pop(bookie, None)
-        said = info.properties.get(LOCATION)
-        if said:
-            self._says(bookie, said)
+        location = info.properties.get(LOCATION)
+        if location:
+            self._set_published(bookie, location)
         return True
 
-    def _says(self, bookie: BookieId, location: str) -> None:
-        """Where it says that it is."""
+    def _set_published(self, bookie: BookieId, location: str) -> None:
+        """Store the location that a bookie published, if it parses."""
         try:
             self._published[bookie] = parse_location(location)
         except ConfigError as error:
@@ -226,17 +229,17 @@ class Locations:
         try:
             async with asyncio.timeout(limit_s):
                 return await self._runtime.output_of([script, *hosts])
-        except TimeoutError as error:  # One of Python's OSErrors, too.
+        except TimeoutError as error:  # TimeoutError is a subclass of OSError.
             asked = f"asked for {len(hosts)} hosts" if hosts else "asked for no host, to try it"
             raise ConfigError(
-                f"locations_script = {script}: {asked}, it had not ended after {limit_s:g} s, so it was killed: mend "
+                f"locations_script = {script}: {asked}, it had not ended after {limit_s:g} s, so it was killed: fix "
                 "it, or allow it more time with locations_script_timeout_ms"
             ) from error
         except OSError as error:
             raise ConfigError(f"locations_script = {script}: {error}") from error
 
     def _warn(self, bookies: Iterable[BookieId]) -> None:
-        """Say once of each bookie that it is nowhere, if racks are in use at all."""
+        """Log a warning once for each bookie without a location, if any bookie has one."""
         if self._config.placement == "auto" and self.topology.is_empty:
             return
         for problem in self.topology.problems(bookies, self.policy.kind):
@@ -268,18 +271,18 @@ class _Domains(Mapping[BookieId, str]):
 
 
 def policy_of(config: ClientConfig, topology: Topology) -> PlacementPolicy:
-    """What the settings ask for. `fault_domains_min` is a rule for the widest kind of domains."""
+    """Return the configured policy. `fault_domains_min` applies to the policy's widest domains."""
     least = config.fault_domains_min
     is_rule = config.placement_rule or least > 1
     if config.placement == "auto":
-        kind = Kind.RANDOM if topology.is_empty and not is_rule else Kind.RACK
+        policy_kind = Kind.RANDOM if topology.is_empty and not is_rule else Kind.RACK
     else:
-        kind = Kind(config.placement)
+        policy_kind = Kind(config.placement)
     return PlacementPolicy(
-        kind,
+        policy_kind,
         is_rule,
-        racks_min=least if kind is Kind.RACK and least > 1 else config.racks_min,
+        racks_min=least if policy_kind is Kind.RACK and least > 1 else config.racks_min,
         regions_min=max(config.regions_min, least),
-        zones_min=least if kind is Kind.ZONE and least > 1 else config.zones_min,
+        zones_min=least if policy_kind is Kind.ZONE and least > 1 else config.zones_min,
         zones_desired=max(config.zones_desired, least),
     )

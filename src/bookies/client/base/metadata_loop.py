@@ -1,14 +1,14 @@
 """One handle's copy of a ledger's record, and the loop that changes the record by compare-and-swap.
 
-An update is a pair of pure functions on records: *needed* says whether anything is left to do, *transform* makes the
-new record. The loop only ever writes what it derived from the record that it read at that very version. After a
-conflict it reads again and begins anew; whose write it meets does not matter, only the content does. Hence a write
-whose reply was lost needs no special case: either *needed* is now false, which is success, or the swap is repeated.
+An update is a pair of pure functions on records: *needed* reports whether a change is left to make, *transform* returns
+the new record. The loop only writes what it derived from the record that it read at exactly that version. After a
+conflict it reads again and starts over. Only the content that it finds matters, not who wrote it. Hence a write whose
+reply was lost needs no special case: either *needed* is now false, which is success, or the swap is repeated.
 
-A store may answer a read from a replica that lags behind. A record older than the copy, or as old as the one that
-just failed, is never installed: the loop waits and reads again (X-36).
+A store may answer a read from a replica that lags behind. A record older than the copy, or as old as the one that just
+failed, is never installed: the loop waits and reads again (X-36).
 
-A loop may belong to somebody who holds the ledger's lock (`ledger_lock.py`). Then nothing is written once that is lost.
+A loop may belong to the holder of the ledger's lock (`ledger_lock.py`). It writes nothing after the lock is lost.
 
 Source: client-protocol 2.12; the pairs are in `protocol/ledger/ledger.py`.
 """
@@ -30,15 +30,15 @@ T = TypeVar("T")
 PROMPT_CONFLICTS = 3  # retried at once; then with growing, jittered pauses
 BACKOFF_FIRST_S = 0.01
 BACKOFF_MAX_S = 1.0
-FAILURES_MAX = 8  # of the store itself, in a row; then its error is passed on, after some seconds
-PATIENCE_S = 20.0  # or so long after they began, if each takes long, but never after a single one
+FAILURES_MAX = 8  # consecutive failures of the store; then, after some seconds, its error is raised
+PATIENCE_S = 20.0  # or this long after the first of them began, but never after a single failure
 
 
 class MetadataLoop:
-    """The record of one ledger as one handle knows it. Updates of one handle follow each other.
+    """One handle's copy of a ledger's record. Updates through one handle are serialised.
 
-    `lock`: the ledger's, which whoever has the loop holds. `on_trouble`: called when the store has failed the first
-    time in an update, which goes on for about `PATIENCE_S`.
+    `lock`: the ledger's lock, if the caller holds it. `on_trouble`: called at the first store failure of an update,
+    which then retries for about `PATIENCE_S`.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class MetadataLoop:
         self._lock = lock
         self._on_trouble = on_trouble
         self._turn = asyncio.Lock()
-        self._gave_up: tuple[float, MetadataError] | None = None  # when, loop time, and of what
+        self._gave_up: tuple[float, MetadataError] | None = None  # loop time and error of the last update that gave up
         self.current = versioned
 
     async def update(
         self, needed: Callable[[LedgerMetadata], bool], transform: Callable[[LedgerMetadata], LedgerMetadata]
     ) -> Versioned:
-        """Bring the record into a state in which nothing is needed; return it. Safe to cancel: nothing half done.
+        """Change the record until *needed* is false, and return it. Safe to cancel: no partial change.
 
-        Raises what the functions raise, `LedgerNotFound`, and `MetadataError` when the store stays unusable; then
-        the update may or may not have happened.
+        Raises what the functions raise, `LedgerNotFound`, and `MetadataError` if the store stays unusable; then the
+        update may or may not have happened.
         """
         asked_s = asyncio.get_running_loop().time()
         async with self._turn:
             if self._gave_up is not None and self._gave_up[0] > asked_s:
-                raise self._gave_up[1]  # Of a store that was asked for long enough while this one waited for its turn.
+                raise self._gave_up[1]  # The store failed for the full patience while this update waited.
             conflicts, failures = 0, Failures(self._on_trouble)
             while needed(self.current.metadata):
                 new = transform(self.current.metadata)
@@ -101,7 +101,7 @@ class MetadataLoop:
             raise
 
     def check_lock(self) -> None:
-        """Raises `SessionExpired` when the ledger's lock was held and is lost."""
+        """Raise `SessionExpired` if the ledger's lock was held and is lost."""
         if self._lock is not None and not self._driver.recovery.is_held(self._lock):
             raise lock_lost(self._lock.ledger_id)
 
@@ -111,10 +111,10 @@ class MetadataLoop:
 
 
 async def repeated(runtime: Runtime, call: Callable[[], Awaitable[T]]) -> T:
-    """The result of `call`, which is made again while the store fails in a way that may pass.
+    """Return the result of `call`, repeated while the store fails with errors that may pass.
 
-    For calls that find out by themselves whether an earlier one was done and only its reply lost: a creation by its
-    token, a deletion because there is nothing left. Source: client-protocol 2.2 and 2.19 (X-73).
+    For calls that detect whether an earlier attempt succeeded and only its reply was lost: a creation by its token, a
+    deletion by the missing record. Source: client-protocol 2.2 and 2.19 (X-73).
     """
     failures = Failures()
     while True:
@@ -127,24 +127,24 @@ async def repeated(runtime: Runtime, call: Callable[[], Awaitable[T]]) -> T:
 
 
 class Failures:
-    """Those of the store itself, in a row. `on_first`: called with the first of them."""
+    """Consecutive failures of the store. `on_first`: called with the first one."""
 
     def __init__(self, on_first: Callable[[MetadataError], None] | None = None) -> None:
         self.count = 0
         self._on_first = on_first
-        self._since_s = 0.0  # loop time at which the call began that failed first
+        self._since_s = 0.0  # loop time at which the first failed call began
 
     def begin(self) -> None:
-        """The store is asked."""
+        """Note that a request to the store begins."""
         if not self.count:
             self._since_s = asyncio.get_running_loop().time()
 
     def end(self) -> None:
-        """It has answered."""
+        """Note that the store has answered."""
         self.count = 0
 
     def add(self, error: MetadataError) -> None:
-        """It has not. Raises the error when that will not pass, or has been so for too often or too long."""
+        """Count a failure. Raises the error if it is permanent, or the store has failed too often or too long."""
         self.count += 1
         if self.count == 1 and error.retriable and self._on_first is not None:
             self._on_first(error)
@@ -154,6 +154,6 @@ class Failures:
 
 
 async def back_off(runtime: Runtime, count: int) -> None:
-    """Wait before try number `count` + 1, longer each time, and nobody knows how long exactly."""
+    """Wait before attempt `count` + 1: exponentially longer, with jitter."""
     longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**count)
     await asyncio.sleep(runtime.random.uniform(longest / 2, longest))

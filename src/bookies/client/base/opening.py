@@ -1,4 +1,4 @@
-"""`Opening`: what `store.create(...)` and its like return, to be awaited or to be used in `async with`."""
+"""`Opening`: the result of `store.create(...)` and similar calls, for `await` or `async with`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bookies.client.base.arguments import TimeLimit, seconds
 
 
 class Handle(Protocol):
-    """An asynchronous context manager; what it enters is itself."""
+    """An asynchronous context manager that enters itself."""
 
     async def __aenter__(self) -> Any: ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
 
@@ -23,22 +23,22 @@ H = TypeVar("H", bound=Handle)
 
 
 class Opening(Generic[H]):
-    """A handle that is being made: `await` it, or use it in `async with`, which also lets go of it.
+    """A handle that is being opened: `await` it, or use it in `async with`, which also closes it.
 
-    Nothing happens before that. `what`: what is not done when `timeout` is over, for the message.
+    No request is sent before that. The `TimeoutError` at the end of `timeout` (seconds) names the operation.
     """
 
-    def __init__(self, make: Callable[[], Awaitable[H]], timeout: float | None, what: str) -> None:
+    def __init__(self, make: Callable[[], Awaitable[H]], timeout: float | None, operation: str) -> None:
         self._make = make
         self._timeout = seconds(timeout)
-        self._what = what
+        self._what = operation
         self._handle: H | None = None
 
     def __await__(self) -> Generator[object, None, H]:
         return self.begin().__await__()
 
     async def begin(self) -> H:
-        """The handle. As awaiting this object, for those who need a coroutine."""
+        """Open the handle. The same as awaiting this object, for callers that need a coroutine."""
         async with TimeLimit(self._timeout, self._what):
             return await self._make()
 
@@ -48,7 +48,7 @@ class Opening(Generic[H]):
         return handle
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._handle is not None
-        await self._handle.__aexit__(kind, error, traceback)
+        await self._handle.__aexit__(error_type, error, traceback)

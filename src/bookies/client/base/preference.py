@@ -1,7 +1,7 @@
-"""In which order a client wants its bookies: by chance, those with much free space more often, those that work first.
+"""Order in which a client prefers bookies: random, weighted by free space, healthy bookies first.
 
-A choice takes a few bookies of perhaps thousands, so the order is drawn as far as somebody looks at it. Source:
-client-protocol 2.2 and 7.8, metadata 9.6.
+A choice takes a few of possibly thousands of bookies, so the order is generated lazily. Source: client-protocol 2.2 and
+7.8, metadata 9.6.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Protocol
 
 from bookies.model import BookieId
 
-FEW = 64  # bookies of which all are put in order at once
-REFUSALS_MAX = 30  # in a row; then a bookie is taken whatever its weight
+FEW = 64  # up to this many bookies are ordered at once
+REFUSALS_MAX = 30  # consecutive rejections; then a bookie is taken regardless of its weight
 
 
 class Chance(Protocol):
-    """What is needed of `Runtime.random`."""
+    """The methods of `Runtime.random` used here."""
 
     def random(self) -> float: ...
 
@@ -30,15 +30,16 @@ def preferred(
     after: Mapping[BookieId, int],
     weights: Mapping[BookieId, float] | None = None,
 ) -> Iterable[BookieId]:
-    """The bookies in an order by chance; those of `after` at the end, by their number there.
+    """Return the bookies in random order; those in `after` at the end, ordered by their number there.
 
-    `weights`: how likely each is to be taken before others, at most 1; without any, all orders are as likely.
+    `weights`: relative probability of being taken before others, at most 1. Without weights all orders are equally
+    likely.
     """
     if len(bookies) > FEW:
         return _drawn(bookies, chance, after, weights or {})
     order = list(bookies)
     chance.shuffle(order)
-    if weights:  # the way of Efraimidis and Spirakis
+    if weights:  # weighted random order by Efraimidis and Spirakis
         keys = {bookie: log(1 - chance.random()) / weights.get(bookie, 1.0) for bookie in order}
         order.sort(key=lambda bookie: -keys[bookie])
     return sorted(order, key=lambda bookie: after.get(bookie, -1)) if after else order
@@ -47,7 +48,7 @@ def preferred(
 def _drawn(
     bookies: Sequence[BookieId], chance: Chance, after: Mapping[BookieId, int], weights: Mapping[BookieId, float]
 ) -> Iterator[BookieId]:
-    """One by one: Fisher and Yates's shuffle, which remembers only the places that it has changed."""
+    """Draw one by one: Fisher-Yates shuffle that remembers only the places that it has changed."""
     count = len(bookies)
     moved: dict[int, int] = {}
     late: list[BookieId] = []
@@ -66,9 +67,10 @@ def _drawn(
 
 
 def lighter_first(order: Iterable[BookieId], load: Callable[[BookieId], float]) -> Iterator[BookieId]:
-    """Of each two that are at hand the one with less to do, then the other against the next one.
+    """Yield the less loaded of each two candidates; the other one competes with the next.
 
-    The power of two choices: it keeps work away from busy bookies without sending everybody to the idlest one.
+    This is the power of two choices: it keeps work away from busy bookies without sending every client to the idlest
+    one.
     """
     held: BookieId | None = None
     for bookie in order:

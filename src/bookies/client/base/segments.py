@@ -1,6 +1,6 @@
-"""The segments of a log's list in the metadata store: read and kept, made before a swap, deleted after it.
+"""The segments of a log's list in the metadata store: read and cached, created before a swap, deleted after it.
 
-`protocol/log/log_segments.py` says what they are, and why nothing here can lose one that is needed. Source: spark 4.2.
+`protocol/log/log_segments.py` defines them and shows why no step here can lose a live segment. Source: spark 4.2.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from bookies.protocol.log import Manifest
 from bookies.protocol.log.log_model import Extent, parse_manifest
 from bookies.protocol.log.log_segments import SEGMENTS, Stored, joined, parse_segment
 
-LOGS = "logs/"  # what the names of the heads begin with
+LOGS = "logs/"  # prefix of the heads' names
 
 
 class LogStore:
-    """One log's list as it is stored: its head, and its segments, which are read once."""
+    """One log's list as it is stored: its head, and its segments. Each segment is read once."""
 
     def __init__(self, driver: MetadataDriver, log: str) -> None:
         self.record = LOGS + log
@@ -27,7 +27,7 @@ class LogStore:
         self._extents: dict[str, tuple[Extent, ...]] = {}
 
     async def read(self) -> tuple[Manifest, int]:
-        """The whole list, and the version of its head. Raises `RecordNotFound`, `MetadataCorrupt`."""
+        """Return the whole list and the version of its head. Raises `RecordNotFound`, `MetadataCorrupt`."""
         missing = 0
         while True:
             data, version = await self._driver.read_record(self.record)
@@ -37,10 +37,10 @@ class LogStore:
                 return joined(head, self._extents), version
             if missing == version:
                 raise MetadataCorrupt(f"segment {lost} of log {self._log} is lost")
-            missing = version  # The head has changed since; or else, next time, it has not.
+            missing = version  # The head may have changed since. If it has not, the segment is lost.
 
     async def _load(self, head: Manifest) -> str:
-        """Read the segments that are not known yet. The name of one that is not there; empty: all are."""
+        """Read the segments that are not cached. Return the name of a missing one; empty: all are there."""
         names = [segment.name for segment in head.segments]
         self._extents = {name: self._extents[name] for name in names if name in self._extents}
         for name in names:
@@ -56,24 +56,24 @@ class LogStore:
         return ""
 
     async def prepare(self, stored: Stored) -> list[RecordAt]:
-        """Make the new segments of a list; what a swap of the head has to check."""
+        """Create the new segments of a list; return what a swap of the head must check."""
         return [RecordAt(name, await self._make(name, content)) for name, (content, _) in stored.new.items()]
 
     async def _make(self, name: str, content: bytes) -> int:
         try:
             return await self._driver.create_record(name, content)
         except RecordExists:
-            found, version = await self._driver.read_record(name)
-            return version if found else await self._driver.write_record(name, content, version)
+            stored, version = await self._driver.read_record(name)
+            return version if stored else await self._driver.write_record(name, content, version)
 
     def swapped(self, stored: Stored) -> None:
-        """The list is stored: its new segments need not be read."""
+        """Cache the new segments of a list that was stored."""
         self._extents.update({name: extents for name, (_, extents) in stored.new.items()})
 
     async def delete(self, names: Iterable[str], head_version: int) -> None:
         """Delete segments that the head of this version does not name, as long as it is the head.
 
-        Raises `MetadataError`; of a conflict it hears no more: the next sweep looks again.
+        Raises `MetadataError`. Conflicts are ignored: the next sweep tries again.
         """
         for name in names:
             try:
@@ -87,7 +87,7 @@ class LogStore:
                 continue
 
     async def sweep(self, manifest: Manifest, head_version: int) -> None:
-        """Delete what this list does not name: left by processes that died."""
+        """Delete segments that this list does not name, left by processes that crashed."""
         listed = {segment.name for segment in manifest.segments}
         names = await self._driver.record_names(f"{SEGMENTS}{self._log}/")
         await self.delete([name for name in names if name not in listed], head_version)

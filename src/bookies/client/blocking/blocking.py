@@ -1,8 +1,8 @@
-"""The client for callers without asyncio: the same words, without await. Safe in notebooks and in several threads.
+"""The client for callers without asyncio: the same methods, without await. Safe in notebooks and in several threads.
 
-Each client runs an event loop in a thread of its own, so it does not matter whether the calling thread has one.
-Ctrl-C while a call waits cancels the call there and raises here; an append cancelled so may or may not be stored.
-Iterators fetch batches: one switch of threads per batch, not per entry.
+Each client runs an event loop in a thread of its own, so the calling thread may or may not have one. Ctrl-C while a
+call waits cancels the call there and raises here; an append cancelled so may or may not be stored. Iterators fetch
+batches: one context switch per batch, not per entry.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """A thread that runs an event loop; coroutines are sent to it and waited for.
+    """A thread that runs an event loop; callers send coroutines to it and wait for them.
 
-    It ends with `stop`, when nobody refers to it any more, or with the interpreter, where a daemon thread inside a
-    loop would be cut off; in each case it first runs the clean-up that was asked for. A process that is forked has the
-    object but not the thread: there nothing of it can be used, and nothing is cleaned up.
+    It ends with `stop`, when the last reference to it is dropped, or with the interpreter, where a daemon thread
+    inside a loop would be cut off; in each case it first runs the registered clean-up. A forked process has the
+    object but not the thread: there it cannot be used, and is not cleaned up.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class LoopThread:
 
         self._loop = aio.new_event_loop()
         self._cleanups: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        self._gate = threading.Lock()  # held while a coroutine is sent, so that none comes behind the end
+        self._gate = threading.Lock()  # held while a coroutine is sent, so that none comes after the end
         self._process = os.getpid()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="bookies client", daemon=True)
         self._finalizer = weakref.finalize(
@@ -55,7 +55,7 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there, wait here. An interruption cancels it.
+        """Run a coroutine in the thread and wait here. An interruption cancels it.
 
         Raises `ClientClosed` after `stop`, also when it stops meanwhile, and in a forked process.
         """
@@ -91,7 +91,7 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def before_stop(self, cleanup: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run this on the loop before it ends. It must not refer to this object."""
+        """Run a clean-up on the loop before it ends. It must not refer to this object."""
         self._cleanups.append(cleanup)
 
     def stop(self) -> None:
@@ -117,7 +117,7 @@ def _stop(
     if os.getpid() != process:
         return  # The loop's descriptors are shared with the parent, whose client goes on.
     with gate:
-        pass  # Whoever sends a coroutine now has sent it; those who come later see that this has begun.
+        pass  # Coroutines sent before this are in the queue; later callers see that the end has begun.
     ending = asyncio.run_coroutine_threadsafe(_end(loop, cleanups), loop)
     ending.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
     # The garbage collector may find the last reference on the loop's own thread, which cannot wait for itself.
@@ -165,7 +165,8 @@ class Client:
         deferred_sync: bool = False,
         timeout: float | None = None,
     ) -> LedgerWriter:
-        """Create a ledger and return its writer. Leaving its `with` block seals it; by an exception only lets go."""
+        """Create a ledger and return its writer. Leaving its `with` block seals it; leaving it by an exception only
+        releases it."""
         opening = self._client.create(
             ensemble=ensemble,
             write_quorum=write_quorum,
@@ -201,47 +202,49 @@ class Client:
         digest: str | DigestType | None = None,
         timeout: float | None = None,
     ) -> LedgerReader:
-        """End a ledger whose writer is gone: fence it, find its last entry, seal it."""
+        """Recover a ledger whose writer is gone: fence it, find its last entry, seal it."""
         opening = self._client.recover(ledger_id, password=password, digest=digest, timeout=timeout)
         return LedgerReader(self._thread, self._thread.call(opening.begin()))
 
     def delete(self, ledger_id: int, *, timeout: float | None = None) -> None:
-        """Delete a ledger for ever; one that does not exist counts as deleted."""
+        """Delete a ledger for ever. One that does not exist counts as deleted."""
         self._thread.call(self._client.delete(ledger_id, timeout=timeout))
 
     def metadata(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
-        """What the metadata store knows of a ledger."""
+        """Return the metadata store's record of a ledger."""
         return self._thread.call(self._client.metadata(ledger_id, timeout=timeout))
 
     def is_sealed(self, ledger_id: int, *, timeout: float | None = None) -> bool:
-        """Whether a ledger has ended; only the metadata store is asked."""
+        """Report whether a ledger has ended. Only the metadata store is asked."""
         return self._thread.call(self._client.is_sealed(ledger_id, timeout=timeout))
 
     def ledgers(
         self, label: tuple[str, str | bytes] | None = None, *, unreadable: list[MetadataCorrupt] | None = None
     ) -> Iterator[LedgerMetadata]:
-        """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it.
+        """Iterate over the records of all ledgers, by ascending id; with `label` (name, value) only of those that carry
+        it.
 
-        `unreadable`: takes the errors of records that cannot be read, in place of raising the first.
+        `unreadable`: collects the errors of records that cannot be read; without it the first is raised.
         """
         found = self._client.ledgers(label, unreadable=unreadable)
         while (record := self._thread.call(next_or_none(found))) is not None:
             yield record
 
     def placement(self, ledger_id: int, *, timeout: float | None = None) -> list[FragmentPlacement]:
-        """Where the replicas of each fragment are, and whether that is as this client's settings want it."""
+        """Return the places of each fragment's replicas, and whether they meet this client's settings."""
         return self._thread.call(self._client.placement(ledger_id, timeout=timeout))
 
     def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:
-        """Every bookie of the cluster, sorted by id, with its mode ("writable", "read-only" or "down") and location."""
+        """Return every bookie of the cluster, sorted by id, with its mode ("writable", "read-only" or "down") and
+        location."""
         return self._thread.call(self._client.bookies(timeout=timeout))
 
     def bookie_space(self, bookie: BookieId) -> tuple[int, int]:
-        """(total, free) bytes of a bookie's disks."""
+        """Return (total, free) bytes of a bookie's disks."""
         return self._thread.call(self._client.bookie_space(bookie))
 
     def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
-        """Which entries of a ledger a bookie holds, as ranges."""
+        """Return the entries of a ledger that a bookie holds, as ranges."""
         return self._thread.call(self._client.list_entries(bookie, ledger_id))
 
     def allow_ensemble_changes(self, allowed: bool) -> None:
@@ -249,17 +252,17 @@ class Client:
         self._thread.call(run(lambda: self._client.allow_ensemble_changes(allowed)))
 
     def log(self, name: str, *, password: bytes = b"") -> Log:
-        """The log of that name, a list of ledgers that goes on for ever; nobody is asked yet."""
+        """Return the log of that name, a list of ledgers without an end; no request is sent yet."""
         return Log(self._thread, self._client.log(name, password=password))
 
     def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
-        """The names of all logs that begin with `prefix`, sorted."""
+        """Return the names of all logs that begin with `prefix`, sorted."""
         return self._thread.call(self._client.logs(prefix, timeout=timeout))
 
     def administration(
         self, *, password: bytes = b"", digest: str | DigestType = "crc32", owner: str = ""
     ) -> Administration:
-        """Tools for whoever looks after the cluster: check ledgers, copy what a lost bookie held to others."""
+        """Return the tools for operators: check ledgers, copy a lost bookie's entries to others."""
 
         def making() -> asynchronous_administration.Administration:
             return self._client.administration(password=password, digest=digest, owner=owner)
@@ -267,7 +270,7 @@ class Client:
         return Administration(self._thread, self._thread.call(run(making)))
 
     def close(self) -> None:
-        """Drop connections and session; open writers are not sealed. Idempotent."""
+        """Close connections and session; open writers are not sealed. Idempotent."""
         self._thread.stop()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""`Administration` for callers without asyncio: the same words, without await. See `client/repair/administration.py`.
+"""`Administration` for callers without asyncio: the same methods, without await. See `client/repair/administration.py`.
 
 CopyProgress is reported on the client's own thread: a callback must be quick, and must not call the client.
 """
@@ -45,7 +45,7 @@ class Administration:
 
     @contextmanager
     def locked(self, ledger_id: int) -> Iterator[LedgerLock]:
-        """Hold a ledger's lock of auto-recovery, for those who write to bookies that its record does not name yet."""
+        """Hold a ledger's lock of auto-recovery, for writes to bookies that its record does not name yet."""
         held = self._administration.locked(ledger_id)
         lock = self._thread.call(held.__aenter__())
         try:
@@ -60,11 +60,11 @@ class Administration:
         *,
         lock: LedgerLock | None = None,
     ) -> LedgerMetadata:
-        """Change a ledger's record by compare-and-swap. For those who know what may be changed."""
+        """Change a ledger's record by compare-and-swap. For callers that know the legal changes."""
         return self._thread.call(self._administration.change_record(ledger_id, change, lock=lock))
 
     def write_entries(self, record: LedgerMetadata, batch: EntryBatch) -> None:
-        """Store entries that come from elsewhere on the bookies that this record, stored or not, names."""
+        """Store entries from another source on the bookies that this record, stored or not, names."""
         self._thread.call(self._administration.write_entries(record, batch))
 
     def check_entries(self, record: LedgerMetadata) -> None:
@@ -72,64 +72,64 @@ class Administration:
         self._thread.call(self._administration.check_entries(record))
 
     def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
-        """The record with writable bookies in all its fragments."""
+        """Return the record with writable bookies in all its fragments."""
         return self._thread.call(self._administration.with_new_bookies(record))
 
     def instance_id(self) -> str:
-        """The cluster's own, which tells it from every other cluster."""
+        """Return the cluster's instance id, which distinguishes it from every other cluster."""
         return self._thread.call(self._administration.instance_id())
 
     def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> Iterator[tuple[int, bytes]]:
-        """(id, body) of entries as they are stored; `last` -1: to the end."""
-        found = self._administration.read_stored(ledger_id, first, last)  # refuses at once what it must
+        """Iterate over (id, body) of entries as they are stored; `last` -1: to the end."""
+        found = self._administration.read_stored(ledger_id, first, last)  # raises argument errors at once
         return _each(self._thread, found)
 
     def record(self, ledger_id: int) -> Versioned:
-        """A ledger's record with its version in the metadata store."""
+        """Return a ledger's record with its version in the metadata store."""
         return self._thread.call(self._administration.record(ledger_id))
 
     def ledger_ids(self) -> Iterator[Sequence[int]]:
-        """The ids of all ledgers, ascending, in pages."""
+        """Iterate over the ids of all ledgers, ascending, in pages."""
         return _each(self._thread, self._administration.ledger_ids())
 
     def ledgers_on(self, bookies: Collection[BookieId], *, timeout: float | None = None) -> dict[int, LedgerMetadata]:
-        """The ledgers that have any of these bookies in any fragment, by ascending id."""
+        """Iterate over the ledgers that have any of these bookies in any fragment, by ascending id."""
         return self._thread.call(self._administration.ledgers_on(bookies, timeout=timeout))
 
     def check_ledger(self, ledger_id: int, *, percentage: float = 0, timeout: float | None = None) -> LedgerCheck:
-        """Look whether every replica of a ledger is there. `percentage`: of entries to read, 100: all."""
+        """Check whether every replica of a ledger exists. `percentage`: of entries to read, 100: all."""
         return self._thread.call(self._administration.check_ledger(ledger_id, percentage=percentage, timeout=timeout))
 
     def check_record(self, found: Versioned, registered: Collection[BookieId], *, percentage: float = 0) -> LedgerCheck:
-        """As `check_ledger`, of a record as it was read, for those who know which bookies are registered."""
+        """Check a record that was read before, like `check_ledger`, with known registered bookies."""
         return self._thread.call(self._administration.check_record(found, registered, percentage=percentage))
 
     def ask_holders(
         self, record: LedgerMetadata, entry_id: int, registered: Collection[BookieId]
     ) -> list[tuple[BookieId, BookKeeperError | None]]:
-        """What is wrong with each replica of an entry; None: nothing."""
+        """Return the problem of each replica of an entry; None: no problem."""
         return self._thread.call(self._administration.ask_holders(record, entry_id, registered))
 
     def judge_placement(self, fragment: Fragment) -> tuple[int, list[str]]:
-        """How well a fragment's bookies meet the placement policy (1: not, 5: fully), and why not better."""
+        """Return how well a fragment's bookies meet the placement policy (1: not, 5: fully), and why not better."""
         return self._thread.call(self._administration.judge_placement(fragment))
 
     def misplaced(self, fragment: Fragment, exclude: Collection[BookieId] = ()) -> list[int]:
-        """The fewest positions of a fragment that need other bookies for it to meet the placement policy."""
+        """Return the fewest positions of a fragment that need other bookies for it to meet the placement policy."""
         return self._thread.call(self._administration.misplaced(fragment, exclude))
 
     def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
-        """A ledger's record, and its fragments that hold entries, in order."""
+        """Return a ledger's record, and its fragments that hold entries, in order."""
         return self._thread.call(self._administration.fragments(ledger_id))
 
     def fragments_of(self, found: Versioned) -> list[Fragment]:
-        """As `fragments`, of a record as it was read."""
+        """Return the fragments of a record that was read before, like `fragments`."""
         return self._thread.call(self._administration.fragments_of(found))
 
     def plan_fragment(
         self, fragment: Fragment, positions: Sequence[int], *, exclude: Collection[BookieId] = ()
     ) -> tuple[Replacement, ...]:
-        """The bookies that `replicate_fragment` would copy to now. Copies nothing."""
+        """Return the bookies that `replicate_fragment` would copy to now. Copies nothing."""
         return self._thread.call(self._administration.plan_fragment(fragment, positions, exclude=exclude))
 
     def scan_replica(
@@ -142,7 +142,7 @@ class Administration:
         pace: RateLimit | None = None,
         is_listing: bool = False,
     ) -> ReplicaScan:
-        """Read these entries, ascending, as one bookie has them, verify each, and say which are not good.
+        """Read these entries, ascending, from one bookie, verify each, and return the bad ones.
 
         `visit` is called on the client's own thread: it must be quick, and must not call the client.
         """
@@ -161,7 +161,7 @@ class Administration:
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Write again to a bookie those of these entries that it must hold by the record; how many were written."""
+        """Write again the entries that a bookie must hold by the record; return how many were written."""
         return self._thread.call(
             self._administration.renew_entries(
                 ledger_id, bookie, entries, bytes_per_s=bytes_per_s, pace=pace, progress=progress, timeout=timeout
@@ -169,15 +169,15 @@ class Administration:
         )
 
     def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
-        """Which entries of a ledger a bookie holds, as ranges."""
+        """Return the entries of a ledger that a bookie holds, as ranges."""
         return self._thread.call(self._administration.list_entries(bookie, ledger_id))
 
     def missing_entries(self, bookie: BookieId, ledger_id: int, *, timeout: float | None = None) -> list[range]:
-        """Which entries a bookie ought to hold of a ledger and does not, by its own list."""
+        """Return the entries of a ledger that a bookie ought to hold and does not, by its own list."""
         return self._thread.call(self._administration.missing_entries(bookie, ledger_id, timeout=timeout))
 
     def are_entries_stored(self, ledger_id: int, bookie: BookieId) -> bool:
-        """Whether, by its record, the bookie holds entries of a ledger or may get some."""
+        """Report whether, by its record, the bookie holds entries of a ledger or may get some."""
         return self._thread.call(self._administration.are_entries_stored(ledger_id, bookie))
 
     def replicate_fragment(
@@ -193,7 +193,7 @@ class Administration:
         update: MetadataLoop | None = None,
         timeout: float | None = None,
     ) -> Move:
-        """Copy what these positions of a fragment hold to other bookies, then let the record name those."""
+        """Copy the entries of these positions of a fragment to other bookies, then let the record name those."""
         return self._thread.call(
             self._administration.replicate_fragment(
                 fragment,
@@ -219,7 +219,7 @@ class Administration:
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> tuple[Move, ...]:
-        """Check a ledger and make whole what is bad: lost entries are copied again, lost bookies replaced."""
+        """Check a ledger and repair it: lost entries are copied again, lost bookies replaced."""
         return self._thread.call(
             self._administration.repair_ledger(
                 ledger_id,
@@ -245,7 +245,7 @@ class Administration:
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> RecoveryReport:
-        """Copy all that these bookies hold, by the records, to others, of every ledger or of one."""
+        """Copy all entries that these bookies hold, by the records, to others, of every ledger or of one."""
         return self._thread.call(
             self._administration.recover_bookies(
                 bookies,
@@ -268,17 +268,17 @@ class Administration:
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> RecoveryReport:
-        """Copy all that a stopped bookie holds to others, and make sure that no record names it for an entry."""
+        """Copy all entries that a stopped bookie holds to others, and check that no record names it for an entry."""
         return self._thread.call(
             self._administration.decommission(bookie, bytes_per_s=bytes_per_s, progress=progress, timeout=timeout)
         )
 
     def bookies(self, mode: BookieMode | None = None) -> BookieSet:
-        """The registered bookies in a mode; None: all with a cookie, whether they run or not."""
+        """Return the registered bookies in a mode; None: all with a cookie, running or not."""
         return self._thread.call(self._administration.bookies(mode))
 
     def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
-        """What a bookie publishes of itself; None while it is not registered."""
+        """Return the information that a bookie publishes; None while it is not registered."""
         return self._thread.call(self._administration.bookie_info(bookie))
 
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
@@ -303,6 +303,6 @@ class BlockingWatch(Watch):
         self._watch = watch
 
     def cancel(self) -> None:
-        """No call comes after this."""
+        """Cancel the watch. No call comes after this."""
         with suppress(ClientClosed):
             self._thread.call(run(self._watch.cancel))

@@ -12,23 +12,23 @@ T = TypeVar("T")
 
 
 class Caller(Protocol):
-    """Who runs coroutines for a thread that waits."""
+    """Runs coroutines for a thread that waits."""
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
 
 
 async def run(function: Callable[[], T]) -> T:
-    """Call it where the coroutine runs: for what has to happen on the loop's own thread, though it never waits."""
+    """Call a function on the loop's own thread, although it never waits."""
     return function()
 
 
 async def next_or_none(items: AsyncIterator[T]) -> T | None:
-    """The next item, None at the end."""
+    """Return the next item, None at the end."""
     return await anext(items, None)
 
 
 class BlockingBatches(Iterator[EntryBatch]):
-    """Batches, each waited for. After a `TimeoutError` it may be asked again."""
+    """An iteration over batches. After a `TimeoutError` it may be repeated."""
 
     def __init__(self, thread: Caller, batches: Batches) -> None:
         self._thread = thread
@@ -42,14 +42,14 @@ class BlockingBatches(Iterator[EntryBatch]):
 
 
 class BlockingEntries(Iterator[Entry]):
-    """The entries of batches. After a `TimeoutError` it may be asked, or iterated over, again."""
+    """An iteration over the entries of batches. After a `TimeoutError` it may be repeated."""
 
     def __init__(self, batches: Iterator[EntryBatch]) -> None:
         self._batches = batches
         self._entries: Iterator[Entry] = iter(())
 
     def batches(self) -> Iterator[EntryBatch]:
-        """The same iteration, batch by batch; entries that were taken singly, or came with those, are not repeated."""
+        """Return the same iteration, batch by batch. Entries delivered singly, and their batches, are not repeated."""
         return self._batches
 
     def __next__(self) -> Entry:

@@ -1,4 +1,4 @@
-"""A ledger's writer and reader for callers without asyncio: the same words, without await."""
+"""A ledger's writer and reader for callers without asyncio: the same methods, without await."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class LedgerWriter:
         return repr(self._writer)
 
     def append(self, payload: Payload, *, timeout: float | None = None) -> int:
-        """Append one entry; its id, once it is durable on the ack quorum. Many small ones: `append_many`."""
+        """Append one entry and return its id, once it is durable on the ack quorum. For small ones: `append_many`."""
         return self._thread.call(self._writer.append(payload, timeout=timeout))
 
     def append_nowait(self, payload: Payload) -> Future[int]:
-        """Append one entry without waiting until it is durable; the future becomes its id, or raises as `append` does.
+        """Append one entry without waiting until it is durable. The future becomes its id, or raises like `append`.
 
-        It may be awaited from any thread. Raises `BookieBusy` when the memory limit is reached: `wait_writable`, then
-        repeat.
+        It may be awaited from any thread. Raises `BookieBusy` when the memory limit is reached: call `wait_writable`,
+        then repeat.
         """
 
         async def start() -> asyncio.Future[int]:
@@ -71,11 +71,11 @@ class LedgerWriter:
         return self._thread.call(_followed(start))
 
     def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
-        """Append entries with consecutive ids; the last id, once all are durable."""
+        """Append entries with consecutive ids and return the last id, once all are durable."""
         return self._thread.call(self._writer.append_many(list(payloads), timeout=timeout))
 
     def push_many(self, payloads: Iterable[Payload]) -> Future[int]:
-        """Append entries as `append_many` does, waiting only for memory; the future becomes the last id."""
+        """Append entries like `append_many`, waiting only for memory. The future becomes the last id."""
         batch = list(payloads)
         return self._thread.call(_followed(lambda: self._writer.push_many(batch)))
 
@@ -88,22 +88,22 @@ class LedgerWriter:
         self._thread.call(run(lambda: self._writer.allow_ensemble_changes(allowed)))
 
     def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:
-        """Append one entry under an id of one's own: on ledgers created with `advanced=True`.
+        """Append one entry under a given id: on ledgers created with `advanced=True`.
 
         It returns when the entry and all before it are durable: write smaller ids first, or from several threads.
         """
         return self._thread.call(self._writer.write(entry_id, payload, timeout=timeout))
 
     def force(self, *, timeout: float | None = None) -> int:
-        """Make durable what was acknowledged before (`deferred_sync`); the last add confirmed."""
+        """Make acknowledged entries durable (`deferred_sync`) and return the last add confirmed."""
         return self._thread.call(self._writer.force(timeout=timeout))
 
     def seal(self, *, force: bool = True, timeout: float | None = None) -> int:
-        """End the ledger for ever; its last entry id. See `bookies.client.write.writer.LedgerWriter.seal`."""
+        """End the ledger for ever and return its last entry id. See `bookies.client.write.writer.LedgerWriter.seal`."""
         return self._thread.call(self._writer.seal(force=force, timeout=timeout))
 
     def close(self) -> None:
-        """Let go of the handle without ending the ledger."""
+        """Release the handle without ending the ledger."""
         self._thread.call(self._writer.close())
 
     def __enter__(self) -> Self:
@@ -152,19 +152,20 @@ class LedgerReader:
         return self._reader.length
 
     def read(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> BlockingEntries:
-        """The entries first..last in order; `last` None: up to the last add confirmed. `.batches()`: in batches."""
+        """Iterate over the entries first..last in order; `last` None: up to the last add confirmed. `.batches()`: in
+        batches."""
         return BlockingEntries(self.read_batches(first, last, timeout=timeout))
 
     def read_batches(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> BlockingBatches:
-        """As `read`, in verified batches."""
+        """Read entries like `read`, in verified batches."""
         return self._batches(self._reader.read_batches(first, last, timeout=timeout))
 
     def read_arrow(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> pyarrow.Table:
-        """As `read`, as a pyarrow.Table: ledger_id, entry_id, value."""
+        """Read entries like `read`, as a pyarrow.Table: ledger_id, entry_id, value."""
         return self._thread.call(self._reader.read_arrow(first, last, timeout=timeout))
 
     def read_entry(self, entry_id: int, *, parallel: bool = False, timeout: float | None = None) -> Entry:
-        """One entry. `parallel`: ask all its replicas at once."""
+        """Return one entry. `parallel`: ask all its replicas at once."""
         return self._thread.call(self._reader.read_entry(entry_id, parallel=parallel, timeout=timeout))
 
     def read_batch(
@@ -176,7 +177,7 @@ class LedgerReader:
         unconfirmed: bool = False,
         timeout: float | None = None,
     ) -> EntryBatch:
-        """Consecutive entries from `first` on: at least one, perhaps fewer than there are."""
+        """Return consecutive entries from `first` on: at least one, perhaps fewer than there are."""
         return self._thread.call(
             self._reader.read_batch(
                 first, count_max=count_max, size_max=size_max, unconfirmed=unconfirmed, timeout=timeout
@@ -184,11 +185,11 @@ class LedgerReader:
         )
 
     def read_unconfirmed(self, first: int, last: int, *, timeout: float | None = None) -> BlockingEntries:
-        """The entries first..last, also those that may turn out not to be in the ledger."""
+        """Return the entries first..last, also those that may turn out not to be in the ledger."""
         return BlockingEntries(self._batches(self._reader.read_unconfirmed(first, last, timeout=timeout).batches()))
 
     def read_last(self, *, timeout: float | None = None) -> Entry:
-        """The entry at the last add confirmed, which is refreshed first."""
+        """Return the entry at the last add confirmed, which is refreshed first."""
         return self._thread.call(self._reader.read_last(timeout=timeout))
 
     def read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
@@ -196,7 +197,8 @@ class LedgerReader:
         return self._thread.call(self._reader.read_last_add_confirmed(timeout=timeout))
 
     def try_read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
-        """As `read_last_add_confirmed`, content with the first bookie that knows more, or with any answer at all."""
+        """Ask the bookies like `read_last_add_confirmed`; stop at the first that has a higher one, or at any answer at
+        all."""
         return self._thread.call(self._reader.try_read_last_add_confirmed(timeout=timeout))
 
     def read_last_add_confirmed_and_entry(
@@ -208,11 +210,11 @@ class LedgerReader:
         )
 
     def tail(self, first: int | None = None, *, timeout: float | None = None) -> BlockingEntries:
-        """Entries from `first` on (None: new ones only), waiting until the ledger is sealed."""
+        """Iterate over entries from `first` on (None: new ones only), waiting until the ledger is sealed."""
         return BlockingEntries(self._batches(self._reader.tail(first, timeout=timeout).batches()))
 
     def close(self) -> None:
-        """Let go of the handle; nothing happens to the ledger."""
+        """Release the handle; the ledger does not change."""
         self._thread.call(self._reader.close())
 
     def __enter__(self) -> Self:
@@ -228,9 +230,9 @@ class LedgerReader:
 
 
 async def _followed(append: Callable[[], Awaitable[asyncio.Future[int]]]) -> Future[int]:
-    """Append, and let a future for other threads follow what becomes of it."""
+    """Append, and let a future for other threads follow the result."""
     followed: Future[int] = Future()
-    followed.set_running_or_notify_cancel()  # What was sent cannot be taken back.
+    followed.set_running_or_notify_cancel()  # A sent entry cannot be cancelled.
 
     def tell(appended: asyncio.Future[int]) -> None:
         error = appended.exception()

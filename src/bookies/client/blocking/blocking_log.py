@@ -1,4 +1,4 @@
-"""`Log` for callers without asyncio: the same words, without await. See `client/log/log.py`."""
+"""`Log` for callers without asyncio: the same methods, without await. See `client/log/log.py`."""
 
 from __future__ import annotations
 
@@ -35,44 +35,44 @@ class LogWriter:
 
     @property
     def epoch(self) -> int:
-        """Grows with every leader, and every time this one goes on after a failure."""
+        """Return the epoch, which grows with every leader, and every time this one continues after a failure."""
         return self._writer.epoch
 
     @property
     def ledger_id(self) -> int:
-        """Where entries go at present."""
+        """Return the ledger that receives entries at present."""
         return self._writer.ledger_id
 
     @property
     def manifest(self) -> Manifest:
-        """The list of ledgers as this writer knows it."""
+        """Return the list of ledgers as this writer knows it."""
         return self._writer.manifest
 
     def __repr__(self) -> str:
         return repr(self._writer)
 
     def append(self, payload: Payload, *, timeout: float | None = None) -> Position:
-        """Append one entry; its position, once it is durable on the ack quorum."""
+        """Append one entry and return its position, once it is durable on the ack quorum."""
         return self._thread.call(self._writer.append(payload, timeout=timeout))
 
     def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> Position:
-        """Append entries one behind the other; the last position, once all are durable."""
+        """Append entries one after the other and return the last position, once all are durable."""
         return self._thread.call(self._writer.append_many(list(payloads), timeout=timeout))
 
     def roll(self, *, timeout: float | None = None) -> None:
-        """Go on in a new ledger, and end the present one."""
+        """Continue in a new ledger, and seal the present one."""
         self._thread.call(self._writer.roll(timeout=timeout))
 
     def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
-        """Let the log begin at a position."""
+        """Truncate the log before a position."""
         self._thread.call(self._writer.truncate(before, force=force, timeout=timeout))
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Wait for what was appended, end the last ledger, and lead no more. Idempotent."""
+        """Wait for pending appends, seal the last ledger, and give up the lead. Idempotent."""
         self._thread.call(self._writer.close(timeout=timeout))
 
     def abandon(self) -> None:
-        """Let go of the log without ending its last ledger: the next leader does."""
+        """Release the log without sealing its last ledger: the next leader does."""
         self._thread.call(self._writer.abandon())
 
     def __enter__(self) -> Self:
@@ -97,22 +97,23 @@ class LogReader:
 
     @property
     def manifest(self) -> Manifest:
-        """The list of ledgers as last seen."""
+        """Return the list of ledgers as last read."""
         return self._reader.manifest
 
     def refresh(self, *, timeout: float | None = None) -> Manifest:
-        """Look at the list of ledgers again; cheap when it has not changed."""
+        """Read the list of ledgers again; cheap when it has not changed."""
         return self._thread.call(self._reader.refresh(timeout=timeout))
 
     def __repr__(self) -> str:
         return repr(self._reader)
 
     def read(self, start: Position | None = None, *, timeout: float | None = None) -> BlockingEntries:
-        """The entries from `start` on (None: from the beginning) up to what is confirmed when it gets there."""
+        """Iterate over the entries from `start` on (None: from the beginning) up to the entries confirmed at that
+        moment."""
         return self._entries(self._reader.read(start, timeout=timeout))
 
     def tail(self, start: Position | None = None, *, timeout: float | None = None) -> BlockingEntries:
-        """The entries from `start` on (None: new ones only) as they are confirmed, without an end."""
+        """Iterate over the entries from `start` on (None: new ones only) as they are confirmed, without an end."""
         return self._entries(self._reader.tail(start, timeout=timeout))
 
     def _entries(self, entries: Entries) -> BlockingEntries:
@@ -140,7 +141,7 @@ class LogTransaction:
 
     @property
     def was_committed_before(self) -> bool:
-        """Known after the block; what this one wrote is deleted then."""
+        """Report whether the transaction was committed before; known after the block."""
         return self._transaction.was_committed_before
 
     def append(self, payload: Payload) -> None:
@@ -183,7 +184,7 @@ class Log:
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Make the log, without entries."""
+        """Create the log, without entries."""
         making = self._log.create(
             ensemble=ensemble,
             write_quorum=write_quorum,
@@ -196,7 +197,7 @@ class Log:
         self._thread.call(making)
 
     def manifest(self, *, timeout: float | None = None) -> Manifest:
-        """The list of its ledgers, as it is now."""
+        """Return the current list of its ledgers."""
         return self._thread.call(self._log.manifest(timeout=timeout))
 
     def lead(
@@ -207,7 +208,8 @@ class Log:
         is_candidate: Callable[[], bool] | None = None,
         timeout: float | None = None,
     ) -> LogWriter:
-        """Become the leader, who appends. Leaving its `with` block closes it; by an exception only lets go.
+        """Become the leader, who appends. Leaving its `with` block closes it; leaving it by an exception only releases
+        it.
 
         `is_candidate` is called on the client's own thread: it must be quick, and must not call the client.
         """
@@ -215,7 +217,7 @@ class Log:
         return LogWriter(self._thread, self._thread.call(opening.begin()))
 
     def open(self, *, timeout: float | None = None) -> LogReader:
-        """Open it for reading and tailing."""
+        """Open the log for reading and tailing."""
         return LogReader(self._thread, self._thread.call(self._log.open(timeout=timeout).begin()))
 
     def transaction(
@@ -247,25 +249,25 @@ class Log:
         orphan_grace: float = ORPHAN_GRACE_MS / 1000,
         replay_grace: float = REPLAY_GRACE_MS / 1000,
     ) -> Iterator[Reaped]:
-        """Delete what transactions wrote for this log and will not commit."""
+        """Delete ledgers that transactions wrote for this log and will not commit."""
         rows = self._log.reap(app=app, dry_run=dry_run, orphan_grace=orphan_grace, replay_grace=replay_grace)
         while (row := self._thread.call(next_or_none(rows))) is not None:
             yield row
 
     def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
-        """Let the log begin at a position; what is before it cannot be read any more."""
+        """Truncate the log before a position: earlier entries cannot be read any more."""
         self._thread.call(self._log.truncate(before, force=force, timeout=timeout))
 
     def cursors(self, *, timeout: float | None = None) -> dict[str, Cursor]:
-        """The named cursors: how far consumers have come. Truncation does not pass them."""
+        """Return the named cursors: the progress of consumers. Truncation does not pass them."""
         return self._thread.call(self._log.cursors(timeout=timeout))
 
     def move_cursor(self, name: str, position: Position, *, timeout: float | None = None) -> None:
-        """Put a cursor before an entry; one that does not exist is made."""
+        """Move a cursor before an entry. A cursor that does not exist is created."""
         self._thread.call(self._log.move_cursor(name, position, timeout=timeout))
 
     def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
-        """It holds nothing back any more."""
+        """Delete a cursor, which then holds no truncation back."""
         self._thread.call(self._log.delete_cursor(name, timeout=timeout))
 
     def delete(self, *, timeout: float | None = None) -> None:

@@ -1,7 +1,8 @@
-"""Cursors of a log in the metadata store: read, move, delete, and the guard of truncations. See `protocol/log/cursors.py`.
+"""Cursors of a log in the metadata store: read, move, delete, and the guard of truncations. See
+`protocol/log/cursors.py`.
 
 Every change is one transaction with a check of the list of ledgers, and every truncation one with a check of the
-cursors; whoever finds that the other side has changed meanwhile decides again. Source: pains H 67, 71.
+cursors; if the other side has changed meanwhile, the operation decides again. Source: pains H 67, 71.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bookies.protocol.log.cursors import Cursor, moved, pack_cursors, parse_curs
 from bookies.protocol.log.log_model import LedgerEnd
 from bookies.runtime.ports import Runtime
 
-CURSORS = "cursors/"  # what the names of their records begin with
+CURSORS = "cursors/"  # prefix of the names of their records
 
 
 class LogCursors:
@@ -31,7 +32,7 @@ class LogCursors:
         self._record = CURSORS + records.name
 
     async def read(self) -> tuple[dict[str, Cursor], int]:
-        """The cursors by name, and the version of their record; 0: there is none."""
+        """Return the cursors by name, and the version of their record; 0: there is none."""
         try:
             data, version = await self._driver.read_record(self._record)
         except RecordNotFound:
@@ -39,12 +40,12 @@ class LogCursors:
         return parse_cursors(self._records.name, self._records.current.token, data), version
 
     async def move(self, name: str, position: Position) -> None:
-        """Put a cursor somewhere, making it if there is none. Raises `LogTruncated`, `LogNotFound`."""
+        """Move a cursor, or create it. Raises `LogTruncated`, `LogNotFound`."""
         cursor = Cursor(name, position, self._runtime.clock.wall_ms())
         await self._change(lambda found, manifest: moved(found, manifest, cursor))
 
     async def delete(self, name: str) -> None:
-        """One that does not exist counts as deleted."""
+        """Delete a cursor. One that does not exist counts as deleted."""
         await self._change(
             lambda found, _: {each: at for each, at in found.items() if each != name} if name in found else None
         )
@@ -71,7 +72,7 @@ class LogCursors:
             await back_off(self._runtime, conflicts)
 
     def guard(self, before: Position, ends: Mapping[int, LedgerEnd]) -> Callable[[Manifest], Awaitable[Sequence[Step]]]:
-        """For a truncation to `before`: what has to be true when the list is changed. It raises `CursorBehind`."""
+        """Return the conditions for a truncation to `before`, checked with the swap. Raises `CursorBehind`."""
 
         async def check(found: Manifest) -> Sequence[Step]:
             cursors, version = await self.read()
@@ -87,7 +88,7 @@ class LogCursors:
         return check
 
     async def delete_all(self) -> None:
-        """With a log that is being deleted."""
+        """Delete all cursors, with a log that is being deleted."""
 
         async def attempt() -> None:
             try:

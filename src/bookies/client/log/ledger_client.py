@@ -1,4 +1,4 @@
-"""What a log needs of a client: ledgers made, opened, recovered, deleted and listed."""
+"""The part of a client that a log needs: ledgers created, opened, recovered, deleted and listed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LedgerClient(Protocol):
 
     @property
     def config(self) -> ClientConfig:
-        """The client's settings."""
+        """Return the client's settings."""
 
     def create(
         self,

@@ -1,10 +1,10 @@
 """`Log`: entries without an end, as a list of ledgers. Create, lead, read, truncate, delete.
 
-A log has one *leader* at a time, who appends to it (`lead`). Taking the lead stops whoever has it, at any moment,
-without losing anything that was acknowledged; so processes that want to take turns need an election of their own, for
-their peace, not for the safety of the log. Readers need nobody's leave and disturb nobody.
+A log has one *leader* at a time, who appends to it (`lead`). Taking the lead stops the present leader, at any moment,
+without loss of acknowledged entries. Processes that want to take turns need an election of their own to avoid
+take-overs; the log is safe without one. Readers need no permission and disturb no other process.
 
-`protocol/log/log_model.py` says why it is safe. Source: client-protocol 5.
+`protocol/log/log_model.py` proves the safety. Source: client-protocol 5.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["LOGS", "Log"]
 
 
 class Log:
-    """One log by its name. Made by `Client.log`, which asks nobody: it may or may not exist."""
+    """One log by its name. Made by `Client.log`, which sends no request: the log may or may not exist."""
 
     def __init__(
         self, client: LedgerClient, runtime: Runtime, driver: MetadataDriver, name: str, password: bytes
@@ -66,11 +66,11 @@ class Log:
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Make the log, without entries. The numbers are those of each of its ledgers: see `Client.create`.
+        """Create the log, without entries. The numbers are those of each of its ledgers: see `Client.create`.
 
-        `record_format`: what an entry is, for Spark: "raw", the value itself, or "envelope", with key, headers and
-        timestamp. `exist_ok`: content with one that exists, whatever its numbers. `timeout`: seconds. Raises
-        `LogExists`, `InvalidArgument`.
+        `record_format`: the content of an entry, for Spark: "raw", the value itself, or "envelope", with key, headers
+        and timestamp. `exist_ok`: accept a log that exists, with any numbers. `timeout`: seconds. Raises `LogExists`,
+        `InvalidArgument`.
         """
         ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
         token = f"{self._runtime.random.getrandbits(64):016x}"
@@ -93,7 +93,7 @@ class Log:
             await repeated(self._runtime, make)
 
     async def manifest(self, *, timeout: float | None = None) -> Manifest:
-        """The list of its ledgers, as it is now. Raises `LogNotFound`."""
+        """Return the current list of its ledgers. Raises `LogNotFound`."""
         async with TimeLimit(timeout, f"read the list of log {self.name}"):
             return (await self._parts()).records.current
 
@@ -107,13 +107,14 @@ class Log:
     ) -> Opening[LogWriter]:
         """Become the leader, who appends: `async with log.lead() as writer`, or await it.
 
-        Whoever leads now is stopped, and gets `LogFenced`; all it was told to be stored stays. When this returns, all
-        entries before are readable, and only this writer can append. `roll_size`, `roll_age`: payload bytes, and
+        The present leader is stopped and gets `LogFenced`; its acknowledged entries stay. When this returns, all
+        earlier entries are readable, and only this writer can append. `roll_size`, `roll_age`: payload bytes, and
         seconds, after which entries go to a new ledger. `is_candidate`: asked before each attempt; False ends them.
         `timeout`: seconds.
 
-        Leaving the block closes the writer; leaving it by an exception only lets go of it. Raises `LogNotFound`,
-        `LogFenced` (not a candidate any more), `RecoveryFailed`, `NotEnoughBookies` and others that last too long.
+        Leaving the block closes the writer; leaving it by an exception only releases it. Raises `LogNotFound`,
+        `LogFenced` (not a candidate any more), `RecoveryFailed`, `NotEnoughBookies` and other errors that last too
+        long.
         """
         roll_size = whole_number("roll_size", roll_size, 1)
         if isinstance(roll_age, bool) or not isinstance(roll_age, int | float) or not roll_age > 0:
@@ -126,7 +127,7 @@ class Log:
         return Opening(make, timeout, f"take the lead of log {self.name}")
 
     def open(self, *, timeout: float | None = None) -> Opening[LogReader]:
-        """Open it for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""
+        """Open the log for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""
 
         async def make() -> LogReader:
             return LogReader(await self._parts())
@@ -146,12 +147,12 @@ class Log:
     ) -> LogTransaction:
         """Append entries all at once, or not at all: `async with log.transaction("loader", 7) as txn`.
 
-        Repeat a block that failed with the same `app` and `version`: what was committed is not appended again.
+        Repeat a block that failed with the same `app` and `version`: committed entries are not appended again.
         Versions of one application only grow; a smaller one than the last counts as committed. `ledger_size`: payload
-        bytes of each ledger. `is_replacing`: the log holds nothing else afterwards. `on_open_tail`: what to do when a
-        leader writes the log: "fail", or "fence", that is, stop it. `timeout`: of the commit, seconds.
+        bytes of each ledger. `is_replacing`: the log holds nothing else afterwards. `on_open_tail`: the action when a
+        leader writes the log: "fail", or "fence", which stops it. `timeout`: of the commit, seconds.
 
-        The block raises `LogNotFound`, what `LedgerWriter.append_many` raises, and when it ends `LogInUse`,
+        The block raises `LogNotFound` and the errors of `LedgerWriter.append_many`, and at its end `LogInUse`,
         `TransactionRefused` (a stream's application), or `LogError` (no answer in time: repeat it to find out).
         """
         version, ledger_size = whole_number("version", version), whole_number("ledger_size", ledger_size, 1)
@@ -174,11 +175,11 @@ class Log:
         orphan_grace: float = ORPHAN_GRACE_MS / 1000,
         replay_grace: float = REPLAY_GRACE_MS / 1000,
     ) -> AsyncIterator[Reaped]:
-        """Delete what transactions wrote for this log and will not commit: tasks that died, attempts that lost.
+        """Delete ledgers that transactions wrote for this log and will not commit: of dead tasks and lost attempts.
 
-        One row for each ledger that the log does not list. `app`: only of this application. `orphan_grace`: seconds
-        after which a transaction that nobody knows of is given up; if it is committed later, that is refused.
-        `replay_grace`: the same for left-overs of committed ones. Reads the records of all ledgers of the cluster.
+        Return one row for each ledger that the log does not list. `app`: only of this application. `orphan_grace`:
+        seconds after which an unknown transaction is given up; a later commit of it is refused. `replay_grace`: the
+        same for left-overs of committed ones. Reads the records of all ledgers of the cluster.
         """
         async for each in reap(
             self._transaction_parts(),
@@ -194,27 +195,27 @@ class Log:
         return TransactionContext(self._client, self._runtime, self._driver, self._password)
 
     async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
-        """Let the log begin at a position; what is before it cannot be read any more, and its ledgers are deleted.
+        """Truncate the log before a position: earlier entries cannot be read any more, and their ledgers are deleted.
 
-        Anybody may do this, also while somebody leads. Of the last two ledgers nothing is deleted before others have
+        Any client may do this, also while a leader writes. The last two ledgers are deleted only after others have
         followed them. When it fails or is cancelled half-way, the next truncation or leader does the rest. Raises
-        `CursorBehind` (a cursor has not come so far) unless `force`, `LogTruncated` (a position that is not in the
-        log), `InvalidArgument` (behind its end), `LogNotFound`.
+        `CursorBehind` (a cursor has not reached the position) unless `force`, `LogTruncated` (a position that is not
+        in the log), `InvalidArgument` (after its end), `LogNotFound`.
         """
         before, force = position_of("before", before), switch("force", force)
         async with TimeLimit(timeout, f"truncate log {self.name}"):
             await truncate(await self._parts(), before, is_forced=force)
 
     async def cursors(self, *, timeout: float | None = None) -> dict[str, Cursor]:
-        """The named cursors: how far consumers have come. Truncation does not pass them. Raises `LogNotFound`."""
+        """Return the named cursors: the progress of consumers. Truncation does not pass them. Raises `LogNotFound`."""
         async with TimeLimit(timeout, f"read the cursors of log {self.name}"):
             parts = await self._parts()
             return (await repeated(self._runtime, parts.cursors.read))[0]
 
     async def move_cursor(self, name: str, position: Position, *, timeout: float | None = None) -> None:
-        """Put a cursor before an entry, forward or back; one that does not exist is made.
+        """Move a cursor before an entry, forward or back. A cursor that does not exist is created.
 
-        `entry.position.next` says that the entry was dealt with. `name`: as names of logs. Raises `LogTruncated` (a
+        `entry.position.next` marks the entry as processed. `name`: like names of logs. Raises `LogTruncated` (a
         position that is not in the log), `LogNotFound`, `InvalidArgument`.
         """
         position = position_of("position", position)
@@ -222,12 +223,13 @@ class Log:
             await (await self._parts()).cursors.move(check_log_name(name), position)
 
     async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
-        """It holds nothing back any more; one that does not exist counts as deleted. Raises `LogNotFound`."""
+        """Delete a cursor, which then holds no truncation back. One that does not exist counts as deleted. Raises
+        `LogNotFound`."""
         async with TimeLimit(timeout, f"delete cursor {name} of log {self.name}"):
             await (await self._parts()).cursors.delete(name)
 
     async def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the log and its ledgers for ever; one that does not exist counts as deleted.
+        """Delete the log and its ledgers for ever. One that does not exist counts as deleted.
 
         Its leader is stopped. When it fails or is cancelled half-way, the log cannot be used any more: repeat it.
         """
@@ -240,18 +242,19 @@ class Log:
                 for ledger_id in (await records.update(emptied)).deleting:
                     try:
                         if not await self._client.is_sealed(ledger_id):
-                            await end_of(parts, ledger_id)  # Else its writer would go on with what nobody finds.
+                            # Otherwise its writer would continue in a ledger that is in no list.
+                            await end_of(parts, ledger_id)
                     except LedgerNotFound:
-                        continue  # An earlier deletion, or another one, was here.
+                        continue  # An earlier or concurrent deletion was here.
                 await sweep(parts)
                 await parts.cursors.delete_all()
                 await repeated(self._runtime, records.sweep)
                 await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
             except (LogNotFound, RecordNotFound):
-                pass  # Nothing is left, whoever deleted it.
+                pass  # The log is gone, by this deletion or another.
 
     async def _parts(self) -> LogContext:
-        """With a fresh list. Raises `LogNotFound`."""
+        """Return the context with a fresh list. Raises `LogNotFound`."""
         records = ManifestLoop(self._runtime, self._driver, self.name)
         manifest = await repeated(self._runtime, records.refresh)
         if manifest.is_deleting:

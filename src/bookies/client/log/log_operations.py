@@ -1,6 +1,6 @@
-"""What several processes do with a log at once: take it over, truncate it, sweep up what was taken out of it.
+"""Operations that several processes may run on a log at once: take-over, truncation, sweep of unlisted ledgers.
 
-Nothing here relies on being the only one who does it. Source: client-protocol 5.2, 5.4.
+None of them relies on being the only one. Source: client-protocol 5.2, 5.4.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from bookies.client.log.ledger_client import LedgerClient
     from bookies.client.write import LedgerWriter
 
-PATIENCE_S = 30.0  # a take-over gives up when it could not do a step for so long
-DELETING_MAX = 2048  # ledgers that a truncation takes out of the list at a time: the record notes them
-DUEL_PAUSE = 4  # `back_off` begins here after a lost swap: long enough for the other one to begin with its work
+PATIENCE_S = 30.0  # seconds; a take-over gives up when one step has failed for this long
+DELETING_MAX = 2048  # ledgers that a truncation removes from the list at a time: the record notes them
+DUEL_PAUSE = 4  # `back_off` begins here after a lost swap: long enough for the winner to begin its work
 
 Guard = Callable[[Manifest], Awaitable[Sequence[Step]]]
 
 
 class LogContext(NamedTuple):
-    """What it takes to work on one log."""
+    """Everything needed to work on one log."""
 
     client: LedgerClient
     runtime: Runtime
@@ -43,11 +43,11 @@ class LogContext(NamedTuple):
 async def take_over(
     parts: LogContext, *, leader: int | None = None, is_candidate: Callable[[], bool] | None = None
 ) -> LedgerWriter:
-    """Decide the ends of what is open, and put a ledger of our own behind it; that ledger, still empty.
+    """Decide the ends of open ledgers, and append a new ledger to the list; return that ledger, still empty.
 
-    `leader`: the epoch of a leader who lost its ledger, and goes on only while nobody else took over. `is_candidate`:
-    asked before every attempt. Raises `LogFenced` if either says no, `LogNotFound`, `LedgerNotFound` (a listed ledger
-    is lost), and what keeps a step from succeeding for too long.
+    `leader`: the epoch of a leader that lost its ledger, and continues only while no other took over. `is_candidate`:
+    asked before every attempt. Raises `LogFenced` if either fails, `LogNotFound`, `LedgerNotFound` (a listed ledger
+    is lost), and the error that prevents a step for too long.
     """
     patience, lost = Patience(parts.runtime), 0
     while True:
@@ -65,7 +65,7 @@ async def take_over(
 
 
 async def _attempt(parts: LogContext, leader: int | None) -> LedgerWriter | None:
-    """None: somebody else changed the list meanwhile. The numbers are those of client-protocol 5.2."""
+    """Try once; None: another process changed the list meanwhile. The numbers are those of client-protocol 5.2."""
     basis = await parts.records.refresh()  # (1)
     if leader is not None:
         check_leader(basis, leader)
@@ -77,7 +77,7 @@ async def _attempt(parts: LogContext, leader: int | None) -> LedgerWriter | None
     except LedgerNotFound:
         if await parts.records.refresh() is basis:
             raise
-        return None  # It was truncated, or deleted with the log, while we looked.
+        return None  # It was truncated, or deleted with the log, meanwhile.
     ledger = await new_ledger(parts, basis.epoch + 1)  # (3)
     try:
         await parts.records.update(lambda found: taken_over(found, basis, ledger.ledger_id, ends, leader=leader))  # (5)
@@ -88,7 +88,7 @@ async def _attempt(parts: LogContext, leader: int | None) -> LedgerWriter | None
         await discard(parts, ledger)  # No store could hold the list with it.
         raise
     except BaseException:
-        await ledger.close()  # It may or may not be in the list: whoever takes over next ends it.
+        await ledger.close()  # It may or may not be in the list: the next take-over seals it.
         raise
     return ledger
 
@@ -101,7 +101,8 @@ async def end_of(parts: LogContext, ledger_id: int) -> LedgerEnd:
 
 
 async def new_ledger(parts: LogContext, epoch: int) -> LedgerWriter:
-    """As the log's record says. Its labels tell whose garbage it is when it never gets into a list."""
+    """Create a ledger with the settings of the log's record. Its labels name its owner in case it never gets into a
+    list."""
     like = parts.records.current
     return await parts.client.create(
         ensemble=like.ensemble,
@@ -114,7 +115,7 @@ async def new_ledger(parts: LogContext, epoch: int) -> LedgerWriter:
 
 
 async def discard(parts: LogContext, ledger: LedgerWriter) -> None:
-    """Delete a ledger that is in no list and never will be. Best effort: what is left is garbage, and labelled."""
+    """Delete a ledger that is in no list and never will be. Best effort: a remaining one is labelled garbage."""
     await ledger.close()
     with contextlib.suppress(BookKeeperError):
         await parts.client.delete(ledger.ledger_id)
@@ -123,7 +124,7 @@ async def discard(parts: LogContext, ledger: LedgerWriter) -> None:
 async def truncate(
     parts: LogContext, before: Position, own: LedgerWriter | None = None, *, is_forced: bool = False
 ) -> None:
-    """Let the log begin at `before`. `own`: the ledger that the caller is writing. Raises as `Log.truncate`."""
+    """Truncate the log before `before`. `own`: the ledger that the caller is writing. Raises like `Log.truncate`."""
     manifest = parts.records.current
     ends: dict[int, LedgerEnd] = {}
     for ledger_id in manifest.open_ledgers:
@@ -139,7 +140,7 @@ async def truncate(
 
 
 def _nearer(manifest: Manifest, before: Position) -> Position | None:
-    """Where to truncate first when there are more ledgers before a position than one record can note."""
+    """Return the first position to truncate to when more ledgers precede a position than one record can note."""
     if len(manifest.extents) <= DELETING_MAX + OPEN_MAX:
         return None
     extent, target = manifest.extents[DELETING_MAX], manifest.find(before)
@@ -150,13 +151,13 @@ def _nearer(manifest: Manifest, before: Position) -> Position | None:
 
 async def _truncate_closed(parts: LogContext, before: Position, guard: Guard | None) -> None:
     """Truncate before a ledger that is followed by more than those that may be open."""
-    with contextlib.suppress(LogTruncated):  # Somebody else has been here meanwhile.
+    with contextlib.suppress(LogTruncated):  # Another process was here meanwhile.
         await parts.records.update(lambda found: truncated(found, before, {}, before.entry_id), guard)
     await sweep(parts)
 
 
 async def empty(parts: LogContext) -> None:
-    """Delete all but the newest ledgers of a long list, some at a time, before it is deleted itself."""
+    """Delete all but the newest ledgers of a long list, a batch at a time, before the list itself is deleted."""
     while len(parts.records.current.extents) > DELETING_MAX + OPEN_MAX:
         extent = parts.records.current.extents[DELETING_MAX]
         await _truncate_closed(parts, Position(extent.ledger_id, extent.first), None)
@@ -165,7 +166,7 @@ async def empty(parts: LogContext) -> None:
 async def _last_add_confirmed(
     parts: LogContext, manifest: Manifest, before: Position, ends: Mapping[int, LedgerEnd], own: LedgerWriter | None
 ) -> int:
-    """Of the ledger of a position; -1 when it is not in the list."""
+    """Return the last add confirmed of a position's ledger; -1 when it is not in the list."""
     target = manifest.find(before)
     if target is None:
         return -1
@@ -180,7 +181,7 @@ async def _last_add_confirmed(
 
 
 async def sweep(parts: LogContext) -> None:
-    """Delete the ledgers that were taken out of the list."""
+    """Delete the ledgers that were removed from the list."""
     gone = parts.records.current.deleting
     for ledger_id in gone:
         await parts.client.delete(ledger_id)
@@ -189,7 +190,7 @@ async def sweep(parts: LogContext) -> None:
 
 
 class Patience:
-    """For steps that may be repeated: pauses that grow, for as long as something may still come of it."""
+    """Back-off for steps that may be repeated: growing pauses, as long as the step may still succeed."""
 
     def __init__(self, runtime: Runtime, seconds: float = PATIENCE_S) -> None:
         self._runtime = runtime
@@ -198,7 +199,7 @@ class Patience:
         self._since = 0.0
 
     async def pause(self, error: BookKeeperError) -> None:
-        """Wait before the next try. Raises `error` when it will not pass, or has not passed for too long."""
+        """Wait before the next try. Raises `error` when it is permanent, or has lasted too long."""
         now = asyncio.get_running_loop().time()
         if self._count == 0:
             self._since = now
@@ -208,5 +209,5 @@ class Patience:
         await back_off(self._runtime, self._count)
 
     def reset(self) -> None:
-        """A step succeeded."""
+        """Note that a step succeeded."""
         self._count = 0

@@ -1,8 +1,8 @@
-"""`LogReader`: the entries of a log, ledger by ledger, in the order of its list. Disturbs nobody.
+"""`LogReader`: the entries of a log, ledger by ledger, in the order of its list. It disturbs no other process.
 
-A ledger is left for the next one only when it is closed and read to its end: that the list goes on does not say that
-the ledger before is complete, because a leader lists the next one first. Empty ledgers are normal: leaders that did
-not get to write. A ledger that is gone and not in the list any more was truncated; one that is still listed is lost.
+The reader moves to the next ledger only when the present one is closed and read to its end. A following ledger in the
+list is no proof of that, because a leader lists the next one first. Empty ledgers are normal: leaders that wrote
+nothing. A missing ledger that is not in the list any more was truncated; a missing one that is still listed is lost.
 
 Source: client-protocol 5.5.
 """
@@ -26,7 +26,7 @@ from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import Extent
 
 T = TypeVar("T")
-POLL_S = 10.0  # how often a tail reads the list without being told of a change: a watch may have been lost
+POLL_S = 10.0  # seconds; a tail reads the list this often even without a notification: a watch may have been lost
 
 
 class LogReader:
@@ -44,11 +44,11 @@ class LogReader:
 
     @property
     def manifest(self) -> Manifest:
-        """The list of ledgers as last seen."""
+        """Return the list of ledgers as last read."""
         return self._parts.records.current
 
     async def refresh(self, *, timeout: float | None = None) -> Manifest:
-        """Look at the list of ledgers again; cheap when it has not changed. Raises `LogNotFound`."""
+        """Read the list of ledgers again; cheap when it has not changed. Raises `LogNotFound`."""
         async with TimeLimit(timeout, f"read the list of log {self.name}"):
             manifest = await self._parts.records.refresh()
         if manifest.is_deleting:
@@ -60,18 +60,20 @@ class LogReader:
         return f"<LogReader {self.name} {state} ledgers={self.manifest.ledger_ids}>"
 
     def read(self, start: Position | None = None, *, timeout: float | None = None) -> Entries:
-        """The entries from `start` on (None: from the beginning) up to what is confirmed when it gets there.
+        """Iterate over the entries from `start` on (None: from the beginning) up to the entries confirmed at that
+        moment.
 
-        `async for entry in reader.read()`; `entry.position` is where it is, `entry.position.next` where to go on.
-        `.batches()` gives verified batches instead. `timeout`: seconds that a step may take.
+        `async for entry in reader.read()`; `entry.position` is its position, `entry.position.next` the one to
+        continue from. `.batches()` gives verified batches instead. `timeout`: seconds that a step may take.
 
-        Raises `LogTruncated` (what would come next is not in the log any more; `manifest` says where it begins),
-        `LedgerNotFound` (a ledger of the log is lost), and what `LedgerReader.read` raises.
+        Raises `LogTruncated` (the next entries are not in the log any more; `manifest` tells where it begins),
+        `LedgerNotFound` (a ledger of the log is lost), and the errors of `LedgerReader.read`.
         """
         return Entries(self._source(start, is_tail=False), timeout)
 
     def tail(self, start: Position | None = None, *, timeout: float | None = None) -> Entries:
-        """The entries from `start` on (None: new ones only) as they are confirmed, without an end. See `read`."""
+        """Iterate over the entries from `start` on (None: new ones only) as they are confirmed, without an end. See
+        `read`."""
         return Entries(self._source(start, is_tail=True), timeout)
 
     def _source(self, start: Position | None, *, is_tail: bool) -> _LogSource:
@@ -88,7 +90,7 @@ class LogReader:
             await source.stop()
 
     def check_open(self) -> None:
-        """Raises `LedgerClosed`."""
+        """Raise `LedgerClosed` if the reader is closed."""
         if self._is_closed:
             raise LedgerClosed(f"the reader of log {self.name} is closed: open the log again")
 
@@ -102,20 +104,20 @@ class LogReader:
 
 
 class _LogSource:
-    """The batches of one iteration. `_next`: what is delivered next; None before the beginning is known."""
+    """The batches of one iteration. `_next`: the position to deliver next; None before the beginning is known."""
 
     def __init__(self, reader: LogReader, parts: LogContext, start: Position | None, *, is_tail: bool) -> None:
         self._reader = reader
         self._parts = parts
         self._next = start
         self._is_tail = is_tail
-        self._extent: Extent | None = None  # what is being read, or was read to its end
-        self._is_complete = False  # whether it was
-        self._is_whole = False  # whether its end is known to be the end of what is read of it
+        self._extent: Extent | None = None  # the extent being read, or read to its end
+        self._is_complete = False  # whether it was read to its end
+        self._is_whole = False  # whether the end of its readable part is its final end
         self._ledger: LedgerReader | None = None
         self._batches: Batches | None = None
         self._patience = Patience(parts.runtime)
-        self._changed = asyncio.Event()  # the list, or the reader was closed
+        self._changed = asyncio.Event()  # the list changed, or the reader was closed
 
     async def next_batch(self) -> EntryBatch | None:
         while True:
@@ -134,7 +136,7 @@ class _LogSource:
                 if not self._is_tail:
                     raise
                 await self._patience.pause(error)
-                self._batches = None  # Begin again behind what was delivered.
+                self._batches = None  # Begin again after the delivered entries.
                 continue
             if batch is not None:
                 self._patience.reset()
@@ -147,7 +149,7 @@ class _LogSource:
 
     # -- which ledger --------------------------------------------------------------------------------------------
     async def _begin(self) -> bool:
-        """Find the first extent; False: there is none, and nothing to wait for."""
+        """Find the first extent; False: there is none, and no reason to wait."""
         manifest = await self._refreshed()
         if self._next is None and self._is_tail:
             await self._find_end(manifest)
@@ -166,7 +168,7 @@ class _LogSource:
         return True
 
     async def _find_end(self, manifest: Manifest) -> None:
-        """Begin behind everything that is confirmed: in the first ledger that is not closed."""
+        """Begin after all confirmed entries: in the first ledger that is not closed."""
         for extent in manifest.extents:
             if extent.last is not None:
                 continue
@@ -186,7 +188,7 @@ class _LogSource:
         self._next = Position(extent.ledger_id, extent.first)
 
     async def _go_on(self) -> bool:
-        """Move to the extent behind the present one, which has its end; False: there is none, and no waiting."""
+        """Move to the extent after the present, finished one; False: there is none, and no waiting."""
         assert self._extent is not None
         manifest = await self._refreshed()
         while (following := manifest.after(self._extent.seq)) is None:
@@ -200,7 +202,7 @@ class _LogSource:
         return True
 
     def _has_gap(self, manifest: Manifest, following: Extent) -> bool:
-        """Whether something between the present extent and the one that follows was truncated."""
+        """Report whether entries between the present extent and the following one were truncated."""
         assert self._extent is not None
         if following.seq > self._extent.seq + 1:
             return True
@@ -214,7 +216,7 @@ class _LogSource:
         self._ledger = await self._persistently(lambda: opening)
 
     async def _open_extent(self, extent: Extent) -> None:
-        """Begin with what is to be read of it."""
+        """Open the extent at the next position."""
         assert self._next is not None
         if self._ledger is None or self._ledger.ledger_id != extent.ledger_id:
             await self._open_ledger(extent.ledger_id)
@@ -233,7 +235,7 @@ class _LogSource:
             self._batches = ledger.read_batches(first, last) if first <= last else Batches(_Nothing())
 
     async def stop(self) -> None:
-        """Whoever waits for the next batch is told that the reader is closed."""
+        """End the iteration with an error that the reader is closed."""
         self._changed.set()
         if self._ledger is not None:
             await self._ledger.close()
@@ -248,20 +250,20 @@ class _LogSource:
         return await self._persistently(self._parts.records.refresh)
 
     async def _wait_for_change(self) -> Manifest:
-        """The list, when it may have changed."""
+        """Return the list, when it may have changed."""
         self._changed.clear()
         watch = self._parts.records.watch(self._changed.set)
         try:
             async with asyncio.timeout(POLL_S):
                 await self._changed.wait()
         except TimeoutError:
-            pass  # Time to look anyway.
+            pass  # Time to read it anyway.
         finally:
             watch.cancel()
         return await self._refreshed()
 
     async def _checked(self, reading: Awaitable[T]) -> T:
-        """The result of reading from a ledger that may have been truncated meanwhile."""
+        """Return the result of reading from a ledger that may have been truncated meanwhile."""
         try:
             return await reading
         except (LedgerNotFound, *NEGATIVE):
@@ -274,7 +276,7 @@ class _LogSource:
             raise
 
     async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What is asked for again while it fails in a way that may pass, by those who wait for the log to go on."""
+        """Repeat a request while it fails in a way that may pass, for iterations that wait for the log to continue."""
         while True:
             try:
                 result = await call()
@@ -291,7 +293,7 @@ class _LogSource:
 
 
 class _Nothing:
-    """No batch."""
+    """Result "no batch"."""
 
     async def next_batch(self) -> EntryBatch | None:
         return None

@@ -1,13 +1,13 @@
-"""`LogWriter`: the leader of a log. Appends, rolls from ledger to ledger, and goes on after a failure.
+"""`LogWriter`: the leader of a log. Appends, rolls from ledger to ledger, and continues after a failure.
 
-Entries go to one ledger at a time. A roll makes the next one and lists it while appends go on; then those that come
-wait at the gate until the old ledger is ended, and go to the new one. So nothing is acknowledged in a ledger before
-the one in front of it has its end.
+Entries go to one ledger at a time. A roll creates the next one and lists it while appends go on; then new appends
+wait at the gate until the old ledger is sealed, and go to the new one. So no entry is acknowledged in a ledger before
+the preceding ledger has its end.
 
-When an append fails, nobody knows what the ledger's end will be, and sending the entry again could bring it twice. So
-the ledger is recovered first, as by any new leader: what was appended is then stored for certain, or certainly is
-not, and only that goes to the next ledger, in its old order. If a ledger is fenced, somebody else takes over, and
-this writer ends.
+When an append fails, the ledger's end is unknown, and sending the entry again could store it twice. So the ledger is
+recovered first, as by any new leader: each entry then is stored for certain, or certainly is not, and only the
+missing ones go to the next ledger, in their old order. If a ledger is fenced, another process takes over, and this
+writer ends.
 
 Source: client-protocol 5.3.
 """
@@ -43,12 +43,12 @@ from bookies.protocol.log.log_model import LedgerEnd, ended, rolled
 from bookies.runtime.tasks import Tasks
 
 OVERHEAD_MAX = 128  # bytes that an entry takes beside its payload, at most
-ROLL_RETRY_S = 10.0  # after a roll that could not begin; until then the present ledger has to do
+ROLL_RETRY_S = 10.0  # seconds after a roll that could not begin; until then the present ledger is used
 
 
 @dataclass(slots=True)
 class _Failed:
-    """An append that has to wait for its ledger's end. `number`: in the order in which they came."""
+    """An append that waits for its ledger's end. `number`: in order of arrival."""
 
     number: int
     decided: asyncio.Future[None]
@@ -65,18 +65,18 @@ class LogWriter:
         self._epoch = parts.records.current.epoch
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._task_died)
-        self._changing = asyncio.Lock()  # held by what changes the ledger: one roll or recovery at a time
+        self._changing = asyncio.Lock()  # held by operations that change the ledger: one roll or recovery at a time
         self._gate = asyncio.Lock()  # held while no append may go to a ledger
         self._gate_count = 0  # appends at the gate
         self._failed: list[_Failed] = []
         self._count = 0  # appends so far
-        self._ends: dict[int, LedgerEnd] = {}  # of the ledgers that this writer has written, once they are decided
-        self._next: LedgerWriter | None = None  # of a roll: made, perhaps in the list, not written to yet
-        self._error: BookKeeperError | None = None  # what ended this writer
+        self._ends: dict[int, LedgerEnd] = {}  # ends of the ledgers that this writer has written, once they are decided
+        self._next: LedgerWriter | None = None  # the next ledger of a roll: created, perhaps listed, not written to yet
+        self._error: BookKeeperError | None = None  # the error that ended this writer
         self._is_rolling = self._is_recovering = False
         self._roll_not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._futile_count = 0  # ledgers one after the other that failed before anything was confirmed
+        self._futile_count = 0  # consecutive ledgers that failed before an entry was confirmed
         self._futile_since = 0.0
         self._install(ledger)
         if self._records.current.deleting:
@@ -89,17 +89,17 @@ class LogWriter:
 
     @property
     def epoch(self) -> int:
-        """Grows with every leader, and every time this one goes on after a failure."""
+        """Return the epoch, which grows with every leader, and every time this one continues after a failure."""
         return self._epoch
 
     @property
     def ledger_id(self) -> int:
-        """Where entries go at present."""
+        """Return the ledger that receives entries at present."""
         return self._ledger.ledger_id
 
     @property
     def manifest(self) -> Manifest:
-        """The list of ledgers as this writer knows it."""
+        """Return the list of ledgers as this writer knows it."""
         return self._records.current
 
     def __repr__(self) -> str:
@@ -108,18 +108,18 @@ class LogWriter:
 
     # -- appending -----------------------------------------------------------------------------------------------
     async def append(self, payload: Payload, *, timeout: float | None = None) -> Position:
-        """Append one entry; its position, once it is durable on the ack quorum. `timeout`: seconds.
+        """Append one entry and return its position, once it is durable on the ack quorum. `timeout`: seconds.
 
         Raises `LogFenced` (another process leads now: the entry may or may not be in the log), `AckQuorumTimeout`
         (not confirmed in time: the same), `LedgerClosed` (the writer was closed), `InvalidArgument` (too large), and
-        what keeps this writer from going on after a failure; that has ended it then.
+        the error that ended this writer after a failure.
         """
         if timeout is not None:
             return await self._in_time(self._append([payload]), timeout)
         if self._gate_count or self._error is not None or self._gate.locked():
             return await self._append([payload])
         self._count = number = self._count + 1
-        ledger = self._ledger  # From here on as in `_append`, which would cost half as much again per entry.
+        ledger = self._ledger  # From here on like `_append`, which would cost half as much again per entry.
         try:
             entry_id = await ledger.append(payload)
         except InvalidArgument:
@@ -132,9 +132,9 @@ class LogWriter:
         return Position(ledger.ledger_id, entry_id)
 
     async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> Position:
-        """Append entries one behind the other, without any between them; the last position, once all are durable.
+        """Append entries one after the other, without any between them; return the last position, once all are durable.
 
-        They are in one ledger, unless it fails meanwhile. Raises as `append`; then some of them may be in the log.
+        They are in one ledger, unless it fails meanwhile. Raises like `append`; then some of them may be in the log.
         """
         batch = list(payloads)
         if not batch:
@@ -159,7 +159,7 @@ class LogWriter:
     async def _send(self, batch: list[Payload], number: int) -> Position:
         if self._error is not None:
             raise self._ended()
-        # Nothing is awaited between here and the ledger's own queue: appends keep the order in which they came.
+        # No await between here and the ledger's own queue: appends keep the order in which they came.
         ledger = self._ledger
         try:
             entry_id = await (ledger.append(batch[0]) if len(batch) == 1 else ledger.append_many(batch))
@@ -173,7 +173,8 @@ class LogWriter:
     async def _append_left(
         self, batch: list[Payload], number: int, ledger: LedgerWriter, error: BookKeeperError
     ) -> Position:
-        """Append what of a batch is not in the ledger that failed. Those who wait for that are not kept at the gate."""
+        """Append the part of a batch that is not in the failed ledger. Appends that wait for this are not kept at the
+        gate."""
         left = await self._left_of(batch, number, ledger, error)
         self._add_size(batch[: len(batch) - len(left)])
         if left:
@@ -182,7 +183,7 @@ class LogWriter:
         return Position(ledger.ledger_id, error.entry_id)
 
     async def _pass_gate(self) -> None:
-        """Wait behind those who came before."""
+        """Wait behind earlier appends."""
         self._gate_count += 1
         try:
             async with self._gate:
@@ -198,7 +199,7 @@ class LogWriter:
     async def _left_of(
         self, batch: list[Payload], number: int, ledger: LedgerWriter, error: BookKeeperError
     ) -> list[Payload]:
-        """What of an append that failed is not in the log, once that is certain. Raises when it never will be."""
+        """Return the part of a failed append that is certainly not in the log. Raises if that is unknown."""
         if self._error is not None:
             raise self._unknown()
         failed = _Failed(number, self._loop.create_future())
@@ -224,20 +225,20 @@ class LogWriter:
         return batch[max(0, stored) :]
 
     def _is_one_piece(self, batch: list[Payload]) -> bool:
-        """Whether a ledger takes a batch as a whole or not at all. Of a larger one it counts no pieces."""
+        """Report whether a ledger accepts a batch as a whole or not at all. Of a larger one it counts no pieces."""
         size_max = min(BATCH_SIZE_MAX, self._parts.client.config.memory_limit)
         return sum(map(len, batch)) + OVERHEAD_MAX * len(batch) <= size_max
 
     # -- going on after a failure --------------------------------------------------------------------------------
     async def _recover(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
         async with self._changing:
-            with contextlib.suppress(BookKeeperError):  # It has become that of every append, and of the writer.
+            with contextlib.suppress(BookKeeperError):  # It has become the error of every append, and of the writer.
                 await self._replace(ledger, cause)
 
     async def _replace(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
-        """Recover a ledger that failed, go on with another, and tell the appends that wait what became of them.
+        """Recover a failed ledger, continue in another, and report the outcome to the waiting appends.
 
-        Raises what ended the writer.
+        Raises the error that ended the writer.
         """
         if self._error is not None:
             self._wake_failed()
@@ -253,7 +254,7 @@ class LogWriter:
                 except BookKeeperError as error:
                     self._end(error)
                     raise
-                # Somebody who truncates may have noted ends before we took over.
+                # A concurrent truncation may have noted ends before the take-over.
                 self._ends.update((each.ledger_id, each.end) for each in self.manifest.extents if each.end is not None)
                 self._epoch = self._records.current.epoch
                 if self._next is not None:
@@ -263,7 +264,7 @@ class LogWriter:
             await asyncio.sleep(0)  # They go first, in their old order; then those at the gate, or the end.
 
     async def _pause(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
-        """Do not fill the list with ledgers that hold nothing. Raises why they do when they have for too long."""
+        """Pause, so that empty ledgers do not fill the list. Raises their error when it has lasted too long."""
         now = self._loop.time()
         if ledger.last_add_confirmed >= 0:
             self._futile_count = 0
@@ -276,7 +277,7 @@ class LogWriter:
         await back_off(self._parts.runtime, self._futile_count)
 
     async def _put_away(self, ledger: LedgerWriter) -> None:
-        """The next ledger of a roll that did not end."""
+        """Keep the next ledger of a roll that did not end."""
         self._next = None
         if ledger.ledger_id in self._records.current.ledger_ids:
             await ledger.close()
@@ -300,7 +301,7 @@ class LogWriter:
         self._await_age()
 
     def _end(self, error: BookKeeperError) -> None:
-        """Nothing more is appended."""
+        """End the writer: no more appends."""
         if self._error is None:
             self._error = error
         if self._timer is not None:
@@ -321,16 +322,16 @@ class LogWriter:
         return error
 
     def _task_died(self, cause: BaseException) -> None:
-        """A background task failed in a way that it does not know: our own mistake. Nobody may wait for it."""
+        """End the writer after an unexpected failure of a background task, a bug: no append may wait for it."""
         error = LogError(f"the leader of log {self.name} has failed: {cause!r}")
         error.__cause__ = cause
         self._end(error)
 
     # -- rolling -------------------------------------------------------------------------------------------------
     async def roll(self, *, timeout: float | None = None) -> None:
-        """Go on in a new ledger, and end the present one.
+        """Continue in a new ledger, and seal the present one.
 
-        Raises `LogFenced`, `NotEnoughBookies` and `MetadataError`; after the last two the writer goes on as before.
+        Raises `LogFenced`, `NotEnoughBookies` and `MetadataError`; after the last two the writer continues as before.
         """
         if self._error is not None:
             raise self._ended()
@@ -338,10 +339,10 @@ class LogWriter:
             await self._roll(self._ledger)
 
     async def _roll(self, ledger: LedgerWriter) -> None:
-        """Cancelling it leaves a ledger that the next roll uses. Source: client-protocol 5.3."""
+        """Roll. A cancelled roll leaves a ledger that the next roll uses. Source: client-protocol 5.3."""
         async with self._changing:
             if self._ledger is not ledger or self._error is not None:
-                return  # It was replaced while we waited.
+                return  # It was replaced during the wait.
             if self._next is None:
                 self._next = await new_ledger(self._parts, self._epoch)
             following, ends = self._next, self._ends
@@ -398,9 +399,9 @@ class LogWriter:
             await sweep(self._parts)
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Wait for what was appended, end the last ledger, and lead no more. Idempotent.
+        """Wait for pending appends, seal the last ledger, and give up the lead. Idempotent.
 
-        Raises `LogFenced`, or what keeps the ledger from being ended; the next leader does it then.
+        Raises `LogFenced`, or the error that prevents sealing; the next leader seals it then.
         """
         try:
             if self._error is None:
@@ -421,11 +422,11 @@ class LogWriter:
                     await self._replace(ledger, error)
                     continue
                 self._ends[ledger.ledger_id] = LedgerEnd(last, ledger.length)
-                with contextlib.suppress(BookKeeperError):  # Only so that the next leader need not ask.
+                with contextlib.suppress(BookKeeperError):  # Only to save the next leader a request.
                     await self._records.update(lambda found: ended(found, self._ends))
 
     async def abandon(self) -> None:
-        """Let go of the log without ending its last ledger: the next leader does. What is pending becomes unknown."""
+        """Release the log without sealing its last ledger: the next leader does. Pending appends become unknown."""
         self._end(LedgerClosed("the writer was closed"))
         await self._tasks.stop()
         if self._next is not None:
@@ -438,7 +439,7 @@ class LogWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close after a normal end of the block; after an exception only let go."""
+        """Close after a normal end of the block; after an exception only release."""
         if kind is None:
             await self.close()
         else:
@@ -446,7 +447,7 @@ class LogWriter:
 
 
 def _is_fenced(error: BaseException | None) -> bool:
-    """Whether somebody else ends, or has ended, the ledger."""
+    """Report whether another process seals, or has sealed, the ledger."""
     while error is not None:
         if isinstance(error, LedgerFenced | VersionConflict):
             return True

@@ -1,7 +1,7 @@
 """Commit, abort and reap transactions: the shell of `protocol/log/transaction.py`.
 
-Everything here reads the lists, asks what to do, and does it with one conditional write to the metadata store. When
-that finds something changed, or its answer is lost, it begins again; nothing needs to be remembered.
+Each operation reads the lists, gets a decision, and carries it out with one conditional write to the metadata store.
+When the write finds a change, or its answer is lost, the operation begins again; it keeps no state.
 
 Source: spark 4.3, 4.5.
 """
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from bookies.client.log.ledger_client import LedgerClient
 
 READS_AT_ONCE = 32  # of ledgers' records
-DELETIONS_MAX = 256  # ledgers in one conditional deletion: what a conflict makes us do again
+DELETIONS_MAX = 256  # ledgers in one conditional deletion: the work that a conflict repeats
 COMMIT_TIMEOUT_S = 120.0
 COMMIT_CONFLICTS_MAX = 100
 OnOpenTail = Literal["fail", "fence"]
@@ -71,7 +71,7 @@ ConditionFailed = (VersionConflict, LedgerNotFound, RecordNotFound, RecordExists
 
 
 class TransactionContext(NamedTuple):
-    """What it takes to work on transactions. `password`: of the ledgers."""
+    """Everything needed to work on transactions. `password`: of the ledgers."""
 
     client: LedgerClient
     runtime: Runtime
@@ -80,16 +80,15 @@ class TransactionContext(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A log's list as read. `manifest` None, `version` 0: there is no such log."""
+    """A log's list as read. `manifest` None, `version` 0: the log does not exist."""
 
     manifest: Manifest | None
     version: int
 
 
 class Reaped(NamedTuple):
-    """What the reaper found. `outcome`: "listed", "young", "migrated" (a copy from another cluster, left alone),
-    "garbage" (of a dry run), "deleted", or why it was not.
-    """
+    """One row of the reaper. `outcome`: "listed", "young", "migrated" (a copy from another cluster, left alone),
+    "garbage" (of a dry run), "deleted", or why it was not deleted."""
 
     ledger_id: int
     app: str
@@ -101,7 +100,7 @@ class Reaped(NamedTuple):
 
 
 async def read_head(driver: MetadataDriver, log: str) -> Manifest | None:
-    """A log's record, in which the older extents may be missing; None: there is no such log."""
+    """Return a log's record, in which the older extents may be missing; None: the log does not exist."""
     try:
         data, _ = await driver.read_record(LOGS + log)
     except RecordNotFound:
@@ -110,7 +109,7 @@ async def read_head(driver: MetadataDriver, log: str) -> Manifest | None:
 
 
 async def read_log(store: LogStore) -> Found:
-    """Raises `MetadataError`."""
+    """Return a log's whole list. Raises `MetadataError`."""
     try:
         return Found(*await store.read())
     except RecordNotFound:
@@ -128,11 +127,10 @@ async def commit(
     timeout: float | None = COMMIT_TIMEOUT_S,
     conflicts_max: int = COMMIT_CONFLICTS_MAX,
 ) -> bool:
-    """Put a transaction's ledgers into its logs, all or none; False when that had been done before.
+    """Append a transaction's ledgers to its logs, all or none; False when that had been done before.
 
-    `on_open_tail`: what to do when a leader writes
-    the last ledger of a log: "fail", or "fence" it. `timeout`: seconds. Ledgers of another attempt at a transaction
-    that was committed are deleted.
+    `on_open_tail`: the action when a leader writes the last ledger of a log: "fail", or "fence" it. `timeout`:
+    seconds. Ledgers of another attempt at a transaction that was committed are deleted.
 
     Raises `TransactionRefused` (never will be committed), `LogInUse`, `LogNotFound`; and `LogError` when it could not
     be done in time: then it may or may not have been committed, and a repetition finds out.
@@ -156,7 +154,7 @@ def _logs(txn: Transaction) -> str:
 
 
 class _Again(Exception):
-    """What was read does not fit together any more, or not yet."""
+    """The records read are inconsistent, or not complete yet."""
 
 
 class _Commit:
@@ -171,7 +169,7 @@ class _Commit:
         self._conflicts_max = conflicts_max
         self._stores = {log: LogStore(parts.driver, log) for log in txn.ledgers}
         self._ends: dict[int, LedgerEnd] = {}
-        self._missing_at: dict[str, int] | None = None  # the lists' versions when one of the ledgers was not there
+        self._missing_at: dict[str, int] | None = None  # the lists' versions when one of the ledgers was missing
 
     async def run(self) -> bool:
         conflicts = failures = 0
@@ -194,13 +192,13 @@ class _Commit:
                 await back_off(self._parts.runtime, count)
 
     async def _attempt(self) -> bool:
-        """The numbers are those of spark 4.3. Raises `_Again`, `ConditionFailed`: begin again."""
+        """Try once. The numbers are those of spark 4.3. Raises `_Again`, `ConditionFailed`: begin again."""
         found = await self._read()  # (2)
         now_ms = self._parts.runtime.clock.wall_ms()
         manifests = {log: each.manifest for log, each in found.items() if each.manifest is not None}
         decision = decide(manifests, self._txn, self._ends, now_ms)
         if isinstance(decision, Committed):  # (3)
-            with contextlib.suppress(BookKeeperError):  # It is committed, whatever becomes of the garbage.
+            with contextlib.suppress(BookKeeperError):  # It is committed, even if the garbage stays.
                 await _delete_unlisted(self._parts, decision.unlisted)
             return False
         if isinstance(decision, OpenTail):
@@ -225,7 +223,7 @@ class _Commit:
         return found
 
     async def _end(self, tail: OpenTail) -> None:
-        """Learn the ends of what is open, or decide them."""
+        """Read the ends of open ledgers, or decide them."""
         for log, ledger_ids in tail.ledgers.items():
             for ledger_id in ledger_ids:
                 try:
@@ -251,11 +249,11 @@ class _Commit:
             steps.append(RecordWrite(LOGS + log, layout.head, found[log].version))
         version = await self._parts.driver.transact(steps)  # (6)
         for log, layout in layouts.items():
-            with contextlib.suppress(MetadataError):  # Else the next sweep does it.
+            with contextlib.suppress(MetadataError):  # Otherwise the next sweep does it.
                 await self._stores[log].delete(layout.dropped, version)
 
     async def _checked_ledgers(self, found: Mapping[str, Found]) -> Sequence[LedgerAt]:
-        """Every ledger of the transaction at the version at which it was found to be as its task said."""
+        """Return every ledger of the transaction at the version at which it matched its task's report."""
         records = await read_ledgers(self._parts.driver, self._txn.ledger_ids)
         steps = []
         for log, written in self._txn.ledgers.items():
@@ -268,12 +266,12 @@ class _Commit:
                         f"ledger {each.ledger_id} is not what transaction {self._txn.name} wrote: {why}"
                     )
                 if not record.metadata.is_closed:
-                    raise _Again  # Its end is on its way from one replica of the store to another.
+                    raise _Again  # Its end is still being replicated inside the store.
                 steps.append(LedgerAt(each.ledger_id, record.version))
         return steps
 
     def _missing(self, ledger_id: int, versions: dict[str, int]) -> Exception:
-        """A ledger is gone: given up, unless the lists have changed since they were read, and say that it was used."""
+        """Decide about a missing ledger: given up, unless the lists have changed meanwhile and contain it."""
         if self._missing_at != versions:
             self._missing_at = versions
             return _Again()
@@ -283,7 +281,7 @@ class _Commit:
         )
 
     async def _sweep(self) -> None:
-        """Delete what was replaced. Best effort: the next truncation or leader of the log does it."""
+        """Delete replaced ledgers. Best effort: the next truncation or leader of the log does it."""
         for log in self._txn.ledgers:
             with contextlib.suppress(BookKeeperError):
                 client, runtime, driver, password = self._parts
@@ -293,7 +291,7 @@ class _Commit:
 
 
 async def read_ledgers(driver: MetadataDriver, ledger_ids: Sequence[int]) -> dict[int, Versioned | None]:
-    """The records; None: there is none. Raises `MetadataError`."""
+    """Return the records; None: there is none. Raises `MetadataError`."""
 
     async def read(ledger_id: int) -> Versioned | None:
         try:
@@ -312,10 +310,10 @@ async def read_ledgers(driver: MetadataDriver, ledger_ids: Sequence[int]) -> dic
 
 
 async def abort(parts: TransactionContext, txn: Transaction, *, timeout: float | None = COMMIT_TIMEOUT_S) -> bool:
-    """Delete those ledgers of a transaction that its logs do not name; whether that was done.
+    """Delete those ledgers of a transaction that its logs do not name; report whether that was done.
 
-    After a commit that took effect, whatever its caller was told, nothing is deleted. Never raises for what the store
-    or a bookie does: what is left is garbage, for the reaper.
+    After a commit that took effect, even if its caller got an error, nothing is deleted. Never raises for errors of
+    the store or a bookie: remaining ledgers are garbage, for the reaper.
     """
     try:
         async with asyncio.timeout(timeout):
@@ -326,7 +324,7 @@ async def abort(parts: TransactionContext, txn: Transaction, *, timeout: float |
 
 
 async def _delete_unlisted(parts: TransactionContext, ledgers: Mapping[str, Sequence[int]]) -> None:
-    """Delete what the lists do not name, as long as they do not."""
+    """Delete ledgers as long as the lists do not name them."""
     for log, ledger_ids in ledgers.items():
         for start in range(0, len(ledger_ids), DELETIONS_MAX):
             await _delete_some(parts, log, ledger_ids[start : start + DELETIONS_MAX])
@@ -354,7 +352,7 @@ async def _delete_some(parts: TransactionContext, log: str, ledger_ids: Sequence
 
 
 async def _delete_at(driver: MetadataDriver, log: str, version: int, ledgers: Mapping[int, int]) -> None:
-    """Delete ledgers at their versions, as long as the log's list has its own."""
+    """Delete ledgers at their versions, as long as the log's list has its own version."""
     assert len(ledgers) < TRANSACTION_STEPS_MAX
     deletions = [LedgerDeletion(ledger_id, at) for ledger_id, at in ledgers.items()]
     await driver.transact([RecordAt(LOGS + log, version), *deletions])
@@ -374,10 +372,10 @@ async def reap(
 ) -> AsyncIterator[Reaped]:
     """Find the ledgers that transactions wrote for a log, and delete those that no transaction will commit.
 
-    Looks at the records of all ledgers of the cluster. `app`: only of this application. An open one is recovered
-    first, so that a writer that is still alive stops. Yields one row per ledger that the log does not list.
+    Reads the records of all ledgers of the cluster. `app`: only of this application. An open one is recovered first,
+    so that a writer that is still alive stops. Yields one row per ledger that the log does not list.
     """
-    found = await read_log(LogStore(parts.driver, log))  # What is deleted is checked again, one by one.
+    found = await read_log(LogStore(parts.driver, log))  # Each is checked again before it is deleted.
     async for metadata in parts.client.ledgers(label=("sink.app", app) if app is not None else ("sink.log", log)):
         if label(metadata, "log") != log:
             continue
@@ -403,7 +401,7 @@ async def reap(
 
 
 async def _reap_one(parts: TransactionContext, log: str, ledger_id: int) -> str:
-    """What became of it: "deleted", or why it was not."""
+    """Return the outcome: "deleted", or why it was not."""
     try:
         if not await parts.client.is_sealed(ledger_id):
             await (await parts.client.recover(ledger_id, password=parts.password)).close()

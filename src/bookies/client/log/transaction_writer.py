@@ -1,7 +1,7 @@
-"""Write ledgers that a transaction puts into a log later; and a whole transaction by one process.
+"""Ledgers that a transaction appends to a log later; and a whole transaction by one process.
 
-`PartWriter` is the share of one task: it makes ledgers as the log's record says, labelled with where they belong,
-and closes them. Nobody sees them before somebody commits them; whoever dies leaves them to the reaper.
+`PartWriter` is the share of one task: it creates ledgers with the settings of the log's record, labelled with their
+log and transaction, and closes them. They are invisible until the commit; the reaper deletes those of dead tasks.
 
 Source: spark 4.3.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bookies.client.write.writer import Payload
     from bookies.model import DigestType
 
-LEDGER_SIZE = 1 << 30  # payload bytes after which a task goes on in another ledger
+LEDGER_SIZE = 1 << 30  # payload bytes after which a task continues in another ledger
 
 
 class PartWriter:
@@ -56,13 +56,13 @@ class PartWriter:
             manifest.ack_quorum if ack_quorum is None else ack_quorum,
             manifest.digest if digest is None else digest,
         )
-        self._turn = asyncio.Lock()  # appends follow each other, also while a ledger is being made
+        self._turn = asyncio.Lock()  # appends follow each other, also while a ledger is being created
         self._ledger: LedgerWriter | None = None
         self._size = 0
         self._written: list[Written] = []
 
     async def append_many(self, payloads: Iterable[Payload]) -> None:
-        """Append entries. They are durable when `finish` returns. Raises as `LedgerWriter.append_many`."""
+        """Append entries. They are durable when `finish` returns. Raises like `LedgerWriter.append_many`."""
         batch = list(payloads)
         if batch:
             async with self._turn:
@@ -70,14 +70,14 @@ class PartWriter:
                 await ledger.push_many(batch)
 
     async def append_packed(self, data: bytes, offsets: Sequence[int]) -> None:
-        """Append the entries that stand one after the other in `data`. `offsets`: their starts, and the last end."""
+        """Append the contiguous entries in `data`. `offsets`: their starts, and the last end."""
         if len(offsets) > 1:
             async with self._turn:
                 ledger = await self._room(offsets[-1] - offsets[0])
                 await ledger.push_many([data[start:end] for start, end in pairwise(offsets)])
 
     async def _room(self, size: int) -> LedgerWriter:
-        """The ledger for so many bytes more."""
+        """Return the ledger for `size` more bytes."""
         if self._ledger is not None and self._size and self._size + size > self._ledger_size:
             await self._seal()
         if self._ledger is None:
@@ -109,7 +109,7 @@ class PartWriter:
         return tuple(self._written)
 
     async def discard(self) -> None:
-        """Delete what was written. Best effort: what is left is labelled, and the reaper's."""
+        """Delete the written ledgers. Best effort: a remaining one is labelled, for the reaper."""
         ledger_ids = [each.ledger_id for each in self._written]
         if self._ledger is not None:
             ledger_ids.append(self._ledger.ledger_id)
@@ -124,8 +124,8 @@ class PartWriter:
 class LogTransaction:
     """Entries that get into a log all at once, or not at all: `async with log.transaction("loader", 7) as txn`.
 
-    Leaving the block commits; leaving it by an exception aborts. `was_committed_before`: known after the block; what
-    this one wrote is deleted then.
+    Leaving the block commits; leaving it by an exception aborts. `was_committed_before`: known after the block; if
+    True, the entries of this block are deleted.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def table_of(batches: Sequence[EntryBatch]) -> pyarrow.Table:
-    """Columns ledger_id and entry_id (int64) and value (binary); one chunk per batch. Raises `NotSupported`."""
+    """Return columns ledger_id and entry_id (int64) and value (binary), one chunk per batch. Raises `NotSupported`."""
     try:
         import pyarrow as pa
     except ImportError as error:

@@ -1,15 +1,14 @@
-"""Fetch a range of entries: several requests in flight, each answer verified, bad and late replicas passed over.
+"""Fetch of a range of entries: several requests in flight, each response verified, bad and late replicas passed over.
 
-The range is cut at fragment boundaries into *asks*, and an ask into *parts*, one request each. Where every bookie of
-the ensemble stores every entry, an ask is one batch read, and successive asks go to different bookies. Of a striped
-ledger a bookie holds a few consecutive entries, which is what a part then asks for. Where there are no batch reads
-(protocol v3, old bookies) a part is a single read. Asks are planned ahead in a window that is bounded in bytes and in
-requests.
+The range is cut at fragment boundaries into *asks*, and an ask into *parts*, one request each. If every bookie of the
+ensemble stores every entry, an ask is one batch read, and successive asks go to different bookies. In a striped ledger
+a bookie holds a few consecutive entries, which a part then requests. Without batch reads (protocol v3, old bookies) a
+part is a single read. Asks are planned ahead in a window that is bounded in bytes and in requests.
 
-A part whose bookie fails, or is late by that bookie's own standard, is asked for at its next replica; the first good
-answer counts and the others are forgotten. Only the ask that the caller waits for is treated so, because an answer
-that nobody waits for is not late. Nothing runs in the background: what is asked ahead are answers on their way, so an
-iteration that is dropped half-way leaves nothing behind. Source: client-protocol 3.3, 3.4, 3.7 and 3.8.
+A part whose bookie fails, or is late by that bookie's own standard, is requested from its next replica; the first good
+response counts and the others are ignored. Only the ask that the caller waits for is treated like this, because no
+caller is delayed by the others. No task runs in the background: read-ahead consists of responses in flight, so an
+iteration that is dropped half-way leaves no work behind. Source: client-protocol 3.3, 3.4, 3.7 and 3.8.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from bookies.client.base import EntryBatch
 from bookies.client.base.bookie_ranking import READ, READ_BATCH
 from bookies.client.base.keys import Keys
 from bookies.client.read.offloaded import OffloadedFetch
-from bookies.client.read.read_one import Asked
+from bookies.client.read.read_one import PendingRead
 from bookies.client.transport import BookiePool
 from bookies.client.transport.connection import Outcome
 from bookies.config import KIB, ClientConfig
@@ -45,23 +44,23 @@ from bookies.protocol.ledger.read import (
 from bookies.protocol.quorums import write_set
 from bookies.wire.messages import BatchReadResponse, ReadResponse
 
-BATCH_SIZE = 1024 * KIB  # bytes asked for at once: with less, the cost of a request shows
-FILL = 0.75  # of BATCH_SIZE that a batch is planned to take, so that few answers stop at the size limit
+BATCH_SIZE = 1024 * KIB  # bytes per request: with less, the cost of a request is measurable
+FILL = 0.75  # planned share of BATCH_SIZE, so that few responses stop at the size limit
 ASK_REQUESTS_MAX = 128  # requests of one ask
-REQUESTS_FIRST = 32  # requests in flight, until the size of the entries is known from some of them
+REQUESTS_FIRST = 32  # requests in flight, until the first entries have shown their size
 REQUESTS_MAX = 512  # requests in flight
-REPAIRS_MAX = 32  # parts asked for elsewhere at a time: a client that is slow itself must not flood the bookies
-LATE_S = 1.0  # a bookie that was late is asked last for so long
-GRACE_S = 0.002  # to take in answers that have arrived but were not looked at yet
+REPAIRS_MAX = 32  # parts requested elsewhere at a time: a client that is slow itself must not flood the bookies
+LATE_S = 1.0  # seconds that a late bookie is asked last
+GRACE_S = 0.002  # to process responses that have already arrived
 _record_head = struct.Struct(">I").pack
 
 
 @dataclass(slots=True)
 class FetchCounts:
-    """What was asked of bookies, and how it went; of one fetch, or of several in one loop.
+    """Counts of requests and their outcomes, of one fetch or of several in one loop.
 
-    `failures`: answers, or ends of connections, that delivered nothing, `digest_failures` those of them that did not
-    verify; `hedges`: requests made because another replica was late.
+    `failures`: responses, or ends of connections, that delivered no entry. `digest_failures`: those of them that did
+    not verify. `hedges`: requests sent because another replica was late.
     """
 
     requests: int = 0
@@ -72,10 +71,10 @@ class FetchCounts:
 
 @dataclass(slots=True)
 class _Part:
-    """Entries first..last, asked for in one request at a time from replicas of `first`, by position.
+    """Entries first..last, requested from one replica of `first` after the other, by position.
 
-    `data`: the answer, whose records begin at `start`: at least one, perhaps not all, and not verified; `error`: no
-    replica could deliver.
+    `data`: the response, whose records begin at `start`: at least one, possibly not all, unverified. `error`: every
+    replica failed.
     """
 
     first: int
@@ -86,8 +85,8 @@ class _Part:
     is_batch: bool
     may_repeat: bool = True  # once, on other connections
     asked: dict[int, tuple[asyncio.Future[Outcome], bool]] = field(default_factory=dict)  # (answer, is a batch read)
-    asked_at: float = 0.0  # when the last of them was sent
-    position: int = -1  # where `data` came from
+    asked_at: float = 0.0  # when the last request was sent
+    position: int = -1  # of the replica that sent `data`
     data: bytes | None = None
     start: int = 0
     error: BookKeeperError | None = None
@@ -95,7 +94,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Ask:
-    """Consecutive parts that are waited for, and delivered, together."""
+    """Consecutive parts that are awaited and delivered together."""
 
     parts: deque[_Part]
 
@@ -103,11 +102,15 @@ class _Ask:
 class RangeFetch:
     """Entries first..last of one ledger, in order, as verified batches. The caller has checked the bounds.
 
-    `refresh`: reads the ledger's metadata anew, for when no replica delivers (they may have been replaced).
-    `entry_size`: payload bytes of a typical entry, as far as known. `learn`: is told of the last add confirmed that
-    bookies mention. `sticky`: the position to prefer, where any has every entry. `size_max`: bytes per batch.
-    `is_parallel`: ask all replicas at once. `counts`: where to count; default: of its own. `files`: of a record
-    and entries first..last, how to read what bookies need not have any more; None: only bookies are asked.
+    * `refresh`: reads the ledger's metadata again if no replica delivers, since bookies may have been replaced.
+    * `entry_size`: payload bytes of a typical entry, an estimate.
+    * `learn`: called with each last add confirmed that bookies report.
+    * `sticky`: the position to prefer, if every bookie has every entry.
+    * `size_max`: bytes per batch.
+    * `is_parallel`: ask all replicas at once.
+    * `counts`: counters to add to; default: new ones.
+    * `files`: for a record and entries first..last, returns the reads of entries that bookies may drop; None: only
+      bookies are asked.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class RangeFetch:
         files: Callable[[LedgerMetadata, int, int], OffloadedFetch] | None = None,
     ) -> None:
         self._files = files
-        self._rest: OffloadedFetch | None = None  # what delivers instead of the bookies
+        self._rest: OffloadedFetch | None = None  # delivers the remaining entries instead of the bookies
         self.counts = FetchCounts() if counts is None else counts
         self._pool = pool
         self._keys = keys
@@ -148,12 +151,12 @@ class RangeFetch:
         self._ranges = read_ranges(metadata, first, last, self._planned_count)
         self._ahead: deque[_Ask] = deque()
         self._in_flight = 0  # parts in `_ahead`
-        self._turn = first  # Many short ranges are spread over the replicas, too.
+        self._turn = first  # Starting at `first` spreads many short ranges over the replicas, too.
         self._late_until: dict[BookieId, float] = {}
         self._loop = asyncio.get_running_loop()
 
-    def begin_with(self, asked: Asked) -> None:
-        """The first entry, which is the last too, has been asked for. Before anything else."""
+    def begin_with(self, asked: PendingRead) -> None:
+        """Adopt a pending read of the first entry, which is also the last. Call before everything else."""
         first, last, ensemble = next(self._ranges)
         assert first == last == self._last
         others = write_set(asked.position, len(ensemble), self._metadata.write_quorum)[1:]
@@ -166,9 +169,9 @@ class RangeFetch:
         self._in_flight += 1
 
     async def next_batch(self) -> EntryBatch | None:
-        """The next entries, None at the end of the range. Safe to call again after it was cancelled or has failed.
+        """Return the next entries, None at the end of the range. May be called again after a cancellation or failure.
 
-        Raises what client-protocol 3.4 chooses when every replica of an entry failed.
+        Raises what client-protocol 3.4 chooses if every replica of an entry failed.
         """
         while self._rest is None:
             self._ask_ahead()
@@ -181,7 +184,7 @@ class RangeFetch:
                 self._forget_silent(ask)
                 raise
             if ask.parts[0].error is not None:
-                await self._look_for_moved(ask.parts[0])
+                await self._follow_replacements(ask.parts[0])
                 continue
             batch = self._take(ask)
             if batch is not None:
@@ -194,7 +197,7 @@ class RangeFetch:
 
     # -- planning ------------------------------------------------------------------------------------------------
     def _planned_count(self, ensemble: Ensemble) -> int:
-        """Entries of the next ask."""
+        """Return the number of entries of the next ask."""
         count = int(self._fill * self._batch_size / self._record_size)
         has_batches = all(self._knows_batches(bookie) for bookie in ensemble)
         if has_batches and len(ensemble) == self._metadata.write_quorum:
@@ -204,7 +207,7 @@ class RangeFetch:
         )
 
     def _measured(self, batch: EntryBatch) -> None:
-        """Learn the size of entries: growth at once, because it costs memory, shrinking slowly."""
+        """Update the estimated size of entries: growth at once, because it costs memory, shrinking slowly."""
         size = batch.size / len(batch)
         self._record_size = max(size, 0.75 * self._record_size + 0.25 * size)
         self._requests_max = min(REQUESTS_MAX, 2 * self._requests_max)
@@ -221,11 +224,11 @@ class RangeFetch:
     def _parts(
         self, first: int, last: int, ensemble: Ensemble, turn: int, avoided: BookieId | None = None
     ) -> Iterator[_Part]:
-        """Ask for the entries; `turn` spreads the load over the replicas. `avoided` has just sent something bad."""
+        """Request the entries. `turn` spreads the load over the replicas. `avoided` has just sent a bad record."""
         size, write_quorum = len(ensemble), self._metadata.write_quorum
         is_striped, knows = size != write_quorum, self._knows_batches
         rank = self._ranking(avoided)
-        orders: list[Sequence[int] | None] = [None] * size  # They repeat with the id.
+        orders: list[Sequence[int] | None] = [None] * size  # Orders repeat every `size` ids.
         at = first
         while at <= last:
             order = orders[at % size]
@@ -241,7 +244,8 @@ class RangeFetch:
             is_batch = knows(ensemble[order[0]])
             run = run_size(order[0], at, size, write_quorum) if is_batch else 1
             if is_striped and is_batch and at == first:
-                run = min(run, turn % write_quorum + 1)  # Else runs that divide the ensemble spare half the bookies.
+                # Otherwise runs that divide the ensemble skip half the bookies.
+                run = min(run, turn % write_quorum + 1)
             end = min(last, at + run - 1) if run else last
             part = _Part(at, end, ensemble, order, ReplicaReads(order, is_parallel=self._is_parallel), is_batch)
             for position in part.reads.due():
@@ -254,7 +258,7 @@ class RangeFetch:
         return self._pool.has_batch_reads and self._pool.batch_support.knows(bookie)
 
     def _ranking(self, avoided: BookieId | None) -> Callable[[BookieId], int]:
-        """Healthy bookies first, then those that are in time, then those that know batch reads."""
+        """Return the sort key of bookies: healthy first, then those not late, then those that support batch reads."""
         rank, late, now = self._pool.health.rank, self._late_until, self._loop.time()
 
         def ranked(bookie: BookieId) -> int:
@@ -263,7 +267,7 @@ class RangeFetch:
 
         return ranked
 
-    # -- asking --------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
     def _start(self, part: _Part, position: int) -> None:
         bookie, ledger_id = part.ensemble[position], self._metadata.ledger_id
         count = part.last - part.first + 1
@@ -279,14 +283,14 @@ class RangeFetch:
         part.asked[position] = answer, is_batch
 
     async def _answered(self, ask: _Ask) -> None:
-        """Until every part has an answer, or has failed at every replica; late ones are asked for elsewhere too."""
+        """Wait until every part has a response or has failed at every replica. Late parts are hedged."""
         progress = -1
         while not self._is_parallel and (unanswered := self._unanswered(ask)):
             before, progress = progress, self._progress(ask)
             if progress == before:
-                break  # The bookies that are asked have not answered anything else either.
+                break  # The bookies that were asked have answered no other request either.
             delay = self._patience(ask) if self._is_hedging else None
-            # Unlike awaiting them, being cancelled here does not give them up.
+            # Unlike awaiting them, a cancellation here does not cancel them.
             await asyncio.wait(unanswered, timeout=delay)
         for part in ask.parts:
             if part.data is None:
@@ -305,7 +309,7 @@ class RangeFetch:
         return [answer for part in ask.parts for answer, _ in part.asked.values() if not answer.done()]
 
     def _patience(self, ask: _Ask) -> float:
-        """Seconds until the first part is late."""
+        """Return the seconds until the first part is late."""
         now = self._loop.time()
         delays: dict[tuple[BookieId, bool], float] = {}
         for part in ask.parts:
@@ -319,7 +323,7 @@ class RangeFetch:
         return self._pool.health.hedge_delay_s(bookie, READ_BATCH if is_batch else READ)
 
     def _progress(self, head: _Ask) -> int:
-        """How many answers have come from the bookies that `head` still waits for."""
+        """Count the responses that have come from the bookies that `head` still waits for."""
         silent = dict.fromkeys(
             part.ensemble[position]
             for part in head.parts
@@ -360,10 +364,11 @@ class RangeFetch:
                 self._start(part, position)
 
     def _give_up(self, part: _Part) -> None:
-        """No replica could deliver: ask once more if it may have been the connections, else fail.
+        """Repeat a part once if its connections may be the cause, else fail it: no replica could deliver.
 
-        They may have been dead for long, or have broken under a batch read: old bookies drop the connection when they
-        meet one, with all that is under way on it. So the second time single entries are asked for. Source: 3.8 (X-63).
+        The connections may have been dead for a long time, or have ended because of a batch read: old bookies drop the
+        connection when they receive one, with all its requests in flight. So the second time single entries are
+        requested. Source: 3.8 (X-63).
         """
         error = part.reads.error
         if part.may_repeat and is_connection_failure(error):
@@ -372,11 +377,11 @@ class RangeFetch:
         else:
             part.error = error
 
-    # -- answers -------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------
     def _take_answers(self, part: _Part) -> None:
-        """Look at the answers that have come; with a good one nobody waits for the others.
+        """Process the responses that have come; after a good one the others are ignored.
 
-        They are not cancelled: how late they come, or that they do not, says something about their bookies.
+        They are not cancelled: their latency, or their absence, is counted for their bookies.
         """
         for position in list(part.asked):
             answer, is_batch = part.asked[position]
@@ -399,7 +404,7 @@ class RangeFetch:
             return
 
     def _records(self, bookie: BookieId, entry_id: int, outcome: Outcome, is_batch: bool) -> tuple[bytes, int]:
-        """An answer and where its records begin, unverified. Raises what the bookie says."""
+        """Return a response's unverified data and where its records begin. Raises the error that the bookie reports."""
         ledger_id, support = self._metadata.ledger_id, self._pool.batch_support
         if isinstance(outcome, BookieUnreachable):
             if is_batch and outcome.was_connected:
@@ -424,7 +429,7 @@ class RangeFetch:
             self._sticky.failed(position)
 
     def _take(self, ask: _Ask) -> EntryBatch | None:
-        """Verify and take out the good entries at the front; None when already the first is bad."""
+        """Verify and remove the good entries at the front; return None if the first one is bad."""
         chunks: list[bytes] = []
         for part in ask.parts:
             if part.data is None:
@@ -447,21 +452,21 @@ class RangeFetch:
             end += len(chunk)
             part = ask.parts.popleft()
             self._in_flight -= 1
-            # The last verified entry that this part brought.
+            # The last verified entry of this part.
             got = batch.first_entry_id + bisect_left(batch.starts, min(end, verified_end)) - 1
             if got < part.last:
-                # It stopped at a size limit, at an entry that it lacks, or the next one is bad.
+                # The response stopped at a size limit or at an entry that the bookie lacks, or the next one is bad.
                 avoided = part.ensemble[part.position] if verified_end < end else None
                 rest = list(self._parts(got + 1, part.last, part.ensemble, self._turn, avoided))
                 ask.parts.extendleft(reversed(rest))
             if got != part.last or end >= verified_end:
-                # What it sent beyond what it was asked for is not looked at.
+                # Entries that the bookie sent beyond the request are ignored.
                 return batch.slice(batch.first_entry_id, min(got, part.last))
         raise AssertionError("verified more than there was")
 
-    # -- when no replica delivers --------------------------------------------------------------------------------
+    # -- if no replica delivers ----------------------------------------------------------------------------------
     def _forget_silent(self, ask: _Ask) -> None:
-        """The caller gave up waiting: where every replica has been asked already, ask anew when it comes again."""
+        """Reset parts after the caller gave up waiting: where every replica was asked, the next call asks again."""
         for part in ask.parts:
             if part.data is None and not part.reads.has_more:
                 for answer, _ in part.asked.values():
@@ -469,14 +474,14 @@ class RangeFetch:
                 part.asked.clear()
                 part.reads = ReplicaReads(part.order, is_parallel=self._is_parallel)
 
-    async def _look_for_moved(self, part: _Part) -> None:
-        """Start again where the replicas are now; raises the part's error when they are where they were."""
+    async def _follow_replacements(self, part: _Part) -> None:
+        """Restart with the current metadata; raise the part's error if its replicas have not moved."""
         failure, causes = part.error, part.reads.causes
         assert failure is not None
         part.error, part.reads = (
             None,
             ReplicaReads(part.order, is_parallel=self._is_parallel),
-        )  # Whoever calls again tries again.
+        )  # The next call tries again.
         error = why_unreadable(failure, causes, self._metadata.ledger_id, part.first)
         try:
             metadata = await self._refresh()
@@ -493,7 +498,7 @@ class RangeFetch:
         self._ranges = read_ranges(metadata, part.first, self._last, self._planned_count)
 
     def stop(self) -> None:
-        """Give up what is asked for."""
+        """Cancel the pending requests."""
         for ask in self._ahead:
             for part in ask.parts:
                 for answer, _ in part.asked.values():

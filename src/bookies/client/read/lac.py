@@ -1,4 +1,4 @@
-"""Ask an ensemble for the last add confirmed of a ledger. Source: client-protocol 3.5."""
+"""Query an ensemble for a ledger's last add confirmed. Source: client-protocol 3.5."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bookies.wire.messages import ReadLacResponse, ReadResponse
 async def read_last_add_confirmed(pool: BookiePool, keys: Keys, record: LedgerMetadata) -> LacRead:
     """Ask all bookies of the last fragment until the answers cover the ensemble; the result is in the `LacRead`.
 
-    What counts is the greatest of the explicit last add confirmed, where the bookie was told one, and what its last
-    entry says. Raises the last error when all have answered without coverage; `Unauthorized` at once.
+    The value is the maximum of the explicit last add confirmed, where a bookie has one, and the one in its last entry.
+    Raises the last error if all have answered without coverage; `Unauthorized` at once.
     """
     core = LacRead(record)
     answers = [pool.start_read_lac(bookie, record.ledger_id) for bookie in record.last_ensemble]
@@ -34,9 +34,9 @@ async def read_last_add_confirmed(pool: BookiePool, keys: Keys, record: LedgerMe
 
 
 async def try_last_add_confirmed(pool: BookiePool, keys: Keys, record: LedgerMetadata, known: int) -> TryLacRead:
-    """Ask all bookies for their last entry, until one knows of more than `known`, or all have answered.
+    """Ask all bookies for their last entry, until one reports more than `known` or all have answered.
 
-    Raises `RecoveryFailed` when none answered, `Unauthorized` at once.
+    Raises `RecoveryFailed` if none answered, `Unauthorized` at once.
     """
     core = TryLacRead(record, known)
     answers = [pool.start_read_entry(bookie, record.ledger_id, LAST_ENTRY) for bookie in record.last_ensemble]
@@ -53,7 +53,8 @@ async def try_last_add_confirmed(pool: BookiePool, keys: Keys, record: LedgerMet
             raise error
         causes = "; ".join(f"{bookie}: {cause.message}" for bookie, cause in core.causes.items())
         raise RecoveryFailed(
-            f"no bookie told its last add confirmed: {causes}. Try again when one answers", ledger_id=record.ledger_id
+            f"no bookie reported its last add confirmed: {causes}. Try again when one answers",
+            ledger_id=record.ledger_id,
         ) from error
     return core
 
@@ -64,15 +65,15 @@ async def _collect(
     answers: list[asyncio.Future[Outcome]],
     verified: Callable[[BookieId, Outcome], tuple[int, int]],
 ) -> None:
-    """Feed the core with answers until it is done; the rest are given up. `verified`: (last add confirmed, length)."""
+    """Feed the core with answers until it is done; cancel the rest. `verified`: (last add confirmed, length)."""
     waiting = dict(enumerate(answers))
     try:
         while not core.is_done:
             await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
             for position in [position for position, answer in waiting.items() if answer.done()]:
                 try:
-                    found = verified(record.last_ensemble[position], waiting.pop(position).result())
-                    core.answered(position, *found)
+                    result = verified(record.last_ensemble[position], waiting.pop(position).result())
+                    core.answered(position, *result)
                 except ClientClosed:
                     raise
                 except BookKeeperError as error:
@@ -83,14 +84,14 @@ async def _collect(
 
 
 def _from_read_lac(keys: Keys, response: ReadLacResponse) -> tuple[int, int]:
-    """(last add confirmed, ledger length so far) of one answer; -1 and 0 when it says nothing."""
-    found, length = -1, 0
+    """Return (last add confirmed, ledger length so far) of one answer; -1 and 0 if it contains neither."""
+    last_add_confirmed, length = -1, 0
     if response.ledger_id != keys.ledger_id:
         raise RemoteProtocolError(f"answer about ledger {response.ledger_id}", ledger_id=keys.ledger_id)
     if response.lac_body:
-        found = digest.verify_lac(keys.digest_type, keys.mac_key, response.lac_body, keys.ledger_id)
+        last_add_confirmed = digest.verify_lac(keys.digest_type, keys.mac_key, response.lac_body, keys.ledger_id)
     if response.last_entry_body:
         body = bytes(response.last_entry_body)
         header = digest.verify_entry(keys.digest_type, keys.mac_key, body, keys.ledger_id, None)
-        found, length = max(found, header.last_add_confirmed), header.length
-    return found, length
+        last_add_confirmed, length = max(last_add_confirmed, header.last_add_confirmed), header.length
+    return last_add_confirmed, length

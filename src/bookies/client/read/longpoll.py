@@ -1,8 +1,8 @@
-"""A round of long polls: bookies that answer when the last add confirmed passes a value. Source: client-protocol 3.6.
+"""A round of long polls: bookies answer when the last add confirmed passes a value. Source: client-protocol 3.6.
 
-A bookie holds its answer back until there is news or the time is up. They are asked one after the other, or all at
-once; a bookie that stays silent gets company after a moment, so a slow one, or one that news reaches later, does not
-slow the reader. A single new entry comes with the answer.
+A bookie delays its answer until there is news or the time is up. The bookies are asked one after the other, or all at
+once. If a bookie stays silent, the next one is asked too after a moment, so a bookie that is slow, or learns of news
+later, does not delay the reader. A single new entry comes with the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bookies.protocol.ledger.read import replica_order
 from bookies.protocol.quorums.quorum import ensemble_set
 from bookies.wire.messages import ReadResponse
 
-STAGGER_S = 0.25  # the next bookie is asked as well when the ones before have been silent for so long
+STAGGER_S = 0.25  # seconds without an answer until the next bookie is asked as well
 
 
 async def wait_for_entry(
@@ -37,10 +37,12 @@ async def wait_for_entry(
     change: asyncio.Future[Any],
     is_parallel: bool = False,
 ) -> EntryBatch | None:
-    """The entry as soon as it is confirmed, if it came with the news; None: news without it, none, or `change` is done.
+    """Wait until the entry is confirmed and return it if it came with the answer.
 
-    `wait_s`: how long bookies hold their answers back. `learn`: takes in what a bookie says is confirmed and returns
-    what the reader believes. Raises the error chosen when every bookie failed.
+    None: confirmed without it, not confirmed within `wait_s`, or `change` is done.
+
+    `wait_s`: seconds that bookies may delay their answers. `learn`: takes in the last add confirmed that a bookie
+    reports and returns the one that the reader trusts. Raises the error chosen if every bookie failed.
     """
     ensemble = record.last_ensemble
     order = replica_order(ensemble_set(entry_id, len(ensemble)), ensemble, pool.health.rank)
@@ -95,7 +97,7 @@ def _polled(
     entry_id: int,
     learn: Callable[[int], int],
 ) -> tuple[int, EntryBatch | None]:
-    """Take in one answer: (the last add confirmed that is believed, the verified entry when it came along)."""
+    """Process one answer: (the last add confirmed that is trusted, the verified entry if it came along)."""
     response = pool.check(bookie, outcome, ReadResponse, keys.ledger_id, entry_id)
     batch = None
     if response.entry_id == entry_id and response.body is not None:

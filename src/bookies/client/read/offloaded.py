@@ -1,9 +1,9 @@
-"""Read entries of an offloaded ledger from its Parquet files, as the batches that bookies would have sent.
+"""Reads of an offloaded ledger from its Parquet files, in the same batches that bookies would have sent.
 
-The directory of a copy holds `part-....parquet`, one after the other by entry id, with the columns of `SCHEMA`, and
-`_index.json`, which says what each row group holds. The columns are the entry's header, so the entry is put together
-as it was on the bookies and checked with its CRC-32C: a file that was damaged delivers nothing. Any program that reads
-Parquet can read the directory as a table.
+The directory of a copy holds `part-....parquet` files, ordered by entry id, with the columns of `SCHEMA`, and
+`_index.json`, which lists the contents of each row group. The columns are the entry's header, so each entry is rebuilt
+as it was on the bookies and checked with its CRC-32C: a damaged file delivers no entry. Any program that reads Parquet
+can read the directory as a table.
 
 The calls of `OffloadedFiles` block; `OffloadedFetch` makes them through a worker. Needs pyarrow. Source: spark 5.3.
 """
@@ -32,7 +32,7 @@ _plain_head = struct.Struct(">Iqqqq").pack  # of one without a digest
 
 
 def arrow() -> Any:
-    """pyarrow with its Parquet and file systems. Raises `NotSupported`."""
+    """Return pyarrow with its Parquet and file system modules. Raises `NotSupported`."""
     try:
         import pyarrow
         import pyarrow.fs
@@ -46,7 +46,10 @@ def arrow() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A row group: entries first..last, and the ledger's length before and behind them."""
+    """A row group: entries first..last.
+
+    `below`, `above`: the ledger's length before the first and after the last of them.
+    """
 
     file: str
     number: int
@@ -58,27 +61,33 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the files of a copy hold, in the order of entries."""
+    """The contents of a copy's files, in the order of entries."""
 
     ledger_id: int
     attempt: str
     groups: tuple[Group, ...]
 
     def pack(self) -> bytes:
-        content = {"ledger": self.ledger_id, "attempt": self.attempt, "groups": [asdict(each) for each in self.groups]}
+        content = {
+            "ledger": self.ledger_id,
+            "attempt": self.attempt,
+            "groups": [asdict(group) for group in self.groups],
+        }
         return json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
 
 
 def parse_index(data: bytes) -> Index:
-    """Raises ValueError, TypeError, KeyError."""
+    """Parse an index. Raises ValueError, TypeError, KeyError."""
     content = json.loads(data)
-    groups = tuple(Group(**each) for each in content["groups"])
+    groups = tuple(Group(**group) for group in content["groups"])
     return Index(int(content["ledger"]), str(content["attempt"]), groups)
 
 
 class OffloadedFiles:
-    """The copy of one ledger. All calls block. Raise `ReadFailed`: a file is missing, damaged or not of this copy;
-    `DigestMismatch`: an entry in it is not what was written.
+    """The offloaded copy of one ledger. All calls block.
+
+    They raise `ReadFailed` if a file is missing, damaged or not of this copy, and `DigestMismatch` if an entry in it
+    does not verify.
     """
 
     def __init__(self, record: LedgerMetadata) -> None:
@@ -97,7 +106,7 @@ class OffloadedFiles:
         self._file: tuple[str, Any] | None = None
 
     def index(self) -> Index:
-        """Read once."""
+        """Read the index, once."""
         if self._index is None:
             path = f"{self._path}/{INDEX}"
             try:
@@ -111,14 +120,14 @@ class OffloadedFiles:
         return self._index
 
     def group_at(self, entry_id: int) -> Group:
-        """The row group that holds an entry."""
+        """Return the row group that holds an entry."""
         for group in self.index().groups:
             if group.first <= entry_id <= group.last:
                 return group
         raise self._damaged(f"{self._path}/{INDEX}", ValueError(f"no row group holds entry {entry_id}"))
 
     def read(self, group: Group) -> EntryBatch:
-        """The entries of a row group, verified."""
+        """Return the entries of a row group, verified."""
         path = f"{self._path}/{group.file}"
         try:
             if self._file is None or self._file[0] != path:
@@ -130,7 +139,7 @@ class OffloadedFiles:
             raise self._damaged(path, error) from error
 
     def check(self) -> Content:
-        """Read everything; what it comes to. Raises `ReadFailed` when that is not what the record says."""
+        """Read every entry and return the totals. Raises `ReadFailed` if they differ from the ledger's record."""
         content = Content()
         for group in self.index().groups:
             content = content.joined(content_of(self.read(group)))
@@ -139,22 +148,25 @@ class OffloadedFiles:
         return content
 
     def close(self) -> None:
-        """Let go of the file that is open."""
+        """Close the open file."""
         if self._file is not None:
             self._file[1].close(force=True)
             self._file = None
 
     def _damaged(self, path: str, error: Exception) -> ReadFailed:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         return ReadFailed(
-            f"copy {self.copy.attempt} is damaged or gone, at {path}: {said}; read the ledger from the bookies "
+            f"copy {self.copy.attempt} is damaged or gone, at {path}: {reason}; read the ledger from the bookies "
             "while they have it, and offload it again",
             ledger_id=self._ledger_id,
         )
 
 
 def entries_of(ledger_id: int, table: Any, group: Group, *, is_crc32c: bool) -> EntryBatch:
-    """The rows of a group as entries. `is_crc32c`: the ledger's own digest. Raises ValueError, `DigestMismatch`."""
+    """Return the rows of a group as entries. Raises ValueError, `DigestMismatch`.
+
+    `is_crc32c`: the digest of the ledger itself.
+    """
     columns = [table.column(name).to_pylist() for name in COLUMNS]
     ids, lengths, lacs, crcs, values = columns
     if ids != list(range(group.first, group.last + 1)):
@@ -183,7 +195,7 @@ def entries_of(ledger_id: int, table: Any, group: Group, *, is_crc32c: bool) -> 
 
 
 def content_of(batch: EntryBatch) -> Content:
-    """What a batch of entries comes to."""
+    """Return the totals of a batch of entries."""
     data, _ = batch.arrow_buffers()
     lengths = batch.lengths()
     return Content().extended(data, struct.pack(f"<{len(lengths)}q", *lengths))
@@ -197,7 +209,7 @@ class OffloadedFetch:
         self._next, self._last = first, last
 
     async def next_batch(self) -> EntryBatch | None:
-        """None at the end. Raises as `OffloadedFiles`."""
+        """Return the next entries, None at the end. Raises as `OffloadedFiles` does."""
         if self._next > self._last:
             return None
         batch = await self._worker.run(self._read, self._next)
@@ -209,4 +221,4 @@ class OffloadedFetch:
         return batch.slice(entry_id, min(batch.last_entry_id, self._last))
 
     def stop(self) -> None:
-        """Nothing is under way between batches."""
+        """Have no effect: no read is pending between batches."""

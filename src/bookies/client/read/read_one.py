@@ -1,9 +1,9 @@
-"""One entry by itself: the short way, as long as nothing goes wrong.
+"""The fast path for a single entry, as long as no step fails.
 
-Reads at random are many and small, and what a `RangeFetch` plans ahead is of no use to them. One replica is asked, and
-when it answers in time and the entry verifies, that is all. Whatever else happens, a `RangeFetch` takes over, with the
-answer that is still to come. Which replica is decided by the entry's id: entries at random are spread over the whole
-ensemble, and one that is read again is in that bookie's memory. Source: client-protocol 3.3, 3.4 and 3.7.
+Random reads are many and small; the read-ahead of a `RangeFetch` is useless for them. One replica is asked. If it
+answers in time and the entry verifies, the read is done. In every other case a `RangeFetch` takes over, with the
+pending answer. The entry's id selects the replica: random reads are spread over the whole ensemble, and an entry that
+is read again is in that bookie's memory. Source: client-protocol 3.3, 3.4 and 3.7.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from bookies.wire.messages import ReadResponse
 _record_head = struct.Struct(">I").pack
 
 
-class Asked(NamedTuple):
-    """A single read that a replica was asked for, `at` a time of the loop; its answer may have come."""
+class PendingRead(NamedTuple):
+    """A single read sent to a replica, `at` a time of the loop. Its answer may have arrived."""
 
     position: int
     answer: asyncio.Future[Outcome]
@@ -44,10 +44,10 @@ async def look_up(
     sticky: StickyPosition | None,
     is_hedging: bool,
     learn: Callable[[int], object],
-) -> EntryBatch | Asked | None:
-    """The verified entry; what was asked, if it is late or was answered otherwise; None: nobody was asked.
+) -> EntryBatch | PendingRead | None:
+    """Ask one replica for the entry. Returns the verified entry, or the pending read if it is late or failed.
 
-    The latter when the replica whose turn it is has failed lately. For the rest see `RangeFetch`.
+    Returns None without asking if the selected replica has failed recently. For the other parameters see `RangeFetch`.
     """
     size = metadata.ensemble_size
     position = (entry_id if sticky is None or size != metadata.write_quorum else sticky.position) % size
@@ -55,12 +55,12 @@ async def look_up(
     if pool.health.rank(bookie):
         return None
     loop = asyncio.get_running_loop()
-    asked = Asked(position, pool.start_read_entry(bookie, metadata.ledger_id, entry_id), loop.time())
+    asked = PendingRead(position, pool.start_read_entry(bookie, metadata.ledger_id, entry_id), loop.time())
     try:
         await _in_time(loop, asked.answer, pool.health.hedge_delay_s(bookie, READ) if is_hedging else None)
     except asyncio.CancelledError:
         if metadata.write_quorum == 1:
-            asked.answer.cancel()  # Who asks again has no other replica, and had better not wait for this answer.
+            asked.answer.cancel()  # A repeated read has no other replica and must not wait for this answer.
         raise
     outcome = asked.answer.result() if asked.answer.done() else None
     if not isinstance(outcome, ReadResponse) or outcome.status is not Status.OK or outcome.body is None:
@@ -76,7 +76,10 @@ async def look_up(
 
 
 async def _in_time(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Outcome], patience_s: float | None) -> None:
-    """Until the answer is there, or for so long; None: however long that takes. Being cancelled does not cancel it."""
+    """Wait for the answer, at most `patience_s` seconds; None: without limit.
+
+    Cancelling this does not cancel the answer.
+    """
     waiter: asyncio.Future[None] = loop.create_future()
     wake = functools.partial(_wake, waiter)
     answer.add_done_callback(wake)

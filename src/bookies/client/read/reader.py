@@ -1,6 +1,6 @@
-"""A ledger open for reading: sequential and batch reads, last add confirmed, tailing. Never fences, writes nothing.
+"""A ledger open for reading: range and batch reads, last add confirmed, tailing. Never fences, never writes.
 
-What it knows, and the bounds that follow, are in `view.py`; how entries are fetched in `fetch.py`. Source:
+`reader_state.py` holds the reader's state and the bounds that follow from it; `fetch.py` fetches entries. Source:
 client-protocol 3 and 6.1.
 """
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     import pyarrow
 
 _STATE_NAMES = {LedgerState.OPEN: "open", LedgerState.IN_RECOVERY: "in recovery", LedgerState.CLOSED: "sealed"}
-BATCH_COUNT_MAX = 10_000  # entries of an unconfirmed batch whose caller names no number
+BATCH_COUNT_MAX = 10_000  # entries of an unconfirmed batch whose caller gives no `count_max`
 
 
 class LedgerReader:
-    """Made by `Client.open` and `Client.recover`."""
+    """A ledger open for reading, as `Client.open` and `Client.recover` return it."""
 
-    def __init__(self, view: ReaderState) -> None:
-        self._view = view
+    def __init__(self, state: ReaderState) -> None:
+        self._state = state
 
     @classmethod
     async def begin(
@@ -54,46 +54,51 @@ class LedgerReader:
     ) -> LedgerReader:
         """Open without recovery: watch the metadata and learn the last add confirmed, unless the ledger is sealed.
 
-        `files`: where to read what bookies need not have any more; `is_offloaded`: from there at once. Raises
-        `BookieTimeout`, `ReadFailed`, `Unauthorized`, `NotSupported` (no copy, or no pyarrow).
+        `files`: opens the offloaded copy, for entries that the bookies may drop. `is_offloaded`: read every entry from
+        that copy. Raises `BookieTimeout`, `ReadFailed`, `Unauthorized`, `NotSupported` (no copy, or no pyarrow).
         """
-        view = await ReaderState.begin(pool, driver, config, keys, found)
+        state = await ReaderState.begin(pool, driver, config, keys, found)
         if files is not None:
-            view.may_read_from(files, at_once=is_offloaded)
-        return cls(view)
+            state.use_copy(files, at_once=is_offloaded)
+        return cls(state)
 
-    # -- state, without asking anybody ---------------------------------------------------------------------------
+    # -- state, without a request --------------------------------------------------------------------------------
     @property
     def ledger_id(self) -> int:
-        return self._view.ledger_id
+        """The ledger's id."""
+        return self._state.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The record as last seen."""
-        return self._view.metadata
+        """The ledger's record as last read."""
+        return self._state.metadata
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the ledger has ended, as far as known."""
-        return self._view.is_sealed
+        """True if the ledger is sealed, by the record last read."""
+        return self._state.is_sealed
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry known to be readable; of a sealed ledger its end. -1: none. `read_last_add_confirmed` asks."""
-        return self._view.last_add_confirmed
+        """The last entry known to be readable; -1: none.
+
+        Of a sealed ledger its last entry. `read_last_add_confirmed` updates it.
+        """
+        return self._state.last_add_confirmed
 
     @property
     def length(self) -> int:
-        """Payload bytes of the ledger; of one that is not sealed those up to the newest entry heard of, a hint."""
-        return self._view.length
+        """Payload bytes of the ledger. Of a ledger that is not sealed, an estimate: up to the newest known entry."""
+        return self._state.length
 
     @property
     def labels(self) -> dict[str, str]:
+        """The ledger's labels, as text."""
         return {name: value.decode("utf-8", "replace") for name, value in self.metadata.custom_metadata.items()}
 
     def __repr__(self) -> str:
         record = self.metadata
-        state = "let go" if self._view.is_closed else "sealed" if record.is_closed else _STATE_NAMES[record.state]
+        state = "closed" if self._state.is_closed else "sealed" if record.is_closed else _STATE_NAMES[record.state]
         return (
             f"<LedgerReader {record.ledger_id} {state} E{record.ensemble_size}/Qw{record.write_quorum}"
             f"/Qa{record.ack_quorum} last_add_confirmed={self.last_add_confirmed} "
@@ -102,26 +107,27 @@ class LedgerReader:
 
     # -- reading -------------------------------------------------------------------------------------------------
     def read(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> Entries:
-        """The entries first..last in order; `last` None: up to the last add confirmed when the iteration begins.
+        """Iterate over entries first..last in order; `last` None: up to the last add confirmed at the first step.
 
-        `async for entry in ledger.read()`; `.batches()` gives verified batches instead of entries. `timeout`: seconds
-        that a step may take. The iteration raises `InvalidArgument`, `NotConfirmed` (beyond the last add confirmed),
-        `TimeoutError`, and what every replica of an entry failing leads to: `EntryNotFound`, `DigestMismatch`,
-        `BookieUnreachable` and so on.
+        `async for entry in ledger.read()`; `.batches()` returns verified batches instead of entries. `timeout`: seconds
+        that a step may take.
+
+        The iteration raises `InvalidArgument`, `NotConfirmed` (after the last add confirmed), `TimeoutError`, and if
+        every replica of an entry fails, `EntryNotFound`, `DigestMismatch`, `BookieUnreachable` and similar errors.
         """
         first, last = _range("read", first, last)
-        return Entries(RangeSource(self._view, first, last), timeout)
+        return Entries(RangeSource(self._state, first, last), timeout)
 
     def read_batches(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> Batches:
-        """As `read`, in verified batches that stay in the buffers they arrived in."""
+        """Iterate as `read` does, in verified batches that stay in their receive buffers."""
         return self.read(first, last, timeout=timeout).batches()
 
     async def read_arrow(
         self, first: int = 0, last: int | None = None, *, timeout: float | None = None
     ) -> pyarrow.Table:
-        """As `read`, as a pyarrow.Table: ledger_id and entry_id (int64), value (binary); no object per entry.
+        """Read as `read` does, into a pyarrow.Table: ledger_id and entry_id (int64), value (binary).
 
-        `timeout`: seconds for all of it.
+        It creates no Python object per entry. `timeout`: seconds for the whole read.
         """
         from bookies.client.read.arrow import table_of
 
@@ -129,7 +135,7 @@ class LedgerReader:
             return table_of([batch async for batch in self.read_batches(first, last)])
 
     async def read_entry(self, entry_id: int, *, parallel: bool = False, timeout: float | None = None) -> Entry:
-        """One entry. `parallel`: ask all its replicas at once, for the sake of time. `timeout`: seconds."""
+        """Read one entry. `parallel`: ask all its replicas at once, which reduces latency. `timeout`: seconds."""
         entry_id = whole_number("entry_id", entry_id)
         if timeout is None:
             return await self._read_entry(entry_id, parallel)
@@ -137,10 +143,10 @@ class LedgerReader:
             return await self._read_entry(entry_id, parallel)
 
     async def _read_entry(self, entry_id: int, is_parallel: bool) -> Entry:
-        view = self._view
-        if entry_id > view.last_add_confirmed or view.is_closed:
-            await view.check_confirmed(entry_id)
-        batch = await view.read_one(entry_id, is_parallel=is_parallel)
+        state = self._state
+        if entry_id > state.last_add_confirmed or state.is_closed:
+            await state.check_confirmed(entry_id)
+        batch = await state.read_one(entry_id, is_parallel=is_parallel)
         return next(batch.entries())
 
     async def read_batch(
@@ -152,49 +158,54 @@ class LedgerReader:
         unconfirmed: bool = False,
         timeout: float | None = None,
     ) -> EntryBatch:
-        """Consecutive entries from `first` on: at least one, perhaps fewer than there are; read on behind them.
+        """Read consecutive entries from `first` on: at least one, possibly fewer than are available.
 
-        `count_max`: entries, 0: as many as come; `size_max`: bytes of their records, exceeded only by a first entry
-        that is longer, 0: what fits into a frame. Never beyond the last add confirmed, unless `unconfirmed` (see
-        `read_unconfirmed`), nor beyond the end. Raises what `read` does. Source: client-protocol 3.8.
+        * `count_max`: entries; 0: as many as fit.
+        * `size_max`: bytes of their records, exceeded only by a longer first entry; 0: what fits into a frame.
+        * `unconfirmed`: read past the last add confirmed too (see `read_unconfirmed`), but never past the end.
+        * `timeout`: seconds.
+
+        Raises what `read` raises. Source: client-protocol 3.8.
         """
         first, count_max = whole_number("first", first), whole_number("count_max", count_max)
         size_max = whole_number("size_max", size_max)
-        size_max = min(size_max or self._view.pool.batch_size_max, self._view.pool.batch_size_max)
+        size_max = min(size_max or self._state.pool.batch_size_max, self._state.pool.batch_size_max)
         async with TimeLimit(timeout, f"{self._reading()} from entry {first} on"):
             if unconfirmed:
                 last = first + (count_max or BATCH_COUNT_MAX) - 1
-                await self._view.check_unconfirmed(first)
+                await self._state.check_unconfirmed(first)
                 if self.is_sealed:
                     last = min(last, self.last_add_confirmed)
             else:
-                await self._view.check_confirmed(first)
+                await self._state.check_confirmed(first)
                 last = min(first + count_max - 1, self.last_add_confirmed) if count_max else self.last_add_confirmed
-            fetch = self._view.range_fetch(first, last, size_max=size_max)
+            fetch = self._state.range_fetch(first, last, size_max=size_max)
             try:
                 batch = await fetch.next_batch()
             finally:
                 fetch.stop()
         assert batch is not None
         if unconfirmed:
-            batch = self._view.within_end(batch)
+            batch = self._state.within_end(batch)
         count = max(1, bisect_right(batch.starts, batch.starts[0] + size_max) - 1)
         return batch.slice(first, min(batch.last_entry_id, first + count - 1))
 
     def read_unconfirmed(self, first: int, last: int, *, timeout: float | None = None) -> Entries:
-        """The entries first..last without regard to the last add confirmed: what the bookies hold of an open ledger.
+        """Iterate over entries first..last that bookies hold, regardless of the last add confirmed.
 
-        An entry that is not confirmed may turn out not to be in the ledger; nothing that outlives the read should
-        depend on it. Raises `EntryNotFound` at the first entry that no bookie holds, and for those beyond the end of a
-        ledger that is known to be sealed, whatever bookies hold there. `timeout`: seconds that a step may take.
-        Source: client-protocol 3.2.
+        An unconfirmed entry may turn out not to be in the ledger; use it for no lasting result. Raises `EntryNotFound`
+        at the first entry that no bookie holds, and for entries after the end of a sealed ledger even if bookies hold
+        them. `timeout`: seconds that a step may take. Source: client-protocol 3.2.
         """
         last = whole_number("last", last, None)
         first, _ = _range("read_unconfirmed", first, last)
-        return Entries(UnconfirmedSource(self._view, first, last), timeout)
+        return Entries(UnconfirmedSource(self._state, first, last), timeout)
 
     async def read_last(self, *, timeout: float | None = None) -> Entry:
-        """The entry at the last add confirmed, which is refreshed first. Raises `EntryNotFound` when there is none."""
+        """Read the entry at the last add confirmed, which is updated first.
+
+        `timeout`: seconds. Raises `EntryNotFound` if there is none.
+        """
         async with TimeLimit(timeout, f"read the last entry of ledger {self.ledger_id}"):
             last = await self.read_last_add_confirmed()
             if last < 0:
@@ -202,41 +213,48 @@ class LedgerReader:
             return await self.read_entry(last)
 
     def tail(self, first: int | None = None, *, timeout: float | None = None) -> Entries:
-        """Entries from `first` on (None: the next one that is not readable yet), waiting for new ones until the seal.
+        """Iterate from entry `first` on (None: the first one not readable yet), waiting for new entries until the seal.
 
-        The iteration ends when the ledger is sealed and its last entry was delivered. It survives bookies that fail;
-        it raises when none has answered for 30 seconds, and `TimeoutError` when no entry came for `timeout` seconds.
+        The iteration ends after the last entry of the sealed ledger. It survives failing bookies. It raises if no
+        bookie has answered for 30 seconds, and `TimeoutError` if no entry arrived for `timeout` seconds.
         """
         start = self.last_add_confirmed + 1 if first is None else whole_number("first", first)
-        return Entries(TailSource(self._view, start), timeout)
+        return Entries(TailSource(self._state, start), timeout)
 
     # -- last add confirmed --------------------------------------------------------------------------------------
     async def read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
-        """Ask the bookies for the last entry that may be read, -1: none; a sealed ledger answers by itself.
+        """Ask the bookies for the last entry that may be read and return its id, -1: none.
 
-        Certain: the answers leave no room for a later entry that was confirmed and told to them. Never less than
-        what was known before. Raises `ReadFailed`, `BookieTimeout` and so on when too few bookies answer.
+        Of a sealed ledger it is known.
+
+        The result is certain: the answers exclude a later entry that was confirmed and announced to the bookies. It is
+        never less than the value known before. `timeout`: seconds. Raises `ReadFailed`, `BookieTimeout` and similar
+        errors if too few bookies answer.
         """
         async with TimeLimit(timeout, f"{self._reading()}, its last add confirmed"):
-            return await self._view.refresh_last_add_confirmed()
+            return await self._state.refresh_last_add_confirmed()
 
     async def try_read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
-        """As `read_last_add_confirmed`, content with the first bookie that knows more, or with any answer at all.
+        """Ask as `read_last_add_confirmed` does, until one bookie reports more than is known or all have answered.
 
-        Raises `RecoveryFailed` when no bookie answered.
+        `timeout`: seconds. Raises `RecoveryFailed` if no bookie answered.
         """
         async with TimeLimit(timeout, f"{self._reading()}, its last add confirmed"):
-            return await self._view.try_last_add_confirmed()
+            return await self._state.try_last_add_confirmed()
 
     async def read_last_add_confirmed_and_entry(
         self, entry_id: int, *, wait: float = 2.0, parallel: bool = False, timeout: float | None = None
     ) -> LastConfirmedAndEntry:
-        """Wait until the entry is confirmed, at most about `wait` seconds; the entry is None when it is not by then.
+        """Wait about `wait` seconds for the entry to be confirmed.
 
-        `parallel`: ask all bookies at once. Without an entry the ledger may have ended before it: see `is_sealed`.
-        `timeout`: seconds for everything, then `TimeoutError`. Raises `LedgerUnknownToBookie` of a ledger that nobody
-        has written to, of which bookies cannot give news, for they do not know it; `tail` waits. Source:
-        client-protocol 3.6.
+        The result's entry is None if it is not confirmed by then.
+
+        * `wait`: seconds; 0: ask once.
+        * `parallel`: ask all bookies at once.
+        * `timeout`: seconds for the whole call, then `TimeoutError`.
+
+        Without an entry, the ledger may have ended before it: see `is_sealed`. Raises `LedgerUnknownToBookie` for a
+        ledger without entries, which its bookies do not know; `tail` waits instead. Source: client-protocol 3.6.
         """
         entry_id = whole_number("entry_id", entry_id)
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
@@ -245,37 +263,37 @@ class LedgerReader:
         end = loop.time() + wait
         async with TimeLimit(timeout, f"{self._reading()}, entry {entry_id} and the last add confirmed"):
             while True:
-                self._view.check_open()
-                await self._view.follow_metadata()
+                self._state.check_open()
+                await self._state.follow_metadata()
                 if entry_id <= self.last_add_confirmed:
                     return LastConfirmedAndEntry(self.last_add_confirmed, await self.read_entry(entry_id))
                 remaining = end - loop.time()
                 if self.is_sealed or (remaining <= 0 and wait > 0):
                     return LastConfirmedAndEntry(self.last_add_confirmed, None)
-                batch = await self._view.wait_for_news(entry_id, remaining, is_parallel=parallel)
+                batch = await self._state.wait_for_news(entry_id, remaining, is_parallel=parallel)
                 if batch is not None:
                     return LastConfirmedAndEntry(self.last_add_confirmed, next(batch.entries()))
                 wait = wait or 1e-9  # Bookies have been asked once.
 
     def _reading(self) -> str:
-        """What takes too long, for messages."""
+        """Name the operation, for messages."""
         return f"read ledger {self.ledger_id}"
 
     async def close(self) -> None:
-        """Let go of the handle; nothing happens to the ledger. Idempotent."""
-        self._view.close()
+        """Close the handle. The ledger does not change. Idempotent."""
+        self._state.close()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
 
 
 def _range(name: str, first: int, last: int | None) -> tuple[int, int | None]:
-    """Both as whole numbers. Raises `InvalidArgument`."""
+    """Return both bounds as whole numbers. Raises `InvalidArgument`."""
     first = whole_number("first", first, None)
     last = None if last is None else whole_number("last", last, None)
     if first < 0 or (last is not None and last < first):

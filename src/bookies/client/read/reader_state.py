@@ -1,9 +1,9 @@
-"""What a reader knows of its ledger and how it keeps that true: metadata, end, last add confirmed, bounds of reads.
+"""State of a ledger's reader: metadata, end, last add confirmed, and the bounds of reads that follow from them.
 
-What may be read ends at the last add confirmed. Of a sealed ledger that is its last entry, fixed by the metadata and
-never raised by what bookies say; of an open one it is the greatest value learnt so far, and it only grows. The
-metadata is watched while the ledger is open, so a reader follows ensemble changes and notices the seal. Source:
-client-protocol 3.1, 3.2, 3.5 and 3.6.
+Reads end at the last add confirmed. For a sealed ledger that is its last entry, fixed by the metadata and never raised
+by what bookies report. For an open ledger it is the greatest value learnt so far, and it only grows. The metadata is
+watched while the ledger is open, so a reader follows ensemble changes and notices the seal. Source: client-protocol
+3.1, 3.2, 3.5 and 3.6.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bookies.client.read.fetch import RangeFetch
 from bookies.client.read.lac import read_last_add_confirmed, try_last_add_confirmed
 from bookies.client.read.longpoll import wait_for_entry
 from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
-from bookies.client.read.read_one import Asked, look_up
+from bookies.client.read.read_one import PendingRead, look_up
 from bookies.client.transport import BookiePool
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -39,48 +39,49 @@ from bookies.protocol.ledger.read import StickyPosition
 from bookies.runtime.ports import Worker
 
 OpenFiles = Callable[[LedgerMetadata], tuple[Worker, OffloadedFiles]]
-"""The copy that a record names, and the worker that waits for its files. Raises `NotSupported` (no copy or pyarrow)."""
+"""The copy that a record names, and the worker that reads its files. Raises `NotSupported` (no copy or pyarrow)."""
 
-ENTRY_SIZE_GUESS = 1024.0  # payload bytes, until the ledger tells
+ENTRY_SIZE_GUESS = 1024.0  # payload bytes, until the ledger's metadata or an answer gives the average
 
 
 class ReaderState:
-    """One ledger as a reader sees it."""
+    """Metadata, last add confirmed and read settings of one ledger, shared by the iterations of its reader."""
 
     def __init__(
-        self, pool: BookiePool, driver: MetadataDriver, config: ClientConfig, keys: Keys, found: Versioned
+        self, pool: BookiePool, driver: MetadataDriver, config: ClientConfig, keys: Keys, versioned: Versioned
     ) -> None:
         self.pool = pool
         self._driver = driver
         self.config = config
         self.keys = keys
-        self.metadata = found.metadata
-        self._version = found.version
+        self.metadata = versioned.metadata
+        self._version = versioned.version
         self.last_add_confirmed = -1
         self._entry_size = ENTRY_SIZE_GUESS
         self._watches: list[Watch] = []
         self._length = 0
         self._sticky: StickyPosition | None = None
         if config.sticky_reads:
-            size = found.metadata.ensemble_size
+            size = versioned.metadata.ensemble_size
             self._sticky = StickyPosition(size, pool.any_below(size))
         self._is_stale = False  # The store has, or may have, a newer record.
         self._changed = asyncio.Event()  # set whenever `_is_stale` becomes true, and by `close`
         self.is_closed = False
         self._files: tuple[Worker, OffloadedFiles] | None = None
         self._open_files: OpenFiles | None = None
-        self._adopt(found)
+        self._adopt(versioned)
 
-    def may_read_from(self, open_files: OpenFiles, *, at_once: bool) -> None:
-        """Read the ledger from its copy: `at_once`, or when bookies do not have an entry and need not have it.
+    def use_copy(self, open_files: OpenFiles, *, at_once: bool) -> None:
+        """Let reads use the offloaded copy: `at_once`, or for entries that the bookies lack and may drop.
 
-        Raises as `open_files`, at once.
+        Raises as `open_files` does, if `at_once`.
         """
         self._open_files = open_files
         if at_once:
             self._files = open_files(self.metadata)
 
-    def _rest_from_files(self, record: LedgerMetadata, first: int, last: int) -> OffloadedFetch:
+    def _fetch_from_copy(self, record: LedgerMetadata, first: int, last: int) -> OffloadedFetch:
+        """Return the reads of entries first..last from the offloaded copy."""
         assert self._open_files is not None
         if self._files is None:
             self._files = self._open_files(record)
@@ -88,29 +89,29 @@ class ReaderState:
 
     @classmethod
     async def begin(
-        cls, pool: BookiePool, driver: MetadataDriver, config: ClientConfig, keys: Keys, found: Versioned
+        cls, pool: BookiePool, driver: MetadataDriver, config: ClientConfig, keys: Keys, versioned: Versioned
     ) -> ReaderState:
         """Open without recovery: watch the metadata and learn the last add confirmed, unless the ledger is sealed.
 
         Raises `BookieTimeout`, `ReadFailed`, `Unauthorized`.
         """
-        view = cls(pool, driver, config, keys, found)
-        if not view.is_sealed:
-            view._watches.append(driver.watch_ledger(view.ledger_id, view._ledger_changed))
-            view._watches.append(driver.on_session_expired(view._watch_lost))
-            view.mark_stale()  # It may have changed between reading and watching.
+        state = cls(pool, driver, config, keys, versioned)
+        if not state.is_sealed:
+            state._watches.append(driver.watch_ledger(state.ledger_id, state._ledger_changed))
+            state._watches.append(driver.on_session_expired(state._watch_lost))
+            state.mark_stale()  # It may have changed between reading and watching.
             try:
-                await view._learn_first()
+                await state._learn_first()
             except BaseException as error:
-                view.close()
+                state.close()
                 if isinstance(error, BookKeeperError) and not isinstance(
                     error, BookieTimeout | Unauthorized | ReadFailed | ClientClosed
                 ):
                     raise ReadFailed(
-                        f"cannot learn the last add confirmed: {error.message}", ledger_id=view.ledger_id
+                        f"cannot learn the last add confirmed: {error.message}", ledger_id=state.ledger_id
                     ) from error
                 raise
-        return view
+        return state
 
     @property
     def ledger_id(self) -> int:
@@ -118,17 +119,17 @@ class ReaderState:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the ledger has ended, as far as known."""
+        """Report whether the ledger is sealed, by the newest record read."""
         return self.metadata.is_closed
 
     @property
     def length(self) -> int:
-        """Payload bytes: of all of a sealed ledger, else up to the newest entry heard of."""
+        """Payload bytes of the whole ledger if it is sealed, else up to the newest known entry."""
         return self.metadata.length if self.is_sealed else self._length
 
     # -- bounds --------------------------------------------------------------------------------------------------
     async def check_confirmed(self, last: int) -> None:
-        """Raises `NotConfirmed` when the entry is beyond the last add confirmed, which is asked for if need be."""
+        """Raise `NotConfirmed` if the entry is after the last add confirmed; asks the bookies for that if necessary."""
         self.check_open()
         if last > self.last_add_confirmed:
             await self.refresh_last_add_confirmed()
@@ -142,7 +143,7 @@ class ReaderState:
             )
 
     async def check_unconfirmed(self, entry_id: int) -> None:
-        """Raises `EntryNotFound` when the ledger is known to end before it: no bookie is asked then (I-12)."""
+        """Raise `EntryNotFound` if the ledger is known to end before the entry: then no bookie is asked (I-12)."""
         self.check_open()
         await self.follow_metadata()
         if self.is_sealed and entry_id > self.last_add_confirmed:
@@ -153,7 +154,7 @@ class ReaderState:
             )
 
     def within_end(self, batch: EntryBatch) -> EntryBatch:
-        """What of an unconfirmed batch is in the ledger, should it have turned out to be sealed meanwhile."""
+        """Return the part of an unconfirmed batch that is in the ledger, in case the ledger was sealed meanwhile."""
         end = self.last_add_confirmed
         if not self.is_sealed or batch.last_entry_id <= end:
             return batch
@@ -168,7 +169,7 @@ class ReaderState:
     def range_fetch(
         self, first: int, last: int, *, size_max: int | None = None, is_parallel: bool = False
     ) -> RangeFetch | OffloadedFetch:
-        """The reads of entries first..last. `size_max`: of only one batch, as large as possible, bytes."""
+        """Return the reads of entries first..last. `size_max`: bytes; read only one batch, as large as possible."""
         if self._files is not None:
             return OffloadedFetch(*self._files, first, last)
         return RangeFetch(
@@ -184,15 +185,15 @@ class ReaderState:
             sticky=self._sticky,
             size_max=size_max,
             is_parallel=is_parallel,
-            files=None if self._open_files is None else self._rest_from_files,
+            files=None if self._open_files is None else self._fetch_from_copy,
         )
 
     async def read_one(self, entry_id: int, *, is_parallel: bool = False) -> EntryBatch:
-        """The entry, which may be read. `is_parallel`: ask all replicas at once. Raises what `RangeFetch` does."""
-        found: EntryBatch | Asked | None = None
+        """Read an entry within the bounds. `is_parallel`: ask all replicas at once. Raises what `RangeFetch` raises."""
+        first_answer: EntryBatch | PendingRead | None = None
         record = self.metadata
         if self._files is None and not is_parallel:
-            found = await look_up(
+            first_answer = await look_up(
                 self.pool,
                 self.keys,
                 record,
@@ -201,28 +202,28 @@ class ReaderState:
                 is_hedging=self.config.hedged_reads,
                 learn=self.learn,
             )
-        if isinstance(found, EntryBatch):
-            return found
+        if isinstance(first_answer, EntryBatch):
+            return first_answer
         fetch = self.range_fetch(entry_id, entry_id, is_parallel=is_parallel)
         is_where_it_was = self.metadata.ensemble_at(entry_id) == record.ensemble_at(entry_id)
-        if found is not None and is_where_it_was and isinstance(fetch, RangeFetch):
-            fetch.begin_with(found)
+        if first_answer is not None and is_where_it_was and isinstance(fetch, RangeFetch):
+            fetch.begin_with(first_answer)
         batch = await fetch.next_batch()
         assert batch is not None
         return batch
 
     def check_open(self) -> None:
-        """Raises `LedgerClosed`."""
+        """Raise `LedgerClosed` if the handle is closed."""
         if self.is_closed:
             raise LedgerClosed("the handle is closed: open the ledger again", ledger_id=self.ledger_id)
 
     # -- metadata ------------------------------------------------------------------------------------------------
     def mark_stale(self) -> None:
-        """Read the metadata again before the next use."""
+        """Have the metadata read again before its next use."""
         self._is_stale = True
 
     async def wait_for_change(self, patience_s: float | None) -> None:
-        """Until the metadata changes, the handle is closed, or for so long."""
+        """Wait until the metadata changes, the handle is closed, or `patience_s` seconds have passed."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._changed.wait()
@@ -234,12 +235,15 @@ class ReaderState:
         self._changed.set()
 
     def _watch_lost(self) -> None:
-        """The session ended, and changes may have gone unnoticed. Source: client-protocol 3.6 (X-59)."""
+        """Mark the metadata as stale: the session ended, so changes may have been missed.
+
+        Source: client-protocol 3.6 (X-59).
+        """
         self._is_stale = True
         self._changed.set()
 
     async def follow_metadata(self) -> None:
-        """Install the newer record if there may be one. Raises `LedgerNotFound`, `MetadataError`."""
+        """Install a newer record if there may be one. Raises `LedgerNotFound`, `MetadataError`."""
         if self._is_stale:
             self._is_stale = False
             self._changed.clear()
@@ -255,11 +259,11 @@ class ReaderState:
         self._adopt(await self._driver.read_ledger(self.ledger_id))
         return self.metadata
 
-    def _adopt(self, found: Versioned) -> None:
-        if found.version < self._version:
+    def _adopt(self, versioned: Versioned) -> None:
+        if versioned.version < self._version:
             return
-        self.metadata, self._version = found.metadata, found.version
-        record = found.metadata
+        self.metadata, self._version = versioned.metadata, versioned.version
+        record = versioned.metadata
         if record.is_closed:
             self.last_add_confirmed = record.last_entry_id
             if record.last_entry_id >= 0 and record.length > 0:
@@ -267,7 +271,7 @@ class ReaderState:
             self._stop_watching()
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Stop watching and close files. Idempotent."""
         self.is_closed = True
         self._changed.set()
         self._stop_watching()
@@ -283,21 +287,21 @@ class ReaderState:
 
     # -- last add confirmed --------------------------------------------------------------------------------------
     async def refresh_last_add_confirmed(self) -> int:
-        """Ask the bookies; a sealed ledger answers by itself."""
+        """Ask the bookies for the last add confirmed and return it; of a sealed ledger it is known."""
         await self.follow_metadata()
         if not self.is_sealed:
-            self._take_in(await read_last_add_confirmed(self.pool, self.keys, self.metadata))
+            self._adopt_lac(await read_last_add_confirmed(self.pool, self.keys, self.metadata))
         return self.last_add_confirmed
 
     async def try_last_add_confirmed(self) -> int:
-        """Ask the bookies, content with the first news."""
+        """Ask the bookies, and return after the first answer with a greater value."""
         await self.follow_metadata()
         if not self.is_sealed:
-            self._take_in(await try_last_add_confirmed(self.pool, self.keys, self.metadata, self.last_add_confirmed))
+            self._adopt_lac(await try_last_add_confirmed(self.pool, self.keys, self.metadata, self.last_add_confirmed))
         return self.last_add_confirmed
 
     async def wait_for_news(self, entry_id: int, wait_s: float, *, is_parallel: bool = False) -> EntryBatch | None:
-        """One round of waiting for the entry, ended by news of any kind; the entry if it came along."""
+        """Wait one round for the entry; any news ends it. Return the entry if it came with the answer."""
         if not is_growth_trusted(self.metadata):
             await self.wait_for_change(wait_s)
             self.mark_stale()
@@ -318,20 +322,23 @@ class ReaderState:
             change.cancel()
 
     async def _learn_first(self) -> None:
-        """What is confirmed when the handle is opened is believed of a ledger in recovery too: it has no other."""
-        found = await read_last_add_confirmed(self.pool, self.keys, self.metadata)
-        self._take_in(found)
-        if not self.is_sealed:
-            self.last_add_confirmed = found.last_add_confirmed
+        """Learn the last add confirmed at opening.
 
-    def _take_in(self, found: LacRead) -> None:
-        if found.length > 0 and found.last_add_confirmed >= 0:
-            self._entry_size = found.length / (found.last_add_confirmed + 2)
-        self._length = max(self._length, found.length)
-        self.learn(found.last_add_confirmed)
+        It is trusted for a ledger in recovery too, which offers no other value.
+        """
+        answers = await read_last_add_confirmed(self.pool, self.keys, self.metadata)
+        self._adopt_lac(answers)
+        if not self.is_sealed:
+            self.last_add_confirmed = answers.last_add_confirmed
+
+    def _adopt_lac(self, answers: LacRead) -> None:
+        if answers.length > 0 and answers.last_add_confirmed >= 0:
+            self._entry_size = answers.length / (answers.last_add_confirmed + 2)
+        self._length = max(self._length, answers.length)
+        self.learn(answers.last_add_confirmed)
 
     def learn(self, last_add_confirmed: int) -> int:
-        """Take in what a bookie says is confirmed; what the reader believes then."""
+        """Take in a last add confirmed that a bookie reported; return the value that the reader trusts now."""
         if is_growth_trusted(self.metadata):
             self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
         return self.last_add_confirmed

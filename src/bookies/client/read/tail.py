@@ -1,7 +1,7 @@
 """Tailing: the entries of a ledger as they are confirmed, until it is sealed. Source: client-protocol 3.6.
 
-One round of long polls follows another (`longpoll.py`). News that are many entries are then read as any range; a
-single entry comes with the answer.
+Rounds of long polls follow each other (`longpoll.py`). News of several entries is then read as a range; a single entry
+comes with the answer.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, Unauth
 from bookies.protocol.ledger.lac import is_growth_trusted
 from bookies.protocol.ledger.read import NEGATIVE
 
-LONG_POLL_S = 2.0  # how long bookies hold an answer back when there is nothing new
+LONG_POLL_S = 2.0  # seconds that bookies delay an answer without news
 IDLE_ROUND_S = 0.1  # a round of long polls without news is not repeated sooner
-RECOVERY_POLL_S = 1.0  # how often the metadata is read while somebody recovers the ledger
-METADATA_POLL_S = 30.0  # how often it is read without being told of a change: a watch may have been lost
-PATIENCE_S = 30.0  # a tail gives up when no bookie has answered for so long
+RECOVERY_POLL_S = 1.0  # between reads of the metadata while the ledger is in recovery
+METADATA_POLL_S = 30.0  # between reads of the metadata without a notification: a watch may have been lost
+PATIENCE_S = 30.0  # seconds without an answer from any bookie until a tail gives up
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # between rounds in which every bookie failed
 
 
 class TailSource:
     """The batches of one `LedgerReader.tail`, from entry `first` on."""
 
-    def __init__(self, view: ReaderState, first: int) -> None:
-        self._view = view
+    def __init__(self, state: ReaderState, first: int) -> None:
+        self._state = state
         self._next = first
         self._fetch: RangeFetch | OffloadedFetch | None = None
         self._failures = 0
@@ -36,9 +36,9 @@ class TailSource:
         self._followed_at: float | None = None
 
     async def next_batch(self) -> EntryBatch | None:
-        view = self._view
+        state = self._state
         while True:
-            view.check_open()
+            state.check_open()
             try:
                 await self._follow()
                 batch = await self._readable()
@@ -49,7 +49,7 @@ class TailSource:
                     raise
                 await self._pause(error)
                 continue
-            if batch is None and view.is_sealed:
+            if batch is None and state.is_sealed:
                 return None
             if batch is None:
                 try:
@@ -65,30 +65,31 @@ class TailSource:
                 return batch
 
     async def _follow(self) -> None:
-        """Know the newest metadata, as far as one is told of changes, and now and then by asking."""
+        """Read the metadata if it has changed, and every `METADATA_POLL_S` even without a notification."""
         now = asyncio.get_running_loop().time()
         if self._followed_at is None:
             self._followed_at = now
         if now - self._followed_at >= METADATA_POLL_S:
-            self._view.mark_stale()
+            self._state.mark_stale()
             self._followed_at = now
-        await self._view.follow_metadata()
+        await self._state.follow_metadata()
 
     async def _awaited(self) -> EntryBatch | None:
-        """Wait for news of the next entry, without haste when the bookies have none to give."""
-        view, now = self._view, asyncio.get_running_loop().time
+        """Wait for news of the next entry; pause if the bookies answer early without news."""
+        state, now = self._state, asyncio.get_running_loop().time
         begun = now()
-        batch = await view.wait_for_news(
-            self._next, LONG_POLL_S if is_growth_trusted(view.metadata) else RECOVERY_POLL_S
+        batch = await state.wait_for_news(
+            self._next, LONG_POLL_S if is_growth_trusted(state.metadata) else RECOVERY_POLL_S
         )
-        if batch is None and view.last_add_confirmed < self._next and now() - begun < IDLE_ROUND_S:
-            await view.wait_for_change(IDLE_ROUND_S)  # They did not hold their answers back: fenced, for example.
+        if batch is None and state.last_add_confirmed < self._next and now() - begun < IDLE_ROUND_S:
+            # The bookies did not delay their answers, for example because the ledger is fenced.
+            await state.wait_for_change(IDLE_ROUND_S)
         return batch
 
     async def _readable(self) -> EntryBatch | None:
-        """The next entries that are confirmed already."""
-        if self._fetch is None and self._next <= self._view.last_add_confirmed:
-            self._fetch = self._view.range_fetch(self._next, self._view.last_add_confirmed)
+        """Return the next entries that are confirmed already."""
+        if self._fetch is None and self._next <= self._state.last_add_confirmed:
+            self._fetch = self._state.range_fetch(self._next, self._state.last_add_confirmed)
         if self._fetch is None:
             return None
         try:
@@ -103,13 +104,13 @@ class TailSource:
         return batch
 
     async def _pause(self, error: BookKeeperError) -> None:
-        """Wait before the next try; raises `error` when none has succeeded for too long."""
+        """Wait before the next attempt; raise `error` if none has succeeded for `PATIENCE_S`."""
         now = asyncio.get_running_loop().time()
         if self._failures == 0 or isinstance(error, NEGATIVE):
-            self._failing_since = now  # That no bookie knows the ledger only says that nothing was written yet.
+            self._failing_since = now  # If no bookie knows the ledger, no entry may have been written yet.
         elif now - self._failing_since >= PATIENCE_S:
             raise error
         pause = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
         self._failures += 1
-        self._view.mark_stale()  # The ensemble may have been replaced, or the watch lost.
-        await self._view.wait_for_change(pause)
+        self._state.mark_stale()  # The ensemble may have been replaced, or the watch lost.
+        await self._state.wait_for_change(pause)

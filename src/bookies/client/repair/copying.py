@@ -1,8 +1,8 @@
-"""Put entries that come from elsewhere onto bookies under their own numbers: from files, or from another cluster.
+"""Writes of entries from files or another cluster to bookies, under the ledger id of this cluster.
 
-They are written as a replicator writes copies (recovery adds), which no fence stops, so doing it again does no harm:
-an entry is the same every time. The record decides: nobody reads from these bookies before it names them, and it
-names them only after everything was written and read back. Source: client-protocol 7.2; spark 5.3, 5.4.
+Entries are written as a replicator writes copies (recovery adds), which no fence stops. Repeating a write does no harm,
+because an entry is the same every time. The record is decisive: no client reads from these bookies before it names
+them, and it names them only after every entry was written and read back. Source: client-protocol 7.2; spark 5.3, 5.4.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bookies.model import ENTRY_HEADER_SIZE, BookieId, LedgerMetadata
 from bookies.protocol.placement import choose_ensemble
 from bookies.protocol.quorums import write_set
 
-PIECE_SIZE = 1 << 20  # bytes that are on their way to the bookies at a time
+PIECE_SIZE = 1 << 20  # bytes in flight to the bookies at a time
 _ledger_id = struct.Struct(">q").pack
 
 
 class LedgerCopier:
-    """Writes entries of one ledger to the bookies that `record` names, which need not be what is stored yet."""
+    """Writes entries of one ledger to the bookies that `record` names; the record need not be stored yet."""
 
     def __init__(self, access: LedgerAccess, pool: BookiePool, record: LedgerMetadata) -> None:
         password = record.password if record.password is not None else b""
@@ -38,7 +38,7 @@ class LedgerCopier:
         self._pool = pool
 
     async def write(self, batch: EntryBatch) -> None:
-        """Store every replica of these entries durably. Raises why a bookie did not take one."""
+        """Store every replica of these entries durably. Raises the error of a bookie that refused one."""
         for piece in _pieces(batch):
             ids = piece.entry_ids
             shares: dict[BookieId, list[int]] = {}
@@ -52,15 +52,15 @@ class LedgerCopier:
                 raise refused.error from refused
 
     def _bodies(self, batch: EntryBatch) -> Iterator[bytes]:
-        """As stored: header, digest, payload, under this ledger's number and key."""
+        """Yield the entries as stored: header, digest, payload, with this ledger's id and key."""
         head = _ledger_id(self._record.ledger_id)
-        kind, key = self._keys.digest_type, self._keys.mac_key
+        digest_type, key = self._keys.digest_type, self._keys.mac_key
         for start, payload in zip(batch.starts, batch.payloads(), strict=False):
             header = head + batch.data[start + 12 : start + 4 + ENTRY_HEADER_SIZE]
-            yield header + digest(kind, key, header, payload) + payload
+            yield header + digest(digest_type, key, header, payload) + payload
 
     async def check(self) -> None:
-        """Read every replica of every entry back. Raises `ReplicationFailed` when one is not there or not good."""
+        """Read back every replica of every entry. Raises `ReplicationFailed` if one is missing or damaged."""
         record = self._record
         held: dict[BookieId, list[int]] = {}
         for entry_id in range(record.last_entry_id + 1):
@@ -68,18 +68,18 @@ class LedgerCopier:
             for position in write_set(entry_id, len(ensemble), record.write_quorum):
                 held.setdefault(ensemble[position], []).append(entry_id)
         for bookie, ids in held.items():
-            found = await scan(self._replicas, self._pool, record.ledger_id, bookie, ids, None, None)
-            if found.stopped is not None:
-                raise found.stopped
-            if found.bad:
+            result = await scan(self._replicas, self._pool, record.ledger_id, bookie, ids, None, None)
+            if result.stopped is not None:
+                raise result.stopped
+            if result.bad:
                 raise ReplicationFailed(
-                    f"entry {found.bad[0].first} was written to {bookie} and cannot be read there: repeat it",
+                    f"entry {result.bad[0].first} was written to {bookie} and cannot be read there: repeat it",
                     ledger_id=record.ledger_id,
                 )
 
 
-async def on_new_bookies(access: LedgerAccess, record: LedgerMetadata) -> LedgerMetadata:
-    """The record with bookies in all its fragments that are preferred now. Raises `NotEnoughBookies`."""
+async def place_on_new_bookies(access: LedgerAccess, record: LedgerMetadata) -> LedgerMetadata:
+    """Return the record with currently preferred bookies in all its fragments. Raises `NotEnoughBookies`."""
     await access.locate()
     quorums = record.ensemble_size, record.write_quorum, record.ack_quorum
     ensemble = choose_ensemble(access.candidates(), *quorums)
@@ -87,7 +87,7 @@ async def on_new_bookies(access: LedgerAccess, record: LedgerMetadata) -> Ledger
 
 
 def _pieces(batch: EntryBatch) -> Iterator[EntryBatch]:
-    """The batch in pieces of at most `PIECE_SIZE` bytes, or of one entry."""
+    """Cut the batch into pieces of at most `PIECE_SIZE` bytes, or of one entry."""
     at = 0
     while at < len(batch):
         end = max(at + 1, bisect_right(batch.starts, batch.starts[at] + PIECE_SIZE) - 1)

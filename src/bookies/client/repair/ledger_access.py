@@ -1,4 +1,4 @@
-"""The administrative open: any ledger, with the password that its record holds. Source: client-protocol 7.1."""
+"""Administrative open: any ledger, with the password in its record. Source: client-protocol 7.1."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from bookies.runtime.ports import Runtime
 
 
 class LedgerAccess:
-    """`password` and `digest_type` count only for ledgers whose record has none. `candidates`: the writable bookies in
-    order of preference. `locate`: learns where they are, before any are chosen."""
+    """Opens ledgers for administration. `password` and `digest_type` are used only for ledgers whose record has none.
+
+    `candidates`: the writable bookies in order of preference. `locate`: learns their locations, before any are chosen.
+    """
 
     def __init__(
         self,
@@ -43,27 +45,30 @@ class LedgerAccess:
         self._digest_type = digest_type
 
     async def read(self, ledger_id: int) -> Versioned:
-        """The ledger's record. Raises `LedgerNotFound`."""
+        """Return the ledger's record. Raises `LedgerNotFound`."""
         return await self.driver.read_ledger(ledger_id)
 
-    async def reader(self, found: Versioned) -> LedgerReader:
-        """Open it without recovery. Raises as `LedgerReader.begin`."""
-        record = found.metadata
+    async def reader(self, versioned: Versioned) -> LedgerReader:
+        """Open the ledger without recovery. Raises as `LedgerReader.begin`."""
+        record = versioned.metadata
         keys = keys_of(record, self._password_of(record), self._digest_type)
-        return await LedgerReader.begin(self.pool, self.driver, self._config, keys, found)
+        return await LedgerReader.begin(self.pool, self.driver, self._config, keys, versioned)
 
-    async def last_add_confirmed(self, found: Versioned) -> int:
-        """Of a sealed ledger from its record, of another one from its bookies. Raises as `LedgerReader.begin`."""
-        if found.metadata.is_closed:
-            return found.metadata.last_entry_id
-        reader = await self.reader(found)
+    async def last_add_confirmed(self, versioned: Versioned) -> int:
+        """Return the last entry of a sealed ledger, else the last add confirmed from its bookies.
+
+        Raises as `LedgerReader.begin`.
+        """
+        if versioned.metadata.is_closed:
+            return versioned.metadata.last_entry_id
+        reader = await self.reader(versioned)
         try:
             return reader.last_add_confirmed
         finally:
             await reader.close()
 
     async def sealed(self, ledger_id: int) -> Versioned:
-        """The record, after a recovery unless it was closed before. Raises as `recover_ledger`."""
+        """Return the record, after a recovery unless it was closed before. Raises as `recover_ledger`."""
         record = (await self.read(ledger_id)).metadata
         await self.locate()
         return await recover_ledger(

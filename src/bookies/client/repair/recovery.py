@@ -1,14 +1,14 @@
-"""`recover_ledger`: stop a ledger's writer, find the end, make every kept entry as safe as any, publish the end.
+"""`recover_ledger`: fence a ledger's writer, find its end, re-replicate the tail, publish the end.
 
-The shell of `protocol/ledger/fence.py` and `protocol/ledger/recover.py`, where the reasons are; the steps here carry the names used
-there. It may be cancelled, or killed, anywhere: what was decided is visible only after the last swap, the ledger
-stays in recovery, and the next recovery begins anew. Any number may run at once; one end wins and the others adopt it.
+The shell of `protocol/ledger/fence.py` and `protocol/ledger/recover.py`, which give the reasons; the steps here carry
+their names. It may be cancelled or killed anywhere: a decision is visible only after the last swap, the ledger stays in
+recovery, and the next recovery starts over. Any number may run at once; one end wins and the others adopt it.
 
-Reads run ahead of the write-back, as far as the memory for the entries allows. Where every bookie stores every entry
-a read asks for as many entries as fit into one answer, each verified by itself; a bookie that runs out of entries
-says so about the first one it lacks, which is then decided by the others. Striped ledgers are read entry by entry,
-several at once. Bookies answer the fencing round with their last entries: behind the last of all, as many replicas are
-asked at once as have to deny an entry that is not there.
+Reads run ahead of the write-back, limited by the memory for the entries. If every bookie stores every entry, a
+read requests as many entries as fit into one response, each verified separately. A bookie that runs out of entries
+reports the first one it lacks, which the other bookies then decide. Striped ledgers are read entry by entry, several at
+once. Bookies answer the fencing round with their last entries. After the highest of these, as many replicas are asked
+at once as must report an entry as missing.
 
 Source: client-protocol 4.
 """
@@ -69,15 +69,15 @@ T = TypeVar("T")
 STRIPED_READS = 64  # ids of a striped ledger read at once
 BATCH_COUNT_MAX = 10_000  # entries asked for in one batch read
 BATCH_SIZE_MAX = 1 << 20  # bytes asked for in one batch read
-SPECULATION_S = 0.25  # a replica that has not answered by then gets company
-# Answers to a batch read that a plain read of its first entry would only repeat.
+SPECULATION_S = 0.25  # seconds without an answer until another replica is asked too
+# Errors of a batch read that a plain read of its first entry would only repeat.
 DEFINITE = (*NEGATIVE, BookieTimeout, Unauthorized, ClientClosed, DataUnknown, DigestMismatch)
-_LENGTH_OFFSET = 28  # of the accumulated length in a record, whose first word is its size
+_LENGTH_OFFSET = 28  # of the accumulated length in a record, which begins with its size
 _I64 = struct.Struct(">q")
 
 
 class RecoveryPool(AddPool, Protocol):
-    """The part of a `BookiePool` that a recovery needs."""
+    """The methods of a `BookiePool` that a recovery needs."""
 
     @property
     def has_batch_reads(self) -> bool: ...
@@ -118,11 +118,15 @@ async def recover_ledger(
     candidates: Callable[[], Sequence[BookieId]],
     digest_type: DigestType = DigestType.CRC32C,
 ) -> Versioned:
-    """Fence the writer, find the end, close the ledger; the CLOSED record. At once for a ledger that is closed.
+    """Fence the writer, find the end, close the ledger; return the CLOSED record.
+
+    Returns at once if the ledger is closed.
 
     `candidates`: writable bookies in order of preference, for replacements. `digest_type` is used only for ledgers
-    whose record has none. Raises: `LedgerNotFound`; `Unauthorized` (wrong password); `BookieTimeout` and
-    `RecoveryFailed` (with its cause): not decided, nothing lost, repeat when more bookies answer; `ClientClosed`.
+    whose record has none.
+
+    Raises `LedgerNotFound`; `Unauthorized` (wrong password); `ClientClosed`; `BookieTimeout` and `RecoveryFailed` (with
+    its cause): the end is undecided and no data is lost, repeat when more bookies answer.
     """
     versioned = await driver.read_ledger(ledger_id)
     stored = versioned.metadata.password
@@ -154,7 +158,7 @@ class _Entries(NamedTuple):
         return self.first + len(self.payloads) - 1
 
     def chains(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Cut where lengths do not add up (ids chosen by the writer): (length before, payloads) of each part."""
+        """Cut where lengths do not add up (ids chosen by the writer); yield (length before, payloads) of each part."""
         start, length = 0, self.lengths[0]
         for index in range(1, len(self.payloads)):
             length += len(self.payloads[index])
@@ -188,7 +192,7 @@ class _Recovery:
         self._mac_key = mac_key(password)
         self._candidates = candidates
         self._may_batch = pool.has_batch_reads
-        self._last_seen = INVALID_ENTRY_ID  # of the entries that bookies answered the fencing round with
+        self._last_seen = INVALID_ENTRY_ID  # highest entry in the answers to the fencing round
         self._suspects: frozenset[BookieId] = frozenset()  # could not be reached in this recovery: asked last
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._write_back: _WriteBack | None = None
@@ -221,7 +225,7 @@ class _Recovery:
         )
 
     async def stop(self) -> None:
-        """Give up what is still under way. Late answers to fencing requests matter only to the bookies."""
+        """Cancel everything pending. Late answers to fencing requests matter only to the bookies."""
         if self._write_back is not None:
             self._write_back.stop()
         running = list(self._tasks)
@@ -235,10 +239,10 @@ class _Recovery:
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return task
 
-    # -- asking one bookie ---------------------------------------------------------------------------------------
+    # -- requests to one bookie-----------------------------------------------------------------------------------
 
     async def _ask(self, bookie: BookieId, entry_id: int, is_batch: bool) -> _Entries | BookKeeperError:
-        """The entry, in a batch with those behind it; or why not. The bookie fences the ledger before it answers."""
+        """Fence the ledger and read the entry, in a batch with those after it; return them or the error."""
         try:
             if is_batch and self._may_batch:
                 try:
@@ -246,8 +250,8 @@ class _Recovery:
                 except DEFINITE:
                     raise
                 except BookKeeperError:
-                    # Bookies without batch reads close the connection, which also carries our adds: once is enough.
-                    # The plain read says what is wrong.
+                    # Bookies without batch reads close the connection, which also carries the adds: try only once.
+                    # The plain read reports the error.
                     self._may_batch = False
             body, header = await self._read(bookie, entry_id, self._key)
             return _Entries(entry_id, [body[header.payload_offset :]], [header.length])
@@ -270,7 +274,7 @@ class _Recovery:
         return _Entries(first, payloads, [_I64.unpack_from(data, start + _LENGTH_OFFSET)[0] for start in starts[:-1]])
 
     async def _read(self, bookie: BookieId, entry_id: int, key: bytes | None) -> tuple[bytes, EntryHeader]:
-        """A verified entry body. Raises `DigestMismatch` and what the pool raises."""
+        """Return a verified entry body and its header. Raises `DigestMismatch` and what the pool raises."""
         is_numbered = entry_id != LAST_ENTRY
         response = await self._pool.read_entry(
             bookie, self._ledger_id, entry_id, key=key, is_high_priority=is_numbered and key is not None
@@ -282,7 +286,7 @@ class _Recovery:
     # -- S2: fence -----------------------------------------------------------------------------------------------
 
     async def _fence(self, metadata: LedgerMetadata) -> Fenced:
-        """Ask everybody at once. Requests still under way at the verdict go on fencing while the tail is read."""
+        """Ask all bookies at once. Requests still pending at the verdict continue to fence while the tail is read."""
         fencing = FenceRound(metadata)
         asked = {
             self._start(self._ask_last(bookie)): position for position, bookie in enumerate(metadata.last_ensemble)
@@ -311,10 +315,10 @@ class _Recovery:
     # -- S4: read the tail ---------------------------------------------------------------------------------------
 
     async def _read_tail(self, metadata: LedgerMetadata, start: int, write_back: _WriteBack) -> int:
-        """Read and hand over entry after entry; the last one to keep."""
+        """Read and hand over entry after entry; return the last one to keep."""
         is_batch = metadata.write_quorum == metadata.ensemble_size and self._may_batch
         scan = TailScan(start, 1 if is_batch else STRIPED_READS)
-        end = max(start, self._last_seen) + 1  # as far as anybody has said
+        end = max(start, self._last_seen) + 1  # the first entry that no bookie has reported
         reading: dict[asyncio.Task[_Decision], None] = {}
         decisions: dict[int, _Decision] = {}  # by first id, until handed over
         while True:
@@ -342,7 +346,7 @@ class _Recovery:
         """
         reading = EntryRead(metadata, entry_id, self._suspects)
         asked: dict[asyncio.Task[_Entries | BookKeeperError], BookieId] = {}
-        late = 0  # that get company
+        late = 0  # late requests, for each of which another replica is asked
         try:
             while reading.verdict is None:
                 wanted = late + max(1, reading.negatives_missing if is_end else 0)
@@ -362,7 +366,10 @@ class _Recovery:
                 task.cancel()
 
     async def _length_at(self, metadata: LedgerMetadata, end: int, otherwise: int) -> int:
-        """The length up to an entry that was not written back, from its header; `otherwise` when unreadable (D-10)."""
+        """Return the length up to an entry that was not written back, from its header; `otherwise` if unreadable.
+
+        The length may be inaccurate, see D-10.
+        """
         if end < 0:
             return 0
         ensemble = metadata.ensemble_at(end)
@@ -370,12 +377,12 @@ class _Recovery:
             try:
                 return (await self._read(ensemble[position], end, None))[1].length
             except BookKeeperError:
-                continue  # Only an accurate length depends on it, never the recovery.
+                continue  # Only the length's accuracy depends on it, never the recovery.
         return otherwise
 
 
 class _Decision(NamedTuple):
-    """What became of one read. `entries`: found ones, or a placeholder that names the id."""
+    """Outcome of one read. `entries`: those found, or a placeholder that names the id."""
 
     verdict: Verdict
     entries: _Entries
@@ -396,7 +403,7 @@ class _Decision(NamedTuple):
 
 
 class _WriteBack:
-    """S5: the tail's entries on their way back to the bookies. An `AddOwner`."""
+    """S5: write the tail's entries back to the bookies. An `AddOwner`."""
 
     def __init__(
         self,
@@ -424,7 +431,7 @@ class _WriteBack:
         self._limit = config.memory_limit
         self._held = 0  # bytes of frames not answered by every replica
         self._loop = asyncio.get_running_loop()
-        self._news: asyncio.Future[None] | None = None  # something was confirmed, released or has failed
+        self._news: asyncio.Future[None] | None = None  # entry confirmed or released, or failure
 
     @property
     def fragments(self) -> dict[int, Ensemble]:
@@ -434,7 +441,7 @@ class _WriteBack:
         return self._channel.length_at(entry_id)
 
     async def add(self, entries: _Entries) -> None:
-        """Send the next entries, once there is memory for them. Raises what ended the write-back."""
+        """Send the next entries, once there is memory for them. Raises the error that ended the write-back."""
         self._check()
         if entries.first != self._pipeline.last_add_pushed + 1:
             raise LocalProtocolError("entries are written back out of order", entry_id=entries.first)
@@ -447,13 +454,13 @@ class _WriteBack:
             self._channel.add(payloads, length)
 
     async def wait_confirmed(self) -> None:
-        """Wait until everything is on its ack quorum. Raises what ended the write-back."""
+        """Wait until every entry is on its ack quorum. Raises the error that ended the write-back."""
         while self._pipeline.is_open and self._pipeline.pending_count:
             await self._wait_news()
         self._check()
 
     def stop(self) -> None:
-        """Nothing more is sent, whatever is still answered."""
+        """Stop sending; late answers are ignored."""
         self._channel.carry_out(self._pipeline.abandon(LedgerClosed("the recovery has ended")))
 
     def _check(self) -> None:
@@ -502,6 +509,9 @@ class _WriteBack:
 
 
 async def _first_done(tasks: dict[asyncio.Task[T], Any], timeout: float | None = None) -> list[asyncio.Task[T]]:
-    """Wait for some; those that are done, in the order in which they were started; none after `timeout` seconds."""
+    """Wait for tasks to finish and return them in the order in which they were started.
+
+    Returns none after `timeout` seconds.
+    """
     done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     return [task for task in tasks if task in done]

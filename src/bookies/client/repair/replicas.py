@@ -1,7 +1,7 @@
 """Replicas of one ledger's entries, bookie by bookie: read them as they are stored, check them, write copies of them.
 
-What is read is verified, and then passed on byte by byte. Bookies are asked for batches where they know them and hold
-consecutive entries, otherwise for a window of single entries. Source: client-protocol 7.1 to 7.3.
+Entries are verified after reading and passed on byte by byte. A bookie that supports batch reads and holds consecutive
+entries is asked for batches, any other for a window of single entries. Source: client-protocol 7.1 to 7.3.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bookies.runtime.tasks import all_of
 from bookies.wire.digest import master_key
 from bookies.wire.v2 import add_head
 
-BATCH_SIZE = 1 << 20  # bytes asked for at once
-WINDOW = 64  # single reads under way at once
+BATCH_SIZE = 1 << 20  # bytes per batch read
+WINDOW = 64  # single reads in flight
 _U32 = struct.Struct(">I")
 
 
 class CopyRefused(Exception):
-    """A bookie did not store a copy. `error`: why."""
+    """A bookie did not store a copy. `error`: the reason."""
 
     def __init__(self, bookie: BookieId, error: BookKeeperError) -> None:
         super().__init__(f"bookie {bookie}: {error}")
@@ -37,7 +37,7 @@ class CopyRefused(Exception):
 
 
 class LedgerReplicas:
-    """The replicas of one ledger. Holds nothing that has to be let go of."""
+    """The replicas of one ledger. Holds no resources to release."""
 
     def __init__(self, pool: BookiePool, keys: Keys, password: bytes) -> None:
         self._pool = pool
@@ -45,12 +45,12 @@ class LedgerReplicas:
         self._head = add_head(master_key(password), is_recovery=True)
 
     async def read(self, bookie: BookieId, ids: Sequence[int]) -> list[bytes]:
-        """The bodies of the first of these consecutive ids: at least one, verified. Raises why there is none."""
+        """Return the bodies of the first of these consecutive ids: at least one, verified. Raises if there is none."""
         batch = await self.read_batch(bookie, ids)
         return [batch.data[start + 4 : stop] for start, stop in pairwise(batch.starts)]
 
     async def read_batch(self, bookie: BookieId, ids: Sequence[int]) -> EntryBatch:
-        """As `read`, in the buffer in which they arrived."""
+        """Read as `read` does, and return the buffer in which the entries arrived."""
         first, ledger_id = ids[0], self._keys.ledger_id
         if len(ids) > 1 and self._batches(bookie):
             try:
@@ -58,7 +58,7 @@ class LedgerReplicas:
             except (BookieTimeout, ClientClosed):
                 raise
             except BookieUnreachable:
-                self._pool.batch_support.dropped(bookie)  # Perhaps it does not know batch reads.
+                self._pool.batch_support.dropped(bookie)  # The bookie may not support batch reads.
             else:
                 self._pool.batch_support.answered_batch(bookie)
                 return self._keys.verified(bookie, data, first, ids[-1])
@@ -68,7 +68,10 @@ class LedgerReplicas:
         return self._keys.verified(bookie, Records.of([body]).data, first, first)
 
     async def read_from_any(self, bookies: Sequence[BookieId], ids: Sequence[int]) -> list[bytes]:
-        """As `read`, from whichever of these has them. Raises the error that says most, naming what each answered."""
+        """Read as `read` does, from the first bookie that succeeds.
+
+        Raises the most specific error, which names every bookie's answer.
+        """
         errors = ErrorChoice()
         for bookie in bookies:
             try:
@@ -84,14 +87,17 @@ class LedgerReplicas:
         ) from errors.error
 
     async def read_each(self, asks: Sequence[tuple[Sequence[BookieId], int]]) -> list[bytes]:
-        """The bodies of entries of a striped ledger: (whom to ask, id) of each, all asked for at once."""
+        """Return the bodies of entries of a striped ledger, requested all at once: (bookies to ask, id) of each."""
         return await all_of([self._read_one(bookies, entry_id) for bookies, entry_id in asks])
 
     async def _read_one(self, bookies: Sequence[BookieId], entry_id: int) -> bytes:
         return (await self.read_from_any(bookies, [entry_id]))[0]
 
     async def first_bad(self, bookie: BookieId, ids: Sequence[int]) -> tuple[int, BookKeeperError] | None:
-        """Read all of these, ascending; the first that is not there or does not verify, and why. None: all good."""
+        """Read all of these ascending ids; return the first that is missing or does not verify, and why.
+
+        None: all are good.
+        """
         at = 0
         while at < len(ids):
             if isinstance(ids, range) and len(ids) - at > 1 and self._batches(bookie):
@@ -122,7 +128,7 @@ class LedgerReplicas:
     async def write(
         self, shares: Sequence[tuple[BookieId, Sequence[int]]], ids: Sequence[int], bodies: Sequence[bytes]
     ) -> None:
-        """Store copies durably: which of the `ids`, whose bodies these are, goes to whom. Raises `CopyRefused`."""
+        """Store copies durably. `shares`: the ids that go to each bookie; `bodies`: of `ids`. Raises `CopyRefused`."""
         frames = [_U32.pack(len(self._head) + len(body)) + self._head + body for body in bodies]
         by_id = dict(zip(ids, frames, strict=True))
         loop = asyncio.get_running_loop()
@@ -137,7 +143,7 @@ class LedgerReplicas:
 
 
 class _Copy:
-    """Adds on their way to one bookie: an `AddSink`. `stored`: done when all are durable there."""
+    """Adds in flight to one bookie: an `AddSink`. `stored`: done when all are durable there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
         self.stored: asyncio.Future[None] = loop.create_future()

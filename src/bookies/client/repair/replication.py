@@ -1,8 +1,8 @@
-"""Carry out what `protocol/repair/replicate.py` decides: copy fragments, swap bookies in the record, for many ledgers.
+"""Execution of `protocol/repair/replicate.py`: copy fragments, swap bookies in the record, for many ledgers.
 
-Cancelling is safe anywhere: until all copies of a fragment are durable its record is what it was. All copying to
-bookies that the record does not name is done under the ledger's lock, see `ledger_lock.py`.
-Source: client-protocol 7.3 and 7.4.
+Cancelling is safe anywhere: the record of a fragment changes only after all its copies are durable. Copies to bookies
+that the record does not name are written under the ledger's lock, see `ledger_lock.py`. Source: client-protocol 7.3 and
+7.4.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bookies.errors import (
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.model import BookieId, BookieMode, LedgerMetadata, LedgerState
-from bookies.protocol.placement.placement_proof import some
+from bookies.protocol.placement.placement_proof import abbreviated
 from bookies.protocol.repair import Fragment, FragmentVerdict, RateLimit
 from bookies.protocol.repair.fragments import ReplicaVerdict, fragments_on, fragments_to_check, runs_of
 from bookies.protocol.repair.repair_work import Circumstances
@@ -45,15 +45,15 @@ from bookies.protocol.repair.replicate import (
 )
 from bookies.runtime.tasks import all_of
 
-COPIED_AT_ONCE = 8  # ledgers; most are small, so that each is mostly waiting
+COPIED_AT_ONCE = 8  # ledgers; most are small, so each copy mostly waits
 
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """How far a long operation is. `entries`, `size`: copied so far, in entries and in bytes of all copies.
+    """Progress of a long operation. `entries`, `size`: entries and bytes copied so far, over all copies.
 
-    `locked`: ledgers that are waited for, and who has their locks. `trouble`: of the metadata store, since it answered
-    last.
+    `locked`: ledgers that the operation waits for, and the holders of their locks. `trouble`: error of the metadata
+    store; None once it has answered again.
     """
 
     ledger_id: int
@@ -67,8 +67,10 @@ class CopyProgress:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Entries first..last of a ledger, and which bookies take whose place. `needs_sealing`: the ledger is sealed
-    first, and only then is it known how far it reaches."""
+    """Entries first..last of a ledger, and which bookies replace which.
+
+    `needs_sealing`: the ledger must be sealed first; its last entry is known only then.
+    """
 
     ledger_id: int
     first: int
@@ -79,7 +81,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Entries first..last of a ledger that cannot be copied, and why; `first` None: nothing of the ledger can be."""
+    """Entries first..last of a ledger that cannot be copied, and why.
+
+    `first` None: no entry of the ledger can be copied.
+    """
 
     ledger_id: int
     first: int | None
@@ -89,8 +94,11 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What `recover_bookies` did or, if dry, would do. `skipped`: ledgers left alone because they asked for it.
-    `obstacles`: what it could not do; only a dry run gets so far as to say, others raise."""
+    """Result of `recover_bookies`, or of its dry run.
+
+    `skipped`: ledgers left alone, as the caller's options asked. `obstacles`: ledgers or fragments that could not be
+    copied; only a dry run reports them, otherwise the call raises.
+    """
 
     moves: tuple[Move, ...]
     skipped: tuple[int, ...]
@@ -101,13 +109,13 @@ class RecoveryReport:
 
 OnProgress = Callable[[CopyProgress], None]
 Choose = Callable[[Fragment, Sequence[int], Collection[BookieId]], Sequence[Replacement]]
-"""Bookies for some of the positions of a fragment at least, among all but those given last."""
+"""Choose bookies for at least some of the positions of a fragment; the last argument excludes bookies."""
 
 
 class Account:
-    """The running totals of one operation, the pace it keeps, and who is told.
+    """The running totals of one operation, its rate limit, and its progress callback.
 
-    `pace`: shared with other operations; bytes a second of this one alone, None: as fast as it goes.
+    `pace`: a limit shared with other operations, or bytes per second of this one alone; None: unlimited.
     """
 
     def __init__(self, ledgers: int, pace: RateLimit | float | None, progress: OnProgress | None) -> None:
@@ -131,14 +139,14 @@ class Account:
             self._progress(CopyProgress(ledger_id, *counts, dict(self.locked), self.trouble))
 
     def store_failed(self, ledger_id: int, error: MetadataError | None) -> None:
-        """The metadata store does not answer while a record is to be changed. None: it does again."""
+        """Report that the metadata store does not answer while a record is being changed; None: it answers again."""
         trouble = None if error is None else str(error)
         if trouble != self.trouble:
             self.trouble = trouble
             self.report(ledger_id)
 
 
-async def replicate_in_turn(
+async def replicate_positions(
     access: LedgerAccess,
     fragment: Fragment,
     positions: Sequence[int],
@@ -147,10 +155,11 @@ async def replicate_in_turn(
     account: Account,
     moves: list[Move],
 ) -> None:
-    """Copy what these positions store, as many at a time as `choose` finds bookies for, and add each copy to `moves`.
+    """Copy the entries of these positions, as many positions at a time as `choose` finds bookies for.
 
-    So a fragment that lacks two replicas gets one where there is room for one. `update`: as in `replicate_anywhere`;
-    None: only say what would be done. Raises as it does, `NotEnoughBookies` for the positions that are left.
+    Each copy is added to `moves`. A fragment that lacks two replicas gets one if only one can be placed. `update`: as
+    in `replicate_with_fallback`; None: only plan the moves. Raises as that does, and `NotEnoughBookies` for the
+    positions that are left.
     """
     refusals: dict[BookieId, BookKeeperError] = {}
     await access.locate()
@@ -159,14 +168,14 @@ async def replicate_in_turn(
         if update is None:
             move = Move(fragment.ledger_id, fragment.first, fragment.last, tuple(plan([])))
         else:
-            move = await replicate_anywhere(access, fragment, plan, update, account, refusals)
+            move = await replicate_with_fallback(access, fragment, plan, update, account, refusals)
         moves.append(move)
-        done = [each.position for each in move.replacements]
-        positions = [each for each in positions if each not in done]
+        done = [replacement.position for replacement in move.replacements]
+        positions = [position for position in positions if position not in done]
         fragment = replaced_in(fragment, move.replacements)
 
 
-async def replicate_anywhere(
+async def replicate_with_fallback(
     access: LedgerAccess,
     fragment: Fragment,
     plan: Callable[[Collection[BookieId]], Sequence[Replacement]],
@@ -176,9 +185,9 @@ async def replicate_anywhere(
 ) -> Move:
     """Copy to the bookies of a plan, and to others as long as one of them refuses. The caller holds the ledger's lock.
 
-    `update`: with the lock, and when that is lost the copy breaks off. `plan`: chooses among all but those that are
-    given to it. `refusals`: who has refused already, and how; added to. Raises as it and `replicate` do; when nobody is
-    left, what the first one answered, with what the others did.
+    `update`: carries the lock; the copy stops when the lock is lost. `plan`: chooses among all bookies except its
+    argument. `refusals`: bookies that have refused already, with their errors; extended here. Raises as `plan` and
+    `replicate` do; if no bookie is left, the first refusal, which names the others.
     """
     refusals = {} if refusals is None else refusals
     await access.locate()
@@ -189,16 +198,16 @@ async def replicate_anywhere(
             if not refusals:
                 raise
             first, *others = refusals.items()
-            if others:  # Its class stays, which says what can be done about it.
-                said = some([f"{bookie} ({each.message})" for bookie, each in others])
-                first[1].args = (f"{first[1].message}; refused, too, by {said}",)
+            if others:  # The error's class stays: it determines what the caller can do.
+                others_text = abbreviated([f"{bookie} ({refusal.message})" for bookie, refusal in others])
+                first[1].args = (f"{first[1].message}; refused, too, by {others_text}",)
             raise first[1] from error
         try:
             return await replicate(access, fragment, replacements, update, account)
         except CopyRefused as refused:
             if isinstance(refused.error, ClientClosed) or refused.bookie in refusals:
                 raise refused.error from refused
-            access.pool.copy_turns.refused(refused.error)
+            access.pool.copy_admission.refused(refused.error)
             refusals[refused.bookie] = refused.error
 
 
@@ -209,40 +218,43 @@ async def replicate(
     update: MetadataLoop,
     account: Account,
 ) -> Move:
-    """Copy what the positions store to their new bookies, then let the record name those. See `replicate_anywhere`.
+    """Copy the entries of the positions to their new bookies, then name these in the record.
 
-    Raises `FragmentNotFinished`, `VersionConflict` (it is another fragment now), why an entry cannot be read anywhere,
-    `CopyRefused`, `SessionExpired` (the lock is lost), and what a metadata update raises.
+    See `replicate_with_fallback`. Raises `FragmentNotFinished`, `VersionConflict` (the fragment has changed), the error
+    of an entry that no replica delivers, `CopyRefused`, `SessionExpired` (the lock is lost), and what a metadata update
+    raises.
     """
     pool, loop = access.pool, asyncio.get_running_loop()
     copy = FragmentCopy(fragment, replacements)
     copy.swap.check_unchanged(update.current.metadata)
     replicas = access.replicas(update.current.metadata)
-    if (pause_s := account.pace.begins(loop.time())) > 0:
+    if (pause_s := account.pace.start_copy(loop.time())) > 0:
         await asyncio.sleep(pause_s)
-    targets, turns = [each.new for each in copy.replacements], pool.copy_turns
-    needs_turn = not await turns.have_room(targets, _size_of(fragment, update.current.metadata))
+    targets, admission = [replacement.new for replacement in copy.replacements], pool.copy_admission
+    needs_turn = not await admission.have_free_space(targets, _size_of(fragment, update.current.metadata))
     has_turn = False
     async with contextlib.AsyncExitStack() as turn:
         while not copy.is_done:
-            if not has_turn and (needs_turn or turns.is_tight):
-                await turn.enter_async_context(turns.turn(targets))
+            if not has_turn and (needs_turn or admission.is_limited):
+                await turn.enter_async_context(admission.turn(targets))
                 has_turn = True
             update.check_lock()
             ids = copy.next_ids()
             if fragment.is_striped:
-                bodies = await replicas.read_each([(pool.health.order(copy.sources(each)), each) for each in ids])
+                bodies = await replicas.read_each(
+                    [(pool.health.order(copy.sources(entry_id)), entry_id) for entry_id in ids]
+                )
             else:
                 bodies = await replicas.read_from_any(pool.health.order(copy.sources(ids[0])), ids)
             ids = ids[: len(bodies)]
             shares = copy.shares(ids)
             begun = loop.time()
             await replicas.write(shares, ids, bodies)
-            account.pace.took(loop.time() - begun, loop.time())
+            account.pace.observe_copy(loop.time() - begun, loop.time())
             size = sum(map(len, bodies))
             copy.copied(ids[-1], len(ids), size)
             account.copied(fragment.ledger_id, sum(len(share) for _, share in shares), size * len(shares))
-            pause_s = account.pace.spent(size * len(shares), loop.time())
+            pause_s = account.pace.charge(size * len(shares), loop.time())
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
     await update.update(copy.swap.needed, copy.swap.apply)
@@ -251,7 +263,7 @@ async def replicate(
 
 
 def _size_of(fragment: Fragment, record: LedgerMetadata) -> int:
-    """About how many bytes one replica of a fragment is; 0: nobody knows, since the ledger is not closed."""
+    """Estimate the bytes of one replica of a fragment; 0: unknown, because the ledger is not closed."""
     if not record.is_closed:
         return 0
     share = (fragment.last - fragment.first + 1) / (record.last_entry_id + 1)
@@ -266,9 +278,9 @@ async def renew(
     ids: Sequence[int],
     account: Account,
 ) -> None:
-    """Write these entries again to the bookie that is at a position of the fragment and has lost or damaged them.
+    """Rewrite these entries to the bookie at a position of the fragment, which has lost or damaged them.
 
-    The record stays as it is. Raises why an entry cannot be read anywhere or written.
+    The record does not change. Raises the error of an entry that no replica delivers or that cannot be written.
     """
     loop = asyncio.get_running_loop()
     replicas, bookie = access.replicas(record), fragment.ensemble[position]
@@ -276,7 +288,7 @@ async def renew(
     for run in runs_of(ids):
         at = run.start
         while at < run.stop:
-            count = 1 if fragment.is_striped else ENTRIES_MAX  # The next entry of a striped one is on other bookies.
+            count = 1 if fragment.is_striped else ENTRIES_MAX  # In a striped ledger the next entry is on other bookies.
             bodies = await replicas.read_from_any(
                 access.pool.health.order(copy.sources(at)), range(at, min(run.stop, at + count))
             )
@@ -284,18 +296,18 @@ async def renew(
             try:
                 await replicas.write([(bookie, share)], share, bodies)
             except CopyRefused as refused:
-                raise refused.error from refused  # It is this bookie that needs them.
+                raise refused.error from refused  # Only this bookie needs them.
             size = sum(map(len, bodies))
             account.copied(fragment.ledger_id, len(bodies), size)
             at = share.stop
-            if (pause_s := account.pace.spent(size, loop.time())) > 0:
+            if (pause_s := account.pace.charge(size, loop.time())) > 0:
                 await asyncio.sleep(pause_s)
 
 
-class LedgerMending:
-    """One run of `repair_ledger`: what is known to be bad of one ledger, fragment by fragment.
+class LedgerRepairRun:
+    """One run of `repair_ledger`: repairs the bad replicas of one ledger, fragment by fragment.
 
-    `lost`: bookies that will not come back. `is_dry`: only say what would be done.
+    `lost`: bookies that will not return. `is_dry`: only plan the moves.
     """
 
     def __init__(self, access: LedgerAccess, lost: Collection[BookieId], account: Account, is_dry: bool) -> None:
@@ -306,64 +318,64 @@ class LedgerMending:
         self.moves: list[Move] = []
         self.failures: list[BookKeeperError] = []
 
-    async def mend(self, verdicts: Sequence[FragmentVerdict], lock: LedgerLock | None) -> None:
-        """`verdicts`: of a check under the lock. Failures are kept, not raised, but for `ClientClosed`."""
-        bad = [each for each in verdicts if not each.is_ok and each.fragment.is_finished]
+    async def run(self, verdicts: Sequence[FragmentVerdict], lock: LedgerLock | None) -> None:
+        """Repair the fragments that a check under the lock found bad. Failures are collected, except `ClientClosed`."""
+        bad = [verdict for verdict in verdicts if not verdict.is_ok and verdict.fragment.is_finished]
         if not bad:
             return
         access = self._access
-        found = await access.read(bad[0].fragment.ledger_id)
-        told = partial(self._account.store_failed, found.metadata.ledger_id)
-        update = MetadataLoop(access.runtime, access.driver, found, lock, told)
+        versioned = await access.read(bad[0].fragment.ledger_id)
+        on_trouble = partial(self._account.store_failed, versioned.metadata.ledger_id)
+        update = MetadataLoop(access.runtime, access.driver, versioned, lock, on_trouble)
         for verdict in bad:
             unknown = unknown_replicas(verdict, self._lost)
-            self.failures += [_unknown(verdict.fragment, each) for each in unknown]
+            self.failures += [_unknown_replica(verdict.fragment, replica) for replica in unknown]
             if len(unknown) == len(verdict.bad_positions):
                 continue
             try:
-                await self._fragment(verdict, [each.position for each in unknown], update)
+                await self._fragment(verdict, [replica.position for replica in unknown], update)
             except ClientClosed:
                 raise
             except BookKeeperError as error:
-                self.failures.append(await _with_those_left_out(access, verdict.fragment, error))
+                self.failures.append(await _with_excluded_bookies(access, verdict.fragment, error))
 
     async def _fragment(self, verdict: FragmentVerdict, unknown: Collection[int], update: MetadataLoop) -> None:
         access, fragment = self._access, verdict.fragment
-        positions = [each for each in verdict.bad_positions if each not in unknown]
+        positions = [position for position in verdict.bad_positions if position not in unknown]
 
         def choose(
             fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]
         ) -> tuple[Replacement, ...]:
-            left = tuple(each for each in verdict.replicas if each.position in positions)
+            left = tuple(replica for replica in verdict.replicas if replica.position in positions)
             return repairs(FragmentVerdict(fragment, left), access.candidates(), refusing, self._lost)
 
         to_change = None if self._is_dry else update
-        await replicate_in_turn(access, fragment, positions, choose, to_change, self._account, self.moves)
+        await replicate_positions(access, fragment, positions, choose, to_change, self._account, self.moves)
 
     @property
     def summary(self) -> str:
-        """Of what has failed."""
+        """Summary of the failures."""
         done = f"{len(self.moves)} fragments {'would be' if self._is_dry else 'were'} repaired"
-        again = f"{len(self.failures)} could not be; repeat it when the cause is mended"
+        again = f"{len(self.failures)} could not be; repeat it when the cause is fixed"
         return f"{done} and {again}. The first: {self.failures[0]}"
 
 
-async def _with_those_left_out(access: LedgerAccess, fragment: Fragment, error: BookKeeperError) -> BookKeeperError:
-    """Of a copy for which there was no bookie: the error, which says, too, who is there and was not thought of."""
+async def _with_excluded_bookies(access: LedgerAccess, fragment: Fragment, error: BookKeeperError) -> BookKeeperError:
+    """Extend the error of a copy without a target: name the read-only bookies that were excluded."""
     is_refused = error.bookie is not None and error.bookie not in fragment.ensemble
     if isinstance(error, NotEnoughBookies) or is_refused:
         with contextlib.suppress(MetadataError):
             read_only = (await access.driver.bookies(BookieMode.READ_ONLY)).bookies
-            said = Circumstances(read_only, read_only=read_only).left_out(fragment.ensemble)
-            error.args = (f"{error.message}{said}",)
+            exclusions = Circumstances(read_only, read_only=read_only).left_out(fragment.ensemble)
+            error.args = (f"{error.message}{exclusions}",)
     return error
 
 
-def _unknown(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
+def _unknown_replica(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
     why = "it does not answer" if replica.error is None else replica.error.message
     return BookieUnreachable(
-        f"what {replica.bookie} has of entries {fragment.first} to {fragment.last} is unknown ({why}), and nothing was "
-        f"done about it: wait until it answers; if it will not come back, stop it and say so (--lost {replica.bookie})",
+        f"what {replica.bookie} has of entries {fragment.first} to {fragment.last} is unknown ({why}), so it was "
+        f"left alone: wait until it answers; if it will not return, stop it and pass --lost {replica.bookie}",
         ledger_id=fragment.ledger_id,
         bookie=replica.bookie,
     )
@@ -372,7 +384,7 @@ def _unknown(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
 class BookieRecovery:
     """One run of `recover_bookies`: ledger after ledger. Source: client-protocol 7.4.
 
-    `bookies`: where there is not room for what all of them have, the first ones come first.
+    `bookies`: in order of urgency, for fragments whose replicas cannot all be placed.
     """
 
     def __init__(
@@ -397,11 +409,11 @@ class BookieRecovery:
         self.obstacles: list[Obstacle] = []
 
     async def ledgers(self, ledger_ids: Sequence[int]) -> None:
-        """All of these, and those that are locked once more at the end. Failures are kept, not raised."""
+        """Recover all of these ledgers; locked ones are retried at the end. Failures are collected, not raised."""
         await in_rounds(ledger_ids, self._round)
 
     async def _round(self, ledger_ids: Sequence[int], is_last: bool) -> list[int]:
-        """Those that somebody else has locked, unless it is the last time."""
+        """Process the ledgers; return those that another process has locked, except in the last round."""
         waiting, locked = iter(ledger_ids), list[int]()
         account = self._account
 
@@ -415,7 +427,7 @@ class BookieRecovery:
                             await self._ledger(ledger_id, lock)
                 except LedgerLocked as error:
                     if not is_last:
-                        account.locked[ledger_id] = error.owner or "somebody"
+                        account.locked[ledger_id] = error.owner or "another process"
                         locked.append(ledger_id)
                         account.report(ledger_id)
                         continue
@@ -436,12 +448,14 @@ class BookieRecovery:
             self.obstacles.append(Obstacle(ledger_id, None, None, error))
 
     async def _ledger(self, ledger_id: int, lock: LedgerLock | None) -> None:
-        """Copy all that the bookies hold of one ledger, or say what would be copied. Failures are kept, not raised."""
+        """Copy all replicas that the bookies hold of one ledger, or plan to. Failures are collected, not raised."""
         try:
-            found = await self._prepared(ledger_id)
-            if found is None:
+            versioned = await self._prepared(ledger_id)
+            if versioned is None:
                 return
-            confirmed = -1 if self._needs_sealing(found.metadata) else await self._access.last_add_confirmed(found)
+            confirmed = (
+                -1 if self._needs_sealing(versioned.metadata) else await self._access.last_add_confirmed(versioned)
+            )
         except ClientClosed:
             raise
         except LedgerNotFound:
@@ -449,21 +463,21 @@ class BookieRecovery:
         except BookKeeperError as error:
             self._not_begun(ledger_id, error)
             return
-        told = partial(self._account.store_failed, ledger_id)
-        update = MetadataLoop(self._access.runtime, self._access.driver, found, lock, told)
-        for fragment, positions in fragments_on(fragments_to_check(found.metadata, confirmed), self._bookies):
+        on_trouble = partial(self._account.store_failed, ledger_id)
+        update = MetadataLoop(self._access.runtime, self._access.driver, versioned, lock, on_trouble)
+        for fragment, positions in fragments_on(fragments_to_check(versioned.metadata, confirmed), self._bookies):
             await self._fragment(fragment, positions, update)
 
     async def _prepared(self, ledger_id: int) -> Versioned | None:
-        """The record, once its writer cannot be using any of the bookies. None: leave the ledger alone."""
-        found = await self._access.read(ledger_id)
-        if self._skips_open and found.metadata.state is LedgerState.OPEN:
+        """Return the record once its writer cannot be using any of the bookies; None: leave the ledger alone."""
+        versioned = await self._access.read(ledger_id)
+        if self._skips_open and versioned.metadata.state is LedgerState.OPEN:
             self.skipped.append(ledger_id)
             return None
-        if not self._is_dry and self._needs_sealing(found.metadata):
-            # Its writer has not replaced the bookie yet: what it does next must not race with the copy of the tail.
+        if not self._is_dry and self._needs_sealing(versioned.metadata):
+            # The writer has not replaced the bookie yet: its next change must not race with the copy of the tail.
             return await self._access.sealed(ledger_id)
-        return found
+        return versioned
 
     def _needs_sealing(self, record: LedgerMetadata) -> bool:
         return not record.is_closed and any(bookie in record.last_ensemble for bookie in self._bookies)
@@ -479,13 +493,13 @@ class BookieRecovery:
         to_change = None if self._is_dry else update
         positions = sorted(positions, key=lambda at: self._bookies.index(fragment.ensemble[at]))
         try:
-            await replicate_in_turn(access, fragment, positions, choose, to_change, self._account, moves)
+            await replicate_positions(access, fragment, positions, choose, to_change, self._account, moves)
         except ClientClosed:
             raise
         except LedgerNotFound:
             return  # Deleted meanwhile.
         except BookKeeperError as error:
-            error = await _with_those_left_out(access, fragment, error)
+            error = await _with_excluded_bookies(access, fragment, error)
             self.obstacles.append(Obstacle(fragment.ledger_id, fragment.first, fragment.last, error))
         needs_sealing = self._is_dry and self._needs_sealing(update.current.metadata)
         self.moves += [replace(move, needs_sealing=needs_sealing) for move in moves]

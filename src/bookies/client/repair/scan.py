@@ -1,9 +1,9 @@
-"""Read what one bookie holds of a ledger, every entry, and say which entries are not good.
+"""Scan of a replica: read every entry that one bookie holds of a ledger, and report the bad ones.
 
-The bookie's own list says first which entries it lacks, so that a replica that is gone costs a question and not one
-for each entry; a run that the list lacks is believed when its first entry cannot be read either. The rest is read in
-a few lanes at once, each a sequence of batches. After a bad entry a lane goes on with the next. A bookie that is busy
-is asked again; one that does not answer ends the scan, and says nothing about its entries. Source: spark 5.1.
+The bookie's own list shows first which entries it lacks, so a lost replica costs one request instead of one for each
+entry; a missing run is believed if its first entry cannot be read either. The other entries are read in a few lanes at
+once, each a sequence of batches. After a bad entry a lane continues with the next. A busy bookie is asked again. A
+bookie that does not answer ends the scan without a verdict on its entries. Source: spark 5.1.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from bookies.protocol.repair.fragments import missing_runs, runs_of
 from bookies.runtime.tasks import all_of
 
 T = TypeVar("T")
-LANES = 4  # batches under way at once
-SHORT_LANES = 32  # of runs of a few entries, as striped ledgers have them
+LANES = 4  # batches in flight
+SHORT_LANES = 32  # lanes for runs of a few entries, as in striped ledgers
 SHORT = 16  # entries
-ATTEMPTS = 4  # at a bookie that is busy, or whose connection is lost
-PAUSE_S = 0.25  # before the second attempt; twice as long each time
+ATTEMPTS = 4  # with a bookie that is busy, or whose connection is lost
+PAUSE_S = 0.25  # before the second attempt; doubled each time
 
 
 class BadRun(NamedTuple):
-    """Entries first..last are not good, all for the same reason."""
+    """Entries first..last that are missing or damaged, all for the same reason."""
 
     first: int
     last: int
@@ -47,10 +47,10 @@ class BadRun(NamedTuple):
 
 @dataclass
 class ReplicaScan:
-    """What came of a scan. `entries`, `size`: those found good, and the bytes of their records.
+    """Result of a scan. `entries`, `size`: good entries, and the bytes of their records.
 
-    `bad`: ascending. `stopped`: why the bookie could not be asked for all of them. `is_listed`: whether it has said by
-    its own list which it has.
+    `bad`: ascending. `stopped`: the error if the bookie could not be asked for all entries. `is_listed`: True if the
+    bookie has listed its entries.
     """
 
     bookie: BookieId
@@ -70,28 +70,28 @@ async def scan(
     visit: Callable[[EntryBatch], None] | None,
     pace: RateLimit | None,
 ) -> ReplicaScan:
-    """See `Administration.scan_replica`. Raises `ClientClosed`."""
+    """Scan a replica as in `Administration.scan_replica`. Raises `ClientClosed`."""
     run = _Scan(replicas, pool, ledger_id, bookie, visit, pace)
     try:
         await run.all(ids)
     except BookieUnreachable as error:
-        run.found.stopped = error
-    run.found.bad = _merged(run.found.bad)
-    return run.found
+        run.result.stopped = error
+    run.result.bad = _merged(run.result.bad)
+    return run.result
 
 
 async def scan_list(
     replicas: LedgerReplicas, pool: BookiePool, ledger_id: int, bookie: BookieId, ids: Sequence[int]
 ) -> ReplicaScan:
-    """As `scan`, without reading: only which entries the bookie lacks. `size` stays 0. Raises `ClientClosed`."""
+    """Scan without reading: report only the entries that the bookie lacks. `size` stays 0. Raises `ClientClosed`."""
     run = _Scan(replicas, pool, ledger_id, bookie, None, None)
     try:
         lacking = await run.lacking(ids)
     except BookieUnreachable as error:
-        run.found.stopped = error
+        run.result.stopped = error
     else:
-        run.found.entries = len(ids) - sum(map(len, lacking))
-    return run.found
+        run.result.entries = len(ids) - sum(map(len, lacking))
+    return run.result
 
 
 class _Scan:
@@ -104,7 +104,7 @@ class _Scan:
         visit: Callable[[EntryBatch], None] | None,
         pace: RateLimit | None,
     ) -> None:
-        self.found = ReplicaScan(bookie)
+        self.result = ReplicaScan(bookie)
         self._replicas, self._pool, self._ledger_id, self._bookie = replicas, pool, ledger_id, bookie
         self._visit, self._pace = visit, pace
         self._loop = asyncio.get_running_loop()
@@ -124,27 +124,27 @@ class _Scan:
         await all_of(work() for _ in range(min(lanes, len(parts))))
 
     async def lacking(self, ids: Sequence[int]) -> list[range]:
-        """Runs of ids that the bookie lacks; they are noted as bad. They may have ids between those asked for."""
+        """Return runs of ids that the bookie lacks, and note them as bad. They may include ids not asked for."""
         try:
-            held = await self._patiently(lambda: self._pool.list_entries(self._bookie, self._ledger_id))
+            held = await self._with_retries(lambda: self._pool.list_entries(self._bookie, self._ledger_id))
         except LedgerUnknownToBookie:
             held = []
         except (BookieUnreachable, ClientClosed):
             raise
         except BookKeeperError:
-            return []  # It cannot list them; then each is asked for.
-        self.found.is_listed = True
+            return []  # The bookie cannot list entries, so each is read.
+        self.result.is_listed = True
         lacking = []
         for run in missing_runs(ids, held):
             try:
                 await self._read(range(run.start, run.start + 1))
             except NEGATIVE as error:
-                self.found.bad.append(BadRun(run.start, run.stop - 1, error))
+                self.result.bad.append(BadRun(run.start, run.stop - 1, error))
                 lacking.append(run)
             except (BookieUnreachable, ClientClosed):
                 raise
             except BookKeeperError:
-                continue  # It has something there: the lanes will say what.
+                continue  # The entry exists but cannot be read: the lanes report it.
         return lacking
 
     async def _part(self, ids: range) -> None:
@@ -155,22 +155,22 @@ class _Scan:
             except (BookieUnreachable, ClientClosed):
                 raise
             except BookKeeperError as error:
-                self.found.bad.append(BadRun(at, at, error))
+                self.result.bad.append(BadRun(at, at, error))
                 at += 1
                 continue
-            self.found.entries += len(batch)
-            self.found.size += batch.size
+            self.result.entries += len(batch)
+            self.result.size += batch.size
             if self._visit is not None:
                 self._visit(batch)
             at = batch.last_entry_id + 1
-            if self._pace is not None and (pause_s := self._pace.spent(batch.size, self._loop.time())) > 0:
+            if self._pace is not None and (pause_s := self._pace.charge(batch.size, self._loop.time())) > 0:
                 await asyncio.sleep(pause_s)
 
     async def _read(self, ids: range) -> EntryBatch:
-        return await self._patiently(lambda: self._replicas.read_batch(self._bookie, ids))
+        return await self._with_retries(lambda: self._replicas.read_batch(self._bookie, ids))
 
-    async def _patiently(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask, again after a pause while the bookie is busy or a connection was lost."""
+    async def _with_retries(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Retry after a pause while the bookie is busy or a connection was lost."""
         for attempt in range(ATTEMPTS):
             try:
                 return await ask()
@@ -185,7 +185,7 @@ class _Scan:
 
 
 def _parts(ids: Sequence[int], lacking: Sequence[range]) -> Iterator[range]:
-    """The ids without those that are lacking, as ranges for the lanes."""
+    """Yield the ids without the missing ones, as ranges for the lanes."""
     for run in runs_of(ids):
         for part in missing_runs(run, lacking):
             size = max(SHORT, -(-len(part) // LANES))
@@ -194,9 +194,9 @@ def _parts(ids: Sequence[int], lacking: Sequence[range]) -> Iterator[range]:
 
 
 def _merged(bad: list[BadRun]) -> list[BadRun]:
-    """Ascending; neighbours with the same kind of error as one."""
+    """Return the runs ascending; neighbours with the same class of error are joined."""
     merged: list[BadRun] = []
-    for run in sorted(bad, key=lambda each: each.first):
+    for run in sorted(bad, key=lambda bad_run: bad_run.first):
         if merged and merged[-1].last + 1 == run.first and type(merged[-1].error) is type(run.error):
             merged[-1] = BadRun(merged[-1].first, run.last, merged[-1].error)
         else:

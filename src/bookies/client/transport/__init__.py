@@ -1,4 +1,4 @@
-"""Connections to bookies, and the list of bookies that are registered."""
+"""Connections to bookies, and the list of registered bookies."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""One TCP connection to one bookie: requests in flight, their answers, their timeouts.
+"""One TCP connection to one bookie: requests in flight, their responses, their timeouts.
 
-A connection speaks v2 or v3 and goes through three states, never back: connecting (what is sent waits in order), open,
-closed (everything outstanding has failed once). The pool makes the next one when somebody asks again.
+A connection speaks v2 or v3 and goes through three states, never back: connecting (requests wait in order), open,
+closed (every outstanding request has failed once). The pool opens a new connection for the next request.
 
-Adds are the volume, so they are tracked in runs: one `_Adds` per call, answered from its front as long as the answers
-come in the order of the requests, which they normally do. Everything else is one future per request. Such a future
-never carries an exception: its result is the response or the error, so that nobody has to collect the failures of a
-read that was abandoned.
+Adds are the bulk of the traffic, so they are tracked in runs: one `_Adds` per call, acknowledged from its front as long
+as responses arrive in the order of the requests, which they normally do. Every other request has one future. Its result
+is the response or the error, never an exception, so an abandoned read leaves no unretrieved exception.
 
-Answers over v2 carry no id of their own. An answer completes any request with its key, which is harmless with one
-exception: the answer to a plain read must not pass for the acknowledgement of a fence. `accepts_read` keeps the two
+Responses over v2 carry no request id. A response completes any request with its key, which is harmless with one
+exception: the response to a plain read must not pass for the acknowledgement of a fence. `accepts_read` keeps the two
 apart. Source: wire-protocol 1.4 and 6.1.
 """
 
@@ -41,16 +40,16 @@ from bookies.wire.messages import (
     Response,
 )
 
-WRITE_SIZE = 64 * 1024  # bytes of adds that are worth a system call of their own
-CHECK_INTERVAL = 0.1  # seconds between looks at deadlines, while something is outstanding
-ABANDONED_READS_MAX = 10_000  # v2 reads that were given up but may still be answered; above: a new connection
+WRITE_SIZE = 64 * 1024  # bytes of adds that are sent at once instead of at the end of the loop iteration
+CHECK_INTERVAL = 0.1  # seconds between checks of deadlines, while requests are outstanding
+ABANDONED_READS_MAX = 10_000  # v2 reads given up whose response may still arrive; above this the connection is closed
 
 Outcome = Response | BookKeeperError
 ReadKey = tuple[int, int]  # ledger id, entry id
 
 
 class AddSink(Protocol):
-    """Who sent adds and hears what became of each entry, exactly once."""
+    """Sender of adds, which receives the outcome of each entry exactly once."""
 
     def on_acknowledged(self, bookie: BookieId, entry_ids: Sequence[int]) -> None: ...
 
@@ -58,7 +57,7 @@ class AddSink(Protocol):
 
 
 class _Adds:
-    """One call's adds that are not answered yet. `keys`: what answers are matched by; one per entry."""
+    """Unanswered adds of one call. `keys`: match responses to entries, one per entry."""
 
     __slots__ = ("deadline", "entry_ids", "keys", "ledger_id", "sink", "size")
 
@@ -73,7 +72,7 @@ class _Adds:
         self.size = size
 
     def cut(self, count: int) -> _Adds:
-        """Take the first `count` entries, and their share of the size, out of it."""
+        """Split off the first `count` entries, with their share of the size."""
         size = self.size * count // len(self.keys)
         front = _Adds(self.ledger_id, self.keys[:count], self.entry_ids[:count], self.sink, self.deadline, size)
         self.keys = self.keys[count:]
@@ -83,7 +82,7 @@ class _Adds:
 
 
 class AddQueue:
-    """Unanswered adds in the order in which they were sent. One run is held as it is, without the room for more."""
+    """Unanswered adds in the order in which they were sent. A single run is held without a deque."""
 
     __slots__ = ("_more", "_only")
 
@@ -101,7 +100,7 @@ class AddQueue:
             self._as_deque().append(adds)
 
     def _as_deque(self) -> deque[_Adds]:
-        """All of them in `_more`, which is what everything unusual works on."""
+        """Move all runs to `_more`, which the uncommon operations work on."""
         if self._more is None:
             self._more = deque()
         if self._only is not None:
@@ -110,7 +109,7 @@ class AddQueue:
         return self._more
 
     def take_run(self, keys: Sequence[int]) -> _Adds | None:
-        """The oldest run if these keys answer exactly that: the cheap and usual case of `take`."""
+        """Remove and return the oldest run if these keys answer exactly that: the cheap and usual case of `take`."""
         if (only := self._only) is not None:
             if only.keys != keys:
                 return None
@@ -120,7 +119,7 @@ class AddQueue:
         return more.popleft() if more and more[0].keys == keys else None
 
     def take(self, keys: Sequence[int]) -> tuple[list[_Adds], Sequence[int]]:
-        """Take out what these keys answer: (parts in order, keys that nobody waits for)."""
+        """Remove the adds that these keys answer. Return (parts in order, keys without a pending add)."""
         taken: list[_Adds] = []
         runs = self._as_deque()
         while keys and runs:
@@ -131,7 +130,7 @@ class AddQueue:
             taken.append(runs.popleft() if count == len(head.keys) else head.cut(count))
             keys = keys[count:]
         unknown: list[int] = []
-        while keys:  # Out of order: an early failure overtook, or an answer comes late.
+        while keys:  # Out of order: an early failure overtook, or a response is late.
             count = self._take_from_middle(keys, taken)
             if count == 0:
                 unknown.append(keys[0])
@@ -159,12 +158,15 @@ class AddQueue:
         return 0
 
     def is_waiting(self, now: float) -> bool:
-        """Whether there is something, and none of it has expired."""
+        """Report whether adds are pending and none has expired."""
         oldest = self._only or (self._more[0] if self._more else None)
         return oldest is not None and oldest.deadline > now
 
     def take_expired(self, now: float) -> Iterator[_Adds]:
-        """Runs whose deadline has passed. All adds of a queue use one timeout, so the first are the oldest."""
+        """Remove and yield runs whose deadline has passed.
+
+        All adds of a queue use one timeout, so the first are the oldest.
+        """
         runs = self._as_deque()
         while runs and runs[0].deadline <= now:
             yield runs.popleft()
@@ -176,7 +178,7 @@ class AddQueue:
 
 
 class _Request:
-    """One request that is not an add. `key`: None when answers are matched by a number of their own."""
+    """A request other than an add. `key`: None if responses are matched by transaction or request id."""
 
     __slots__ = ("deadline", "future", "is_fencing", "key")
 
@@ -190,10 +192,13 @@ class _Request:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """See the module. `on_end(connection, error)` is called once, when it closes, before anybody hears of failures;
-    `on_timeout(bookie)` when a request was not answered in time. `scratch`: where short answers are received; the
-    connections of one loop can share it. A view, because asyncio's TLS fills what it takes to be views piece by piece,
-    and a slice of anything else would be a copy."""
+    """One connection to one bookie; the module describes its states.
+
+    `on_end(connection, error)` is called once, when it closes, before any request fails; `on_timeout(bookie)` when a
+    request was not answered in time. `scratch`: receive buffer for short responses, which the connections of one loop
+    can share. It is a view because asyncio's TLS fills views piece by piece, and a slice of any other buffer would be a
+    copy.
+    """
 
     def __init__(
         self,
@@ -208,13 +213,13 @@ class Connection(asyncio.BufferedProtocol):
         self.wire = wire
         self.adds_size = 0  # bytes of adds sent or waiting to be sent, and not answered
         self.error: BookKeeperError | None = None  # why it is closed
-        self.has_answered = False  # anything, ever
+        self.has_answered = False  # at least one response was received
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._on_timeout = on_timeout
         self._scratch = scratch
         self._decoder = ResponseDecoder(wire, frame_size_max)
-        self._room: memoryview | None = None  # of the decoder, which the transport is about to fill
+        self._room: memoryview | None = None  # buffer of the decoder that the transport is about to fill
         self._transport: asyncio.Transport | None = None
         self._unsent: list[Buffer] = []
         self._unsent_size = 0  # bytes of adds in it
@@ -222,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
         self._adds: dict[int, AddQueue] = {}  # by ledger; v3: all under -1, by transaction id
         self._recovery_adds: dict[int, AddQueue] = {}  # v2 only: see `_queues_for`
         self._reads: dict[ReadKey, deque[_Request]] = {}  # v2 single reads
-        self._abandoned: dict[ReadKey, int] = {}  # how many v2 reads were given up whose answers may still come
+        self._abandoned: dict[ReadKey, int] = {}  # v2 reads given up whose responses may still arrive
         self._requests: dict[int, _Request] = {}  # by transaction or request id
         self._next_txn_id = 1
         self._timer: asyncio.TimerHandle | None = None
@@ -232,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
         state = "closed" if self.error else "open" if self._transport else "connecting"
         return f"<Connection {self.bookie} {self.wire} {state} unanswered={self.adds_size:,} bytes of adds>"
 
-    # -- asking --------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
     def next_txn_ids(self, count: int = 1) -> range:
         first = self._next_txn_id
         self._next_txn_id += count
@@ -271,11 +276,11 @@ class Connection(asyncio.BufferedProtocol):
             self._watch_deadlines()
 
     def accepts_read(self, key: ReadKey, is_fencing: bool) -> bool:
-        """Whether a v2 read can be told from the ones whose answers are still to come."""
+        """Report whether the response to a v2 read can be told from the responses that are still to come."""
         if is_fencing and key in self._abandoned:
             return False
         waiting = self._reads.get(key)
-        return not waiting or waiting[0].is_fencing == is_fencing  # They are all alike.
+        return not waiting or waiting[0].is_fencing == is_fencing  # All requests of one key agree in this.
 
     def request(
         self,
@@ -286,10 +291,10 @@ class Connection(asyncio.BufferedProtocol):
         key: ReadKey | None = None,
         is_fencing: bool = False,
     ) -> asyncio.Future[Outcome]:
-        """Send a request in this or the next turn of the loop. Cancelling the future gives the request up.
+        """Send a request in this or the next iteration of the event loop. Cancelling the future gives the request up.
 
-        `txn_id`: its transaction id (v3) or request id (v2 batch read); `key`: of a v2 read, which has neither and
-        which `accepts_read`.
+        `txn_id`: its transaction id (v3) or request id (v2 batch read). `key`: of a v2 read, which has neither;
+        `accepts_read` must be true for it.
         """
         assert self.error is None
         future: asyncio.Future[Outcome] = self._loop.create_future()
@@ -308,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
         return future
 
     def close(self, error: BookKeeperError) -> None:
-        """Fail everything outstanding with `error` and drop the connection. Idempotent."""
+        """Fail every outstanding request with `error` and drop the connection. Idempotent."""
         if self.error is not None:
             return
         self.error = error
@@ -321,8 +326,8 @@ class Connection(asyncio.BufferedProtocol):
         queues = [*self._adds.values(), *self._recovery_adds.values()]
         requests = [request for waiting in self._reads.values() for request in waiting]
         requests += self._requests.values()
-        for each in (self._adds, self._recovery_adds, self._reads, self._requests, self._abandoned):
-            each.clear()
+        for pending in (self._adds, self._recovery_adds, self._reads, self._requests, self._abandoned):
+            pending.clear()
         self.adds_size = 0
         for queue in queues:
             for adds in queue.take_all():
@@ -333,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- asyncio.BufferedProtocol ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        stream = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         if self.error is not None:
             stream.abort()
             return
@@ -369,15 +374,15 @@ class Connection(asyncio.BufferedProtocol):
         reason = f": {exc}" if exc else " by the bookie"
         error = BookieUnreachable(f"connection closed{reason}", bookie=self.bookie)
         if not self.has_answered and self._transport is not None and self._transport.get_extra_info("ssl_object"):
-            # In TLS 1.3 a bookie says what it thinks of our certificate when the handshake is over for us.
-            text = "it ended the encrypted connection without an answer: it wants a certificate, or another than ours"
+            # In TLS 1.3 a bookie rejects a client's certificate only after the client has finished the handshake.
+            text = "it ended the encrypted connection without an answer: it requires a certificate, or another one"
             error = TlsFailed(text + (f" ({exc})" if exc else ""), bookie=self.bookie)
         error.was_connected = True
         error.__cause__ = exc
         self._transport = None
         self.close(error)
 
-    # -- answers -------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------
     def _answer_adds(self, response: AddResponses) -> None:
         keys = response.entry_ids if response.txn_ids is None else response.txn_ids
         if response.status is Status.OK and not self._recovery_adds:
@@ -408,11 +413,11 @@ class Connection(asyncio.BufferedProtocol):
                 return
 
     def _queues_for(self, response: AddResponses) -> list[tuple[dict[int, AddQueue], int]]:
-        """Where to look for who asked, first choice first.
+        """Return the queues in which to look up a response, first choice first.
 
-        A writer and a recovery of one ledger in one process may both add an entry over this connection. Their answers
-        look alike, but only the writer's can be refused as fenced; so a success goes to the recovery (the entry is
-        stored, whoever asked) and a refusal to the writer.
+        A writer and a recovery of one ledger in one process may both add an entry over this connection. Their responses
+        look alike, but only the writer's add can be refused as fenced. So a success goes to the recovery (the entry is
+        stored, whichever request stored it) and a refusal to the writer.
         """
         if response.txn_ids is not None:
             return [(self._adds, -1)]
@@ -433,7 +438,7 @@ class Connection(asyncio.BufferedProtocol):
             request.future.set_result(response)
 
     def _take_read(self, key: ReadKey) -> _Request | None:
-        """The oldest read with this key that somebody still waits for."""
+        """Remove and return the oldest read with this key that was not given up."""
         waiting = self._reads.get(key)
         request: _Request | None = None
         while waiting:
@@ -454,7 +459,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- sending and deadlines -----------------------------------------------------------------------------------
     def _schedule_flush(self) -> None:
-        """What one turn of the loop sends shares a system call, whichever ledger it belongs to."""
+        """Flush at the end of this loop iteration, so that requests of all ledgers share a system call."""
         if self._transport is not None and not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -467,7 +472,7 @@ class Connection(asyncio.BufferedProtocol):
         size, self._unsent_size = self._unsent_size, 0
         if len(unsent) == 1:
             self._transport.write(unsent[0])
-        elif size < 2 * WRITE_SIZE:  # one copy is cheaper than many buffers
+        elif size < 2 * WRITE_SIZE:  # One copy is cheaper than many buffers.
             self._transport.write(b"".join(unsent))
         else:
             self._transport.writelines(unsent)
@@ -481,19 +486,19 @@ class Connection(asyncio.BufferedProtocol):
         self._timer = None
         now = self._loop.time()
         if now - self._timer_due > CHECK_INTERVAL:
-            # Our own process stood still, so answers may wait in the socket: read them before judging.
+            # This process was stalled, so responses may be waiting in the socket: read them before expiring requests.
             self._watch_deadlines()
             return
         has_timed_out = self._expire_adds(self._adds, now)
         has_timed_out |= self._expire_adds(self._recovery_adds, now)
         has_timed_out |= self._expire_requests(now)
         if self.error is not None:
-            return  # A sink that heard of a failure closed the client.
+            return  # A sink closed the client when its adds failed.
         if has_timed_out:
             self._on_timeout(self.bookie)
         if has_timed_out and self._transport is not None and self._transport.get_write_buffer_size():
-            # It does not even take our bytes. Keeping them would be memory that nobody accounts for.
-            self.close(BookieUnreachable("connection dropped: the bookie takes no more bytes", bookie=self.bookie))
+            # The bookie does not read the socket. Unsent bytes would be memory that no budget accounts for.
+            self.close(BookieUnreachable("connection dropped: the bookie accepts no more bytes", bookie=self.bookie))
         elif len(self._abandoned) > ABANDONED_READS_MAX:
             self.close(BookieUnreachable("connection dropped: too many reads without answer", bookie=self.bookie))
         elif self._adds or self._recovery_adds or self._reads or self._requests:
@@ -508,7 +513,7 @@ class Connection(asyncio.BufferedProtocol):
                 has_timed_out = True
                 self.adds_size -= adds.size
                 adds.sink.on_failed(self.bookie, adds.entry_ids, self._timeout(adds.ledger_id, adds.entry_ids[0]))
-            # Not as soon as it is empty: a ledger written to one entry at a time would make a new one each time.
+            # Not as soon as it is empty: a ledger written one entry at a time would create a new queue each time.
             if not queue and queues.get(ledger_id) is queue:
                 del queues[ledger_id]
         return has_timed_out
@@ -543,7 +548,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _equal(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two sequences, ranges or lists, hold the same numbers."""
+    """Report whether two sequences, ranges or lists, hold the same numbers."""
     if one[0] != other[0] or one[-1] != other[-1]:
         return False
     return one == other if type(one) is type(other) else list(one) == list(other)

@@ -1,9 +1,9 @@
-"""Copies to bookies that have little room, one after the other.
+"""Admission of copies to bookies with little free space: one copy after the other.
 
-Copies of many ledgers at once would fill such a bookie with the beginnings of all of them and the whole of none, and
-what no record names is of no use. So a large copy asks its targets first how much room they have, and if it is not
-enough for many of its kind, takes its turn; and after a bookie has refused a copy for want of room all copies do for a
-while, also those under way, since what it refused goes to others now.
+Concurrent copies of many ledgers would fill such a bookie with incomplete copies, which no record names and which are
+useless. So a large copy first asks its targets for their free space. If that is not enough for many copies of its size,
+the copy waits for its turn. After a bookie has refused a copy for lack of space, all copies take turns for a while,
+including those in progress, because the refused copy now goes to other bookies.
 """
 
 from __future__ import annotations
@@ -16,54 +16,56 @@ from math import inf
 from bookies.errors import BookieReadOnly, BookKeeperError, WriteFailed
 from bookies.model import BookieId
 
-LARGE = 1 << 20  # bytes: what smaller copies leave is not worth a question
-KEPT_SHARE = 0.1  # of a disk, that a bookie keeps for itself
-TIMES = 16  # so many times its size has to be free: eight copies at once, each in a journal and an entry log
-KNOWN_S = 5.0  # that an answer is good for
-TIGHT_S = 60.0  # that copies take turns after one was refused
+LARGE = 1 << 20  # bytes; smaller copies are admitted without asking
+KEPT_SHARE = 0.1  # share of a disk that a bookie reserves
+TIMES = 16  # free space needed, in sizes of the copy: eight copies at once, each in a journal and an entry log
+KNOWN_S = 5.0  # seconds that an answer is valid
+TIGHT_S = 60.0  # seconds that all copies take turns after one was refused
 
 
-class CopyTurns:
-    """Of all copies of one client. `ask`: (total, free) bytes of a bookie's disks."""
+class CopyAdmission:
+    """Admission of all copies of one client. `ask`: (total, free) bytes of a bookie's disks."""
 
     def __init__(self, ask: Callable[[BookieId], Awaitable[tuple[int, int]]]) -> None:
         self._ask = ask
-        self._known: dict[BookieId, tuple[float, float]] = {}  # loop time of the answer, bytes that can be used
-        self._tight_until_s = -inf  # loop time
-        self._turns: dict[BookieId, asyncio.Lock] = {}
+        self._known: dict[BookieId, tuple[float, float]] = {}  # loop time of the answer, usable bytes
+        self._limited_until_s = -inf  # loop time
+        self._locks: dict[BookieId, asyncio.Lock] = {}
 
     @property
-    def is_tight(self) -> bool:
-        """Whether a copy was refused for want of room just now."""
-        return asyncio.get_running_loop().time() < self._tight_until_s
+    def is_limited(self) -> bool:
+        """Report whether a copy was refused for lack of space within the last `TIGHT_S` seconds."""
+        return asyncio.get_running_loop().time() < self._limited_until_s
 
     def refused(self, error: BookKeeperError) -> None:
-        """What a target answered to a copy."""
+        """Note why a target refused a copy."""
         if isinstance(error, BookieReadOnly | WriteFailed):
-            self._tight_until_s = asyncio.get_running_loop().time() + TIGHT_S
+            self._limited_until_s = asyncio.get_running_loop().time() + TIGHT_S
 
-    async def have_room(self, targets: Collection[BookieId], size: int) -> bool:
-        """Whether many copies of so many bytes can go to each of them at once, as far as they say."""
+    async def have_free_space(self, targets: Collection[BookieId], size: int) -> bool:
+        """Report whether each target has free space for many copies of `size` bytes at once."""
         if size < LARGE:
             return True
-        return all([await self._room(target) >= TIMES * size for target in targets])
+        return all([await self._free_space(target) >= TIMES * size for target in targets])
 
-    async def _room(self, target: BookieId) -> float:
+    async def _free_space(self, target: BookieId) -> float:
         now = asyncio.get_running_loop().time()
-        asked_s, room = self._known.get(target, (-inf, inf))
+        asked_s, free = self._known.get(target, (-inf, inf))
         if now - asked_s >= KNOWN_S:
-            room = inf
-            with contextlib.suppress(BookKeeperError):  # Its health, and the copy, tell what that means.
+            free = inf
+            with contextlib.suppress(BookKeeperError):  # The bookie's health, and the copy itself, handle the failure.
                 total, free = await self._ask(target)
-                room = free - KEPT_SHARE * total
-            self._known[target] = now, room
-        return room
+                free = free - KEPT_SHARE * total
+            self._known[target] = now, free
+        return free
 
     @contextlib.asynccontextmanager
     async def turn(self, targets: Collection[BookieId]) -> AsyncIterator[None]:
-        """Wait until no other copy that takes turns goes to any of these. Once for each copy, and in the order of
-        their names, so that nobody has some and waits for somebody who waits for those."""
+        """Wait until no other copy that takes turns goes to any of these targets. Call once for each copy.
+
+        Locks are taken in the order of the targets' names, which rules out deadlocks.
+        """
         async with contextlib.AsyncExitStack() as held:
             for target in sorted(set(targets)):
-                await held.enter_async_context(self._turns.setdefault(target, asyncio.Lock()))
+                await held.enter_async_context(self._locks.setdefault(target, asyncio.Lock()))
             yield

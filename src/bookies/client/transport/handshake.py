@@ -1,7 +1,7 @@
-"""What a client does with a new connection before the first request: encrypt, authenticate, hand over.
+"""First exchange on a new connection: encrypt, authenticate, hand over.
 
-A `Handshake` is the first protocol of a connection for which the settings ask for one of the two; when it is through,
-the transport calls the `Connection` as if nothing had been before. Source: wire-protocol 5.1 to 5.3.
+A `Handshake` is the first protocol of a connection if the settings ask for TLS or authentication. When it is done, the
+transport calls the `Connection` as if the connection were new. Source: wire-protocol 5.1 to 5.3.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bookies.wire.framing import PREFIX_SIZE
 from bookies.wire.messages import Response
 
 NONCE_BITS = 192
-FRAME_SIZE_MAX = 64 << 10  # bytes of an answer to START_TLS or AUTH
+FRAME_SIZE_MAX = 64 << 10  # bytes of a response to START_TLS or AUTH
 
 
 class ClientSecurity:
-    """How one client encrypts and authenticates; files are read at once. Raises `ConfigError`."""
+    """Encryption and authentication of one client. Files are read on construction. Raises `ConfigError`."""
 
     def __init__(self, runtime: Runtime, config: ClientConfig) -> None:
         self.encryption = _encryption(runtime, config)
@@ -37,11 +37,11 @@ class ClientSecurity:
 
     @property
     def is_needed(self) -> bool:
-        """Whether connections begin otherwise than with the first request."""
+        """Report whether connections need a handshake before the first request."""
         return self.encryption is not None or self._credentials is not None
 
     def opening(self, connection: Connection) -> ClientOpening:
-        """Of a new connection."""
+        """Return the opening of a new connection."""
         tls = "" if self.encryption is None else "direct" if self.tls_port else "start"
         sasl = None
         if self._credentials is not None:
@@ -51,7 +51,7 @@ class ClientSecurity:
 
 
 class Handshake(asyncio.Protocol):
-    """See the module. `wait` returns when the connection is open."""
+    """The protocol of a connection until it is open. `wait` returns then."""
 
     def __init__(self, connection: Connection, security: ClientSecurity, host: str) -> None:
         self._connection = connection
@@ -66,7 +66,10 @@ class Handshake(asyncio.Protocol):
         self._encrypting: asyncio.Task[None] | None = None
 
     async def wait(self) -> None:
-        """Raises `TlsFailed`, `Unauthorized`, `BookieUnreachable`. When it is given up so is the connection."""
+        """Wait until the connection is open.
+
+        Raises `TlsFailed`, `Unauthorized`, `BookieUnreachable`. Cancelling drops the connection.
+        """
         try:
             await self._done
         except BaseException:
@@ -79,7 +82,7 @@ class Handshake(asyncio.Protocol):
     def waits_for(self) -> str:
         return self._opening.waits_for
 
-    # -- what the transport calls --------------------------------------------------------------------------------
+    # -- asyncio.Protocol ----------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._carry_out(self._opening.connected())
@@ -95,14 +98,14 @@ class Handshake(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._is_shaking:
-            self._is_lost = True  # The handshake says more about why.
+            self._is_lost = True  # The TLS handshake reports the cause.
             return
         reason = f": {error}" if error else " by the bookie"
-        self._fail(BookieUnreachable(f"connection closed{reason} while we waited for {self.waits_for}"))
+        self._fail(BookieUnreachable(f"connection closed{reason} while the client waited for {self.waits_for}"))
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------
     def _take_frame(self) -> bytes:
-        """The next frame, its length word included; empty while it is not there."""
+        """Remove and return the next frame with its length word; empty until it is complete."""
         if len(self._held) < PREFIX_SIZE:
             return b""
         end = PREFIX_SIZE + int.from_bytes(self._held[:PREFIX_SIZE], "big")
@@ -114,7 +117,7 @@ class Handshake(asyncio.Protocol):
         return frame
 
     def _parse(self, frame: bytes) -> Sequence[Response]:
-        """Answers to START_TLS are v3 whatever the connection is for; no v3 message begins below 0x08."""
+        """Parse a frame as v2 or v3. Responses to START_TLS are always v3, and no v3 message begins below 0x08."""
         if frame[PREFIX_SIZE] < 0x08:
             return [v2.parse_response(frame, 0, len(frame))]
         responses: list[Response] = []
@@ -137,7 +140,7 @@ class Handshake(asyncio.Protocol):
         assert self._encryption is not None
         self._is_shaking = True
         try:
-            # What a bookie says behind its answer to START_TLS is part of nothing: it could be anybody's.
+            # Bytes after the response to START_TLS are unauthenticated: anybody could have injected them.
             self._held = b""
             self._transport = await self._encryption.encrypt(self._transport, self, host_name=self._host)
         except TlsFailed as error:
@@ -187,14 +190,14 @@ def _encryption(runtime: Runtime, config: ClientConfig) -> Encryption | None:
 
 
 def read_credentials(disk: Disk, path: str) -> tuple[str, str]:
-    """User and password from a TOML file. Raises `ConfigError`, which names no password."""
+    """Return user and password from a TOML file. Raises `ConfigError`, whose message contains no password."""
     try:
-        found = tomllib.loads(disk.read_bytes(path).decode("utf-8"))
+        settings = tomllib.loads(disk.read_bytes(path).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"sasl_file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"sasl_file {path} is not TOML: {error}") from error
-    user, password = found.get("username"), found.get("password")
-    if set(found) != {"username", "password"} or not isinstance(user, str) or not isinstance(password, str):
-        raise ConfigError(f'sasl_file {path} has to have two lines, username = "..." and password = "..."')
+    user, password = settings.get("username"), settings.get("password")
+    if set(settings) != {"username", "password"} or not isinstance(user, str) or not isinstance(password, str):
+        raise ConfigError(f'sasl_file {path} must have two lines, username = "..." and password = "..."')
     return user, password

@@ -1,11 +1,11 @@
-"""Connections by bookie, and every request that a client makes of a bookie.
+"""Connections by bookie, and every request that a client sends to a bookie.
 
-Adds, reads and batch reads travel over the bookie's v2 connection, everything that v2 cannot say over its v3
-connection; with `ClientConfig.wire` "v3" all of it over v3. Both are opened by the first request that needs them and
-again by the first one after they were lost. Nothing is retried here: that is a decision of the protocol.
+Adds, reads and batch reads travel over the bookie's v2 connection, requests that v2 lacks over its v3 connection; with
+`ClientConfig.wire` "v3" everything goes over v3. The first request that needs a connection opens it; so does the first
+one after it was lost. The pool never retries: retries are a decision of the protocol.
 
-Methods named `start_...` return a future whose result is the response or the error (it never carries an exception);
-the coroutines beside them raise. Source: wire-protocol 1.1, 6.1 and 6.3.
+Methods named `start_...` return a future whose result is the response or the error (it never carries an exception); the
+matching coroutines raise. Source: wire-protocol 1.1, 6.1 and 6.3.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
 from bookies.client.transport.connection import AddSink, Connection, Outcome
-from bookies.client.transport.copy_admission import CopyTurns
+from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -58,17 +58,17 @@ from bookies.wire.messages import (
 )
 
 R = TypeVar("R")
-BATCH_OVERHEAD = 36  # bytes of a batch-read answer that are not records
+BATCH_OVERHEAD = 36  # bytes of a batch-read response that are not records
 BATCH_HEADROOM = 64
-ANSWER_SLACK = 1024  # bytes by which an answer may be longer than the add of its entry: batch reads, long polls
-OBSERVED_EVERY = 8  # single reads, and short batches, are timed one in so many: a scan makes hundreds at once
+ANSWER_SLACK = 1024  # bytes by which a response may exceed the add of its entry: batch reads, long polls
+OBSERVED_EVERY = 8  # one in this many single reads and short batches is timed: a scan sends hundreds at once
 SHORT_BATCH = 8  # entries
-RECEIVE_SIZE = 256 << 10  # bytes taken from a connection at once
+RECEIVE_SIZE = 256 << 10  # bytes received from a connection at once
 BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
 
 
 class _Peer:
-    """One bookie: its connections by protocol version, how many of v3 have ended, and single reads it was asked for."""
+    """One bookie: its connections by protocol version, the number of ended v3 connections, and of single reads."""
 
     __slots__ = ("connections", "ended_count", "read_count")
 
@@ -79,12 +79,13 @@ class _Peer:
 
 
 class BookiePool:
-    """All connections of one client. `resolve`: the address of a bookie; raises `BookKeeperError` or OSError.
+    """All connections of one client. Raises `ConfigError` for certificates and credentials that cannot be read.
 
-    `on_suspect`: called with each bookie that could not be reached or did not answer in time. `health`: what has been
-    learnt of each bookie; decides whom to prefer. `batch_support`: which of them know batch reads. `copy_turns`: of
-    copies of ledgers.
-    Raises `ConfigError` for certificates and credentials that cannot be read.
+    `resolve`: returns the address of a bookie; raises `BookKeeperError` or OSError. `on_suspect`: called with each
+    bookie that could not be reached or did not answer in time.
+
+    `health`: which bookies to prefer, by what was observed of each. `batch_support`: which of them support batch reads.
+    `copy_admission`: admission of copies of ledgers.
     """
 
     def __init__(
@@ -101,12 +102,12 @@ class BookiePool:
         self._on_suspect = on_suspect
         self.health = BookieHealth(config, self._probe)
         self.batch_support = BatchSupport()
-        self.copy_turns = CopyTurns(self.bookie_info)
+        self.copy_admission = CopyAdmission(self.bookie_info)
         self._security = ClientSecurity(runtime, config)
         self._scratch = memoryview(bytearray(RECEIVE_SIZE))
         self._peers: dict[BookieId, _Peer] = {}
         self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks(self._connecting_died)
+        self._tasks = Tasks(self._connect_task_failed)
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -114,7 +115,7 @@ class BookiePool:
         return f"<BookiePool bookies={len(self._peers)} connections={count} unanswered={self.total_size:,} bytes>"
 
     def any_below(self, count: int) -> int:
-        """One of 0..count-1 by chance, for choices that are to differ from handle to handle."""
+        """Return a random number of 0..count-1, for choices that should differ from handle to handle."""
         return self._runtime.random.randrange(count)
 
     # -- adds ----------------------------------------------------------------------------------------------------
@@ -131,8 +132,8 @@ class BookiePool:
     ) -> None:
         """Send v2 ADD frames, as from `kernels.pack_add_frames`, that add these entries. Never blocks.
 
-        `sink` hears of every entry exactly once, never before this call returns. `is_deferred_sync`: the bookie may
-        answer before the entries are durable; only v3 can say so. Raises `ClientClosed`.
+        `sink` receives the outcome of every entry exactly once, never before this call returns. `is_deferred_sync`: the
+        bookie may answer before the entries are durable; only v3 can express it. Raises `ClientClosed`.
         """
         timeout_ms = self._config.add_timeout_ms if timeout_ms is None else timeout_ms
         is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
@@ -149,7 +150,7 @@ class BookiePool:
         )
 
     def pending_size(self, bookie: BookieId) -> int:
-        """Bytes of adds that this bookie has not answered, waiting to be sent or sent."""
+        """Return the bytes of adds that this bookie has not answered, sent or waiting to be sent."""
         peer = self._peers.get(bookie)
         return sum(connection.adds_size for connection in peer.connections.values()) if peer else 0
 
@@ -169,7 +170,7 @@ class BookiePool:
         is_high_priority: bool = False,
         timeout_ms: int | None = None,
     ) -> asyncio.Future[Outcome]:
-        """Ask for one entry, -1: the highest. With `key` the bookie fences the ledger first."""
+        """Request one entry, -1: the highest. With `key` the bookie fences the ledger first."""
         is_fencing = key is not None
         connection = self._connection(bookie, self._config.wire)
         if connection.wire == "v2" and not connection.accepts_read((ledger_id, entry_id), is_fencing):
@@ -209,23 +210,23 @@ class BookiePool:
         is_high_priority: bool = False,
         timeout_ms: int | None = None,
     ) -> ReadResponse:
-        """One entry, -1: the highest. With `key` the bookie fences the ledger first."""
+        """Read one entry, -1: the highest. With `key` the bookie fences the ledger first."""
         future = self.start_read_entry(
             bookie, ledger_id, entry_id, key=key, is_high_priority=is_high_priority, timeout_ms=timeout_ms
         )
         response = self.check(bookie, await future, ReadResponse, ledger_id, entry_id)
         if response.body is None:
-            raise RemoteProtocolError("read answer without an entry", ledger_id=ledger_id, bookie=bookie)
+            raise RemoteProtocolError("read response without an entry", ledger_id=ledger_id, bookie=bookie)
         return response
 
     @property
     def batch_size_max(self) -> int:
-        """Bytes of records that a batch-read answer may hold."""
+        """Bytes of records that a batch-read response may hold."""
         return self._config.frame_size_max - BATCH_OVERHEAD - BATCH_HEADROOM
 
     @property
     def has_batch_reads(self) -> bool:
-        """Batch reads exist in v2 only."""
+        """Report whether batch reads are available: they exist in v2 only."""
         return self._config.wire == "v2"
 
     def start_read_batch(
@@ -240,12 +241,12 @@ class BookiePool:
         is_high_priority: bool = False,
         timeout_ms: int | None = None,
     ) -> asyncio.Future[Outcome]:
-        """Ask for consecutive entries from `first` on. `size_max`: bytes; at least one entry comes anyhow."""
+        """Request consecutive entries from `first` on. `size_max`: bytes; the response holds at least one entry."""
         if not self.has_batch_reads:
             raise InvalidArgument("batch reads exist in protocol v2 only; use read_entry")
         connection = self._connection(bookie, "v2")
         txn_id = connection.next_txn_ids()[0]
-        # What counts for a bookie is the whole answer, its head included.
+        # A bookie limits the whole response, including its head.
         size_max = min(size_max, self.batch_size_max) + BATCH_OVERHEAD
         request = BatchReadRequest(
             v2.VERSION, txn_id, ledger_id, first, count_max, size_max, key, key is not None, is_high_priority
@@ -270,7 +271,7 @@ class BookiePool:
         is_high_priority: bool = False,
         timeout_ms: int | None = None,
     ) -> bytes:
-        """Consecutive entries from `first` on, in record framing, unverified; at least one, at most `count_max`."""
+        """Read consecutive entries from `first` on, in record framing, unverified; at least one, up to `count_max`."""
         future = self.start_read_batch(
             bookie,
             ledger_id,
@@ -287,7 +288,10 @@ class BookiePool:
     def start_long_poll(
         self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int
     ) -> asyncio.Future[Outcome]:
-        """Ask for the entry behind `previous_lac` once the last add confirmed exceeds that, or an empty answer."""
+        """Request the entry after `previous_lac` as soon as the last add confirmed exceeds that.
+
+        After `wait_ms` milliseconds the bookie answers without an entry.
+        """
         timeout_ms = wait_ms + self._config.read_timeout_ms
 
         def request(txn_id: int) -> Request:
@@ -304,11 +308,14 @@ class BookiePool:
         return self._start_v3(bookie, request, timeout_ms)
 
     async def long_poll(self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int) -> ReadResponse:
-        """See `start_long_poll`. `entry_id` of the answer is -1 when it brings no entry."""
+        """Send a long poll and check the response (see `start_long_poll`).
+
+        Its `entry_id` is -1 if it contains no entry.
+        """
         future = self.start_long_poll(bookie, ledger_id, previous_lac, wait_ms)
         return self.check(bookie, await future, ReadResponse, ledger_id, previous_lac + 1)
 
-    # -- the rest: always v3 -------------------------------------------------------------------------------------
+    # -- other requests: always v3 -------------------------------------------------------------------------------------
     async def write_lac(
         self,
         bookie: BookieId,
@@ -319,7 +326,7 @@ class BookiePool:
         *,
         timeout_ms: int | None = None,
     ) -> None:
-        """Store an explicit last add confirmed; `body`: from `wire.digest.package_lac`."""
+        """Store an explicit last add confirmed. `body`: from `wire.digest.package_lac`."""
         outcome = await self._start_v3(
             bookie,
             lambda txn_id: WriteLacRequest(v3.VERSION, txn_id, ledger_id, last_add_confirmed, master_key, body),
@@ -333,23 +340,23 @@ class BookiePool:
         return self._start_v3(bookie, lambda txn_id: ReadLacRequest(v3.VERSION, txn_id, ledger_id), timeout_ms)
 
     async def read_lac(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> ReadLacResponse:
-        """The explicit last add confirmed and the last entry, as far as the bookie has them; unverified."""
+        """Read the explicit last add confirmed and the last entry, those that the bookie has; unverified."""
         outcome = await self.start_read_lac(bookie, ledger_id, timeout_ms=timeout_ms)
         return self.check_lac(bookie, outcome, ledger_id)
 
     async def force(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> None:
-        """Make durable what this bookie has accepted of the ledger."""
+        """Sync the entries that this bookie has accepted of the ledger."""
         outcome = await self._start_v3(
             bookie, lambda txn_id: ForceLedgerRequest(v3.VERSION, txn_id, ledger_id), timeout_ms
         )
         self.check(bookie, outcome, ForceLedgerResponse, ledger_id, is_write=True)
 
     def ended_count(self, bookie: BookieId) -> int:
-        """How many connections with protocol v3 to this bookie have ended; one that restarts ends them."""
+        """Return how many v3 connections to this bookie have ended. A restart of the bookie ends them."""
         return self._peer(bookie).ended_count
 
     async def bookie_info(self, bookie: BookieId, *, timeout_ms: int | None = None) -> tuple[int, int]:
-        """(total, free) bytes of the bookie's ledger directories."""
+        """Return the (total, free) bytes of the bookie's ledger directories."""
         outcome = await self._start_v3(
             bookie, lambda txn_id: GetBookieInfoRequest(v3.VERSION, txn_id, BOTH_CAPACITIES), timeout_ms
         )
@@ -357,7 +364,7 @@ class BookiePool:
         return response.total_disk_capacity or 0, response.free_disk_space or 0
 
     async def list_entries(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> list[range]:
-        """Which entries of the ledger the bookie holds: ranges, ascending."""
+        """List the entries of the ledger that the bookie holds: ranges, ascending."""
         outcome = await self._start_v3(
             bookie, lambda txn_id: ListEntriesRequest(v3.VERSION, txn_id, ledger_id), timeout_ms
         )
@@ -369,51 +376,54 @@ class BookiePool:
         self,
         bookie: BookieId,
         outcome: Outcome,
-        kind: type[R],
+        response_type: type[R],
         ledger_id: int | None = None,
         entry_id: int | None = None,
         *,
         is_write: bool = False,
     ) -> R:
-        """The response when it is one of that kind with status OK; raises what it says otherwise."""
+        """Return the response if it has that type and status OK; otherwise raise the error that it reports."""
         if isinstance(outcome, BookKeeperError):
             raise outcome.with_traceback(None)
         if outcome.status is not Status.OK:
             raise error_of_status(
                 outcome.status, is_write=is_write, ledger_id=ledger_id, entry_id=entry_id, bookie=bookie
             )
-        if not isinstance(outcome, kind):
+        if not isinstance(outcome, response_type):
             raise RemoteProtocolError(f"answered with {type(outcome).__name__}", ledger_id=ledger_id, bookie=bookie)
         return outcome
 
     def check_lac(self, bookie: BookieId, outcome: Outcome, ledger_id: int) -> ReadLacResponse:
-        """As `check`; Apache's bookies say I/O error beside a valid packet when they hold no entry."""
+        """Check a response as `check` does.
+
+        Apache's bookies report an I/O error beside a valid packet if they hold no entry.
+        """
         if isinstance(outcome, ReadLacResponse) and outcome.lac_body is not None:
             return outcome
         return self.check(bookie, outcome, ReadLacResponse, ledger_id)
 
     def is_suspect(self, bookie: BookieId) -> bool:
-        """Whether the bookie failed to connect, or to answer in time, within the last seconds."""
+        """Report whether the bookie failed to connect, or to answer in time, within the last seconds."""
         return self.health.rank(bookie) is Rank.OPEN
 
     def suspect(self, bookie: BookieId) -> None:
-        """Ask this bookie last for a while."""
+        """Prefer other bookies to this one for a while."""
         self.health.failed(bookie)
         if self._on_suspect is not None:
             self._on_suspect(bookie)
 
-    def _observe(self, bookie: BookieId, kind: str, answer: asyncio.Future[Outcome]) -> None:
-        """Time a request that has just been sent; one that is given up, or fails, says nothing."""
+    def _observe(self, bookie: BookieId, request_type: str, answer: asyncio.Future[Outcome]) -> None:
+        """Time a request that has just been sent. Requests that are given up or fail are not counted."""
         begun = self._loop.time()
 
         def answered(answer: asyncio.Future[Outcome]) -> None:
             if not answer.cancelled() and not isinstance(answer.result(), BookKeeperError):
-                self.health.observe(bookie, kind, self._loop.time() - begun)
+                self.health.observe(bookie, request_type, self._loop.time() - begun)
 
         answer.add_done_callback(answered)
 
     def _probe(self, bookie: BookieId) -> None:
-        """Ask the cheapest question there is. That it fails is noticed as with any other request."""
+        """Send the cheapest request. Its failure is noticed like that of any other request."""
         if self._is_closed:
             return
 
@@ -425,7 +435,7 @@ class BookiePool:
         request.add_done_callback(answered)
 
     async def close(self) -> None:
-        """Drop all connections; everything outstanding fails with `ClientClosed`. Idempotent."""
+        """Drop all connections; every outstanding request fails with `ClientClosed`. Idempotent."""
         self._is_closed = True
         for peer in self._peers.values():
             for connection in list(peer.connections.values()):
@@ -469,9 +479,9 @@ class BookiePool:
         except (OSError, BookKeeperError) as cause:  # TimeoutError is an OSError.
             reason = cause.message if isinstance(cause, BookKeeperError) else str(cause) or type(cause).__name__
             if handshake is not None and isinstance(cause, TimeoutError):
-                reason = f"no word in time while we waited for {handshake.waits_for}"
-            kind = type(cause) if isinstance(cause, TlsFailed | Unauthorized) else BookieUnreachable
-            error = kind(f"cannot connect{where}: {reason}", bookie=bookie)
+                reason = f"no answer in time while the client waited for {handshake.waits_for}"
+            error_type = type(cause) if isinstance(cause, TlsFailed | Unauthorized) else BookieUnreachable
+            error = error_type(f"cannot connect{where}: {reason}", bookie=bookie)
             error.__cause__ = cause
             connection.close(error)
 
@@ -484,7 +494,7 @@ class BookiePool:
         return connection.request(encode_request(request(txn_id)), timeout_ms, txn_id=txn_id)
 
     def _ended(self, connection: Connection, error: BookKeeperError) -> None:
-        """Forget a closed connection before its requests hear of it, so that a retry opens another."""
+        """Forget a closed connection before its requests fail, so that a retry opens another one."""
         peer = self._peers[connection.bookie]
         peer.ended_count += connection.wire == "v3"
         if peer.connections.get(connection.wire) is connection:
@@ -492,8 +502,8 @@ class BookiePool:
         if isinstance(error, BookieUnreachable) and not self._is_closed:
             self.suspect(connection.bookie)
 
-    def _connecting_died(self, cause: BaseException) -> None:
-        """A task that opens connections failed in a way it does not know: our own mistake. Nobody must wait for it."""
+    def _connect_task_failed(self, cause: BaseException) -> None:
+        """Fail all connections: a task that opens connections failed unexpectedly, a programming error."""
         for peer in self._peers.values():
             for connection in list(peer.connections.values()):
                 error = BookieUnreachable(f"cannot connect: {cause!r}", bookie=connection.bookie)

@@ -1,8 +1,8 @@
-"""Which bookies there are, which of them to prefer, and where they listen.
+"""Registered bookies: which exist, which to prefer, and their addresses.
 
-The writable set is watched, so choosing an ensemble needs no call to the metadata store; bookies that failed lately
-are taken last, never dropped. An address is looked up once, and again after each failed connect, because a bookie that
-moved keeps its id. Source: client-protocol 2.2 and 7.8, metadata 6.
+The writable set is watched, so choosing an ensemble needs no call to the metadata store. Bookies that failed recently
+are chosen last, never excluded. An address is looked up once, and again after each failed connect, because a bookie
+that moves keeps its id. Source: client-protocol 2.2 and 7.8, metadata 6.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
-from bookies.client.base.announced_notes import AnnouncedNotes
+from bookies.client.base.announced_notes import MaintenanceNotes
 from bookies.client.base.free_space import FreeSpace
 from bookies.client.base.locations import Locations
 from bookies.client.base.preference import FEW, lighter_first, preferred
@@ -23,20 +23,20 @@ from bookies.model import BookieId, BookieInfo, BookieMode, Ensemble
 from bookies.protocol.ledger.bookie_health import Rank
 from bookies.protocol.placement import PlacementPolicy, Topology, choose_ensemble
 from bookies.protocol.placement.candidates import Candidates, Cluster
-from bookies.protocol.placement.placement_proof import some, unplaced
+from bookies.protocol.placement.placement_proof import abbreviated, unplaced
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
 DOWN = "down"
-NEAR_MAX = 8  # bookies near the client of which one shall be the first of an ensemble
+NEAR_MAX = 8  # bookies near the client, one of which should be the first of an ensemble
 
 
 @dataclass(frozen=True, slots=True)
 class BookieStatus:
-    """One bookie as the metadata store sees it.
+    """One bookie as the metadata store shows it.
 
-    `mode`: "writable", "read-only", or "down" when it is not registered; `address`: "host:port", None when it is down,
-    or when what it published cannot be read. `location`: for placement, None when nobody has said it.
+    `mode`: "writable", "read-only", or "down" if it is not registered. `address`: "host:port"; None if the bookie is
+    down or its registration cannot be read. `location`: for placement; None if unknown.
     """
 
     id: BookieId
@@ -47,10 +47,10 @@ class BookieStatus:
 
 
 class BookieWatcher:
-    """The bookies of one cluster, for one client. `ailing`: those that do not work now, with their ranks.
+    """The bookies of one cluster, for one client.
 
-    `locations`: where they are, and what placement asks for. `load`: how much a bookie has to do for this client.
-    `space`: how much room they have; None: it does not count.
+    `ailing`: unhealthy bookies with their ranks. `locations`: the bookies' locations and the placement policy. `load`:
+    this client's pending work at a bookie. `space`: free disk space of bookies; None: not considered.
     """
 
     def __init__(
@@ -71,23 +71,23 @@ class BookieWatcher:
         self._watch: Watch | None = None
         self._writable: BookieSet | None = None
         self._cluster: Cluster | None = None
-        self._cluster_of: tuple[BookieSet | None, Topology] | None = None  # what it was made of
+        self._cluster_of: tuple[BookieSet | None, Topology] | None = None  # what it was built from
         self._addresses = locations.addresses
-        self._places_bookies = False  # somebody has asked where they are, and will again
+        self._places_bookies = False  # locations were requested, and will be again
         self._learning: Tasks | None = None
         self._is_asking = False
-        self._announced = AnnouncedNotes(driver, runtime.clock.wall_ms, self._learn_announced)
+        self._notes = MaintenanceNotes(driver, runtime.clock.wall_ms, self._learn_notes)
 
     async def start(self) -> None:
         """Begin to watch; the bookies are known when it returns. Raises `ConfigError` for broken locations."""
-        self._learning = Tasks(lambda cause: self._locations.broken(cause))
+        self._learning = Tasks(lambda cause: self._locations.learning_failed(cause))
         await self._locations.begin()
         self._watch = self._driver.watch_bookies(BookieMode.WRITABLE, self._changed)
         await self.refresh()
 
     async def stop(self) -> None:
-        """Idempotent."""
-        self._announced.stop()
+        """Stop watching. Idempotent."""
+        self._notes.stop()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -97,7 +97,7 @@ class BookieWatcher:
 
     @property
     def topology(self) -> Topology:
-        """Where bookies are, as far as it is known; `locate` learns it."""
+        """The known locations of bookies; `locate` learns more."""
         return self._locations.topology
 
     @property
@@ -105,28 +105,30 @@ class BookieWatcher:
         return self._locations.policy
 
     def failed(self, bookie: BookieId) -> None:
-        """The bookie could not be reached or did not answer: look its address up again."""
+        """Forget the address of a bookie that could not be reached or did not answer: it is looked up again."""
         self._addresses.pop(bookie, None)
 
     async def locate(self) -> None:
-        """Learn where the writable bookies are, before some of them are chosen."""
+        """Learn the locations of the writable bookies, before some of them are chosen."""
         self._places_bookies = True
-        await self._announced.learn()
+        await self._notes.learn()
         await self._locations.learn(self._bookies())
 
-    def _learn_announced(self) -> None:
+    def _learn_notes(self) -> None:
         if self._learning is not None:
-            self._learning.start(self._announced.learn(), "learn what was announced of bookies")
+            self._learning.start(self._notes.learn(), "read the operators' notes on bookies")
 
     def candidates(self) -> Candidates:
-        """The writable bookies known now, in the order in which to take them: shuffled, then by health; those that
-        operators want left alone come last."""
+        """Return the writable bookies known now in order of preference: shuffled, then by health.
+
+        Bookies in maintenance, or being drained, come last.
+        """
         topology = self._locations.topology
         if self._cluster is None or self._cluster_of != (self._writable, topology):
             self._cluster = Cluster(self._bookies(), topology, self._locations.policy)
             self._cluster_of = self._writable, topology
         cluster, random = self._cluster, self._runtime.random
-        ailing = {**dict.fromkeys(self._announced.avoided(), Rank.OPEN), **self._ailing()}
+        ailing = {**dict.fromkeys(self._notes.avoided(), Rank.OPEN), **self._ailing()}
         order = preferred(cluster.bookies, random, ailing, self._weights(cluster))
         return Candidates(
             cluster,
@@ -152,18 +154,18 @@ class BookieWatcher:
             self._is_asking = False
 
     def _near(self, cluster: Cluster, ailing: Mapping[BookieId, Rank]) -> list[BookieId]:
-        """Some bookies in the client's own rack, else in its region."""
+        """Return some bookies in the client's own rack, else in its region."""
         for domain in self._locations.own_domains(cluster.policy.kind):
             near = preferred(cluster.within(domain), self._runtime.random, ailing)
-            if found := [bookie for bookie in islice(near, NEAR_MAX) if bookie not in ailing]:
-                return found
+            if healthy := [bookie for bookie in islice(near, NEAR_MAX) if bookie not in ailing]:
+                return healthy
         return []
 
     def _bookies(self) -> tuple[BookieId, ...]:
         return self._writable.bookies if self._writable else ()
 
     async def refresh(self) -> None:
-        """Ask the store instead of trusting what was delivered last."""
+        """Read the writable bookies from the store instead of relying on the watch."""
         self._changed(await self._driver.bookies(BookieMode.WRITABLE))
 
     async def choose_ensemble(
@@ -175,8 +177,10 @@ class BookieWatcher:
         write_quorum: int | None = None,
         ack_quorum: int = 1,
     ) -> Ensemble:
-        """Distinct writable bookies, placed as the policy says; fewer than `size`, down to `size_min`, if there are no
-        more. Raises `NotEnoughBookies`, which says how many there are or which rule stands in the way."""
+        """Choose `size` distinct writable bookies as the policy requires; if there are fewer, down to `size_min`.
+
+        Raises `NotEnoughBookies`, which names how many there are or the placement rule that excludes them.
+        """
         if self._writable is None or len(self._writable.bookies) < size + len(exclude):
             await self.refresh()
         await self.locate()
@@ -190,22 +194,22 @@ class BookieWatcher:
             return choose_ensemble(candidates, size_min or size, write_quorum or size, ack_quorum, exclude)
         except NotEnoughBookies:
             names = self._bookies()
-            unusable = [each for each in names if each in exclude]
+            unusable = [bookie for bookie in names if bookie in exclude]
             if (size_min or size) <= len(names) - len(unusable):
-                raise  # There are enough; a rule of placement is in the way.
-            known = f"only {len(names)} registered ({some(names)})" if names else "none is registered"
+                raise  # There are enough; a placement rule excludes them.
+            known = f"only {len(names)} registered ({abbreviated(names)})" if names else "none is registered"
             if unusable:
-                known += f", of which {some(unusable)} cannot be used now"
+                known += f", of which {abbreviated(unusable)} cannot be used now"
             raise NotEnoughBookies(
                 f"ensemble={size} needs {size} writable bookies, {known}: start more bookies, "
                 f"or pass a smaller ensemble (with as small a write_quorum and ack_quorum){unplaced(candidates)}"
             ) from None
 
     async def resolve(self, bookie: BookieId) -> tuple[str, int]:
-        """Where the bookie listens: as published, else as known before, else as its `host:port` id says.
+        """Return the bookie's address: as registered, else the last known one, else from its `host:port` id.
 
-        That address may be another bookie's by now, which would deny everything this one has. Raises
-        `BookieUnreachable`.
+        The address in the id may belong to another bookie by now, which would report every entry as missing. So the
+        registrations are checked first, if the store answers. Raises `BookieUnreachable`.
         """
         known = self._addresses.get(bookie)
         if known is not None:
@@ -225,7 +229,7 @@ class BookieWatcher:
         return address
 
     async def _check_free(self, address: tuple[str, int], bookie: BookieId) -> None:
-        """Raises `BookieUnreachable` when another bookie is registered at this address."""
+        """Raise `BookieUnreachable` if another bookie is registered at this address."""
         for other in await self._driver.modes():
             info = await self._info_of(other) if other != bookie else None
             if info is not None and info.rpc_address() == address:
@@ -233,21 +237,21 @@ class BookieWatcher:
                 raise BookieUnreachable(text, bookie=bookie)
 
     async def statuses(self) -> list[BookieStatus]:
-        """Every bookie, running or not, sorted by id."""
+        """Return the status of every bookie, running or not, sorted by id."""
         modes = dict.fromkeys((await self._driver.all_bookies()).bookies, DOWN)
-        modes.update({bookie: mode.value for bookie, mode in (await self._driver.modes()).items()})
-        await self._locations.learn([bookie for bookie, of_bookie in modes.items() if of_bookie != DOWN])
-        found = []
-        for bookie, of_bookie in sorted(modes.items()):
-            info = await self._info_of(bookie) if of_bookie != DOWN else None
+        modes.update({bookie: registered.value for bookie, registered in (await self._driver.modes()).items()})
+        await self._locations.learn([bookie for bookie, mode in modes.items() if mode != DOWN])
+        statuses = []
+        for bookie, mode in sorted(modes.items()):
+            info = await self._info_of(bookie) if mode != DOWN else None
             address = info.rpc_address() if info else None
             text = f"{address[0]}:{address[1]}" if address else None
             location = self.topology.location(bookie)
-            found.append(BookieStatus(bookie, of_bookie, text, info.properties if info else {}, location))
-        return found
+            statuses.append(BookieStatus(bookie, mode, text, info.properties if info else {}, location))
+        return statuses
 
     async def _info_of(self, bookie: BookieId) -> BookieInfo | None:
-        """What it published; None also when that is damaged, which is no reason to say nothing of all the others."""
+        """Return the bookie's registration; None also if it is corrupt, so that one corrupt record hides no others."""
         try:
             return await self._driver.bookie_info(bookie)
         except MetadataCorrupt:
@@ -256,14 +260,14 @@ class BookieWatcher:
     def _changed(self, bookies: BookieSet) -> None:
         if self._writable is None or bookies.version >= self._writable.version:
             before, self._writable = self._bookies(), bookies
-            self._locations.gone([bookie for bookie in before if bookie not in set(bookies.bookies)])
+            self._locations.removed([bookie for bookie in before if bookie not in set(bookies.bookies)])
             tasks = self._learning if self._places_bookies else None
             if tasks is not None and not self._locations.knows(bookies.bookies):
                 tasks.start(self.locate(), "learn where new bookies are")
 
 
 def address_of_id(bookie: BookieId) -> tuple[str, int] | None:
-    """Host and port of an id in the form `host:port`, which bookies without a name of their own have."""
+    """Return host and port of an id of the form `host:port`, the default for bookies without a configured id."""
     host, colon, port = bookie.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         return None

@@ -1,12 +1,12 @@
-"""Carry out what an `AddPipeline` decides: package entries, send them, keep their bytes until nobody needs them.
+"""Execution of an `AddPipeline`'s effects: package entries, send them, and keep their bytes while a replica needs them.
 
-A batch of entries is packaged once into one buffer of v2 ADD frames. Every bookie is sent that very buffer, or slices
-of it where a striped ledger gives a bookie only some of the entries; resending after an ensemble change sends the
-same bytes again, so that all replicas are identical. A batch is kept until each replica of each of its entries has
-answered or been replaced.
+A batch of entries is packaged once into one buffer of v2 ADD frames. Every bookie is sent that same buffer, or slices
+of it if a striped ledger gives the bookie only some of the entries. Resending after an ensemble change sends the same
+bytes again, so all replicas are identical. A batch is kept until each replica of each of its entries has answered or
+been replaced.
 
-`AddChannel` is shared by the writer and by the write-back of a recovery; its owner hears of what concerns the ledger
-as a whole.
+`AddChannel` is shared by the writer and by the write-back of a recovery; it calls its owner for decisions about the
+ledger as a whole.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _I64 = struct.Struct(">q")
 
 
 class AddPool(Protocol):
-    """The part of a `BookiePool` that adds need."""
+    """The methods of a `BookiePool` that adds need."""
 
     def send_adds(
         self,
@@ -55,7 +55,7 @@ class AddPool(Protocol):
 
 
 class AddOwner(Protocol):
-    """Who owns an `AddChannel`. Called on the loop, in the order of the pipeline's effects; must not call back."""
+    """Owner of an `AddChannel`. Called on the loop, in the order of the pipeline's effects; must not call back."""
 
     def on_confirmed(self, first: int, last: int) -> None: ...
 
@@ -66,11 +66,11 @@ class AddOwner(Protocol):
     def on_close(self, close: CloseLedger) -> None: ...
 
     def on_released(self, size: int) -> None:
-        """Frames of `size` bytes are no longer held."""
+        """Release the memory of frames of `size` bytes."""
 
 
 class Window(Protocol):
-    """The frames of entries that somebody may still need."""
+    """The frames of entries that a replica may still need."""
 
     def push(self, first: int, frames: bytes, starts: Sequence[int]) -> None: ...
 
@@ -93,9 +93,9 @@ class _Batch(NamedTuple):
 
 
 class SendWindow:
-    """The frames of entries that somebody may still need, in batches of consecutive ids.
+    """The frames of entries that a replica may still need, in batches of consecutive ids.
 
-    `first`: the id the first batch will have; `length`: payload bytes of the ledger before it.
+    `first`: the first id of the first batch. `length`: payload bytes of the ledger before it.
     """
 
     def __init__(self, first: int, length: int) -> None:
@@ -104,15 +104,15 @@ class SendWindow:
         self._released_length = length
 
     def may_release(self, last: int) -> bool:
-        """Whether the oldest batch ends at or before this id."""
+        """Report whether the oldest batch ends at or before this id."""
         return bool(self._batches) and self._batches[0].last <= last
 
     def push(self, first: int, frames: bytes, starts: Sequence[int]) -> None:
-        """Keep the frames of the ids that come next, from `first` on."""
+        """Keep the frames of the next ids, from `first` on."""
         self._batches.append(_Batch(first, first + len(starts) - 2, frames, starts))
 
     def frames(self, entry_ids: Sequence[int]) -> bytes:
-        """The frames of these ids, ascending; the buffer of a batch itself when they are all of it."""
+        """Return the frames of these ascending ids; for all ids of the newest batch its buffer itself."""
         newest = self._batches[-1]
         if len(entry_ids) == newest.last - newest.first + 1 and entry_ids[0] == newest.first:
             return newest.frames
@@ -131,7 +131,7 @@ class SendWindow:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def length_at(self, entry_id: int) -> int:
-        """Payload bytes of the ledger up to and with this entry, one that is held or the last one released."""
+        """Return the payload bytes of the ledger up to and including this entry, held or the last one released."""
         if entry_id == self._released:
             return self._released_length
         batches = list(self._batches)
@@ -139,7 +139,7 @@ class SendWindow:
         return _length_in(batch, entry_id)
 
     def release(self, bound: int) -> int:
-        """Drop the batches whose ids are all below `bound`; bytes freed."""
+        """Drop the batches whose ids are all below `bound`; return the bytes freed."""
         size = 0
         while self._batches and self._batches[0].last < bound:
             batch = self._batches.popleft()
@@ -150,13 +150,13 @@ class SendWindow:
 
 
 class AddReplica:
-    """One bookie at one position of the ensemble: the sink of its answers.
+    """One bookie at one position of the ensemble: the sink of its responses.
 
-    Answers reach the pipeline with the position they were sent for, so that a bookie that comes back at another
-    position cannot speak for the former one (X-43).
+    Responses reach the pipeline with the position that the add was sent for, so a bookie that returns at another
+    position cannot acknowledge for the former one (X-43).
 
-    What a busy bookie refuses is sent to it again, see `protocol/ledger/busy_backoff.py`; meanwhile the pipeline takes it for not
-    answered.
+    Entries that a busy bookie refuses are sent to it again, see `protocol/ledger/busy_backoff.py`. Meanwhile they are
+    unanswered for the pipeline.
     """
 
     __slots__ = ("_attempt", "_channel", "_refused", "_refused_at", "bookie", "position")
@@ -165,9 +165,9 @@ class AddReplica:
         self._channel = channel
         self.position = position
         self.bookie = bookie
-        self._attempt = 0  # how often it was asked again since it last took something
+        self._attempt = 0  # retries since it last accepted an entry
         self._refused: list[int] = []  # to be sent again, by a timer
-        self._refused_at = 0.0  # when it refused the first of what it has refused since it last took something
+        self._refused_at = 0.0  # loop time of the first refusal since it last accepted an entry
 
     def on_acknowledged(self, bookie: BookieId, entry_ids: Sequence[int]) -> None:
         if self._attempt:
@@ -175,11 +175,11 @@ class AddReplica:
         self._channel.on_acknowledged(self.position, bookie, entry_ids)
 
     def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
-        if not isinstance(error, BookieBusy) or not self._is_borne_with(entry_ids, error):
+        if not isinstance(error, BookieBusy) or not self._schedule_retry(entry_ids, error):
             self._channel.on_failed(self.position, bookie, entry_ids, error)
 
-    def _is_borne_with(self, entry_ids: Sequence[int], error: BookieBusy) -> bool:
-        """Keep these entries, to be sent again, unless it has been busy for too long."""
+    def _schedule_retry(self, entry_ids: Sequence[int], error: BookieBusy) -> bool:
+        """Schedule a retry of these entries and return True, unless the bookie has been busy for too long."""
         channel = self._channel
         if not channel.is_in_use(self):
             return False
@@ -191,37 +191,37 @@ class AddReplica:
             if delay is None:
                 return False
             self._attempt += 1
-            channel.loop.call_later(delay, self._ask_again, error)
+            channel.loop.call_later(delay, self._resend, error)
         self._refused += entry_ids
         return True
 
-    def _ask_again(self, error: BookieBusy) -> None:
+    def _resend(self, error: BookieBusy) -> None:
         entry_ids, self._refused = sorted(set(self._refused)), []
         self._channel.send_again(self, entry_ids, error)
 
 
 class Unforced:
-    """Deferred sync: the bookies that entries went to since the last force, and whether they may have lost them.
+    """Deferred sync: the bookies that received entries since the last force, and whether one may have lost them.
 
-    A bookie answers such an add before it is on disk. It may lose power, come back, and sync what it still has: only on
-    the connection on which it took an entry its answer to a force says something about that entry (I-25).
+    A bookie answers such an add before the entry is on disk. It may lose power, restart, and sync what is left. So its
+    answer to a force covers an entry only on the connection on which it received the entry (I-25).
     """
 
     def __init__(self, pool: AddPool) -> None:
         self._pool = pool
-        self._counts: dict[BookieId, int] = {}  # connections that had ended when it was sent the first of the entries
+        self._counts: dict[BookieId, int] = {}  # connections that had ended when the first entry was sent
 
     def sent(self, bookie: BookieId) -> None:
-        """Entries are about to be sent."""
+        """Note that entries are about to be sent to a bookie."""
         if bookie not in self._counts:
             self._counts[bookie] = self._pool.ended_count(bookie)
 
     def forced(self) -> None:
-        """Everything sent until now is durable."""
+        """Note that all entries sent until now are durable."""
         self._counts.clear()
 
-    def gone(self) -> BookieId | None:
-        """A bookie whose connection has ended since; None: there is none."""
+    def lost_connection(self) -> BookieId | None:
+        """Return a bookie whose connection has ended since it received entries; None: there is none."""
         for bookie, count in self._counts.items():
             if self._pool.ended_count(bookie) != count:
                 return bookie
@@ -254,20 +254,22 @@ class AddChannel:
         self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
         self._replicas = [AddReplica(self, position, bookie) for position, bookie in enumerate(pipeline.ensemble)]
         self._is_deferred_sync = is_deferred_sync
-        self._failures: dict[str, BookKeeperError] = {}  # the last of each bookie
+        self._failures: dict[str, BookKeeperError] = {}  # last failure of each bookie
         self.unforced = Unforced(pool)
         self._window: Window = window or SendWindow(pipeline.last_add_pushed + 1, length)
         self.loop = asyncio.get_running_loop()
         self.timeout_s = config.add_timeout_ms / 1000
         self.pipeline = pipeline
-        self.length = length  # payload bytes of everything added
+        self.length = length  # payload bytes of the ledger with all entries added
         self.piggybacked = -1  # the last add confirmed that the newest entry carries
         self.overhead = FRAME_OVERHEAD + digest_type.size  # bytes of a frame besides its payload
 
     def add(self, payloads: Sequence[bytes], length: int | None = None) -> None:
-        """Add entries, with ids from `pipeline.last_add_pushed + 1` on. Costs `overhead` and the payload in memory.
+        """Add entries, with ids from `pipeline.last_add_pushed + 1` on.
 
-        `length`: payload bytes of the ledger before them, when that is not what was added so far (write-back).
+        Uses the payloads' size and `overhead` per entry in memory.
+
+        `length`: payload bytes of the ledger before them, if that differs from the sum of what was added (write-back).
         """
         if length is not None:
             self.length = length
@@ -281,7 +283,7 @@ class AddChannel:
             self._send_frames(position, bookie, entry_ids, frames)
 
     def _package(self, first: int, payloads: Sequence[bytes]) -> bytes:
-        """Make the frames of entries from `first` on, and keep them."""
+        """Create the frames of entries from `first` on, and keep them."""
         self.piggybacked = self.pipeline.header_last_add_confirmed
         frames: bytes
         frames, starts, self.length = pack_add_frames(
@@ -298,16 +300,16 @@ class AddChannel:
         return frames
 
     def length_at(self, entry_id: int) -> int:
-        """Payload bytes of the ledger up to and with this entry, not older than the confirmed end."""
+        """Return the payload bytes of the ledger up to and including this entry, not before the confirmed end."""
         return self._window.length_at(entry_id)
 
     def metadata_changed(self, metadata: LedgerMetadata) -> None:
-        """The writer's ensemble change has come to an end: the record now."""
+        """End the writer's ensemble change with the new record."""
         self.carry_out(self.pipeline.metadata_changed(metadata))
         self._release()
 
     def ensemble_chosen(self, ensemble: Ensemble) -> None:
-        """The recovery's ensemble change has come to an end."""
+        """End the recovery's ensemble change with the new ensemble."""
         self.carry_out(self.pipeline.ensemble_chosen(ensemble))
         self._release()
 
@@ -324,7 +326,7 @@ class AddChannel:
         self._release()
 
     def is_in_use(self, replica: AddReplica) -> bool:
-        """Whether entries are still sent to it."""
+        """Report whether entries are still sent to this replica."""
         pipeline = self.pipeline
         return (
             pipeline.is_open
@@ -333,23 +335,23 @@ class AddChannel:
         )
 
     def send_again(self, replica: AddReplica, entry_ids: Sequence[int], error: BookieBusy) -> None:
-        """The bookie was too busy for these entries, ascending; what nobody needs any more is left out."""
+        """Resend entries, ascending, that the busy bookie refused, without those that no replica needs any more."""
         if not self.is_in_use(replica):
             self.on_failed(replica.position, replica.bookie, entry_ids, error)
         elif needed := entry_ids[bisect_left(entry_ids, self.pipeline.answered_bound) :]:
             self._send(Send(replica.position, replica.bookie, needed))
 
-    def explained(self, error: BookKeeperError) -> BookKeeperError:
-        """The error, and if it is that there are not enough bookies also what the ones that failed said last."""
+    def with_causes(self, error: BookKeeperError) -> BookKeeperError:
+        """Return the error; if too few bookies are left, with the last failure of each failed bookie."""
         if not isinstance(error, NotEnoughBookies) or not self._failures:
             return error
-        said = "; ".join(f"{bookie}: {cause.message}" for bookie, cause in self._failures.items())
-        explained = NotEnoughBookies(f"{error.message} ({said})", causes=self._failures)
+        failures = "; ".join(f"{bookie}: {cause.message}" for bookie, cause in self._failures.items())
+        explained = NotEnoughBookies(f"{error.message} ({failures})", causes=self._failures)
         explained.__cause__ = error
         return explained
 
     def carry_out(self, effects: Effects) -> None:
-        """In order."""
+        """Carry out effects in order."""
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect)
@@ -357,7 +359,7 @@ class AddChannel:
                 self._owner.on_confirmed(effect.first, effect.last)
             elif isinstance(effect, Failed):
                 self._owner.on_failed(effect.first, effect.last, effect.error)
-                self._release()  # what is answered is of no use any more, whatever it waited for
+                self._release()  # Answered frames are not needed any more, even if they waited for the failed entry.
             elif isinstance(effect, ChangeEnsemble):
                 self._owner.on_change(effect)
             elif isinstance(effect, RetryLater):
@@ -404,7 +406,7 @@ def _length_in(batch: _Batch, entry_id: int) -> int:
 
 
 def _runs(entry_ids: Sequence[int]) -> Sequence[tuple[int, int]]:
-    """The ids as (first, last) of consecutive ones."""
+    """Return the ids as (first, last) of consecutive ones."""
     if isinstance(entry_ids, range) and entry_ids.step == 1:
         return [(entry_ids[0], entry_ids[-1])]
     ends = [at for at, (this, following) in enumerate(pairwise(entry_ids)) if following - this != 1]

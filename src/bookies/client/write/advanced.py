@@ -1,11 +1,11 @@
 """`AdvancedLedgerWriter`: the caller chooses the entry ids, in any order.
 
-For whoever has numbers of their own (positions in a log, keys of a queue) and writes them from several places at once.
-An entry is confirmed when it and every smaller id are; an id that nobody writes, a hole, holds back all above it, and
-the ledger ends before the first hole. A hole is no failure of the bookies, so `add_quorum_timeout_ms` does not count
-while the id that everything waits for has not been written: give `write` a `timeout`. Never write two different
-payloads under one id: a second attempt is refused here, but a crash forgets what was sent, and a ledger cannot be
-resumed.
+It suits callers that have numbers of their own (positions in a log, keys of a queue) and write them from several places
+at once. An entry is confirmed when it and every smaller id are stored. A hole, an id that is never written, holds back
+all ids above it, and the ledger ends before the first hole. A hole is no failure of the bookies, so
+`add_quorum_timeout_ms` does not count while the next id to confirm has not been written: give `write` a `timeout`.
+Never write two different payloads under one id: this writer refuses the second attempt, but a crash forgets what was
+sent, and a ledger cannot be resumed.
 
 Source: client-protocol 2.14, D-15.
 """
@@ -41,20 +41,20 @@ class ScatteredWindow:
         insort(self._ids, first)
 
     def frames(self, entry_ids: Sequence[int]) -> bytes:
-        """The frames of these ids, in this order."""
+        """Return the frames of these ids, in this order."""
         return b"".join([self._frames[entry_id] for entry_id in entry_ids])
 
     def length_at(self, entry_id: int) -> int:
-        """Payload bytes of the entries up to and with this one, unlike the lengths in their headers (D-15)."""
+        """Return the payload bytes of the entries up to and including this one (D-15: unlike the header lengths)."""
         held = self._ids[: bisect_left(self._ids, entry_id + 1)]
-        return self._released_length + sum(len(self._frames[each]) - self._overhead for each in held)
+        return self._released_length + sum(len(self._frames[held_id]) - self._overhead for held_id in held)
 
     def may_release(self, last: int) -> bool:
-        """Whether the first entry is this one or before it."""
+        """Report whether the first entry is this one or before it."""
         return bool(self._ids) and self._ids[0] <= last
 
     def release(self, bound: int) -> int:
-        """Drop the entries below `bound`; bytes freed."""
+        """Drop the entries below `bound`; return the bytes freed."""
         count = bisect_left(self._ids, bound)
         dropped = [self._frames.pop(entry_id) for entry_id in self._ids[:count]]
         del self._ids[:count]
@@ -75,11 +75,11 @@ class AdvancedChannel(AddChannel):
 
 
 class AdvancedLedgerWriter(LedgerWriter):
-    """A writer whose caller chooses the entry ids, in any order. Made by `Client.create(advanced=True)`.
+    """A writer whose caller chooses the entry ids, in any order. Created by `Client.create(advanced=True)`.
 
-    An entry is confirmed when it and every smaller id are; an id that nobody writes, a hole, holds back all above it,
-    for as long as it stays one: `add_quorum_timeout_ms` counts only while bookies do not answer. The ledger ends before
-    the first hole.
+    An entry is confirmed when it and every smaller id are stored. A hole, an id that is never written, holds back all
+    ids above it for as long as it exists: `add_quorum_timeout_ms` counts only while bookies do not answer. The ledger
+    ends before the first hole.
     """
 
     _pipeline: AdvancedAddPipeline
@@ -87,7 +87,7 @@ class AdvancedLedgerWriter(LedgerWriter):
 
     def _make_pipeline(self, config: ClientConfig, metadata: LedgerMetadata, password: bytes) -> None:
         digest_type = metadata.digest_type or DigestType.CRC32C
-        self._by_id: dict[int, asyncio.Future[int]] = {}  # who waits for which entry
+        self._by_id: dict[int, asyncio.Future[int]] = {}  # futures of pending entries
         self._pipeline = AdvancedAddPipeline(metadata, rules=self._rules)
         self._channel = AdvancedChannel(
             config,
@@ -101,9 +101,10 @@ class AdvancedLedgerWriter(LedgerWriter):
         )
 
     async def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:
-        """Append one entry under this id; the id, once the entry and all before it are durable on the ack quorum.
+        """Append one entry under this id; return the id once the entry and all before it are durable on the ack quorum.
 
-        `timeout`: seconds. Raises: `EntryExists` (the id is pending or delivered; nothing was sent), and as `append`.
+        `timeout`: seconds. Raises `EntryExists` (the id is pending or acknowledged; the entry was not sent), and as
+        `LedgerWriter.append`.
         """
         deadline = None if timeout is None else deadline_of(timeout)
         future = await self._start(entry_id, payload, deadline)
@@ -118,7 +119,7 @@ class AdvancedLedgerWriter(LedgerWriter):
         self._pipeline.check(entry_id)
         size = len(data) + self._overhead
         if entry_id == self._pipeline.head + 1:
-            # Everything else may be waiting for this one, so it must not wait for them to free their memory.
+            # All other entries may be waiting for this one, so it must not wait for their memory.
             self._budget.take(size)
         elif not self._budget.try_acquire(size):
             waiting = self._budget.acquire(size)
@@ -134,23 +135,23 @@ class AdvancedLedgerWriter(LedgerWriter):
                 raise
         future = self._by_id[entry_id] = self._loop.create_future()
         self._channel.write(entry_id, data)
-        self._stall.watch()
+        self._quorum_timeout.watch()
         return future
 
     def append_nowait(self, payload: Payload) -> asyncio.Future[int]:
-        """Not on an advanced ledger. Raises `NotSupported`."""
+        """Raise `NotSupported`: on an advanced ledger use `write`."""
         raise self._unnumbered()
 
     async def append(self, payload: Payload, *, timeout: float | None = None) -> int:
-        """Not on an advanced ledger. Raises `NotSupported`."""
+        """Raise `NotSupported`: on an advanced ledger use `write`."""
         raise self._unnumbered()
 
     async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
-        """Not on an advanced ledger. Raises `NotSupported`."""
+        """Raise `NotSupported`: on an advanced ledger use `write`."""
         raise self._unnumbered()
 
     async def push_many(self, payloads: Iterable[Payload]) -> asyncio.Future[int]:
-        """Not on an advanced ledger. Raises `NotSupported`."""
+        """Raise `NotSupported`: on an advanced ledger use `write`."""
         raise self._unnumbered()
 
     def _unnumbered(self) -> NotSupported:

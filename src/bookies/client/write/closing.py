@@ -1,8 +1,9 @@
-"""How a writer ends its ledger: wait until nothing is pending, force if need be, decide the end and write it down.
+"""End of a ledger by its writer: wait for pending entries, force if necessary, determine the end and write it.
 
-An end comes about in two ways: in order, by `seal`, or because an append failed for good; then the record is closed
-before the first entry that failed, if nobody else was quicker. Either way it is written once, and everybody who asks
-gets the same outcome. An end that was not written only because the metadata store was away can be written again (D-25).
+A ledger ends in two ways: in order, by `seal`, or because an append failed permanently; then the record is closed
+before the first failed entry, unless another client closed it first. Either way the end is written once, and every
+caller gets the same outcome. An end that was not written only because the metadata store was unavailable can be written
+again (D-25).
 
 Source: client-protocol 2.10 to 2.13.
 """
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.write.adds import AddChannel
-from bookies.client.write.send_scheduler import Queue
+from bookies.client.write.send_scheduler import FifoLock
 from bookies.errors import AckQuorumTimeout, BookKeeperError, MetadataError, VersionConflict
 from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.add import CloseLedger
@@ -24,8 +25,8 @@ from bookies.protocol.ledger.ledger import close_needed, closed
 from bookies.runtime.tasks import Tasks
 
 
-class Ended(Protocol):
-    """The writer, as far as its end goes."""
+class ClosingWriter(Protocol):
+    """The members of a writer that its closer needs."""
 
     @property
     def ledger_id(self) -> int: ...
@@ -40,19 +41,19 @@ class Ended(Protocol):
 
 
 class LedgerCloser:
-    """The end of one ledger. `turn`: held by the append that waits for memory; `flush`: sends what is queued.
+    """Closes one ledger. `appends`: held by the append that waits for memory; `flush`: sends the queued entries.
 
-    `is_sealing`: nothing more is accepted. `is_abandoned`: set by `close`, after which no end is written any more.
+    `is_sealing`: no more entries are accepted. `is_abandoned`: set by `close`; after it no end is written.
     """
 
     def __init__(
         self,
-        writer: Ended,
+        writer: ClosingWriter,
         pipeline: AddPipeline,
         channel: AddChannel,
         record: MetadataLoop,
         tasks: Tasks,
-        appends: Queue,
+        appends: FifoLock,
         flush: Callable[[], None],
         *,
         is_deferred_sync: bool,
@@ -68,8 +69,8 @@ class LedgerCloser:
         self._flush = flush
         self._is_deferred_sync = is_deferred_sync
         self._loop = asyncio.get_running_loop()
-        self._waiters: list[asyncio.Future[None]] = []  # who waits for nothing to be pending
-        self._is_in_order = False  # by `seal`, not by a failure
+        self._waiters: list[asyncio.Future[None]] = []  # callers that wait until no entry is pending
+        self._is_in_order = False  # ended by `seal`, not by a failure
         self._written: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
 
     # -- in order ------------------------------------------------------------------------------------------------
@@ -81,9 +82,9 @@ class LedgerCloser:
         except TimeoutError:
             if self._written is None:
                 count = self._writer.pending_count
-                what = f"{count} entries were not confirmed" if count else "what was acknowledged was not forced"
+                cause = f"{count} entries were not confirmed" if count else "acknowledged entries were not forced"
                 raise AckQuorumTimeout(
-                    f"{what} within {timeout:g} s; the ledger is not sealed, call seal() again",
+                    f"{cause} within {timeout:g} s; the ledger is not sealed, call seal() again",
                     ledger_id=self._writer.ledger_id,
                 ) from None
             raise MetadataError(
@@ -122,23 +123,23 @@ class LedgerCloser:
         except BookKeeperError as error:
             about = copy.copy(error)
             about.args = (
-                f"what was acknowledged could not be forced ({error.message}), so the ledger is not sealed: call "
-                "seal() again, or seal(force=False), which leaves out what is not forced",
+                f"acknowledged entries could not be forced ({error.message}), so the ledger is not sealed: call "
+                "seal() again, or seal(force=False), which leaves out entries that are not forced",
             )
             about.ledger_id = self._writer.ledger_id
             raise about from error
 
     def _may_write_again(self) -> bool:
-        """Whether the end was not written only because the store was away (D-25)."""
+        """Report whether the end was not written only because the store was unavailable (D-25)."""
         if self._written is None or not self._written.done() or self.is_abandoned:
             return False
         outcome = self._written.result()
         return isinstance(outcome, MetadataError) and outcome.retriable and not isinstance(outcome, VersionConflict)
 
-    # -- waiting until nothing is pending ------------------------------------------------------------------------
+    # -- waiting for pending entries -----------------------------------------------------------------------------
     @property
     def has_waiters(self) -> bool:
-        """Whether somebody waits for nothing to be pending."""
+        """Report whether a caller waits until no entry is pending."""
         return bool(self._waiters)
 
     async def _wait_idle(self) -> None:
@@ -148,13 +149,13 @@ class LedgerCloser:
             await future
 
     def wake(self) -> None:
-        """Nothing is pending, or nothing more will be confirmed."""
+        """Wake the waiters: no entry is pending, or none will be confirmed any more."""
         for future in self._waiters:
             if not future.done():
                 future.set_result(None)
         self._waiters.clear()
 
-    # -- writing it ----------------------------------------------------------------------------------------------
+    # -- writing the end ------------------------------------------------------------------------------------------
     def begin(self, close: CloseLedger) -> None:
         """Write the end to the record, in the background."""
         written = self._written = self._loop.create_future()
@@ -174,11 +175,11 @@ class LedgerCloser:
         written.set_result(outcome)
 
     async def wait_written(self) -> BookKeeperError | None:
-        """Until an end that is being written is; why it could not be."""
+        """Wait for an end that is being written; return why it could not be written."""
         return None if self._written is None else await asyncio.shield(self._written)
 
     def failed(self, error: BookKeeperError) -> bool:
-        """Whoever waits for the end gets this error, if it is being written; whether it is."""
+        """Pass this error to the callers that wait for the end, if it is being written; report whether it is."""
         if self._written is None or self._written.done():
             return False
         self._written.set_result(error)

@@ -1,9 +1,9 @@
-"""Tells bookies what idle writers have confirmed, so that readers need not wait for the next entry (explicit LAC).
+"""Explicit LAC: announce the last add confirmed of idle writers, so readers need not wait for the next entry.
 
-An entry carries the last add confirmed of its moment; the news of the last entry before a pause has to travel by
-itself. All writers of a client share one `Announcer`: a queue in the order in which they may have become idle and one
-timer, so that a busy writer costs a look per interval. Announcing gives way to work: a timer that fires late says that
-the event loop is busy, and then only a few ledgers are told of at a time.
+An entry carries the last add confirmed at the moment it was sent, so the last entry before a pause has to be announced
+separately. All writers of a client share one `LacAnnouncer`: a queue ordered by the time when they may become idle, and
+one timer, so a busy writer costs one check per interval. Announcements yield to other work: a timer that fires late
+shows that the event loop is busy, and then only a few ledgers are announced at a time.
 
 Source: client-protocol 2.15.
 """
@@ -17,46 +17,46 @@ from typing import Protocol
 LATE_S = 0.01  # a timer this late means that the loop has other work
 AT_ONCE = 64  # ledgers announced by one firing of the timer
 AT_ONCE_BUSY = 2
-STEP_S = 0.05  # between two firings while writers wait for their turn
+STEP_S = 0.05  # between two firings while due writers are left
 
 
-class Announcing(Protocol):
-    """A writer, as far as this concerns it."""
+class LacSource(Protocol):
+    """The methods of a writer that the announcer calls."""
 
     @property
     def is_busy(self) -> bool:
-        """Entries are on their way, which will tell readers."""
+        """Report whether entries are in flight, which carry the last add confirmed to readers."""
 
     def announce(self) -> bool:
-        """Tell readers of what is confirmed, if they do not know; whether there was anything to tell."""
+        """Announce the last add confirmed if readers lack it; report whether it did."""
 
 
-class Announcer:
-    """Announces for writers that stay idle for `interval_s` seconds; 0: never."""
+class LacAnnouncer:
+    """Announces the last add confirmed of writers that are idle for `interval_s` seconds; 0: never."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
-        self._due: dict[Announcing, float] = {}  # in the order of time
+        self._due: dict[LacSource, float] = {}  # loop time, ascending
         self._timer: asyncio.TimerHandle | None = None
 
-    def later(self, writer: Announcing) -> None:
-        """The writer has confirmed something. It is looked at once an interval from now on, until it has announced."""
+    def later(self, writer: LacSource) -> None:
+        """Check the writer, which has confirmed entries, once per interval from now on until it has announced."""
         if not self._interval_s or writer in self._due:
             return
         self._due[writer] = self._loop.time() + self._interval_s
         if self._timer is None:
             self._wake_at(self._due[writer])
 
-    def forget(self, writer: Announcing) -> None:
-        """The writer has ended. Idempotent."""
+    def forget(self, writer: LacSource) -> None:
+        """Drop a writer that has ended. Idempotent."""
         self._due.pop(writer, None)
         if not self._due and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def stop(self) -> None:
-        """Announce nothing any more. Idempotent."""
+        """Stop announcing. Idempotent."""
         self._interval_s = 0.0
         for writer in list(self._due):
             self.forget(writer)

@@ -1,9 +1,9 @@
-"""The list of a log's ledgers as one process knows it, and the loop that changes it by compare-and-swap.
+"""One process's copy of a log's list of ledgers, and the loop that changes the list by compare-and-swap.
 
-As `metadata_loop.py` does with a ledger's record: a change is a function from the list that was read to the list to
-write, or None when nothing is left to do. The loop only writes what it derived from what it read at that version.
-After a conflict or a lost reply it reads again and asks the function again; who made the change it meets does not
-matter, only what the list says.
+It works as `metadata_loop.py` does for a ledger's record: a change is a function from the list that was read to the
+list to write, or None if no change is left to make. The loop only writes what it derived from what it read at that
+version. After a conflict or a lost reply it reads again and calls the function again. Only the content of the list
+matters, not who changed it.
 
 Source: client-protocol 5.2, 5.3; the changes are in `protocol/log/log_model.py`.
 """
@@ -26,7 +26,7 @@ from bookies.runtime.ports import Runtime
 
 
 class ManifestLoop:
-    """One log's record. Changes of one loop follow each other. `refresh` comes first."""
+    """One log's list. Changes through one loop are serialised. Call `refresh` first."""
 
     current: Manifest
 
@@ -40,15 +40,18 @@ class ManifestLoop:
         self._turn = asyncio.Lock()
 
     async def refresh(self) -> Manifest:
-        """Read the list. Raises `LogNotFound`, also for a log of that name made since, and `MetadataError`."""
+        """Read the list.
+
+        Raises `LogNotFound`, also if the log was deleted and recreated under that name, and `MetadataError`.
+        """
         try:
-            found, version = await self._store.read()
+            manifest, version = await self._store.read()
         except RecordNotFound:
             raise LogNotFound(f"there is no log {self.name}") from None
         if version > self.version:
-            if self.version and found.token != self.current.token:
+            if self.version and manifest.token != self.current.token:
                 raise LogNotFound(f"log {self.name} was deleted, and there is another one of that name")
-            self.current, self.version = found, version
+            self.current, self.version = manifest, version
         return self.current
 
     async def update(
@@ -56,12 +59,12 @@ class ManifestLoop:
         change: Callable[[Manifest], Manifest | None],
         guard: Callable[[Manifest], Awaitable[Sequence[Step]]] | None = None,
     ) -> Manifest:
-        """Bring the list into a state in which there is nothing to change. Safe to cancel: nothing half done.
+        """Change the list until the function returns None. Safe to cancel: no partial change.
 
-        `guard`: asked before each swap for what else has to be true at the moment of it; it may raise.
+        `guard`: called before each swap; returns what else must hold at the moment of the swap, and may raise.
 
         Raises what the function raises, `LogNotFound`, `InvalidArgument` (the list would be too long for the store),
-        and `MetadataError` when the store stays unusable; then the change may or may not have been made.
+        and `MetadataError` if the store stays unusable; then the change may or may not have been made.
         """
         async with self._turn:
             conflicts = failures = 0
@@ -74,7 +77,7 @@ class ManifestLoop:
                 except RecordNotFound:
                     if not layout.new:
                         raise LogNotFound(f"log {self.name} was deleted") from None
-                    conflicts += 1  # The log, or one of its new segments: reading it again tells.
+                    conflicts += 1  # The log is missing, or one of its new segments: the next read shows which.
                 except VersionConflict:
                     conflicts += 1
                     failures = 0
@@ -90,14 +93,14 @@ class ManifestLoop:
             return self.current
 
     async def _swap(self, layout: Stored, guard: Callable[[Manifest], Awaitable[Sequence[Step]]] | None) -> int:
-        """Store a list, if it is still the one that was read; its version."""
+        """Store a list if the stored one is still the one that was read; return its version."""
         if guard is None and not layout.new and not layout.dropped:
             return await self._driver.write_record(self.record, layout.head, self.version)
         checks = [] if guard is None else list(await guard(self.current))
         checks += await self._store.prepare(layout)
         version = await self._driver.transact([RecordWrite(self.record, layout.head, self.version), *checks])
         self._store.swapped(layout)
-        with contextlib.suppress(MetadataError):  # Else the next sweep does it.
+        with contextlib.suppress(MetadataError):  # Otherwise the next sweep deletes them.
             await self._store.delete(layout.dropped, version)
         return version
 
@@ -110,12 +113,12 @@ class ManifestLoop:
             await back_off(self._runtime, count)
 
     def watch(self, callback: Callable[[], None]) -> Watch:
-        """Call back when the list is not what it is here, or soon after that."""
+        """Call back when the stored list differs from this copy, possibly with a delay."""
         return self._driver.watch_record(self.record, self.version, callback)
 
 
 def _counted(failures: int, error: MetadataError) -> int:
-    """One failure of the store more. Raises it when it has failed too often."""
+    """Return the number of store failures plus one. Raises the error if the store has failed too often."""
     if not error.retriable or failures + 1 >= FAILURES_MAX:
         raise error
     return failures + 1

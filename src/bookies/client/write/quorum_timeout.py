@@ -1,4 +1,4 @@
-"""What a writer does besides appending: notice that it stands still, force bookies to sync, read its settings.
+"""A writer's duties besides appending: detect that it makes no progress, have bookies sync, read its settings.
 
 Source: client-protocol 2.17, 2.18.
 """
@@ -18,13 +18,13 @@ from bookies.protocol.ledger.add import AddRules
 from bookies.protocol.placement.topology import parse_fault_domains
 from bookies.runtime.tasks import all_of
 
-TICKS = 4  # looks at a writer that makes no progress before it is given up
+TICKS = 4  # checks without progress before the writer ends
 
 
 class QuorumTimeout:
     """Ends a writer whose oldest entry gets no quorum for `limit_s` seconds (at most a quarter more); 0: never.
 
-    Looks at progress, not at entries: while the first pending entry stays the same, it is the one that waits.
+    It checks progress, not entries: while the first pending entry stays the same, that entry is waiting.
     """
 
     def __init__(self, limit_s: float, pipeline: AddPipeline, channel: AddChannel) -> None:
@@ -37,29 +37,29 @@ class QuorumTimeout:
         self._ticks = 0
 
     def watch(self) -> None:
-        """Something was sent. Costs next to nothing while a look is due anyway."""
+        """Start checking after entries were sent. Almost free while a check is already scheduled."""
         if self._timer is None and self._limit_s and self._pipeline.has_undelivered:
-            self._look_later(0)
+            self._schedule_check(0)
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop checking. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look_later(self, ticks: int) -> None:
+    def _schedule_check(self, ticks: int) -> None:
         self._head, self._ticks = self._pipeline.head, ticks
-        self._timer = self._loop.call_later(self._limit_s / TICKS, self._look)
+        self._timer = self._loop.call_later(self._limit_s / TICKS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         pipeline = self._pipeline
         if not pipeline.is_open or not pipeline.has_undelivered:
             return
         if self._head != pipeline.head:
-            self._look_later(0)
+            self._schedule_check(0)
         elif self._ticks + 1 < TICKS:
-            self._look_later(self._ticks + 1)
+            self._schedule_check(self._ticks + 1)
         else:
             error = AckQuorumTimeout(
                 f"no ack quorum for {self._limit_s:g} s (add_quorum_timeout_ms), so the writer has ended",
@@ -70,21 +70,24 @@ class QuorumTimeout:
 
 
 def deadline_of(timeout: float) -> float:
-    """When a call that may take `timeout` seconds from now has to end. Raises `InvalidArgument` for what is no time."""
+    """Return the loop time at which a call with this timeout in seconds has to end. Raises `InvalidArgument`."""
     seconds(timeout)
     return asyncio.get_running_loop().time() + timeout
 
 
 async def force_everywhere(pool: AddPool, ledger_id: int, bookies: Sequence[BookieId]) -> None:
-    """Have every one of these bookies sync. The first error counts and the others are given up."""
+    """Have every one of these bookies sync. The first error is raised and cancels the others."""
     await all_of(pool.force(bookie, ledger_id) for bookie in bookies)
 
 
 def rules_of(
     config: ClientConfig, domains: Mapping[BookieId, str] | None = None, *, is_deferred_sync: bool = False
 ) -> AddRules:
-    """What the settings say. `domains`: the fault domain of each bookie, as far as it is known; None: as in
-    `fault_domains`. Raises `ConfigError` when that cannot be read."""
+    """Return the rules of adds that the settings ask for.
+
+    `domains`: the fault domain of each bookie, if known; None: as in the setting `fault_domains`. Raises
+    `ConfigError` if that cannot be parsed.
+    """
     return AddRules(
         changes_max=config.ensemble_changes_max,
         delays_changes=config.delay_ensemble_change,

@@ -1,11 +1,12 @@
-"""When writers send: once per turn of the event loop, and in larger batches when many of them share it.
+"""Schedule of the writers' sends: once per event-loop iteration, in larger batches when many writers share the loop.
 
-A batch costs about as much as fifty entries in it, so a client that writes to a thousand ledgers an entry at a time is
-busy with batches. When more than `CROWD` writers have something to send in one turn, a writer that still waits for
-answers holds back until it has them: what gathers meanwhile goes as one batch. The loop is then so busy that this
-shortens everybody's way; a few writers never wait for each other.
+A batch costs about as much as fifty of its entries, so a client that writes single entries to a thousand ledgers spends
+its time on batches. If more than `CROWD` writers have entries to send in one iteration, a writer that waits for
+acknowledgements holds its entries back until it has them, and then sends them as one batch. The loop is so busy then
+that this shortens the latency of every writer. A few writers never wait for each other.
 
-Source: client-protocol 2.16; style 7.
+Design for batches: one socket read, one scan for frames, one journal append, one sync, one write per connection.
+Source: client-protocol 2.16.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import asyncio
 from types import TracebackType
 from typing import Protocol
 
-CROWD = 16  # writers in one turn
+CROWD = 16  # writers in one loop iteration
 
 
-class Queue:
-    """First come, first served: a lock that says whether anybody holds it *or stands in line*.
+class FifoLock:
+    """First-in-first-out lock that also reports whether anybody waits for it.
 
-    `asyncio.Lock.locked` is false between a release and the moment when the next in line runs; whoever took that for
-    leave to go ahead would overtake all who wait.
+    `asyncio.Lock.locked` is false between a release and the moment when the next waiter runs. A caller that took this
+    for a free lock would overtake all waiters.
     """
 
     def __init__(self) -> None:
@@ -41,28 +42,28 @@ class Queue:
             raise
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._count -= 1
         self._lock.release()
 
 
-class Sending(Protocol):
-    """A writer, as far as this concerns it."""
+class ScheduledWriter(Protocol):
+    """The methods of a writer that the scheduler calls."""
 
     def send_queued(self, *, may_hold: bool) -> None:
-        """Send what is queued. With `may_hold` it may stay until everything on its way is confirmed."""
+        """Send the queued entries. With `may_hold` they may stay until every entry in flight is confirmed."""
 
 
 class SendScheduler:
-    """The writers of one client that have queued something in this turn of the loop, in that order."""
+    """The writers of one client that have queued entries in this loop iteration, in order."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._writers: list[Sending] = []
+        self._writers: list[ScheduledWriter] = []
 
-    def join(self, writer: Sending) -> None:
-        """Call `send_queued` at the end of this turn. At most once per turn and writer."""
+    def join(self, writer: ScheduledWriter) -> None:
+        """Call `send_queued` at the end of this loop iteration. At most once per iteration and writer."""
         if not self._writers:
             self._loop.call_soon(self._run)
         self._writers.append(writer)

@@ -1,19 +1,19 @@
 """`LedgerWriter`: appends to an open ledger. The shell of `AddPipeline`: moves bytes, wakes waiters, decides nothing.
 
-Appends of one turn of the event loop are packaged together and cost one write per bookie. `append_many` is the fast
-path; `append_nowait` is for those who keep futures; `append` is one entry and waits for it.
+Appends of one event-loop iteration are packaged together and cost one write per bookie. `append_many` is the fast path;
+`append_nowait` returns a future; `append` adds one entry and waits for it.
 
 What a caller may rely on:
 
-* an entry id is returned when `ack_quorum` bookies have the entry on disk and all earlier entries are as safe;
-* memory is bounded by `ClientConfig.memory_limit`, per client: an append waits *before* it gets an id, so nothing is
-  ever half in the pipeline; the bytes count until every replica has answered or been replaced;
-* an append that is cancelled, times out or fails is *unknown*: the entry may or may not be in the ledger. After a
-  failure nothing more can be appended, and nothing after the failed entry is in the ledger unless that entry is;
-* `seal` waits for what is pending and ends the ledger for ever; `close` only lets go of it. Leaving the `async with`
-  block normally seals; leaving it by an exception only closes, so that a recovery decides the end.
+* An entry id is returned when `ack_quorum` bookies have the entry on disk and all earlier entries are as safe.
+* Memory is bounded by `ClientConfig.memory_limit`, per client. An append waits *before* it gets an id, so no entry is
+  ever half in the pipeline. The bytes count until every replica has answered or been replaced.
+* An append that is cancelled, times out or fails is *unknown*: the entry may or may not be in the ledger. After a
+  failure the writer accepts no more appends, and no later entry is in the ledger unless the failed entry is.
+* `seal` waits for pending entries and ends the ledger permanently; `close` only releases the writer. Leaving the `async
+  with` block normally seals; leaving it by an exception only closes, so that recovery determines the end.
 
-How a client makes one: create the metadata (`protocol.ledger.new_ledger`, `driver.create_ledger`), then
+A client first creates the metadata (`protocol.ledger.new_ledger`, `driver.create_ledger`), then the writer:
 
     LedgerWriter(runtime, config, pool, driver, versioned, password=password, candidates=watcher.candidates,
                  budget=one MemoryBudget per client)
@@ -38,9 +38,9 @@ from bookies.client.base.budget import MemoryBudget
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.write.adds import AddChannel, AddPool
 from bookies.client.write.closing import LedgerCloser
-from bookies.client.write.lac_announcer import Announcer
+from bookies.client.write.lac_announcer import LacAnnouncer
 from bookies.client.write.quorum_timeout import QuorumTimeout, deadline_of, force_everywhere, rules_of
-from bookies.client.write.send_scheduler import Queue, SendScheduler
+from bookies.client.write.send_scheduler import FifoLock, SendScheduler
 from bookies.config import ClientConfig
 from bookies.errors import (
     AckQuorumTimeout,
@@ -67,14 +67,17 @@ from bookies.runtime.tasks import Tasks
 
 T = TypeVar("T")
 Payload = bytes | bytearray | memoryview
-Announce = Callable[[BookieId, int], Awaitable[None]]  # tells a bookie of a last add confirmed
+Announce = Callable[[BookieId, int], Awaitable[None]]  # sends a last add confirmed to a bookie
 BATCH_SIZE_MAX = 256 * 1024  # bytes packaged into one buffer: large enough to amortise, small enough to overlap
-HELD_MAX = 256  # entries that are queued while others are on their way, at most
-V3_OVERHEAD = 96  # bytes that an add takes beyond its v2 frame when it is sent over v3
+HELD_MAX = 256  # entries that are queued at most while others are in flight
+V3_OVERHEAD = 96  # bytes that an add needs beyond its v2 frame when it is sent over v3
 
 
 class LedgerWriter:
-    """The one writer of a ledger. Made by `Client.create`; `candidates`: writable bookies in order of preference."""
+    """The only writer of a ledger, as `Client.create` returns it.
+
+    `candidates`: writable bookies in order of preference.
+    """
 
     def __init__(
         self,
@@ -88,8 +91,8 @@ class LedgerWriter:
         candidates: Callable[[], Sequence[BookieId]],
         budget: MemoryBudget | None = None,
         announce: Announce | None = None,
-        announcer: Announcer | None = None,
-        turns: SendScheduler | None = None,
+        announcer: LacAnnouncer | None = None,
+        scheduler: SendScheduler | None = None,
         rules: AddRules | None = None,
     ) -> None:
         metadata = versioned.metadata
@@ -106,11 +109,11 @@ class LedgerWriter:
         self._batch_size_max = min(BATCH_SIZE_MAX, self._budget.limit)
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._task_died)
-        self._queue_for_memory = Queue()  # of appends; entries get their ids in the order of the calls
-        self._payloads: list[bytes] = []  # this turn's appends, not packaged yet
+        self._queue_for_memory = FifoLock()  # of appends; entries get their ids in the order of the calls
+        self._payloads: list[bytes] = []  # appends of this loop iteration, not packaged yet
         self._futures: list[asyncio.Future[int]] = []
-        self._waiting: deque[tuple[int, list[asyncio.Future[int]]]] = deque()  # first id, who waits for it and on
-        self._ending = LedgerCloser(
+        self._waiting: deque[tuple[int, list[asyncio.Future[int]]]] = deque()  # first id, futures from it on
+        self._closer = LedgerCloser(
             self,
             self._pipeline,
             self._channel,
@@ -120,14 +123,14 @@ class LedgerWriter:
             self._flush,
             is_deferred_sync=self._rules.is_deferred_sync,
         )
-        self._turns = turns or SendScheduler()
-        self._is_held = False  # what is queued waits for what is on its way
-        self._tell = announce
-        self._announcer = announcer or Announcer(config.explicit_lac_interval_ms / 1000)
-        self._announced = -1  # the last add confirmed that readers were told of explicitly
-        self._final_length: int | None = None  # of the confirmed prefix, once something pending has failed
+        self._scheduler = scheduler or SendScheduler()
+        self._is_held = False  # queued entries wait for those in flight
+        self._send_lac = announce
+        self._announcer = announcer or LacAnnouncer(config.explicit_lac_interval_ms / 1000)
+        self._announced = -1  # the last add confirmed that was announced explicitly
+        self._final_length: int | None = None  # of the confirmed prefix, once a pending entry has failed
         self._forced_length = 0  # deferred sync: payload bytes up to the last add confirmed
-        self._stall = QuorumTimeout(config.add_quorum_timeout_ms / 1000, self._pipeline, self._channel)
+        self._quorum_timeout = QuorumTimeout(config.add_quorum_timeout_ms / 1000, self._pipeline, self._channel)
 
     def _make_pipeline(self, config: ClientConfig, metadata: LedgerMetadata, password: bytes) -> None:
         self._pipeline = AddPipeline(metadata, rules=self._rules)
@@ -141,20 +144,21 @@ class LedgerWriter:
             is_deferred_sync=self._rules.is_deferred_sync,
         )
 
-    # -- what it is ----------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def ledger_id(self) -> int:
+        """The ledger's id."""
         return self._record.current.metadata.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The record as this writer knows it."""
+        """The ledger's record as this writer last saw or wrote it."""
         return self._record.current.metadata
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is durable, as all before it are; -1 when there is none."""
+        """The last entry that is durable, with all entries before it; -1: none."""
         return self._pipeline.last_add_confirmed
 
     @property
@@ -187,7 +191,7 @@ class LedgerWriter:
         if self._record.current.metadata.is_closed:
             return "sealed"
         if self._pipeline.error is None:
-            return "sealing" if self._ending.is_sealing else "open"
+            return "sealing" if self._closer.is_sealing else "open"
         if isinstance(self._pipeline.error, LedgerClosed):
             return "closed"
         return f"failed({type(self._pipeline.error).__name__})"
@@ -195,13 +199,17 @@ class LedgerWriter:
     # -- appending -----------------------------------------------------------------------------------------------
 
     async def append(self, payload: Payload, *, timeout: float | None = None) -> int:
-        """Append one entry; its id, once it is durable on the ack quorum. `timeout`: seconds.
+        """Append one entry and return its id once it is durable on the ack quorum. `timeout`: seconds.
 
-        Ids are in the order of the calls, also of those that wait for memory.
+        Ids follow the order of the calls, including calls that wait for memory.
 
-        Raises: `LedgerClosed`, `LedgerFenced`, `NotEnoughBookies`, `Unauthorized`, `MetadataError`, `WriteFailed`
-        (the writer has ended; the entry may or may not be stored), `AckQuorumTimeout` (not confirmed in time; it may
-        still be), `BookieBusy` (no memory in time, nothing was sent), `InvalidArgument` (too large).
+        Raises:
+
+        * `LedgerClosed`, `LedgerFenced`, `NotEnoughBookies`, `Unauthorized`, `MetadataError`, `WriteFailed`: the writer
+          has ended; the entry may or may not be stored.
+        * `AckQuorumTimeout`: not confirmed within `timeout`; the entry may still be confirmed.
+        * `BookieBusy`: no memory within `timeout`; the entry was not sent.
+        * `InvalidArgument`: the entry is too large.
         """
         data = payload if type(payload) is bytes else _as_bytes(payload)
         if timeout is not None:
@@ -213,15 +221,15 @@ class LedgerWriter:
         future = self._try_enqueue(data)
         if future is None:
             future = await self._enqueue(data)
-        try:  # The same as `_outcome`, which would cost another coroutine per entry.
+        try:  # Inlined `_outcome`, which would cost another coroutine per entry.
             return await future
         except asyncio.CancelledError:
             raise asyncio.CancelledError(self._cancelled()) from None
 
     def append_nowait(self, payload: Payload) -> asyncio.Future[int]:
-        """Append one entry without waiting; the future becomes its id, or raises as `append` does.
+        """Append one entry without waiting. The future's result is the entry's id; it raises as `append` does.
 
-        Raises: `BookieBusy` when the memory limit is reached (`wait_writable`, then repeat), `LedgerClosed`,
+        Raises `BookieBusy` if the memory limit is reached (await `wait_writable`, then repeat), `LedgerClosed`,
         `InvalidArgument`.
         """
         future = self._try_enqueue(payload if type(payload) is bytes else _as_bytes(payload))
@@ -234,9 +242,11 @@ class LedgerWriter:
         return future
 
     async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
-        """Append entries with consecutive ids; the last id, once all are durable. The fast path.
+        """Append entries with consecutive ids; return the last id once all are durable.
 
-        Raises as `append`; then the first of them may be stored and the rest not.
+        The fast path. `timeout`: seconds.
+
+        Raises as `append` does; then a prefix of the entries may be stored.
         """
         if timeout is None:
             return await self._outcome(await self.push_many(payloads))
@@ -245,9 +255,9 @@ class LedgerWriter:
         return await self._confirmed_in_time(future, deadline)
 
     async def push_many(self, payloads: Iterable[Payload]) -> asyncio.Future[int]:
-        """Append entries as `append_many` does, waiting only for memory; the future becomes the last id.
+        """Append entries as `append_many` does, waiting only for memory. The future's result is the last id.
 
-        Nobody need await it: `seal` raises the first failure.
+        It need not be awaited: `seal` raises the first failure.
         """
         if not isinstance(payloads, Iterable):
             raise InvalidArgument(f"append_many({payloads!r}): expected payloads, one after the other")
@@ -258,7 +268,10 @@ class LedgerWriter:
         return await self._enqueue_many(batch)
 
     async def wait_writable(self, *, timeout: float | None = None) -> None:
-        """Wait until an entry of the largest size could be appended. Raises `BookieBusy` on timeout, `LedgerClosed`."""
+        """Wait until an entry of maximum size can be appended.
+
+        `timeout`: seconds. Raises `BookieBusy` on timeout, `LedgerClosed`.
+        """
         size = self._payload_size_max + self._overhead
         if timeout is None:
             await self._budget.acquire(size)
@@ -269,22 +282,26 @@ class LedgerWriter:
         self._check_open()
 
     async def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:
-        """Append with an id of one's own: see `AdvancedLedgerWriter`. Raises `NotSupported` on any other ledger."""
+        """Append an entry under an id that the caller chooses: see `AdvancedLedgerWriter`.
+
+        Raises `NotSupported` on any other ledger.
+        """
         raise NotSupported(
-            "this ledger numbers its entries itself: use append(), or create it with advanced=True",
+            "the ledger assigns entry ids automatically: use append(), or create it with advanced=True",
             ledger_id=self.ledger_id,
             entry_id=entry_id,
         )
 
     async def force(self, *, timeout: float | None = None) -> int:
-        """Make durable what was acknowledged before the call; the last add confirmed, which readers may then see.
+        """Sync all entries acknowledged before the call to disk; return the last add confirmed.
 
-        With `deferred_sync` an append is acknowledged before it is on disk, and only this confirms it. On any other
-        ledger it asks every bookie to sync, and proves what is true already. `timeout`: seconds.
+        With `deferred_sync` an append is acknowledged before it is on disk, and only `force` confirms it, so that
+        readers can read it. On any other ledger the entries are on disk already; `force` has every bookie sync again.
+        `timeout`: seconds.
 
-        Raises: `LedgerClosed`; the error of the first bookie that did not sync: nothing is confirmed then, and the
-        call may be repeated; `WriteFailed`: a bookie went away in between and may have lost what it had acknowledged,
-        so the writer has ended behind what was forced before. Source: client-protocol 2.18.
+        Raises `LedgerClosed`, and the error of the first bookie that did not sync: no entry is confirmed then, and the
+        call may be repeated. Raises `WriteFailed` if the connection to a bookie ended in between: the bookie may have
+        lost acknowledged entries, so the writer ends after the last forced entry. Source: client-protocol 2.18.
         """
         self._check_open()
         self._flush()
@@ -301,7 +318,7 @@ class LedgerWriter:
             if target == self._pipeline.last_add_pushed:
                 self._channel.unforced.forced()
             self._forced_length = length
-            if self._tell is not None:
+            if self._send_lac is not None:
                 self._announcer.later(self)
         return self.last_add_confirmed
 
@@ -315,12 +332,12 @@ class LedgerWriter:
             raise LedgerClosed(f"the writer has ended: {error}", ledger_id=self.ledger_id) from error
 
     def _check_unforced(self) -> None:
-        """Raises `WriteFailed`, and ends the writer, if a bookie may have lost what it acknowledged."""
-        if (bookie := self._channel.unforced.gone()) is None:
+        """Raise `WriteFailed` and end the writer if a bookie may have lost entries that it acknowledged."""
+        if (bookie := self._channel.unforced.lost_connection()) is None:
             return
         error = WriteFailed(
-            f"the connection to bookie {bookie} ended before it was forced: what it had acknowledged may be lost, and "
-            "a ledger with deferred sync cannot replace it",
+            f"the connection to bookie {bookie} ended before it was forced: entries that it acknowledged may be lost, "
+            "and a ledger with deferred sync cannot replace it",
             ledger_id=self.ledger_id,
             bookie=bookie,
         )
@@ -331,11 +348,11 @@ class LedgerWriter:
         error = self._pipeline.error
         if error is not None:
             raise LedgerClosed(f"the writer has ended, nothing was sent: {error}", ledger_id=self.ledger_id) from error
-        if self._ending.is_sealing:
+        if self._closer.is_sealing:
             raise LedgerClosed("the ledger is being sealed, nothing was sent", ledger_id=self.ledger_id)
 
     def _accepted(self, payload: Payload) -> bytes:
-        """The payload as bytes. Raises `InvalidArgument` if it is too large."""
+        """Return the payload as bytes. Raises `InvalidArgument` if it is too large."""
         data = _as_bytes(payload)
         if len(data) > self._payload_size_max:
             self._check_size(len(data))
@@ -350,8 +367,8 @@ class LedgerWriter:
             )
 
     def _try_enqueue(self, data: bytes) -> asyncio.Future[int] | None:
-        """Queue one entry for this turn of the loop; None when that needs waiting for memory."""
-        if self._pipeline.error is not None or self._ending.is_sealing:
+        """Queue one entry for this loop iteration; return None if it has to wait for memory."""
+        if self._pipeline.error is not None or self._closer.is_sealing:
             self._check_open()
         if len(data) > self._payload_size_max:
             self._check_size(len(data))
@@ -362,7 +379,7 @@ class LedgerWriter:
     def _queue(self, data: bytes) -> asyncio.Future[int]:
         future: asyncio.Future[int] = self._loop.create_future()
         if not self._payloads:
-            self._turns.join(self)
+            self._scheduler.join(self)
         self._payloads.append(data)
         self._futures.append(future)
         if self._is_held and len(self._payloads) == HELD_MAX:
@@ -375,7 +392,7 @@ class LedgerWriter:
             return self._queue(data)
 
     async def _enqueue_many(self, batch: list[bytes]) -> asyncio.Future[int]:
-        """Send a batch in pieces, as memory allows; the future of its last entry."""
+        """Send a batch in pieces, as memory allows; return the future of its last entry."""
         async with self._queue_for_memory:
             self._flush()
             future: asyncio.Future[int] = self._loop.create_future()
@@ -387,11 +404,11 @@ class LedgerWriter:
                 if stop == len(batch):
                     self._waiting.append((self._pipeline.last_add_pushed + len(piece), [future]))
                 self._channel.add(piece)
-                self._stall.watch()
+                self._quorum_timeout.watch()
             return future
 
     def _pieces(self, batch: list[bytes]) -> list[tuple[int, int]]:
-        """Cut a batch into buffers: (index behind the last entry, bytes) of each."""
+        """Cut a batch into buffers: (index after the last entry, bytes) of each."""
         overhead = self._overhead
         if len(batch) == 1:
             return [(1, len(batch[0]) + overhead)]
@@ -410,7 +427,7 @@ class LedgerWriter:
         self._check_open()
         if self._budget.try_acquire(size):
             return
-        self._flush()  # otherwise it could wait for memory that its own queue holds
+        self._flush()  # Otherwise it could wait for memory that its own queue holds.
         await self._budget.acquire(size)
         try:
             self._check_open()
@@ -419,19 +436,19 @@ class LedgerWriter:
             raise
 
     def send_queued(self, *, may_hold: bool) -> None:
-        """See `turns.Sending`."""
+        """Send the queue unless it may be held: see `send_scheduler.ScheduledWriter`."""
         self._is_held = may_hold and self._pipeline.pending_count > 0 and len(self._payloads) < HELD_MAX
         if not self._is_held:
             self._flush()
 
     def _resume(self) -> None:
-        """Nothing is on its way any more: what was held is sent with this turn's."""
+        """End holding, since no entry is in flight: held entries are sent at the end of this loop iteration."""
         self._is_held = False
         if self._payloads:
-            self._turns.join(self)
+            self._scheduler.join(self)
 
     def _flush(self) -> None:
-        """Package and send what is queued."""
+        """Package and send the queued entries."""
         self._is_held = False
         if not self._payloads:
             return
@@ -446,7 +463,7 @@ class LedgerWriter:
                 self._waiting.append((self._pipeline.last_add_pushed + 1, futures[start:stop]))
                 self._channel.add(payloads[start:stop])
             start = stop
-        self._stall.watch()
+        self._quorum_timeout.watch()
 
     def _refuse(self, futures: list[asyncio.Future[int]]) -> None:
         cause = self._pipeline.error
@@ -482,21 +499,21 @@ class LedgerWriter:
                 return await waiting
         except TimeoutError:
             raise BookieBusy(
-                f"no room within the memory_limit of {self._budget.limit:,} bytes in time; of this entry, or of the "
+                f"no memory within the memory_limit of {self._budget.limit:,} bytes in time; of this entry, or of the "
                 "rest of this batch, nothing was sent",
                 ledger_id=self.ledger_id,
             ) from None
 
-    # -- what the pipeline decides (AddOwner) --------------------------------------------------------------------
+    # -- decisions of the pipeline (AddOwner) --------------------------------------------------------------------
 
     def on_confirmed(self, first: int, last: int) -> None:
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 future.set_result(entry_id)
-        if (self._is_held or self._ending.has_waiters) and not self._pipeline.has_undelivered:
-            self._ending.wake()
+        if (self._is_held or self._closer.has_waiters) and not self._pipeline.has_undelivered:
+            self._closer.wake()
             self._resume()
-        if self._tell is not None:
+        if self._send_lac is not None:
             self._announcer.later(self)
 
     def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
@@ -504,7 +521,7 @@ class LedgerWriter:
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 _fail(future, _unknown(error, self.ledger_id, entry_id))
-        self._ending.wake()
+        self._closer.wake()
         if self._is_held:
             self._resume()
 
@@ -512,13 +529,13 @@ class LedgerWriter:
         self._tasks.start(self._change(change), f"change the ensemble of ledger {self.ledger_id}")
 
     def on_close(self, close: CloseLedger) -> None:
-        self._ending.begin(close)
+        self._closer.begin(close)
 
     def on_released(self, size: int) -> None:
         self._budget.release(size)
 
     def _take_waiting(self, last: int) -> Iterator[tuple[int, asyncio.Future[int]]]:
-        """Everybody who waits for an entry up to `last`, in order."""
+        """Remove and yield the futures of entries up to `last`, in order, with their ids."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= last:
             first, futures = waiting.popleft()
@@ -529,7 +546,7 @@ class LedgerWriter:
             yield from enumerate(futures, first)
 
     async def _change(self, change: ChangeEnsemble) -> None:
-        """Commit replacements for the failed bookies, whatever others do to the record meanwhile."""
+        """Commit replacements for the failed bookies, in spite of concurrent changes to the record."""
         candidates = self._candidates()
 
         def needed(record: LedgerMetadata) -> bool:
@@ -549,39 +566,42 @@ class LedgerWriter:
         try:
             versioned = await self._record.update(needed, transform)
         except BookKeeperError as error:
-            self._channel.carry_out(self._pipeline.change_failed(self._channel.explained(error)))
+            self._channel.carry_out(self._pipeline.change_failed(self._channel.with_causes(error)))
         else:
             self._channel.metadata_changed(versioned.metadata)
 
     def _task_died(self, cause: BaseException) -> None:
-        """A background task failed in a way that it does not know: our own mistake. Nobody may wait for it."""
+        """End the writer: a background task failed unexpectedly, a programming error."""
         error = LocalProtocolError(f"the writer has failed: {cause!r}", ledger_id=self.ledger_id)
         error.__cause__ = cause
-        if not self._ending.failed(error):
+        if not self._closer.failed(error):
             self._channel.carry_out(self._pipeline.change_failed(error))
 
-    # -- telling readers (Announcing) ----------------------------------------------------------------------------
+    # -- explicit LAC (LacSource) ------------------------------------------------------------------------------
 
     @property
     def is_busy(self) -> bool:
-        """Whether entries are on their way: they tell readers what is confirmed."""
+        """Report whether entries are in flight: they carry the last add confirmed to readers."""
         return self._pipeline.pending_count > 0
 
     def announce(self) -> bool:
-        """Tell the bookies of the last entry what is confirmed, in the background; whether that is news to them."""
+        """Send the last add confirmed to the bookies of the last entry, in the background; report if it was new."""
         lac = self._pipeline.last_add_confirmed
-        if self._tell is None or not self._pipeline.is_open or self._ending.is_sealing:
+        if self._send_lac is None or not self._pipeline.is_open or self._closer.is_sealing:
             return False
         if lac <= max(self._announced, self._channel.piggybacked):
             return False
         self._announced = lac
         ensemble = self._pipeline.ensemble
         bookies = [ensemble[at] for at in write_set(lac, len(ensemble), self.metadata.write_quorum)]
-        self._tasks.start(self._announce(self._tell, lac, bookies), f"announce {self.ledger_id}/{lac}")
+        self._tasks.start(self._announce(self._send_lac, lac, bookies), f"announce {self.ledger_id}/{lac}")
         return True
 
     async def _announce(self, announce: Announce, lac: int, bookies: Sequence[BookieId]) -> None:
-        """Best effort: it concerns nobody's safety, and the next entry or the seal says it again."""
+        """Send the last add confirmed, best effort.
+
+        Safety does not depend on it, and the next entry or the seal repeats it.
+        """
         for bookie in bookies:
             with contextlib.suppress(BookKeeperError):
                 await announce(bookie, lac)
@@ -589,34 +609,35 @@ class LedgerWriter:
     # -- ending --------------------------------------------------------------------------------------------------
 
     async def seal(self, *, force: bool = True, timeout: float | None = None) -> int:
-        """Wait until everything appended is confirmed, then end the ledger for ever; its last entry id.
+        """Wait until every appended entry is confirmed, then end the ledger permanently; return its last entry id.
 
-        With `deferred_sync` entries that were acknowledged are forced first; with `force=False` those that are not
-        forced yet are not in the sealed ledger.
+        With `deferred_sync` acknowledged entries are forced first. With `force=False` the sealed ledger ends at the
+        last forced entry. `timeout`: seconds.
 
-        Raises the error of the first append that failed, if any did: the ledger then ends before that entry, or a
-        recovery decides its end. `VersionConflict`: somebody else ended it elsewhere. On a timeout or cancellation
-        before the end is written the writer stays open; later: call `seal` again. Idempotent, with one outcome.
+        Raises the error of the first append that failed, if any did: the ledger then ends before that entry, or
+        recovery determines its end. Raises `VersionConflict` if another client ended it at another entry. After a
+        timeout or cancellation before the end is written, the writer stays open; after a later one, call `seal` again.
+        Idempotent, with one outcome.
         """
-        return await self._ending.seal(switch("force", force), seconds(timeout))
+        return await self._closer.seal(switch("force", force), seconds(timeout))
 
     async def close(self) -> None:
-        """Let go of the ledger without sealing it; a recovery decides its end. What is pending becomes unknown.
+        """Release the writer without sealing the ledger; recovery determines its end. Pending entries become unknown.
 
-        An end that is already being written is finished first. Idempotent.
+        A seal that is already being written is finished first. Idempotent.
         """
-        self._ending.is_abandoned = True
+        self._closer.is_abandoned = True
         error = LedgerClosed("the writer was closed", ledger_id=self.ledger_id)
         self._announcer.forget(self)
-        self._stall.stop()
+        self._quorum_timeout.stop()
         self._channel.carry_out(self._pipeline.abandon(error))
         self._flush()
-        await self._ending.wait_written()
+        await self._closer.wait_written()
         await self._tasks.stop()
 
     def client_closed(self) -> None:
-        """The client goes: what is pending becomes unknown, also what waits behind an id that nobody has written."""
-        self._stall.stop()
+        """End the writer because its client closes: all pending entries become unknown, also those after a hole."""
+        self._quorum_timeout.stop()
         self._channel.carry_out(self._pipeline.abandon(ClientClosed("the client was closed", ledger_id=self.ledger_id)))
         self._flush()
 
@@ -624,18 +645,18 @@ class LedgerWriter:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Seal after a normal end of the block; after an exception only let go."""
+        """Seal after a normal end of the block; after an exception only close."""
         try:
-            if kind is None:
+            if error_type is None:
                 await self.seal()
         finally:
             await self.close()
 
 
 def _as_bytes(payload: Payload) -> bytes:
-    """The payload itself, or a copy of what the caller may change."""
+    """Return the payload itself, or a copy if the caller could change it."""
     if type(payload) is bytes:
         return payload
     if isinstance(payload, bytes | bytearray | memoryview):
@@ -644,13 +665,13 @@ def _as_bytes(payload: Payload) -> bytes:
 
 
 def _fail(future: asyncio.Future[int], error: BookKeeperError) -> None:
-    """Fail an append that perhaps nobody awaits: `seal` reports the failure, asyncio need not, once per entry."""
+    """Fail an append that may never be awaited: `seal` reports the failure, so asyncio need not log each one."""
     future.set_exception(error)
     future.exception()
 
 
 def _unknown(error: BookKeeperError, ledger_id: int, entry_id: int) -> BookKeeperError:
-    """The error of one pending append, which must not be mistaken for "not stored"."""
+    """Return the error of one pending append, which must not be mistaken for "not stored"."""
     about = copy.copy(error)
     message = error.message
     if isinstance(error, LedgerFenced):

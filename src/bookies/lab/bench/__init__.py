@@ -1,1 +1,1 @@
-"""Benchmarks behind `bk bench`."""
+"""Benchmarks of `bk bench`."""

@@ -1,4 +1,4 @@
-"""The load that `bk bench` puts on a cluster, and what it counts meanwhile."""
+"""Load of `bk bench` on a cluster, and its measurement."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measure(arguments: argparse.Namespace, uri: str, pids: list[int]) -> dict[st
 
 
 class Window:
-    """What was counted between `begin` and `end`: entries, latencies, processor time."""
+    """Figures of the time between `begin` and `end`: entries, latencies, processor time."""
 
     def __init__(self, pids: list[int], size: int) -> None:
         self.entries = 0
@@ -63,7 +63,7 @@ class Window:
             "mb_per_s": round(self.entries * self._size / elapsed / 1e6, 1),
             **self.latencies.summary(),
             "client_cpu_s": round(client, 2),
-            "server_cpu_s": [round(each, 2) for each in servers],
+            "server_cpu_s": [round(seconds, 2) for seconds in servers],
             "server_rss_mb": [rss_mb(pid) for pid in self._pids],
             "client_cpu_us_per_entry": round(1e6 * client / entries, 2),
             "server_cpu_us_per_entry": round(1e6 * sum(servers) / entries, 2),
@@ -74,19 +74,19 @@ class Window:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far, in seconds."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def rss_mb(pid: int) -> int:
-    """Resident memory of a process, MB."""
+    """Return the resident memory of a process, in MB."""
     return memory_kib(pid, "VmRSS") * 1024 // 1_000_000
 
 
 def memory_kib(pid: int, field: str) -> int:
-    """What the system says of a process's memory, KiB; 0: nothing. Raises `OSError`."""
+    """Return a field of `/proc/PID/status`, in KiB; 0 if it is absent. Raises `OSError`."""
     with open(f"/proc/{pid}/status") as file:
         return next((int(line.split()[1]) for line in file if line.startswith(f"{field}:")), 0)
 
@@ -102,7 +102,7 @@ async def _create(client: Client, arguments: argparse.Namespace) -> LedgerWriter
 
 
 async def _append(client: Client, arguments: argparse.Namespace, pids: list[int]) -> dict[str, Any]:
-    """Keep `window` entries in flight for `warmup` and then `seconds`; one latency per entry."""
+    """Keep `window` entries in flight for `warmup` and then `seconds`. Record one latency per entry."""
     window = Window(pids, arguments.size)
     payload = os.urandom(arguments.size)
     ledgers = [await _create(client, arguments) for _ in range(arguments.ledgers)]
@@ -126,14 +126,14 @@ async def _append(client: Client, arguments: argparse.Namespace, pids: list[int]
 async def _drive_single(
     ledger: LedgerWriter, payload: bytes, in_flight: int, window: Window, stop: asyncio.Event
 ) -> None:
-    """One call an entry: each confirmed entry is followed by the next append."""
+    """Append with one call per entry: each confirmed entry is followed by the next append."""
     clock = time.perf_counter
     began: dict[asyncio.Future[int], float] = {}
     idle = asyncio.get_running_loop().create_future()
-    held: list[asyncio.Task[None]] = []  # one, while the client takes no more
+    held: list[asyncio.Task[None]] = []  # one task, while the client's memory limit is reached
     held_count = 0
 
-    async def go_on() -> None:
+    async def resume() -> None:
         nonlocal held_count
         try:
             await ledger.wait_writable()
@@ -155,10 +155,10 @@ async def _drive_single(
         nonlocal held_count
         try:
             future = ledger.append_nowait(payload)
-        except BookieBusy:  # A replica lags behind, and what it has not answered takes the client's memory.
+        except BookieBusy:  # A replica lags: its unanswered adds fill the client's memory limit.
             held_count += 1
             if not held:
-                held.append(asyncio.ensure_future(go_on()))
+                held.append(asyncio.ensure_future(resume()))
             return
         began[future] = clock()
         future.add_done_callback(confirmed)
@@ -184,7 +184,7 @@ async def _drive_single(
 async def _drive_many(
     ledger: LedgerWriter, payload: bytes, in_flight: int, window: Window, stop: asyncio.Event
 ) -> None:
-    """A batch a call: the window is kept full with ten batches (one, if it is smaller than ten)."""
+    """Append with one call per batch: ten batches fill the window (single entries, if it is below ten)."""
     lanes = min(10, in_flight)
     batch = [payload] * (in_flight // lanes)
 
@@ -193,7 +193,7 @@ async def _drive_many(
             start = time.perf_counter()
             try:
                 await ledger.append_many(batch)
-            except Exception:  # noqa: BLE001 - any failure is counted, shown, and ends the run
+            except Exception:  # noqa: BLE001 - every failure is counted, reported, and ends the run
                 window.errors += 1
                 stop.set()
                 return
@@ -217,7 +217,7 @@ async def _fill(client: Client, arguments: argparse.Namespace, pids: list[int]) 
 
 
 async def _read(client: Client, arguments: argparse.Namespace, pids: list[int]) -> dict[str, Any]:
-    """Read the whole ledger in order, over and over, until the time is up."""
+    """Read the whole ledger in order, repeatedly, until the time is up."""
     ledger_id, is_ours = arguments.ledger, arguments.ledger is None
     if is_ours:
         ledger_id = (await _fill(client, arguments, pids))["ledger"]

@@ -1,8 +1,8 @@
-"""`bk bench storage --growth`: what a bookie's storage costs as it grows, without network and clients.
+"""`bk bench storage --growth`: cost of a bookie's storage as it grows, without network and clients.
 
-The storage runs in this process. First many ledgers get a few entries each and are left alone; then some thousands are
-written to in turn, a few entries at a time, until there are enough. Then an orderly stop and start, first reads
-of ledgers nobody has touched since, more entries, an end without a stop, and a start that replays the journal.
+The storage runs in this process. First many ledgers receive a few entries each. Then some thousands of ledgers are
+written in turn, a few entries at a time, up to the given number. Then follow an orderly stop and start, first reads of
+ledgers that were not used since, more entries, an end without a stop, and a start that replays the journal.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from bookies.model import DigestType
 from bookies.runtime import aio
 from bookies.storage.store import LedgerStore
 
-BATCH = 10  # entries of a ledger at a time
-PAYLOAD_SIZE = 64
-WINDOW = 1000  # batches under way
+BATCH = 10  # entries of one add
+PAYLOAD_SIZE = 64  # bytes
+WINDOW = 1000  # batches in flight
 COLD_READS = 1000
 REPLAYED_SHARE = 0.05  # of the entries, added before the end without a stop
 KEY = bytes(20)
-_HEAD = bytes(24)  # packet header and master key of a frame, of no interest here
+_HEAD = bytes(24)  # packet header and master key of a frame; the storage ignores them
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print the table; the exit status."""
+    """Measure and print the table. Return the exit status."""
     for name in ("ledgers", "open_ledgers", "entries"):
         if (number := getattr(arguments, name)) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} {number}: at least one is needed")
+            raise UsageError(f"--{name.replace('_', '-')} {number}: must be 1 or more")
     share = 10 if arguments.quick else 1
     directory = pathlib.Path(tempfile.mkdtemp(prefix="bk-bench-", dir=os.environ.get("BK_BENCH_DIRECTORY")))
     try:
@@ -77,11 +77,11 @@ class _Growth:
         self._quiet = quiet
         self._random = random.Random(1)
         self._payloads = [os.urandom(PAYLOAD_SIZE)] * BATCH
-        self._next = [0] * total  # entry id, of every ledger
+        self._next = [0] * total  # next entry id of every ledger
         self._failure: BaseException | None = None
-        self._room = asyncio.Event()
+        self._progressed = asyncio.Event()
         self._pending = 0
-        self._times: list[float] = []  # of checkpoints, seconds
+        self._times: list[float] = []  # durations of checkpoints, seconds
         self._store = self._new_store()
 
     def _new_store(self) -> LedgerStore:
@@ -89,7 +89,7 @@ class _Growth:
 
     def _failed(self, error: BaseException) -> None:
         self._failure = error
-        self._room.set()
+        self._progressed.set()
 
     async def run(self) -> dict[str, Any]:
         result: dict[str, Any] = {"ledgers": self._total, "of them written to": self._open_count}
@@ -110,7 +110,7 @@ class _Growth:
         return result | await self._replay()
 
     async def _add(self, ledger_id: int) -> None:
-        """A batch, when there is room for one more under way."""
+        """Add a batch, as soon as fewer than `WINDOW` are in flight and the storage is not congested."""
         first = self._next[ledger_id]
         self._next[ledger_id] = first + BATCH
         frames, starts, _ = pack_add_frames(
@@ -120,10 +120,10 @@ class _Growth:
         while self._pending >= WINDOW or self._store.is_congested:
             if self._failure is not None:
                 raise self._failure
-            self._room.clear()
+            self._progressed.clear()
             if self._store.is_congested:
-                self._store.when_uncongested(self._room.set)
-            await self._room.wait()
+                self._store.when_uncongested(self._progressed.set)
+            await self._progressed.wait()
         self._pending += 1
         self._store.add(
             ledger_id,
@@ -139,12 +139,12 @@ class _Growth:
     def _done(self, error: BaseException | None) -> None:
         self._pending -= 1
         self._failure = self._failure or error
-        self._room.set()
+        self._progressed.set()
 
     async def _settle(self) -> None:
         while self._pending:
-            self._room.clear()
-            await self._room.wait()
+            self._progressed.clear()
+            await self._progressed.wait()
         if self._failure is not None:
             raise self._failure
 
@@ -165,7 +165,7 @@ class _Growth:
         }
 
     async def _load(self) -> dict[str, Any]:
-        """The open ledgers in turn, and how long the checkpoints meanwhile take."""
+        """Write to the open ledgers in turn. Return the rate and the durations of the checkpoints meanwhile."""
         progress = Progress("entries", self._entry_count, quiet=self._quiet)
         flushes = asyncio.ensure_future(self._checkpoint_times())
         begin, begin_cpu = time.perf_counter(), time.process_time()

@@ -1,8 +1,8 @@
-"""`bk bench placement`: how even placement is, and what a choice costs. No cluster: the decisions alone.
+"""`bk bench placement`: evenness of placement and the cost of a choice. No cluster runs: only decisions are measured.
 
-For each shape of a cluster ensembles are chosen for as many ledgers as asked for, as a client chooses them. *Busiest*
-and *idlest* are the bookies with the most and the fewest places, as multiples of the mean; by chance alone they differ
-from it too, and *by chance* says how much the busiest would have if every place were drawn at random.
+For each shape of a cluster, ensembles are chosen for the given number of ledgers, as a client chooses them. *Busiest*
+and *idlest* are the bookies with the most and the fewest places, as multiples of the mean. Random choice differs from
+the mean too: *by chance* is the busiest bookie's value if every place were drawn at random.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bookies.protocol.placement.candidates import Candidates, Cluster
 from bookies.protocol.placement.placement import judge
 from bookies.protocol.placement.topology import Kind
 
-JUDGED = 100  # ensembles of each cluster
+JUDGED = 100  # ensembles of each cluster whose adherence is checked
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A cluster: its name, the racks by size, and what is asked for."""
+    """Shape of a cluster: name, number of bookies per rack, placement policy and quorums."""
 
     name: str
     racks: Mapping[str, int]
@@ -40,7 +40,7 @@ class Shape:
 
 
 def shapes(bookies: int) -> list[Shape]:
-    """Clusters of that many bookies in all."""
+    """Return the shapes for this number of bookies."""
     rack, rule = PlacementPolicy(Kind.RACK), PlacementPolicy(Kind.RACK, is_rule=True)
     even = {f"/r{n}": bookies // 50 for n in range(50)}
     three = {f"/r{n}": bookies // 3 for n in range(3)}
@@ -58,9 +58,11 @@ def shapes(bookies: int) -> list[Shape]:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bookies", type=int, default=5000, help="of each cluster (default 5000)")
-    parser.add_argument("--creates", type=int, default=100_000, help="ensembles chosen in each (default 100000)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--bookies", type=int, default=5000, help="number of bookies per cluster (default 5000)")
+    parser.add_argument(
+        "--creates", type=int, default=100_000, help="number of ensembles to choose per cluster (default 100000)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random choices (default 1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(shape: Shape, creates: int, seed: int) -> dict[str, object]:
-    """Choose so many ensembles; a row of the table. Times are of the processor, in microseconds a choice."""
+    """Choose `creates` ensembles. Return a row of the table; times are processor time."""
     rng = random.Random(seed)
     locations = {
         f"10.{number >> 8}.{number & 255}.{index}:3181": rack
@@ -97,7 +99,7 @@ def measure(shape: Shape, creates: int, seed: int) -> dict[str, object]:
         choose_ensemble(Candidates(cluster, preferred(cluster.bookies, rng, {})), shape.size, *quorums)
         for _ in range(JUDGED)
     ]
-    adhering = sum(judge(topology, shape.policy, each, *quorums).is_adhering for each in ensembles)
+    adhering = sum(judge(topology, shape.policy, ensemble, *quorums).is_adhering for ensemble in ensembles)
     mean = creates * shape.size / len(locations)
     counts = [places[BookieId(name)] for name in locations]
     return {

@@ -1,19 +1,19 @@
-"""`bk bench recovery`: one of five bookies is killed under load; how long, and at what price, until all is replicated.
+"""`bk bench recovery`: duration and cost of the repair after one of five bookies is killed under load.
 
-A cluster of its own, whose bookies take part in auto-recovery. First it is filled with small sealed ledgers, and the
-rate is measured that it takes adds at; from then on entries are added at a share of that rate, each at its time, and an
-add's latency counts from when it was due. For as long as *before* lasts, adds go on unmeasured first, so that what was
-filled in has been checkpointed. Then one bookie is killed. *Noticed* is when the first ledger was marked, *whole* when
-nothing is marked any more and no record names the dead bookie for an entry; both since the kill.
+The benchmark runs a cluster of its own with auto-recovery in the bookies. It is filled with small sealed ledgers, and
+the sustained rate of adds is measured. From then on entries are added at a share of that rate, each at its due time; an
+add's latency counts from its due time. For the length of *before*, adds run unmeasured, so that the filled ledgers are
+checkpointed. Then one bookie is killed. *Noticed* is the time of the first mark; *whole* is the time when no ledger is
+marked and no record names the dead bookie for an entry. Both count from the kill.
 
-*Bytes copied over bytes needed*: what the workers say they have copied, over what the dead bookie held by the records
-when it was killed, and of the ledgers under load when their writers had replaced it. *Metadata operations per ledger*:
-of all processes that take part, the auditor's passes over all ledgers and the coming and going of their own sessions
-included, over the ledgers of the dead bookie; and by who asked for what, of those that are not next to nothing.
+*Bytes copied over bytes needed*: the copies that the workers report, over the dead bookie's contents: by the records at
+the kill, and, for ledgers under load, when their writers had replaced it. *Metadata operations per ledger*: those of
+all processes of auto-recovery, with the auditor's passes over all ledgers and session management, over the ledgers of
+the dead bookie; and per caller and operation, unless they are negligible.
 
-Latencies *during* count from the kill, so that its own effect on writers is in them; *repairing*, from the first mark.
-`--bytes` makes the ledgers few and large instead of many and small. What is added meanwhile is small in any case.
-Whether the disk holds all of it is looked at first, and again when the rate is known: it never fills.
+Latencies *during* count from the kill, so they include its effect on writers; *repairing*, from the first mark.
+`--bytes` makes the ledgers few and large instead of many and small. Entries added meanwhile are always small. The free
+disk space is checked at the start, and again when the rate is known, so the disk never fills.
 """
 
 from __future__ import annotations
@@ -44,51 +44,59 @@ if TYPE_CHECKING:
     from bookies.model import BookieId, LedgerMetadata
 
 BOOKIES = 5
-LOADED_LEDGERS = 4  # written to all the time
+LOADED_LEDGERS = 4  # ledgers written throughout the run
 FILLED_AT_ONCE = 32
-CHUNK_SIZE = 1 << 20  # bytes that a ledger is filled by at a time
-LARGE_LEDGERS, LARGE_SIZE = 100, 16_384  # with --bytes: how many ledgers, and of which entries
-LOAD_SIZE = 1024  # of an entry that is added meanwhile, at most
+CHUNK_SIZE = 1 << 20  # bytes of one append while filling
+LARGE_LEDGERS, LARGE_SIZE = 100, 16_384  # with --bytes: number of ledgers, bytes of an entry
+LOAD_SIZE = 1024  # bytes of an entry under load, at most
 COPIES = 3
-REPAIR_S = 300.0  # that the load is taken to go on for while it is repaired
-SPARE = 0.1  # of what is free: stays so
-SHOWN_MIN = 0.01  # operations a ledger
+REPAIR_S = 300.0  # assumed duration of the load during the repair
+SPARE = 0.1  # share of the free disk space that must remain
+SHOWN_MIN = 0.01  # operations per ledger; smaller figures are not printed
 WINDOW = 64  # adds in flight while the rate is measured
-RATE_S = 15.0  # that the rate is measured for: the first seconds are faster than what lasts
+RATE_S = 15.0  # duration of the rate's measurement: the first seconds are faster than the sustained rate
 TICK_S = 0.005  # between two bursts of paced adds
-BACKLOG_MAX = 5_000  # adds under way; those that are due beyond that wait their turn, which is part of their latency
-LOOK_S = 0.2
+BACKLOG_MAX = 5_000  # adds in flight; later ones wait, which is part of their latency
+POLL_S = 0.2
 LEASE_MS, DELAY_S, REPORT_MS = 3_000, 2, 1_000
 LIMIT_S = 1_800.0
 BEFORE_S = 65
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="300 ledgers, within a minute")
+    parser.add_argument("--quick", action="store_true", help="use 300 ledgers; takes less than a minute")
     parser.add_argument(
-        "--ledgers", type=int, default=None, help="sealed ones to begin with (default 10000, with --bytes 100)"
+        "--ledgers",
+        type=int,
+        default=None,
+        help="number of sealed ledgers at the start (default 10000, with --bytes 100)",
     )
-    parser.add_argument("--entries", type=int, default=10, help="of each of them (default 10)")
-    parser.add_argument("--size", type=int, default=None, help="payload, bytes (default 1024, with --bytes 16384)")
+    parser.add_argument("--entries", type=int, default=10, help="entries per sealed ledger (default 10)")
     parser.add_argument(
-        "--bytes", type=float, default=None, help="payload of all of them, which is stored three times, for --entries"
+        "--size", type=int, default=None, help="payload of an entry, in bytes (default 1024, with --bytes 16384)"
+    )
+    parser.add_argument(
+        "--bytes",
+        type=float,
+        default=None,
+        help="payload of all sealed ledgers, in bytes, stored three times; replaces --entries",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         default=BEFORE_S,
-        help=f"that adds are measured before (default {BEFORE_S}: checkpoints, which are felt, come once a minute)",
+        help=f"seconds of measurement before the kill (default {BEFORE_S}, so that it includes a checkpoint)",
     )
     parser.add_argument(
         "--load",
         type=float,
         default=0.5,
-        help="adds during it, of 1 KiB or less, as a share of what the cluster takes (default 0.5)",
+        help="adds during the repair, of up to 1 KiB, as a share of the sustained rate (default 0.5)",
     )
 
 
 def limit(arguments: argparse.Namespace) -> None:
-    """Check the options, and cut down what is to be quick. Raises UsageError."""
+    """Check the options, set their defaults, and reduce them with `--quick`. Raises UsageError."""
     is_large = arguments.bytes is not None
     if arguments.ledgers is None:
         arguments.ledgers = LARGE_LEDGERS if is_large else 10_000
@@ -99,13 +107,13 @@ def limit(arguments: argparse.Namespace) -> None:
     if arguments.ledgers < 1 or arguments.entries < 1 or arguments.size < 0 or arguments.seconds <= 0:
         raise UsageError("--ledgers and --entries must be 1 or more, --size 0 or more, --seconds above 0")
     if not 0 <= arguments.load < 1:
-        raise UsageError(f"--load {arguments.load:g}: a share, from 0 to below 1")
+        raise UsageError(f"--load {arguments.load:g}: must be a share, from 0 to below 1")
     if arguments.quick:
         arguments.ledgers, arguments.seconds = min(arguments.ledgers, 300), min(arguments.seconds, 4)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print. 1: it was not whole again in time."""
+    """Measure and print the table. Return 1 if the cluster was not fully replicated in time."""
     from bookies.admin.cluster import LocalCluster
 
     limit(arguments)
@@ -133,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _flat(result: dict[str, Any]) -> Iterator[tuple[str, object]]:
     for name, value in result.items():
         if isinstance(value, dict):
-            yield from ((f"  {inner}", each) for inner, each in value.items())
+            yield from ((f"  {inner}", figure) for inner, figure in value.items())
         else:
             yield name, value
 
@@ -155,22 +163,21 @@ async def _measure(cluster: LocalCluster, directory: str, arguments: argparse.Na
 
 
 def _memory_of(pid: int) -> float:
-    """The most that a process has had, MiB."""
+    """Return the peak resident memory of a process, in MiB; 0 if it has ended."""
     with suppress(OSError):
         return round(memory_kib(pid, "VmHWM") / 1024, 1)
     return 0.0
 
 
 class Cluster(Protocol):
-    """What a bookie is killed in."""
+    """Cluster with a bookie to kill."""
 
     def kill(self, bookie_id: str, /) -> None:
-        """SIGKILL; returns when it is gone."""
+        """Send SIGKILL to a bookie and wait until its process has ended."""
 
 
 class Counted(NamedTuple):
-    """By all who repair, so far: payload bytes copied, operations of the metadata store, and these by who asked for
-    what."""
+    """Totals of all workers so far: payload bytes copied, metadata operations, and these by caller and operation."""
 
     size: int
     operations: float
@@ -178,25 +185,25 @@ class Counted(NamedTuple):
 
 
 class Space:
-    """What is free on the disk of this directory, where the bookies keep their data."""
+    """Free space on the disk of the bookies' directory."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = directory
 
     def check(self, payload_size: float, options: str) -> None:
-        """Raises UsageError when the copies of so many bytes leave too little."""
+        """Check that the copies of this payload fit. Raises UsageError that names the options to reduce."""
         disk = shutil.disk_usage(self._directory)
         needed, free = int(payload_size * COPIES), int(disk.free * (1 - SPARE))
         if needed > free:
             raise UsageError(
-                f"some {size_text(needed)} would be written, and {size_text(free)} are free in {self._directory}: "
-                f"give less ({options}), or set BK_BENCH_DIRECTORY to a place on a larger disk"
+                f"about {size_text(needed)} would be written, but {self._directory} has {size_text(free)} free: reduce "
+                f"{options}, or set BK_BENCH_DIRECTORY to a directory on a larger disk"
             )
 
 
 @dataclass
 class _Load:
-    """Adds at a steady rate. `latencies`: since each was due; `first_error`: of those that failed."""
+    """Adds at a steady rate. `latencies`: from each due time; `first_error`: message of the first failed add."""
 
     ledgers: list[LedgerWriter]
     payload: bytes
@@ -205,7 +212,7 @@ class _Load:
     first_error: str = "none"
 
     async def measure_rate(self, seconds: float) -> float:
-        """Entries a second with a closed loop."""
+        """Return the entries per second of a closed loop."""
         count, end = 0, time.monotonic() + seconds
 
         async def lane(ledger: LedgerWriter) -> None:
@@ -218,7 +225,7 @@ class _Load:
         return count / seconds
 
     async def run(self, per_s: float) -> None:
-        """Until cancelled; those under way are waited for."""
+        """Add until cancelled, then wait for the adds in flight."""
         pending: set[asyncio.Task[None]] = set()
         begun, sent = time.monotonic(), 0
         try:
@@ -245,13 +252,13 @@ class _Load:
             self.latencies.record(time.monotonic() - due)
 
     def take(self) -> Histogram:
-        """What was counted since the last time."""
+        """Return the latencies since the last call."""
         taken, self.latencies = self.latencies, Histogram()
         return taken
 
 
 class Bench:
-    """One run on a cluster whose bookies serve. `counted` may be put in another way. `space`: of its disk."""
+    """One run on a cluster whose bookies serve. Subclasses may replace `counted`. `space`: of the cluster's disk."""
 
     def __init__(
         self,
@@ -281,12 +288,12 @@ class Bench:
         loaded_s = 2 * arguments.seconds + (0 if arguments.quick else REPAIR_S)
         self._space.check(filled_size / BOOKIES + per_s * len(load.payload) * loaded_s, "--load or --seconds")
         adding = asyncio.ensure_future(load.run(per_s)) if per_s else None
-        await asyncio.sleep(arguments.seconds)  # until what was filled in has been checkpointed too
+        await asyncio.sleep(arguments.seconds)  # until the filled ledgers are checkpointed
         load.take()
         await asyncio.sleep(arguments.seconds)
         before = load.take()
         dead = load.ledgers[0].metadata.last_ensemble[0]
-        sealed = [each for each in await self._named(dead) if each.is_closed]
+        sealed = [record for record in await self._named(dead) if record.is_closed]
         counted = await self.counted(dead)
         begun = time.monotonic()
         await asyncio.to_thread(self._cluster.kill, dead)
@@ -307,7 +314,7 @@ class Bench:
         copied = settled.size - counted.size
         operations = round(settled.operations - counted.operations)
         names = {name: (count - counted.names.get(name, 0)) / len(needed) for name, count in settled.names.items()}
-        often = sorted((each for each in names.items() if each[1] >= SHOWN_MIN), key=lambda each: (-each[1], each[0]))
+        often = sorted((item for item in names.items() if item[1] >= SHOWN_MIN), key=lambda item: (-item[1], item[0]))
         needed_size = sum(size for _, size in needed)
         return {
             "ledgers": arguments.ledgers,
@@ -356,31 +363,31 @@ class Bench:
 
     # -- during --------------------------------------------------------------------------------------------------
     async def _named(self, bookie: BookieId) -> list[LedgerMetadata]:
-        """Records that name it for entries, now."""
+        """Return the records that presently name the bookie for entries."""
         from bookies.protocol.repair import RateLimit
         from bookies.protocol.repair.fragments import is_stored_on
         from bookies.replication.base.replication_records import Coverage, records
 
-        found = []
+        named = []
         async for page in records(self._driver, RateLimit(None), Coverage()):
-            found += [each.metadata for each in page if is_stored_on(each.metadata, bookie)]
-        return found
+            named += [record.metadata for record in page if is_stored_on(record.metadata, bookie)]
+        return named
 
     async def _replaced(self, ledger: LedgerWriter, dead: BookieId, begun: float) -> LedgerMetadata | None:
-        """The ledger's record when its writer has gone on without the dead bookie; None: it was never there."""
+        """Wait until the writer has replaced the dead bookie. Return the ledger's record; None: it never named it."""
         if dead not in ledger.metadata.last_ensemble and not ledger.metadata.names(dead):
             return None
         await self._until(lambda: _later(dead not in ledger.metadata.last_ensemble), begun)
         return ledger.metadata
 
     def _held(self, record: LedgerMetadata, bookie: BookieId) -> tuple[int, int]:
-        """Entries and bytes that the bookie must hold of fragments that are finished."""
+        """Return the entries and bytes of finished fragments that the bookie must hold."""
         from bookies.protocol.repair.drain import portion_of
         from bookies.protocol.repair.fragments import fragments_to_check
 
         last = record.last_entry_id if record.is_closed else record.ensembles[-1][0] - 1
-        fragments = [each for each in fragments_to_check(record, last) if each.is_finished]
-        # What is written to all the time is open still.
+        fragments = [fragment for fragment in fragments_to_check(record, last) if fragment.is_finished]
+        # An open record is one of the ledgers under load.
         size = self._arguments.size if record.is_closed else min(self._arguments.size, LOAD_SIZE)
         portion = portion_of(record, fragments, bookie, last, (last + 1) * size)
         return portion.entries, portion.size
@@ -395,19 +402,19 @@ class Bench:
         return False
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], begun: float) -> float | None:
-        """Seconds since then; None: the time is up."""
+        """Wait for a condition. Return the seconds since `begun`; None after `LIMIT_S`."""
         while not await condition():
             if time.monotonic() - begun > LIMIT_S:
                 return None
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return round(time.monotonic() - begun, 2)
 
     # -- afterwards ----------------------------------------------------------------------------------------------
     async def counted(self, dead: BookieId) -> Counted:
-        """What the processes of bookies say, without the dead one's."""
+        """Return the totals that the bookies' processes report, without the dead bookie's."""
         from bookies.replication.operator.status import read_processes
 
-        workers = [each.worker for each in await read_processes(self._driver) if each.bookie != dead]
+        workers = [process.worker for process in await read_processes(self._driver) if process.bookie != dead]
         names: dict[str, int] = {}
         for worker in workers:
             for name, count in worker["metadata_operations_by_name"].items():
@@ -415,7 +422,7 @@ class Bench:
         return Counted(sum(worker["bytes_copied"] for worker in workers), sum(names.values()), names)
 
     async def _settled(self, dead: BookieId) -> Counted:
-        """What is counted when nothing is copied any more."""
+        """Return the totals when no more bytes are copied."""
         deadline = time.monotonic() + 10 * REPORT_MS / 1000
         known = -1
         while True:

@@ -1,10 +1,9 @@
-"""`bk bench storage`: what disk use falls to when ledgers are deleted, what that costs, and what adds feel of it.
+"""`bk bench storage`: disk use after deletions, the cost of compaction, and the latency of adds meanwhile.
 
-One bookie of its own, with small entry logs. First ledgers are written side by side, nine of ten are deleted at
-random, and one collection and one major compaction run: bytes in logs, live bytes, bytes read and written. Then the
-same again, and entries are added at half of the rate that a bookie takes: latencies while it does one checkpoint after
-the other, collects, compacts, and scrubs as fast as it may; each time beside those of a second bookie that does nothing
-of all this.
+One bookie with small entry logs. First ledgers are written concurrently, nine of ten are deleted at random, and one
+collection and one major compaction run: bytes in logs, live bytes, bytes read and written. Then the same is repeated
+while entries are added at half of the rate that a bookie sustains: latencies during continuous checkpoints, collection,
+compaction, and a scrub at the highest allowed rate. Each is compared with the latencies of a second, idle bookie.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 DELETED_SHARE = 0.9
 TICK_S = 0.005  # between two bursts of paced adds
-POLL_S = 0.2  # between two looks whether the scrub is done
+POLL_S = 0.2  # between two checks whether the scrub has ended
 CHECKPOINT_MS, NEVER_MS = 200, 86_400_000
 SETTINGS: dict[str, object] = {
     "gc_quarantine_ms": 0,
@@ -46,24 +45,28 @@ SETTINGS: dict[str, object] = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--growth", action="store_true", help="instead: the cost of many ledgers and entries")
-    parser.add_argument("--ledgers", type=int, default=50_000, help="of --growth, in all (default 50000)")
-    parser.add_argument("--open-ledgers", type=int, default=10_000, help="written to in turn (default 10000)")
-    parser.add_argument("--entries", type=int, default=10_000_000, help="of --growth (default 10000000)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the data, within a minute")
+    parser.add_argument("--growth", action="store_true", help="measure the cost of many ledgers and entries instead")
+    parser.add_argument("--ledgers", type=int, default=50_000, help="--growth: number of ledgers (default 50000)")
     parser.add_argument(
-        "--rate", type=int, default=32 << 20, help="compaction_rate_size, bytes a second (default 32 MiB)"
+        "--open-ledgers", type=int, default=10_000, help="--growth: number of ledgers written in turn (default 10000)"
+    )
+    parser.add_argument(
+        "--entries", type=int, default=10_000_000, help="--growth: number of entries (default 10000000)"
+    )
+    parser.add_argument("--quick", action="store_true", help="use a tenth of the data; takes less than a minute")
+    parser.add_argument(
+        "--rate", type=int, default=32 << 20, help="compaction_rate_size, in bytes per second (default 32 MiB)"
     )
     parser.add_argument(
         "--kind",
         choices=("transactional", "plain"),
         default="transactional",
-        help="of compaction (default transactional)",
+        help="kind of compaction (default transactional)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print the table. Return the exit status."""
     if arguments.growth:
         from bookies.lab.bench import bench_growth
 
@@ -104,8 +107,8 @@ async def _measure(quiet: LocalCluster, busy: LocalCluster, scale: int) -> dict[
     async with connect(quiet.metadata_uri) as other, connect(busy.metadata_uri) as client:
         bench = _Bench(client, busy.bookies[0].directory / "ledgers", scale)
         still = _Bench(other, quiet.bookies[0].directory / "ledgers", scale)
-        for each in (bench, still):
-            await each.suspend_scrub(suspended=True)  # until its turn comes
+        for member in (bench, still):
+            await member.suspend_scrub(suspended=True)  # until the scrub is measured
         result = await bench.space()
         await bench.fill()
         async with await other.create(ensemble=1) as reference, await client.create(ensemble=1) as ledger:
@@ -113,7 +116,7 @@ async def _measure(quiet: LocalCluster, busy: LocalCluster, scale: int) -> dict[
 
 
 class _Bench:
-    """One bookie. `ledgers`: its directory."""
+    """Measurements on one bookie. `ledgers`: its ledger directory."""
 
     def __init__(self, client: Client, ledgers: pathlib.Path, scale: int) -> None:
         self._client = client
@@ -131,7 +134,7 @@ class _Bench:
         return sum(path.stat().st_size for path in (self._ledgers / "current").glob("*.log*"))
 
     async def fill(self) -> None:
-        """Ledgers side by side; then nine of ten are deleted."""
+        """Write ledgers concurrently, then delete nine of ten."""
         client, size = self._client, self._scale * 40_000_000
         count, payload = 200, os.urandom(1000)
         ledgers = [await client.create(ensemble=1) for _ in range(count)]
@@ -144,7 +147,7 @@ class _Bench:
             await client.delete(ledger.ledger_id)
 
     async def space(self) -> dict[str, Any]:
-        """What a collection and a compaction leave, read and write."""
+        """Measure the bytes that a collection and a compaction leave, read and write."""
         await self.fill()
         before = self._disk_size()
         await self._call("gc", wait=True)
@@ -166,12 +169,12 @@ class _Bench:
         }
 
     async def latencies(self, quiet: LedgerWriter, busy: LedgerWriter) -> dict[str, Any]:
-        """Of adds to `busy`, of this bookie, while it does each of its tasks, and right before and after to `quiet`."""
+        """Measure adds to `busy`, on this bookie, during each task, and to `quiet` right before and after it."""
         rate = min(await _rate(quiet), await _rate(busy)) / 2
         result: dict[str, Any] = {"adds per second": rate}
         seconds = 2.0 + self._scale
         tasks: dict[str, Callable[[], Awaitable[None]]] = {
-            "checkpoints": partial(asyncio.sleep, seconds),  # they come all the time
+            "checkpoints": partial(asyncio.sleep, seconds),  # they run continuously
             "collection": partial(self._collect_until, seconds),
             "compaction": self._compact,
             "scrub": partial(self._scrub, seconds),
@@ -180,16 +183,16 @@ class _Bench:
             idle = await _paced(quiet, rate, asyncio.ensure_future(asyncio.sleep(seconds / 2)))
             latencies = await _paced(busy, rate, asyncio.ensure_future(task()))
             idle.merge(await _paced(quiet, rate, asyncio.ensure_future(asyncio.sleep(seconds / 2))))
-            for kind, histogram in (("without", idle), ("with", latencies)):
+            for prefix, histogram in (("without", idle), ("with", latencies)):
                 figures = histogram.summary()
-                result |= {f"{figure} {kind} {name}": figures[figure] for figure in ("p50_us", "p99_us", "max_us")}
+                result |= {f"{figure} {prefix} {name}": figures[figure] for figure in ("p50_us", "p99_us", "max_us")}
             result[f"p99 with / without {name}"] = result[f"p99_us with {name}"] / max(
                 1, result[f"p99_us without {name}"]
             )
         return result
 
     async def _collect_until(self, seconds: float) -> None:
-        """Collections, one after the other."""
+        """Run collections, one after the other, for this time."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             await self._call("gc", wait=True)
@@ -198,7 +201,7 @@ class _Bench:
         await self._call("compact", kind="major", wait=True)
 
     async def _scrub(self, seconds: float) -> None:
-        """A pass at the greatest rate that is allowed, so long or until it is done."""
+        """Run a pass at the highest allowed rate, for at most this time."""
         end = time.perf_counter() + seconds
         await self.suspend_scrub(suspended=False)
         status = await self._call("scrub", now=True)
@@ -209,7 +212,7 @@ class _Bench:
 
 
 async def _rate(ledger: LedgerWriter) -> float:
-    """Entries a second with a thousand in flight."""
+    """Return the entries per second with a thousand in flight."""
     batch, count = [os.urandom(1000)] * 100, 0
     begin = time.perf_counter()
     while time.perf_counter() < begin + 1.5:
@@ -219,7 +222,7 @@ async def _rate(ledger: LedgerWriter) -> float:
 
 
 async def _paced(ledger: LedgerWriter, rate: float, until: asyncio.Future[None]) -> Histogram:
-    """Latencies of adds that are sent at this rate, a burst a tick, until something is done."""
+    """Add at this rate, one burst per tick, until `until` is done. Return the latencies."""
     clock, payload, latencies = time.perf_counter, os.urandom(1000), Histogram()
     pending: dict[asyncio.Task[None], None] = {}
 

@@ -1,4 +1,4 @@
-"""The table of `bk bench suite`: each case several times, medians."""
+"""Table of `bk bench suite`: the medians of several runs of each case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from bookies.admin.shared.common import print_json, print_table
 
-# (name, verb, what differs from the defaults)
+# (name, verb, options that differ from the defaults)
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("add 100 B, 1,000 in flight", "append", {"size": 100, "window": 1000}),
     ("add 1 KiB, 1,000 in flight", "append", {"size": 1024, "window": 1000}),
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def run(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], dict[str, Any]]) -> int:
-    """Run every case `--runs` times, round after round, and print one row a case."""
+    """Run every case `--runs` times, round after round, and print one row per case."""
     results: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in CASES}
     defaults = {"window": 1000, "ledgers": 1, "api": "single", "entries": 200_000, "ledger": None}
     for round_number in range(arguments.runs):
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], d
             case = argparse.Namespace(**{**vars(arguments), **defaults, **changes, "verb": verb})
             print(f"  round {round_number + 1} of {arguments.runs}: {name}", file=sys.stderr, flush=True)
             results[name].append(measure(case))
-    rows = [{"case": name, **_median(found)} for name, found in results.items()]
+    rows = [{"case": name, **_median(runs)} for name, runs in results.items()]
     if arguments.json:
         print_json(rows)
     else:
@@ -54,13 +54,13 @@ def run(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], d
     return int(any(row["errors"] for row in rows))
 
 
-def _median(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
     def figure(result: dict[str, Any], column: str) -> float:
         value = result[column]
         return max(value, default=0) if isinstance(value, list) else value
 
     row: dict[str, Any] = {
-        column: round(statistics.median(figure(each, column) for each in found), 1) for column in COLUMNS
+        column: round(statistics.median(figure(run, column) for run in runs), 1) for column in COLUMNS
     }
-    row["errors"] = sum(each["errors"] for each in found)
+    row["errors"] = sum(run["errors"] for run in runs)
     return row

@@ -1,4 +1,4 @@
-"""Real processes under faults, behind `bk chaos`."""
+"""Chaos tests behind `bk chaos`: a cluster of real processes under faults."""
 
 from __future__ import annotations
 

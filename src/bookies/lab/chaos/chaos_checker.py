@@ -1,13 +1,13 @@
-"""What must hold in `bk chaos`, from what every client wrote down and what is in the ledgers at the end.
+"""Promises that `bk chaos` checks, from the clients' histories and the ledgers' contents at the end.
 
 none lost        every acknowledged append is readable at the end, with the right content
 none vanished    no reader saw an entry that the ledger does not have at the end
-none invented    a ledger has no entry that nobody appended
-one end          everybody who was told the end of a ledger was told the same, and so is whoever asks at the end
+none invented    a ledger has only entries that a client appended
+one end          all clients, and the last check, received the same end of a ledger
 enough copies    every entry of a ledger is on at least an ack quorum of its bookies
-in time          every operation ended within its bound and `SLACK_S`; the time during which its process was
-                 stopped does not count, and one whose process was killed need not end
-documented       no operation raised an error that is none of the documented ones
+in time          every operation ended within its bound plus `SLACK_S`; the time during which its process was
+                 stopped does not count, and an operation of a killed process need not end
+documented       no operation raised an undocumented error
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
 
 SLACK_S = 5.0
-RECOVER_S, READ_S = 60.0, 120.0  # of the last check, when nothing is broken any more
-AT_ONCE = 4  # ledgers that the last check looks at
+RECOVER_S, READ_S = 60.0, 120.0  # time-outs of the last check, after all faults are healed
+AT_ONCE = 4  # ledgers that the last check reads concurrently
 
 
 @dataclass
 class Story:
-    """One ledger as the clients saw it; -1: no entry. `ends`: (last entry, length) -> who was told that."""
+    """One ledger as the clients saw it; -1: no entry. `ends`: (last entry, length) -> first client that received it."""
 
     started: int = -1
     acked: int = -1
@@ -44,7 +44,7 @@ class Story:
 
 
 class Checker:
-    """Takes the facts of all clients as they come; `violations` are sentences."""
+    """Checker of all clients' histories, line by line. `violations` are sentences."""
 
     def __init__(self) -> None:
         self.violations: list[str] = []
@@ -67,13 +67,13 @@ class Checker:
         self._stops[client].append((begin, time.monotonic()))
 
     def killed(self, client: str) -> None:
-        """The operations that it had under way need not end."""
+        """Forget the pending operations of a killed client: they need not end."""
         for key in [key for key in self._open if key[0] == client]:
             del self._open[key]
             self.counts["operations cut off by a kill"] += 1
 
     def overdue(self) -> list[str]:
-        """Clients that have an operation under way for too long; each operation is a violation, once."""
+        """Return clients with an operation that exceeds its bound. Each such operation is one violation."""
         now = time.monotonic()
         late = []
         for (client, number), begun in list(self._open.items()):
@@ -91,7 +91,7 @@ class Checker:
 
     # -- facts ---------------------------------------------------------------------------------------------------
     def take(self, client: str, facts: Iterable[dict[str, Any]]) -> None:
-        """The next lines of one client's history."""
+        """Check the next lines of one client's history."""
         for fact in facts:
             match fact["e"]:
                 case "begin":
@@ -106,16 +106,16 @@ class Checker:
                     self._take_story(client, event, fact)
 
     def _take_end(self, client: str, fact: dict[str, Any]) -> None:
-        kind, seconds = fact["kind"], fact["s"]
-        self.outcomes.setdefault(kind, Counter())[fact["outcome"]] += 1
+        operation, seconds = fact["kind"], fact["s"]
+        self.outcomes.setdefault(operation, Counter())[fact["outcome"]] += 1
         if fact["outcome"] == "ok":
-            self.latencies.setdefault(kind, Histogram()).record(seconds)
+            self.latencies.setdefault(operation, Histogram()).record(seconds)
         begun = self._open.pop((client, fact["op"]), None)
         if begun is None:
-            return  # It was overdue, and has ended after all.
+            return  # It was overdue, and was reported then.
         stopped_s = self._stopped_s(client, begun["t"], fact["t"])
         if seconds - stopped_s > begun["bound_s"] + SLACK_S:
-            self.violated("in time", f"{client}: {kind} took {seconds:.1f} s ({stopped_s:.1f} s stopped)")
+            self.violated("in time", f"{client}: {operation} took {seconds:.1f} s ({stopped_s:.1f} s stopped)")
 
     def _take_story(self, client: str, event: str, fact: dict[str, Any]) -> None:
         story = self.stories.setdefault(fact["ledger"], Story())
@@ -131,17 +131,17 @@ class Checker:
             assert event == "end_of", event
             self.ended(fact["ledger"], client, last, fact["length"])
 
-    def ended(self, ledger_id: int, who: str, last: int, length: int) -> None:
-        """`who` was told that the ledger ends at entry `last` and has `length` bytes."""
+    def ended(self, ledger_id: int, client: str, last: int, length: int) -> None:
+        """Record that a client received `last` as the ledger's last entry and `length` as its size in bytes."""
         ends = self.stories.setdefault(ledger_id, Story()).ends
-        ends.setdefault((last, length), who)
+        ends.setdefault((last, length), client)
         if len(ends) > 1:
-            told = "; ".join(f"{name}: entry {end}, {size} bytes" for (end, size), name in ends.items())
-            self.violated("one end", f"ledger {ledger_id} was told to end at different places: {told}")
+            texts = "; ".join(f"{name}: entry {end}, {size} bytes" for (end, size), name in ends.items())
+            self.violated("one end", f"clients received different ends of ledger {ledger_id}: {texts}")
 
 
 class LastCheck:
-    """Recover and read every ledger when nothing is broken any more, and compare with what the clients saw."""
+    """Check after the healing: recover and read every ledger, and compare with what the clients saw."""
 
     def __init__(self, checker: Checker, label: tuple[str, str], *, counts_copies: bool = True) -> None:
         self._checker = checker
@@ -150,11 +150,11 @@ class LastCheck:
         self.ensemble_changes = self.entries = self.ledgers = 0
 
     async def run(self, client: Client) -> None:
-        records = [each async for each in client.ledgers(label=self._label)]
+        records = [record async for record in client.ledgers(label=self._label)]
         self.ledgers = len(records)
-        lost = self._checker.stories.keys() - {each.ledger_id for each in records}
+        lost = self._checker.stories.keys() - {record.ledger_id for record in records}
         for ledger_id in sorted(lost):
-            self._checker.violated("none lost", f"there is no ledger {ledger_id} any more")
+            self._checker.violated("none lost", f"ledger {ledger_id} does not exist any more")
         remaining = iter(records)
 
         async def check_some() -> None:
@@ -184,7 +184,7 @@ class LastCheck:
         self._compare(metadata, following, length)
         copies = await count_replicas(client, metadata) if self._counts_copies else {}
         if copies and min(copies) < metadata.ack_quorum:
-            text = f"of ledger {ledger_id}, ack quorum {metadata.ack_quorum}: {dict(copies)} (copies: entries)"
+            text = f"ledger {ledger_id}, ack quorum {metadata.ack_quorum}: {dict(copies)} (copies: entries)"
             self._checker.violated("enough copies", text)
         self.ensemble_changes += len(metadata.ensembles) - 1
         self.entries += following
@@ -206,5 +206,5 @@ class LastCheck:
         if metadata.last_entry_id > story.started:
             violated("none invented", f"{name}, but only those up to {story.started} were appended")
         if length != metadata.length:
-            # A recovery with nothing to write back that cannot read the last entry publishes another one (D-10).
+            # D-10: a recovery that has no entry to write back and cannot read the last entry publishes another length.
             self._checker.counts["inexact lengths"] += 1

@@ -1,8 +1,8 @@
-"""One client process of `bk chaos`: a writer, a recoverer, a reader or a tailer, until its standard input ends.
+"""Client process of `bk chaos`: a writer, a recoverer, a reader or a tailer. Runs until its standard input ends.
 
-Everything it does goes through the public client and into its history (`chaos_history`). An operation with a time-out
-of its own gets one; the others have the bounds below, which follow from the time-outs of single requests and from how
-many are made one after the other. SIGUSR1 prints what every task waits for, for those that hang.
+Every operation uses the public client and is recorded in the history (`chaos_history`). An operation with a time-out
+parameter gets a time-out. The others have the bounds below, which follow from the time-outs of single requests and the
+number of consecutive requests. SIGUSR1 prints what every task waits for.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 Sizes = tuple[int, int, int]  # ensemble, write quorum, ack quorum
 CONFIG = ClientConfig(add_timeout_ms=1_500, read_timeout_ms=1_500, connect_timeout_ms=1_500)
 CONNECT_S, CREATE_S, APPEND_S, SEAL_S, RECOVER_S, OPEN_S, LIST_S = 20.0, 15.0, 10.0, 20.0, 30.0, 15.0, 20.0
-BOUND_S = 40.0  # of an operation that was given no time-out
+BOUND_S = 40.0  # of an operation without a time-out
 QUORUMS: tuple[Sizes, ...] = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (3, 2, 1), (1, 1, 1), (4, 3, 2), (5, 3, 3), (2, 2, 2))
 LABEL = "chaos"
 RECENT = 12  # ledgers that readers and recoverers mostly choose from
 
 
 class ChaosClient:
-    """All that the roles do: each of `write`, `recover`, `read` and `tail` deals with one ledger."""
+    """Operations of the roles: each call of `write`, `recover`, `read` and `tail` uses one ledger."""
 
     def __init__(self, client: Client, history: History, choices: random.Random, sizes: Sequence[Sizes]) -> None:
         self.client = client
@@ -49,7 +49,7 @@ class ChaosClient:
         self.stopping = asyncio.Event()
 
     async def pause(self, mean_s: float) -> None:
-        """About so long, but not beyond the wish to stop."""
+        """Sleep for a random time with this mean, but not after the request to stop."""
         try:
             async with asyncio.timeout(self.random.expovariate(1 / mean_s)):
                 await self.stopping.wait()
@@ -58,12 +58,12 @@ class ChaosClient:
 
     async def _ledgers(self) -> list[LedgerMetadata]:
         async with asyncio.timeout(LIST_S):
-            return [each async for each in self.client.ledgers(label=(LABEL, "1"))]
+            return [record async for record in self.client.ledgers(label=(LABEL, "1"))]
 
     async def choose(self, *, is_open: bool = False) -> LedgerMetadata | None:
-        """Some ledger, rather a young one."""
+        """Return a random ledger, mostly one of the `RECENT` newest."""
         ledgers = await self.history.attempt("list", LIST_S, self._ledgers()) or []
-        ledgers = [each for each in ledgers if not (is_open and each.is_closed)]
+        ledgers = [record for record in ledgers if not (is_open and record.is_closed)]
         if not ledgers:
             return None
         return self.random.choice(ledgers if self.random.random() < 0.2 else ledgers[-RECENT:])
@@ -90,38 +90,41 @@ class ChaosClient:
                 break
             following += count
             await self.pause(0.03)
-        await self._let_go(ledger)
+        await self._release(ledger)
 
     async def _append(self, ledger: LedgerWriter, entry_ids: range) -> bool:
-        """One by one at once, or as a batch; whether all were acknowledged."""
-        self.history.say("started", ledger=ledger.ledger_id, last=entry_ids[-1])
-        payloads = [payload_of(ledger.ledger_id, each) for each in entry_ids]
+        """Append entries, concurrently one by one or as a batch. Report whether all were acknowledged."""
+        self.history.write("started", ledger=ledger.ledger_id, last=entry_ids[-1])
+        payloads = [payload_of(ledger.ledger_id, entry_id) for entry_id in entry_ids]
         timeout = self.random.choice((APPEND_S, None))
         bound_s = timeout or BOUND_S
         if len(payloads) == 1 or self.random.random() < 0.3:
-            work = [self._append_one(ledger, each, payloads[each - entry_ids.start], timeout) for each in entry_ids]
+            work = [
+                self._append_one(ledger, entry_id, payloads[entry_id - entry_ids.start], timeout)
+                for entry_id in entry_ids
+            ]
             return all(await asyncio.gather(*work))
         last = await self.history.attempt("append many", bound_s, ledger.append_many(payloads, timeout=timeout))
         return self._acknowledged(ledger, entry_ids[0], entry_ids[-1], last)
 
     async def _append_one(self, ledger: LedgerWriter, entry_id: int, payload: bytes, timeout: float | None) -> bool:
         bound_s = timeout or BOUND_S
-        found = await self.history.attempt("append", bound_s, ledger.append(payload, timeout=timeout))
-        return self._acknowledged(ledger, entry_id, entry_id, found)
+        acked_id = await self.history.attempt("append", bound_s, ledger.append(payload, timeout=timeout))
+        return self._acknowledged(ledger, entry_id, entry_id, acked_id)
 
-    def _acknowledged(self, ledger: LedgerWriter, first: int, last: int, found: int | None) -> bool:
-        if found is None:
+    def _acknowledged(self, ledger: LedgerWriter, first: int, last: int, acked_id: int | None) -> bool:
+        if acked_id is None:
             return False
-        self.history.say("acked", ledger=ledger.ledger_id, first=first, last=last)
-        if found != last:
-            self.history.wrong(f"ledger {ledger.ledger_id}: entry {last} was acknowledged as {found}")
+        self.history.write("acked", ledger=ledger.ledger_id, first=first, last=last)
+        if acked_id != last:
+            self.history.wrong(f"ledger {ledger.ledger_id}: entry {last} was acknowledged as {acked_id}")
         return True
 
-    async def _let_go(self, ledger: LedgerWriter) -> None:
+    async def _release(self, ledger: LedgerWriter) -> None:
         if self.random.random() < 0.6:
             last = await self.history.attempt("seal", SEAL_S, ledger.seal(timeout=SEAL_S))
             if last is not None:
-                self.history.say("end_of", ledger=ledger.ledger_id, last=last, length=ledger.length)
+                self.history.write("end_of", ledger=ledger.ledger_id, last=last, length=ledger.length)
         await self.history.attempt("close", BOUND_S, ledger.close())
 
     # -- recovering ----------------------------------------------------------------------------------------------
@@ -136,12 +139,12 @@ class ChaosClient:
             return
         if not ledger.is_sealed:
             self.history.wrong(f"recovery of ledger {ledger.ledger_id} succeeded, but it is not sealed")
-        self._say_end(ledger)
+        self._write_end(ledger)
         await self.history.attempt("close", BOUND_S, ledger.close())
 
-    def _say_end(self, ledger: LedgerReader) -> None:
+    def _write_end(self, ledger: LedgerReader) -> None:
         metadata = ledger.metadata
-        self.history.say("end_of", ledger=ledger.ledger_id, last=metadata.last_entry_id, length=metadata.length)
+        self.history.write("end_of", ledger=ledger.ledger_id, last=metadata.last_entry_id, length=metadata.length)
 
     # -- reading -------------------------------------------------------------------------------------------------
     async def read(self) -> None:
@@ -166,7 +169,7 @@ class ChaosClient:
         first = self.random.choice((0, max(0, last - 100)))
         if last < 0:
             return
-        source = _PickyIterator(self.history, ledger, ledger.read_batches(first, last), first)
+        source = _CheckedBatches(self.history, ledger, ledger.read_batches(first, last), first)
         while source.following <= last and not self.stopping.is_set():
             has_more = await self.history.attempt("read", BOUND_S, source.advance())
             if has_more is None:
@@ -177,13 +180,13 @@ class ChaosClient:
             self.history.wrong(f"reading {first} to {last} of ledger {ledger.ledger_id} ended at {source.following}")
 
     async def _tail(self, ledger: LedgerReader) -> None:
-        """Follow a ledger to its end, or for a while."""
-        source = _PickyIterator(self.history, ledger, ledger.tail(0).batches(), 0)
-        patience_s = self.random.choice((1.0, 5.0, 15.0))
+        """Follow a ledger to its end, or for a random time."""
+        source = _CheckedBatches(self.history, ledger, ledger.tail(0).batches(), 0)
+        limit_s = self.random.choice((1.0, 5.0, 15.0))
 
         async def follow() -> bool:
             try:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(limit_s):
                     while not self.stopping.is_set():
                         if not await source.advance():
                             return True
@@ -191,14 +194,14 @@ class ChaosClient:
                 pass
             return False
 
-        if await self.history.attempt("tail", patience_s, follow()):
-            self._say_end(ledger)
+        if await self.history.attempt("tail", limit_s, follow()):
+            self._write_end(ledger)
             if not ledger.is_sealed or source.following != ledger.metadata.last_entry_id + 1:
                 self.history.wrong(f"the tail of {ledger!r} ended before entry {source.following}")
 
 
-class _PickyIterator:
-    """Batches of one reader, each looked at: the next entries, as written, and no last add confirmed that retreats."""
+class _CheckedBatches:
+    """Batches of one reader, checked: consecutive ids, content as written, last add confirmed never decreases."""
 
     def __init__(self, history: History, ledger: LedgerReader, batches: Batches, first: int) -> None:
         self._history = history
@@ -208,7 +211,7 @@ class _PickyIterator:
         self.following = first
 
     async def advance(self) -> bool:
-        """Take the next batch; False at the end."""
+        """Read and check the next batch. Return False at the end."""
         batch = await anext(self._batches, None)
         if batch is None:
             return False
@@ -223,7 +226,7 @@ class _PickyIterator:
             if payload != payload_of(ledger_id, entry_id):
                 self._history.wrong(f"{name}: entry {entry_id} is not what was written: {payload[:60]!r}")
         self.following = batch.last_entry_id + 1
-        self._history.say("seen", ledger=ledger_id, last=batch.last_entry_id)
+        self._history.write("seen", ledger=ledger_id, last=batch.last_entry_id)
         if self._ledger.last_add_confirmed < self._confirmed:
             self._history.wrong(f"{name}: the last add confirmed went back from {self._confirmed}")
         self._confirmed = self._ledger.last_add_confirmed
@@ -235,7 +238,7 @@ def _print_tasks() -> None:
 
 
 async def live(arguments: argparse.Namespace, history: History) -> int:
-    """Be one client until standard input ends."""
+    """Run one client until standard input ends."""
     from bookies.client.connect import connect
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print_tasks)
@@ -245,7 +248,9 @@ async def live(arguments: argparse.Namespace, history: History) -> int:
     client = None
     while client is None:
         client = await history.attempt("connect", CONNECT_S, opening)
-    sizes = [each for each in QUORUMS if each[0] <= arguments.bookies and each[2] >= arguments.least_ack_quorum]
+    sizes = [
+        quorums for quorums in QUORUMS if quorums[0] <= arguments.bookies and quorums[2] >= arguments.least_ack_quorum
+    ]
     chaos = ChaosClient(client, history, choices, sizes)
     act = {"writer": chaos.write, "recoverer": chaos.recover, "reader": chaos.read, "tailer": chaos.tail}[
         arguments.role

@@ -1,7 +1,7 @@
-"""Processes of `bk chaos` for auto-recovery, until their standard input ends: one that takes part, one that watches.
+"""Auto-recovery processes of `bk chaos`: healers and a watcher. They run until their standard input ends.
 
-`heal NAME` is what `bk recovery run` is, with the settings of the run. `watch` adds up what all that take part say of
-themselves, also those that are killed, and prints it at the end as one JSON object.
+`heal NAME` is `bk recovery run` with the settings of the chaos run. `watch` adds up the reports of all processes of
+auto-recovery, also of killed ones, and prints the totals at the end as one JSON object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SETTINGS = {
     "recovery_backoff_max_ms": 5_000,
     "recovery_report_interval_ms": 1_000,
 }
-LOOK_S = 1.0
+POLL_S = 1.0
 COUNTED = {
     "bytes_copied": "bytes copied by repairs",
     "entries_copied": "entries copied by repairs",
@@ -47,7 +47,7 @@ async def heal(arguments: argparse.Namespace) -> int:
 
     configure_logging()
     runtime = aio.runtime()
-    who = Participant(
+    participant = Participant(
         runtime,
         lambda: connect(arguments.metadata, runtime, lease_ms=arguments.lease_ms, may_create=False),
         RecoveryConfig(**SETTINGS),  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ async def heal(arguments: argparse.Namespace) -> int:
         BookieId(arguments.name),
         arguments.name,
     )
-    work = asyncio.create_task(RecoveryProcess(who).run())
+    work = asyncio.create_task(RecoveryProcess(participant).run())
     await _wait_input_ends()
     work.cancel()
     await asyncio.wait((work,))
@@ -63,7 +63,7 @@ async def heal(arguments: argparse.Namespace) -> int:
 
 
 class Sums:
-    """What every process has done, over all its lives: a number that is smaller than before begins anew."""
+    """Totals of every process over all its restarts: a counter that decreases has restarted at 0."""
 
     def __init__(self) -> None:
         self.total = dict.fromkeys(COUNTED.values(), 0)
@@ -71,9 +71,9 @@ class Sums:
         self._seen: dict[tuple[str, str], int] = {}
 
     def add(self, process: ProcessStatus) -> None:
-        for name, what in COUNTED.items():
+        for name, title in COUNTED.items():
             now, before = int(process.worker.get(name, 0)), self._seen.get((process.name, name), 0)
-            self.total[what] += now - before if now >= before else now
+            self.total[title] += now - before if now >= before else now
             self._seen[process.name, name] = now
 
     def leads(self, auditor: str | None) -> None:
@@ -92,11 +92,11 @@ async def watch(arguments: argparse.Namespace) -> int:
     try:
         ending = asyncio.create_task(_wait_input_ends())
         while not ending.done():
-            with contextlib.suppress(BookKeeperError):  # The store is stopped now and then; later counts have it all.
+            with contextlib.suppress(BookKeeperError):  # The store is stopped at times; later reports are cumulative.
                 sums.leads(await driver.recovery.auditor())
                 for process in await read_processes(driver):
                     sums.add(process)
-            await asyncio.wait((ending,), timeout=LOOK_S)
+            await asyncio.wait((ending,), timeout=POLL_S)
     finally:
         await driver.close()
     print(json.dumps({**sums.total, "auditors elected": len(sums.auditors)}), flush=True)

@@ -1,4 +1,4 @@
-"""A hostile bookie of `bk chaos` as a process, until its standard input ends. See `lab/sim/world/hostile.py`."""
+"""Process of a hostile bookie in `bk chaos`. Runs until its standard input ends. See `lab/sim/world/hostile.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The processes of `bk chaos` besides the bookies: the proxy and the clients, each in a session of its own.
+"""Processes of `bk chaos` besides the bookies: the proxy and the clients, each in a session of its own.
 
-Their standard input is a pipe whose other end the conductor holds: when it closes, for whatever reason, they end.
+Their standard input is a pipe whose other end the conductor holds: when it closes, also by the conductor's death, they
+end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bookies.lab.chaos.chaos_history import HistoryReader
 
 
 class ChaosProcess:
-    """One process and its log. `stderr` and what is not read of its output go to `log`."""
+    """One process and its log. `log` receives stderr, and stdout unless `has_output`."""
 
     def __init__(self, module: str, arguments: list[str], log: pathlib.Path, *, has_output: bool = False) -> None:
         self.log = log
@@ -43,7 +44,7 @@ class ChaosProcess:
         return self.process.poll() is not None
 
     def end_input(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -56,7 +57,7 @@ class ChaosProcess:
         return True
 
     def kill(self) -> None:
-        """End it at once, stopped or not."""
+        """Kill the process, stopped or not, and release its pipes."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
@@ -69,7 +70,10 @@ class ChaosProcess:
 
 
 class ProxyProcess(ChaosProcess):
-    """See `chaos_proxy`. `ports`: where clients reach each bookie. Raises `BookKeeperError` when it does not start."""
+    """Proxy process, see `chaos_proxy`. `ports`: where clients reach each bookie.
+
+    Raises `BookKeeperError` if it does not start.
+    """
 
     def __init__(self, bookies: list[str], log: pathlib.Path) -> None:
         super().__init__("bookies.lab.chaos.chaos_proxy", bookies, log, has_output=True)
@@ -80,23 +84,24 @@ class ProxyProcess(ChaosProcess):
             raise BookKeeperError(f"the proxy did not start: {self.last_words()}")
         self.ports: dict[str, int] = json.loads(line)["ports"]
 
-    def tell(self, what: str, **order: object) -> None:
+    def order(self, action: str, **parameters: object) -> None:
+        """Send an order to the proxy."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": what, **order}).encode() + b"\n")
+        self.process.stdin.write(json.dumps({"do": action, **parameters}).encode() + b"\n")
         self.process.stdin.flush()
 
     def finish(self) -> dict[str, int]:
-        """Stop it; its statistics."""
+        """Stop the proxy and return its statistics."""
         self.end_input()
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found: dict[str, int] = json.loads(line) if line else {}
+        statistics: dict[str, int] = json.loads(line) if line else {}
         self.kill()
-        return found
+        return statistics
 
 
 class ClientProcess(ChaosProcess):
-    """See `chaos_client`. `name`: its role and number, and which of those that follow each other it is."""
+    """Client process, see `chaos_client`. `name`: role, number, and the count of its restarts, from 1."""
 
     def __init__(
         self,
@@ -123,15 +128,15 @@ class ClientProcess(ChaosProcess):
         return self._history.read_new()
 
     def close(self) -> None:
-        """After its end."""
+        """Close the history. Call it after the end of the process."""
         self._history.close()
 
     def print_tasks(self) -> None:
-        """Into its log: what it waits for."""
+        """Make the process print to its log what each of its tasks waits for."""
         self.process.send_signal(signal.SIGUSR1)
 
 
 def last_line(log: pathlib.Path) -> str:
-    """What a process said last."""
+    """Return the last line of a process's log."""
     lines = log.read_text(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "nothing")
+    return next((line for line in reversed(lines) if line.strip()), "its log is empty")

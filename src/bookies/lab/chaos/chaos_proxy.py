@@ -1,17 +1,17 @@
-"""The network of `bk chaos`: a TCP proxy in front of each bookie, which breaks what passes through it when told to.
+"""Network of `bk chaos`: a TCP proxy in front of each bookie, which injects faults on request.
 
-Prints one line `{"ports": {bookie: port}}`, then takes one JSON object a line on standard input:
+Prints one line `{"ports": {bookie: port}}`, then reads one JSON object per line from standard input:
 
-    {"do": "backend", "bookie": B, "port": P}   where the bookie listens now
-    {"do": "cut", "bookie": B, "torn": bool}    end every connection, now or in the middle of what comes next
-    {"do": "half-open", "bookie": B, "side": "client" or "bookie"}   end only that side; the other is not told
-    {"do": "stall", "bookie": B, "ways": ["requests", "answers"]}    hold back; TCP makes the senders wait
-    {"do": "slow", "bookie": B, "delay_s": D}   every piece of data takes so much longer
-    {"do": "refuse", "bookie": B}               end new connections at once
-    {"do": "heal", "bookie": B}                 none of these any more; half-open connections end
-    {"do": "stopped" or "continued", "pid": P}  a process that would stay stopped if whoever stopped it died
+    {"do": "backend", "bookie": B, "port": P}   the bookie listens on this port now
+    {"do": "cut", "bookie": B, "torn": bool}    close every connection, now or in the middle of the next data
+    {"do": "half-open", "bookie": B, "side": "client" or "bookie"}   close only that side; the other is not notified
+    {"do": "stall", "bookie": B, "ways": ["requests", "answers"]}    forward no data; TCP makes the senders wait
+    {"do": "slow", "bookie": B, "delay_s": D}   delay every piece of data by D seconds
+    {"do": "refuse", "bookie": B}               close new connections at once
+    {"do": "heal", "bookie": B}                 end all of these; half-open connections are closed
+    {"do": "stopped" or "continued", "pid": P}  a stopped process, to be continued if the conductor dies
 
-When its input ends, with whoever started it, it wakes those that are stopped, prints its statistics and ends.
+When its input ends, also by the conductor's death, it continues stopped processes, prints its statistics and ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REQUESTS, ANSWERS = "requests", "answers"
 
 
 class Relay:
-    """One connection of a client, and the one to the bookie that belongs to it."""
+    """One connection of a client and the corresponding connection to the bookie."""
 
     def __init__(self, link: Link, client: asyncio.StreamWriter, bookie: asyncio.StreamWriter) -> None:
         self._link = link
@@ -43,12 +43,12 @@ class Relay:
         self.is_torn_next = False
 
     async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
-        """Carry one direction to its end."""
+        """Forward one direction until it ends."""
         try:
             while data := await reader.read(PIECE_SIZE):
                 await self._link.wait_passable(way)
                 if self.is_half_open:
-                    continue  # What is sent into a half-open connection vanishes.
+                    continue  # Data sent into a half-open connection is lost.
                 if self.is_torn_next:
                     writer.write(data[: len(data) // 2])
                     await writer.drain()
@@ -60,7 +60,7 @@ class Relay:
                     writer.write_eof()
                 return
         except (OSError, RuntimeError):
-            pass  # One side is gone, by itself or by a fault; so goes the other.
+            pass  # One side has closed, or a fault closed it: close the other too.
         if not self.is_half_open:
             self.abort()
 
@@ -70,7 +70,7 @@ class Relay:
 
 
 class Link:
-    """The way to one bookie."""
+    """Connections to one bookie, and their faults."""
 
     def __init__(self, statistics: dict[str, int]) -> None:
         self.backend: int | None = None
@@ -113,7 +113,7 @@ class Link:
             await asyncio.sleep(self.delay_s)
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection of a client to its end."""
+        """Serve one connection of a client until it ends."""
         self._statistics["connections"] += 1
         try:
             if self.is_refusing or self.backend is None:
@@ -133,7 +133,7 @@ class Link:
 
 
 class Proxy:
-    """All links, and what is said on standard input."""
+    """All links, and the orders from standard input."""
 
     def __init__(self, bookies: list[str]) -> None:
         self.statistics = {"connections": 0, "refused": 0, "cut": 0, "half-open": 0}
@@ -146,12 +146,12 @@ class Proxy:
                 self.stopped[order["pid"]] = None
             case "continued":
                 self.stopped.pop(order["pid"], None)
-            case what:
-                self._change(self.links[order["bookie"]], what, order)
+            case action:
+                self._change(self.links[order["bookie"]], action, order)
 
     @staticmethod
-    def _change(link: Link, what: str, order: Mapping[str, Any]) -> None:
-        match what:
+    def _change(link: Link, action: str, order: Mapping[str, Any]) -> None:
+        match action:
             case "backend":
                 link.backend = order["port"]
             case "cut":
@@ -165,7 +165,7 @@ class Proxy:
             case "refuse":
                 link.is_refusing = True
             case _:
-                assert what == "heal", what
+                assert action == "heal", action
                 link.heal()
 
     async def run(self) -> int:

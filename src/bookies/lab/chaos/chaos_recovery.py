@@ -1,8 +1,8 @@
-"""Auto-recovery in `bk chaos`: the processes that take part beside the bookies, and what must hold in the end.
+"""Auto-recovery in `bk chaos`: its processes besides the bookies, and the promises that are checked at the end.
 
-healed   every ledger is on all bookies of its write sets, or is marked, and a process says why it could not be repaired
-tidy     nothing else is marked, and nothing is locked
-thrift   what was copied is bounded by what bookies that were away for long hold
+healed   every ledger is on all bookies of its write sets, or it is marked and a process reports why it is not repaired
+tidy     no other ledger is marked, and none is locked
+thrift   the copied bytes are bounded by the contents of bookies with a long absence
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 BOOKIE_SETTINGS = {"auto_recovery": True, **SETTINGS}
 HEALERS = 2
-QUIET_S = 180.0  # until everything has to be whole, when nothing is broken any more
-LOOK_S = 2.0
-AT_ONCE = 8  # ledgers that are looked at
-SHARES_MAX = 3.0  # copies of what a bookie holds, for each time that one was away for long
-FREE_SIZE = 64 << 20  # bytes that need no reason: replicas that were never written, copies that broke off
+QUIET_S = 180.0  # time after the healing until every ledger must be fully replicated
+POLL_S = 2.0
+AT_ONCE = 8  # ledgers checked concurrently
+SHARES_MAX = 3.0  # copies of a bookie's contents that one long absence may cause
+FREE_SIZE = 64 << 20  # bytes that need no absence: replicas that were never written, interrupted copies
 
 
 class HealerProcesses:
-    """Those that take part and are no bookies, and the one that adds up what all have done."""
+    """Processes of auto-recovery without a bookie, and the watcher that adds up the work of all."""
 
     def __init__(self, directory: pathlib.Path, metadata_uri: str, lease_ms: int) -> None:
         self._directory = directory
         self._arguments = ["--metadata", metadata_uri, "--lease-ms", str(lease_ms)]
         self.healers: list[ChaosProcess] = []
-        self.stopped: dict[int, None] = {}  # numbers of healers that stand still
+        self.stopped: dict[int, None] = {}  # numbers of healers stopped by SIGSTOP
         self._watcher: ChaosProcess | None = None
 
     def start(self) -> None:
-        self.healers = [self._started(number) for number in range(HEALERS)]
+        self.healers = [self._start_healer(number) for number in range(HEALERS)]
         self._watcher = ChaosProcess(
             "bookies.lab.chaos.chaos_healer",
             ["watch", *self._arguments],
@@ -53,26 +53,26 @@ class HealerProcesses:
             has_output=True,
         )
 
-    def _started(self, number: int) -> ChaosProcess:
+    def _start_healer(self, number: int) -> ChaosProcess:
         name = f"healer{number + 1}"
         arguments = ["heal", "--name", name, *self._arguments]
         return ChaosProcess("bookies.lab.chaos.chaos_healer", arguments, self._directory / f"{name}.log")
 
     def restart(self, number: int) -> None:
-        """Kill it, wherever it is, and let another one take its place."""
+        """Kill a healer and start another one in its place."""
         self.healers[number].kill()
-        self.healers[number] = self._started(number)
+        self.healers[number] = self._start_healer(number)
 
     def ended(self) -> list[int]:
-        """Numbers of those that have ended by themselves."""
+        """Return the numbers of healers that have ended unexpectedly."""
         return [number for number, healer in enumerate(self.healers) if healer.has_ended()]
 
-    def finish(self, patience_s: float) -> tuple[dict[str, int], list[str]]:
-        """End all in the orderly way: the sums, and what went wrong."""
+    def finish(self, timeout_s: float) -> tuple[dict[str, int], list[str]]:
+        """End all processes in an orderly way. Return the totals, and problems as sentences."""
         problems = []
         for healer in self.healers:
             healer.end_input()
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         for number, healer in enumerate(self.healers, 1):
             if not healer.wait(deadline - time.monotonic()):
                 problems.append(f"healer{number} does not end")
@@ -91,20 +91,20 @@ class HealerProcesses:
 
 
 class HealingCheck:
-    """`ledgers`: to look at; every one of them is sealed. `took_s`: until all were whole."""
+    """Check that all ledgers are repaired. They must be sealed. `took_s`: seconds until all were fully replicated."""
 
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
         self._reasons: dict[int, str] = {}
         self.took_s = 0.0
         self.explained = 0
-        self.size = 0  # bytes of all replicas that there have to be
+        self.size = 0  # bytes of all required replicas
 
     async def run(self, client: Client, driver: MetadataDriver, records: Sequence[LedgerMetadata]) -> None:
-        """Wait until nothing is wrong, or has had time enough; then it is a violation."""
-        self.size = sum(each.length * each.write_quorum for each in records)
+        """Wait until no problem is left. Problems that remain after `QUIET_S` are violations."""
+        self.size = sum(record.length * record.write_quorum for record in records)
         begun = time.monotonic()
-        left = [each.ledger_id for each in records]
+        left = [record.ledger_id for record in records]
         while True:
             left = await self._not_whole(client.administration(), left)
             problems = await self._problems(driver, left)
@@ -115,23 +115,23 @@ class HealingCheck:
                 for promise, text in problems:
                     self._checker.violated(promise, text)
                 break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _not_whole(self, administration: Administration, ledger_ids: Sequence[int]) -> list[int]:
         waiting = iter(ledger_ids)
-        found: list[int] = []
+        incomplete: list[int] = []
 
-        async def look() -> None:
+        async def check() -> None:
             for ledger_id in waiting:
                 problem = await self._problem_of(administration, ledger_id)
                 if problem:
                     self._reasons[ledger_id] = problem
-                    found.append(ledger_id)
+                    incomplete.append(ledger_id)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
-                group.create_task(look())
-        return sorted(found)
+                group.create_task(check())
+        return sorted(incomplete)
 
     async def _problem_of(self, administration: Administration, ledger_id: int) -> str:
         try:
@@ -147,23 +147,28 @@ class HealingCheck:
     async def _problems(self, driver: MetadataDriver, left: Sequence[int]) -> list[tuple[str, str]]:
         from bookies.replication.operator.status import read_processes
 
-        marked = [each async for ids in driver.recovery.marked_ids() for each in ids]
-        reported = {report["ledger_id"] for each in await read_processes(driver) for report in each.reports}
-        found = [
-            ("tidy", f"ledger {each} is locked by {owner}") for each, owner in (await driver.recovery.locks()).items()
+        marked = [ledger_id async for ids in driver.recovery.marked_ids() for ledger_id in ids]
+        reported = {report["ledger_id"] for process in await read_processes(driver) for report in process.reports}
+        problems = [
+            ("tidy", f"ledger {ledger_id} is locked by {owner}")
+            for ledger_id, owner in (await driver.recovery.locks()).items()
         ]
-        found += [("tidy", f"ledger {each} is marked, and nobody says why") for each in marked if each not in reported]
-        self.explained = sum(each in reported and each in marked for each in left)
-        found += [
-            ("healed", f"{self._reasons[each]}, and nobody says why")
-            for each in left
-            if each not in marked or each not in reported
+        problems += [
+            ("tidy", f"ledger {ledger_id} is marked, and no process reports why")
+            for ledger_id in marked
+            if ledger_id not in reported
         ]
-        return found
+        self.explained = sum(ledger_id in reported and ledger_id in marked for ledger_id in left)
+        problems += [
+            ("healed", f"{self._reasons[ledger_id]}, and no process reports why")
+            for ledger_id in left
+            if ledger_id not in marked or ledger_id not in reported
+        ]
+        return problems
 
     def check_thrift(self, copied: int, absences: int, bookies: int) -> None:
-        """`copied`: bytes; `absences`: how often a bookie was away for so long that others had to be found."""
+        """Check `thrift`. `copied`: bytes; `absences`: number of absences after which replicas had to be copied."""
         most = SHARES_MAX * (absences + 1) * self.size / bookies + FREE_SIZE
         if copied > most:
             text = f"{copied:,} bytes were copied, for {absences} long absences in a cluster of {self.size:,} bytes"
-            self._checker.violated("thrift", f"{text}; {most:,.0f} would be understandable")
+            self._checker.violated("thrift", f"{text}; the bound is {most:,.0f}")

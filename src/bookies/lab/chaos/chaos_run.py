@@ -1,7 +1,7 @@
-"""The conductor of `bk chaos`: starts the processes, breaks things for a while, heals everything, checks.
+"""Conductor of `bk chaos`: starts the processes, injects faults for the given time, heals all of them, checks.
 
-Everything is real: bookie processes with their disks, client processes, sockets through a proxy, signals. So unlike in
-the simulator a seed gives the same plan of faults and not the same run. What is checked: `chaos_checker`.
+Everything is real: bookie processes with their disks, client processes, sockets through a proxy, signals. Unlike in the
+simulator, a seed therefore determines the plan of faults and not the run. The checks are in `chaos_checker`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
 
 LEASE_MS = 2_000
-# Small enough that journals and entry logs roll and checkpoints happen between and during the crashes.
+# Small, so that journals and entry logs roll and checkpoints happen between and during the crashes.
 BOOKIE_SETTINGS = {
     "journal_preallocate_size": 1 << 20,
     "journal_size_max": 4 << 20,
@@ -45,7 +45,7 @@ BOOKIE_SETTINGS = {
     "checkpoint_journal_size": 2 << 20,
 }
 ROLES = (("writer", 3), ("recoverer", 2), ("reader", 2), ("tailer", 2))
-# fault -> how often it is chosen, compared with the others
+# fault -> relative frequency
 WEIGHTS = {
     "kill bookie": 5,
     "stop bookie": 4,
@@ -59,22 +59,22 @@ WEIGHTS = {
     "slow": 2,
     "refuse": 2,
 }
-# The same, of those that auto-recovery is there for.
+# Further faults with auto-recovery.
 HEALING_WEIGHTS = {"lose bookie": 1.2, "flap bookie": 0.6, "kill healer": 2, "stop healer": 2}
-AWAY_S = (12.0, 25.0)  # of a bookie that counts as lost meanwhile
-FLAPS = (3, 10, 25)  # how often in a row a bookie goes
-FLAP_STOP_S, FLAP_GO_S = (2.1, 3.0), (0.2, 1.5)  # longer than a lease, shorter than the delay
+ABSENCE_S = (12.0, 25.0)  # of a bookie that counts as lost meanwhile
+FLAPS = (3, 10, 25)  # consecutive stops of a flapping bookie
+FLAP_STOP_S, FLAP_GO_S = (2.1, 3.0), (0.2, 1.5)  # longer than a lease, shorter than the lost-bookie delay
 GAP_S = 0.5  # mean time between two faults
 SHORT_S, LONG_S = (0.05, 1.0), (2.5, 7.0)  # below and above the clients' time-outs and the bookies' leases
 TICK_S = 0.05
-PAUSE_S = 1.0  # before what has ended by itself is started again
-HEAL_S = 180.0  # then a bookie that has not started again is left alone
+PAUSE_S = 1.0  # before a process that ended unexpectedly is restarted
+HEAL_S = 180.0  # time for all bookies to start again; after it the run continues without the others
 CALM_S = 2.0  # between the healing and the end of the clients
 
 
 @dataclass
 class Report:
-    """What came of a run. Empty `violations`: every promise held. `counts`: of faults and of what followed."""
+    """Result of a run. Empty `violations`: every promise held. `counts`: numbers of faults and their consequences."""
 
     seconds: float
     violations: list[str]
@@ -84,10 +84,10 @@ class Report:
 
 @dataclass
 class Chaos:
-    """One run in `directory`, which exists and is empty. `progress` is told a line every `progress_s`.
+    """One run in `directory`, which exists and is empty. `progress` is called with a line every `progress_s`.
 
-    `is_hostile`: there is one bookie more, which is hostile; every acknowledgement then takes a good one too.
-    `heals`: bookies take part in auto-recovery, and so do some processes of their own.
+    `is_hostile`: one more bookie runs, which is hostile; every acknowledgement then needs a good bookie too.
+    `heals`: the bookies run auto-recovery, and so do some processes of their own.
     """
 
     directory: pathlib.Path
@@ -111,20 +111,20 @@ class Chaos:
         self._clients: list[ClientProcess] = []
         self._proxy: ProxyProcess | None = None
         self._hostile: ChaosProcess | None = None
-        self._due: list[tuple[float, int, Callable[[], None]]] = []  # what ends a fault, by its time
+        self._due: list[tuple[float, int, Callable[[], None]]] = []  # calls that end a fault, by time
         self._numbers = itertools.count()
         self._is_healing = False
         self._impaired: dict[str, None] = {}  # bookies that are dead or stopped
-        self._starting: dict[str, float] = {}  # of these, since when
+        self._starting: dict[str, float] = {}  # impaired bookies that are starting, and since when
         self._broken_links: dict[str, None] = {}
         self._begin = self._shown = time.monotonic()
 
     def run(self) -> Report:
-        """Run to the end. Whatever happens, no process is left."""
+        """Run to the end. No process is left, also after an error."""
         last_check = LastCheck(self.checker, (LABEL, "1"), counts_copies=not self.is_hostile)
         try:
             self._start()
-            self._break_things(self._begin + self.seconds)
+            self._inject_faults(self._begin + self.seconds)
             self._heal()
             self._conduct(time.monotonic() + CALM_S)
             self._end_clients()
@@ -133,7 +133,7 @@ class Chaos:
             run_async(lambda: self._check(last_check))
             self._end_healers()
             assert self._proxy is not None
-            self.counts.update({f"connections {what}": count for what, count in self._proxy.finish().items()})
+            self.counts.update({f"connections {name}": count for name, count in self._proxy.finish().items()})
         finally:
             self._stop()
         self.counts["recoveries"] = self.checker.outcomes.get("recover", Counter())["ok"]
@@ -143,21 +143,21 @@ class Chaos:
         return Report(time.monotonic() - self._begin, self.checker.violations, self._operations(), counts)
 
     def _operations(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-        for kind, outcomes in self.checker.outcomes.items():
-            latencies = self.checker.latencies.get(kind)
-            found[kind] = {"outcomes": dict(outcomes.most_common())} | (latencies.summary() if latencies else {})
-        return found
+        operations: dict[str, dict[str, Any]] = {}
+        for name, outcomes in self.checker.outcomes.items():
+            latencies = self.checker.latencies.get(name)
+            operations[name] = {"outcomes": dict(outcomes.most_common())} | (latencies.summary() if latencies else {})
+        return operations
 
     # -- beginning and end ---------------------------------------------------------------------------------------
     def _start(self) -> None:
         (self.directory / "clients").mkdir()
-        self._proxy = ProxyProcess([each.id for each in self._cluster.bookies], self.directory / "proxy.log")
+        self._proxy = ProxyProcess([bookie.id for bookie in self._cluster.bookies], self.directory / "proxy.log")
         for bookie in self._cluster.bookies:
             bookie.settings["advertised_port"] = self._proxy.ports[bookie.id]
         self._cluster.start()
         for bookie in self._cluster.bookies:
-            self._proxy.tell("backend", bookie=bookie.id, port=bookie.port)
+            self._proxy.order("backend", bookie=bookie.id, port=bookie.port)
         if self.is_hostile:
             arguments = ["hostile", "--metadata", self._cluster.metadata_uri, "--seed", str(self.seed)]
             arguments += ["--lease-ms", str(LEASE_MS)]
@@ -170,14 +170,14 @@ class Chaos:
         self._begin = self._shown = time.monotonic()
 
     def _start_client(self, role: str, number: int, life: int) -> None:
-        where, uri = self.directory / "clients", self._cluster.metadata_uri
+        directory, uri = self.directory / "clients", self._cluster.metadata_uri
         least_ack_quorum = 2 if self.is_hostile else 1
         self._clients.append(
-            ClientProcess(role, number, life, where, uri, str(self.seed), self.bookies, least_ack_quorum)
+            ClientProcess(role, number, life, directory, uri, str(self.seed), self.bookies, least_ack_quorum)
         )
 
     def _heal(self) -> None:
-        """End all faults now; every bookie serves again."""
+        """End all faults now, and wait until every bookie serves again."""
         self._show("healing")
         self._is_healing = True
         deadline = time.monotonic() + HEAL_S
@@ -187,10 +187,10 @@ class Chaos:
             self._conduct(time.monotonic() + TICK_S)
         assert self._proxy is not None
         for bookie in self._cluster.bookies:
-            self._proxy.tell("heal", bookie=bookie.id)
+            self._proxy.order("heal", bookie=bookie.id)
 
     def _end_clients(self) -> None:
-        """Every operation under way ends, and so does its process."""
+        """End all clients. Every pending operation must end, and then its process."""
         for client in self._clients:
             client.end_input()
         deadline = time.monotonic() + BOUND_S + SLACK_S
@@ -198,7 +198,7 @@ class Chaos:
             if not client.wait(deadline - time.monotonic()):
                 client.print_tasks()
                 client.wait(1.0)
-                self.checker.violated("in time", f"{client.name} does not end; its tasks are in {client.log}")
+                self.checker.violated("in time", f"{client.name} does not end; its log {client.log} lists its tasks")
             elif client.process.returncode:
                 self._note_bad_end(client)
             client.kill()
@@ -208,7 +208,7 @@ class Chaos:
         self.checker.overdue()
 
     def _end_hostile(self) -> None:
-        """Every entry is on a good bookie as well, so the last check does without it."""
+        """End the hostile bookie. The last check does not need it: every entry is on a good bookie too."""
         if self._hostile is not None:
             if self._hostile.has_ended():
                 self.checker.violated("bookies live", f"the hostile bookie ended: {self._hostile.last_words()}")
@@ -222,10 +222,10 @@ class Chaos:
             try:
                 async with client.create(ensemble=min(3, self.bookies), timeout=BOUND_S) as ledger:
                     await ledger.append_many(
-                        [payload_of(ledger.ledger_id, each) for each in range(100)], timeout=BOUND_S
+                        [payload_of(ledger.ledger_id, entry_id) for entry_id in range(100)], timeout=BOUND_S
                     )
             except (BookKeeperError, TimeoutError) as error:
-                self.checker.violated("in time", f"nothing is broken any more, but an append fails: {error!r}")
+                self.checker.violated("in time", f"all faults are healed, but an append fails: {error!r}")
             await last_check.run(client)
             if self.heals:
                 await self._check_healing(client)
@@ -234,8 +234,8 @@ class Chaos:
         from bookies.metadata.uri import connect
         from bookies.runtime import aio
 
-        self._show("waiting until every ledger is whole")
-        records = [each async for each in client.ledgers(label=(LABEL, "1"))]
+        self._show("waiting until every ledger is fully replicated")
+        records = [record async for record in client.ledgers(label=(LABEL, "1"))]
         driver = connect(self._cluster.metadata_uri, aio.runtime(), may_create=False)
         await driver.open()
         try:
@@ -264,9 +264,9 @@ class Chaos:
             if process is not None:
                 process.kill()
 
-    # -- the time between ----------------------------------------------------------------------------------------
-    def _break_things(self, deadline: float) -> None:
-        """A fault now and then until the deadline."""
+    # -- fault injection -----------------------------------------------------------------------------------------
+    def _inject_faults(self, deadline: float) -> None:
+        """Inject faults at random times until the deadline."""
         faults = list(self._weights)
         weights = list(self._weights.values())
         while (now := time.monotonic()) < deadline:
@@ -275,15 +275,15 @@ class Chaos:
             self._do(fault)
 
     def _conduct(self, until: float) -> None:
-        """End faults whose time is over, read histories, look after processes, until the time has come."""
+        """End faults that are due, read histories and restart ended processes, until a time."""
         while True:
             now = time.monotonic()
             while self._due and self._due[0][0] <= now:
                 heapq.heappop(self._due)[2]()
-            self._look_after_clients()
-            self._look_after_bookies()
-            self._look_after_starts()
-            self._look_after_healers()
+            self._check_clients()
+            self._check_bookies()
+            self._check_starts()
+            self._check_healers()
             if now - self._shown >= self.progress_s:
                 self._show("")
             if now >= until:
@@ -293,7 +293,7 @@ class Chaos:
     def _later(self, delay_s: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._numbers), act))
 
-    def _look_after_clients(self) -> None:
+    def _check_clients(self) -> None:
         for client in list(self._clients):
             has_ended = client.has_ended()
             self.checker.take(client.name, client.read_new())
@@ -317,28 +317,28 @@ class Chaos:
         client.close()
         self._clients.remove(client)
 
-    def _look_after_bookies(self) -> None:
+    def _check_bookies(self) -> None:
         for bookie in self._cluster.bookies:
             if bookie.id not in self._impaired and bookie.process is not None and bookie.process.poll() is not None:
-                text = f"{bookie.id} ended by itself, status {bookie.process.returncode}: {last_line(bookie.log)}"
+                text = f"{bookie.id} ended unexpectedly, status {bookie.process.returncode}: {last_line(bookie.log)}"
                 self.checker.violated("bookies live", text)
                 self._impaired[bookie.id] = None
                 self._restart(bookie.id)
 
-    def _look_after_healers(self) -> None:
+    def _check_healers(self) -> None:
         for number in self._healers.ended():
-            text = f"healer{number + 1} ended by itself: {self._healers.healers[number].last_words()}"
+            text = f"healer{number + 1} ended unexpectedly: {self._healers.healers[number].last_words()}"
             self.checker.violated("healers live", text)
             self._healers.restart(number)
 
-    def _show(self, doing: str) -> None:
+    def _show(self, step: str) -> None:
         self._shown = time.monotonic()
         counts = self.checker.counts
         faults = sum(self.counts[fault] for fault in self._weights)
         self.progress(
             f"{self._shown - self._begin:5.0f} s  {counts['entries acknowledged']:>9,} entries acknowledged  "
             f"{len(self.checker.stories):>5,} ledgers  {faults:>4} faults  {len(self._impaired)} of {self.bookies} "
-            f"bookies down or stopped  {len(self.checker.violations)} violations  {doing}".rstrip()
+            f"bookies down or stopped  {len(self.checker.violations)} violations  {step}".rstrip()
         )
 
     # -- faults --------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class Chaos:
         able = [client for client in self._clients if not client.is_stopped and not client.has_ended()]
         if not able:
             return
-        # Half of the time a writer, because those leave most behind.
+        # Half of the time a writer, because an interrupted writer leaves the most state to recover.
         writers = [client for client in able if client.role == "writer"]
         client = self._random.choice(writers if writers and self._random.random() < 0.5 else able)
         self.counts[fault] += 1
@@ -370,7 +370,7 @@ class Chaos:
             self._start_client(client.role, client.number, client.life + 1)
             return
         assert self._proxy is not None
-        self._proxy.tell("stopped", pid=client.pid)
+        self._proxy.order("stopped", pid=client.pid)
         self.checker.stopped(client.name)
         client.is_stopped = True
         client.process.send_signal(signal.SIGSTOP)
@@ -381,7 +381,7 @@ class Chaos:
         client.process.send_signal(signal.SIGCONT)
         client.is_stopped = False
         self.checker.continued(client.name)
-        self._proxy.tell("continued", pid=client.pid)
+        self._proxy.order("continued", pid=client.pid)
 
     @property
     def _impaired_max(self) -> int:
@@ -396,8 +396,8 @@ class Chaos:
         self._impaired[bookie.id] = None
         if fault in ("kill bookie", "lose bookie"):
             self._cluster.kill(bookie.id)
-            away_s = self._duration_s() if fault == "kill bookie" else self._random.uniform(*AWAY_S)
-            self._later(away_s, lambda: self._restart(bookie.id))
+            absence_s = self._duration_s() if fault == "kill bookie" else self._random.uniform(*ABSENCE_S)
+            self._later(absence_s, lambda: self._restart(bookie.id))
         elif fault == "flap bookie":
             self._flap(bookie.id, self._random.choice(FLAPS))
         else:
@@ -406,26 +406,26 @@ class Chaos:
 
     def _stop_bookie(self, bookie: LocalBookie) -> None:
         assert self._proxy is not None
-        self._proxy.tell("stopped", pid=bookie.pid)
+        self._proxy.order("stopped", pid=bookie.pid)
         bookie.send(signal.SIGSTOP)
 
     def _flap(self, name: str, count: int) -> None:
-        """Its registration ends, and comes back, again and again."""
-        bookie = next(each for each in self._cluster.bookies if each.id == name)
+        """Let a bookie's registration end and return, `count` times."""
+        bookie = next(bookie for bookie in self._cluster.bookies if bookie.id == name)
         if not bookie.is_running() or name in self._starting or self._is_healing:
             return  # It was killed meanwhile.
         if name not in self._impaired and len(self._impaired) >= self._impaired_max:
-            return  # Others have gone.
+            return  # Too many others are impaired meanwhile.
         self._impaired[name] = None
         self.counts["registrations that went and came"] += 1
         self._stop_bookie(bookie)
 
-        def go_on() -> None:
+        def continue_bookie() -> None:
             self._continue_bookie(name)
             if count > 1:
                 self._later(self._random.uniform(*FLAP_GO_S), lambda: self._flap(name, count - 1))
 
-        self._later(self._random.uniform(*FLAP_STOP_S), go_on)
+        self._later(self._random.uniform(*FLAP_STOP_S), continue_bookie)
 
     def _hit_healer(self, fault: str) -> None:
         healers = self._healers
@@ -439,7 +439,7 @@ class Chaos:
             return
         assert self._proxy is not None
         process = healers.healers[number]
-        self._proxy.tell("stopped", pid=process.pid)
+        self._proxy.order("stopped", pid=process.pid)
         healers.stopped[number] = None
         process.process.send_signal(signal.SIGSTOP)
         self._later(self._duration_s(), lambda: self._continue_healer(number))
@@ -449,15 +449,15 @@ class Chaos:
         process = self._healers.healers[number]
         process.process.send_signal(signal.SIGCONT)
         self._healers.stopped.pop(number, None)
-        self._proxy.tell("continued", pid=process.pid)
+        self._proxy.order("continued", pid=process.pid)
 
     def _continue_bookie(self, name: str) -> None:
-        bookie = next(each for each in self._cluster.bookies if each.id == name)
+        bookie = next(bookie for bookie in self._cluster.bookies if bookie.id == name)
         if not bookie.is_running() or name not in self._impaired or name in self._starting:
-            return  # It was killed meanwhile, and is restarted by whoever killed it.
+            return  # It was killed meanwhile; that fault restarts it.
         assert self._proxy is not None
         bookie.send(signal.SIGCONT)
-        self._proxy.tell("continued", pid=bookie.pid)
+        self._proxy.order("continued", pid=bookie.pid)
         del self._impaired[name]
 
     def _kill_all_bookies(self) -> None:
@@ -471,14 +471,14 @@ class Chaos:
             self._later(self._duration_s(), lambda name=bookie.id: self._restart(name))  # type: ignore[misc]
 
     def _restart(self, name: str) -> None:
-        bookie = next(each for each in self._cluster.bookies if each.id == name)
+        bookie = next(bookie for bookie in self._cluster.bookies if bookie.id == name)
         if bookie.process is not None and bookie.is_running():
             return
         self._cluster.begin_restart(name)
         self._starting[name] = time.monotonic()
 
-    def _look_after_starts(self) -> None:
-        """Bookies that are starting serve sooner or later."""
+    def _check_starts(self) -> None:
+        """Check bookies that are starting: those that serve are registered with the proxy, others are violations."""
         for bookie in self._cluster.bookies:
             if bookie.id not in self._starting:
                 continue
@@ -486,15 +486,15 @@ class Chaos:
             if bookie.process.poll() is not None:
                 del self._starting[bookie.id]
                 if bookie.process.returncode == EXIT_METADATA:
-                    # A process that is stopped in the middle of a change of the embedded store keeps all others out.
+                    # A process that is stopped during a change of the embedded store locks out all others.
                     self.counts["starts without metadata"] += 1
                 else:
-                    self.checker.violated("bookies live", f"{bookie.id} does not start again: {last_line(bookie.log)}")
+                    self.checker.violated("bookies live", f"{bookie.id} does not restart: {last_line(bookie.log)}")
                 self._later(PAUSE_S, lambda name=bookie.id: self._restart(name))  # type: ignore[misc]
             elif bookie.serves():
                 del self._starting[bookie.id]
                 assert self._proxy is not None
-                self._proxy.tell("backend", bookie=bookie.id, port=bookie.port)
+                self._proxy.order("backend", bookie=bookie.id, port=bookie.port)
                 self._impaired.pop(bookie.id, None)
             elif time.monotonic() - self._starting[bookie.id] > START_S:
                 self.checker.violated("bookies live", f"{bookie.id} does not serve {START_S:g} s after its start")
@@ -509,22 +509,22 @@ class Chaos:
         self.counts[fault] += 1
         match fault:
             case "cut" | "cut in a frame":
-                self._proxy.tell("cut", bookie=name, torn=fault != "cut")
+                self._proxy.order("cut", bookie=name, torn=fault != "cut")
                 return
             case "half-open":
-                self._proxy.tell("half-open", bookie=name, side=self._random.choice(("client", "bookie")))
+                self._proxy.order("half-open", bookie=name, side=self._random.choice(("client", "bookie")))
             case "stall":
                 ways = self._random.choice((["requests"], ["answers"], ["requests", "answers"]))
-                self._proxy.tell("stall", bookie=name, ways=ways)
+                self._proxy.order("stall", bookie=name, ways=ways)
             case "slow":
-                self._proxy.tell("slow", bookie=name, delay_s=self._random.choice((0.01, 0.1, 0.5)))
+                self._proxy.order("slow", bookie=name, delay_s=self._random.choice((0.01, 0.1, 0.5)))
             case _:
-                self._proxy.tell("refuse", bookie=name)
+                self._proxy.order("refuse", bookie=name)
         self._broken_links[name] = None
-        self._later(self._duration_s(), lambda: self._mend_link(name))
+        self._later(self._duration_s(), lambda: self._heal_link(name))
 
-    def _mend_link(self, name: str) -> None:
+    def _heal_link(self, name: str) -> None:
         assert self._proxy is not None
-        self._proxy.tell("heal", bookie=name)
+        self._proxy.order("heal", bookie=name)
         with contextlib.suppress(KeyError):
             del self._broken_links[name]

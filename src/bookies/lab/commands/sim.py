@@ -1,5 +1,7 @@
-"""`bk sim`: run the whole cluster on virtual time, from seeds with faults or by the schedule of a scenario file; say
-what broke, or that nothing did. A run that breaks a promise is made as simple as possible and kept in a file."""
+"""`bk sim`: simulation of a whole cluster on virtual time, with faults from seeds or from a scenario file.
+
+Reports broken promises. A run that breaks one is reduced to as few faults as possible and kept in a file.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from bookies.lab.sim.run import Result
     from bookies.lab.sim.scenario.scenario import ScenarioResult
 
-COUNT_INTERVAL_S = 15.0  # between lines that say how far a sweep is, where no progress bar is shown
-SHRUNK_COUNT_MAX = 3  # failing runs that are made simpler; the others are only reported
+COUNT_INTERVAL_S = 15.0  # between progress lines of a sweep where no progress bar is shown
+SHRUNK_COUNT_MAX = 3  # failing runs that are reduced; the others are only reported
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,29 +33,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "example:  bk sim --seed 7 --trace        bk sim --profile small --minutes 10 --jobs 2\n"
         "          bk sim --replay FILE           bk sim --scenario FILE"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="run this seed (default 1)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed to run, or the first one (default 1)")
     parser.add_argument("--seeds", metavar="A-B", help="run all seeds from A to B")
-    parser.add_argument("--minutes", type=float, metavar="M", help="run seeds from --seed on for so long")
-    parser.add_argument("--profile", default="mixed", metavar="NAME", help="what goes wrong; --profile list names them")
+    parser.add_argument("--minutes", type=float, metavar="M", help="run consecutive seeds, from --seed, for M minutes")
+    parser.add_argument(
+        "--profile", default="mixed", metavar="NAME", help="faults to inject; --profile list prints the names"
+    )
     parser.add_argument(
         "--scenario", action="append", metavar="FILE", help="run this schedule instead of seeds; may be repeated"
     )
     parser.add_argument(
-        "--damage", type=int, metavar="N", help="N random mutations of a bookie's files, from --seed on"
+        "--damage", type=int, metavar="N", help="check N random mutations of a bookie's files, from --seed"
     )
-    parser.add_argument("--replay", metavar="FILE", help="repeat a run that broke a promise")
+    parser.add_argument("--replay", metavar="FILE", help="repeat a recorded run that broke a promise")
     parser.add_argument(
-        "--keep-in", metavar="DIR", default=".", help="where runs that break a promise are kept (default: here)"
+        "--keep-in", metavar="DIR", default=".", help="directory for runs that break a promise (default: current)"
     )
-    parser.add_argument("--trace", action="store_true", help="print every line of the trace, not only a failure's last")
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
-    parser.add_argument("--json", action="store_true", help="one JSON document per run on stdout")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--trace", action="store_true", help="print the whole trace, not only a failure's last lines")
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="number of processes (default 1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document per run on stdout")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
 
 @dataclass
 class _Row:
-    """What all runs of one profile came to."""
+    """Totals of all runs of one profile."""
 
     histories: int = 0
     ledgers: int = 0
@@ -121,9 +125,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raises `UsageError` for what would run nothing, or something else than it says."""
+    """Check the options. Raises `UsageError` for values out of range and for contradictions."""
     if arguments.jobs < 1:
-        raise UsageError(f"--jobs {arguments.jobs}: at least one is needed")
+        raise UsageError(f"--jobs {arguments.jobs}: must be 1 or more")
     if arguments.minutes is not None and not 0 < arguments.minutes < float("inf"):
         raise UsageError(f"--minutes {arguments.minutes:g}: must be more than 0")
     if arguments.seed is not None and arguments.seed < 0:
@@ -133,7 +137,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.seed is not None:
         given.append("--seed")
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)}: only one of them says what is run")
+        raise UsageError(f"{' and '.join(given)}: use only one of these options")
 
 
 def _print_table(rows: dict[str, _Row]) -> None:
@@ -149,16 +153,16 @@ def _print_table(rows: dict[str, _Row]) -> None:
 
 
 def _keep(result: Result, directory: pathlib.Path, progress: Progress) -> None:
-    """Make a failing run simpler and write it where `--replay` finds it."""
+    """Reduce a failing run to the necessary faults and write it to a file for `--replay`."""
     from bookies.lab.sim.shrink import shrink
 
     recording = shrink(result, on_run=lambda runs, count: progress.update(runs, f"simplifying: {count} faults left"))
     progress.clear()
     path = directory / f"sim-{recording.profile}-{recording.seed}.json"
     path.write_text(recording.pack())
-    print(f"{len(recording.faults)} of {len(result.faults)} faults suffice; again: bk sim --replay {path}")
-    for name, what in recording.faults.items():
-        print(f"  {name}: {what}")
+    print(f"{len(recording.faults)} of {len(result.faults)} faults suffice; repeat it with: bk sim --replay {path}")
+    for name, fault in recording.faults.items():
+        print(f"  {name}: {fault}")
 
 
 def _replay(arguments: argparse.Namespace) -> int:
@@ -167,14 +171,14 @@ def _replay(arguments: argparse.Namespace) -> int:
     try:
         recording = Recording.parse(pathlib.Path(arguments.replay).read_text())
     except UnicodeDecodeError as error:
-        raise UsageError(f"--replay {arguments.replay}: no text, from byte {error.start} on") from None
+        raise UsageError(f"--replay {arguments.replay}: not a text file, see byte {error.start}") from None
     except (UnusableRecording, OSError) as error:
         raise UsageError(f"--replay {arguments.replay}: {error}") from None
     result = recording.replay()
     _show(result, arguments, Progress("histories", None, quiet=True))
     if not arguments.json:
         if result.digest != recording.digest:
-            print("not the recorded run any more: the code has changed since", file=sys.stderr)
+            print("the run differs from the recorded one: the code has changed since", file=sys.stderr)
         print(f"{len(result.faults)} faults, {len(result.violations)} violations")
     return 1 if result.violations else 0
 
@@ -188,7 +192,7 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
         try:
             scenario = read_scenario(pathlib.Path(name))
         except UnicodeDecodeError as error:
-            raise UsageError(f"--scenario {name}: no text, from byte {error.start} on") from None
+            raise UsageError(f"--scenario {name}: not a text file, see byte {error.start}") from None
         except (ScenarioError, OSError) as error:
             raise UsageError(f"--scenario {name}: {error}") from None
         for variant in scenario.variants:
@@ -214,7 +218,7 @@ def _seeds(arguments: argparse.Namespace) -> tuple[range, bool]:
     if arguments.seeds:
         first, dash, last = arguments.seeds.partition("-")
         if not (dash and first.isdigit() and last.isdigit() and int(first) <= int(last)):
-            raise UsageError(f"--seeds {arguments.seeds}: expected two numbers, as in 1-500")
+            raise UsageError(f"--seeds {arguments.seeds}: expected two numbers in ascending order, such as 1-500")
         return range(int(first), int(last) + 1), False
     first_seed = 1 if arguments.seed is None else arguments.seed
     return (range(first_seed, sys.maxsize), True) if arguments.minutes else (range(first_seed, first_seed + 1), False)
@@ -227,7 +231,7 @@ def _simulate(seed: int, profile: str) -> Result:
 
 
 def _begin_worker() -> None:
-    """Ctrl-C is the parent's matter; what is loaded by now need not be looked at by each garbage collection."""
+    """Leave Ctrl-C to the parent, and exempt the loaded modules from garbage collection."""
     import bookies.lab.sim.run  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,1 +1,1 @@
-"""The programs that `bk demo` starts."""
+"""Programs that `bk demo` starts."""

@@ -1,7 +1,7 @@
-"""The reading half of the demo, a process of its own: the whole run through Spark, its digest, and a small analysis.
+"""Reader process of the demo: reads all records of the run with Spark, their digest, and a small analysis.
 
-The digest does not depend on the order in which Spark delivers rows, but on every row's place and content: each row
-contributes the first 60 bits of md5("place:content"), summed up. Prints one JSON document.
+The digest depends on every row's place and content, not on the order in which Spark delivers rows: it is the sum of the
+first 60 bits of md5("place:content") of each row. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import threading
 import time
 from typing import Any
 
-# For a job of seconds: the optimising compiler would take more time than it saves, and so would threads that collect.
+# For a job of seconds the optimising compiler and parallel garbage collection cost more time than they save.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CARRIER, ARRIVAL_DELAY, DEPARTURE_DELAY = 9, 8, 5  # columns of flights.csv
 
 
 def line_digest(place: int, line: bytes) -> int:
-    """What one line contributes to the digest; the same in Python and, below, in Spark."""
+    """Return one line's summand of the digest. `_read` computes the same in Spark."""
     return int(hashlib.md5(b"%d:%s" % (place, line), usedforsecurity=False).hexdigest()[:15], 16)
 
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _end_with_owner() -> None:
-    """Standard input ends when whoever started us is gone; then so is this whole process group, Java included."""
+    """Kill this process group, Java included, when standard input ends: the parent process has ended."""
     if os.getpgrp() == os.getpid() and not os.read(0, 1):
         os.killpg(0, signal.SIGKILL)
 
@@ -105,7 +105,10 @@ def _read(spark: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _delays(lines: Any) -> list[list[object]]:
-    """Flights and mean delays in minutes by carrier, the latest arrivals first; flights without a figure left out."""
+    """Return number of flights and mean delays in minutes by carrier, the latest arrivals first.
+
+    The means omit flights without a figure.
+    """
     from pyspark.sql import functions as f
 
     columns = f.split(f.col("value").cast("string"), ",")
@@ -123,7 +126,7 @@ def _delays(lines: Any) -> list[list[object]]:
 
 
 def _lengths(lines: Any) -> list[list[object]]:
-    """For any other file: lines by their length, in powers of two."""
+    """Return the number and size of lines by length, in powers of two. For input other than the flights."""
     from pyspark.sql import functions as f
 
     size = f.length("value")

@@ -1,11 +1,11 @@
-"""The writer process of the demo: lines of a file into a chain of ledgers, going on where a dead writer stopped.
+"""Writer process of the demo: appends the lines of a file to a chain of ledgers, continuing after a dead writer.
 
-Ledgers of one run carry the labels `demo` (the run's name) and `part` (their place in the chain). A ledger that is
-not sealed was left by a writer that died: it is recovered to its exact last entry, and the file is taken up at the
-line after it. Speaks JSON lines on stdout: {"ledger", "part"}, {"recovered", "entries"}, {"confirmed", ...}, {"done"}.
+Ledgers of one run carry the labels `demo` (the run's name) and `part` (their place in the chain). A ledger that is not
+sealed was left by a dead writer: it is recovered to its exact last entry, and writing continues at the line after it.
+Prints JSON lines to stdout: {"ledger", "part"}, {"recovered", "entries"}, {"confirmed", ...}, {"done"}.
 
-`--gate LINE`: that line and those behind it are appended only after a line has come in on stdin, so that whoever wants
-to kill something in time can.
+`--gate LINE`: that line and those after it are appended only after a line has arrived on stdin. The demo thus kills a
+process before the file has ended.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ BATCHES_IN_FLIGHT = 10
 REPORT_SECONDS = 0.1
 
 
-def say(**facts: object) -> None:
+def report(**facts: object) -> None:
+    """Print one JSON line to stdout."""
     print(json.dumps(facts), flush=True)
 
 
 async def chain(client: Client, run: str) -> list[tuple[int, int, int, bool]]:
-    """The run's ledgers in order: (part, ledger id, entries, is closed)."""
-    found = [
-        (int(each.custom_metadata["part"]), each.ledger_id, each.last_entry_id + 1, each.is_closed)
-        async for each in client.ledgers(label=("demo", run))
+    """Return the run's ledgers in order: (part, ledger id, entries, is closed)."""
+    ledgers = [
+        (int(record.custom_metadata["part"]), record.ledger_id, record.last_entry_id + 1, record.is_closed)
+        async for record in client.ledgers(label=("demo", run))
     ]
-    return sorted(found)
+    return sorted(ledgers)
 
 
 async def take_over(client: Client, run: str) -> tuple[int, int]:
-    """Seal what a dead writer left. Returns (next part, lines that are safely in ledgers)."""
+    """Seal the ledger that a dead writer left open. Return (next part, number of lines in sealed ledgers)."""
     lines = 0
     ledgers = await chain(client, run)
     for _, ledger_id, entries, is_closed in ledgers:
@@ -54,13 +55,13 @@ async def take_over(client: Client, run: str) -> tuple[int, int]:
             recovered = await client.recover(ledger_id)
             entries = recovered.metadata.last_entry_id + 1
             await recovered.close()
-            say(recovered=ledger_id, entries=entries)
+            report(recovered=ledger_id, entries=entries)
         lines += entries
     return len(ledgers), lines
 
 
 class Meter:
-    """Confirmed lines, and the latency of each batch, for the progress bar."""
+    """Counter of confirmed lines and of each batch's latency, for the progress bar."""
 
     def __init__(self, confirmed: int) -> None:
         self.confirmed = self._last_confirmed = confirmed
@@ -80,7 +81,7 @@ class Meter:
         now = time.monotonic()
         elapsed = max(now - self._last, 1e-6)
         ordered = sorted(self._latencies_ms) or [0.0]
-        say(
+        report(
             confirmed=self.confirmed,
             rate=round((self.confirmed - self._last_confirmed) / elapsed),
             mb_per_s=round((self.size - self._last_size) / elapsed / 1e6, 1),
@@ -91,7 +92,7 @@ class Meter:
 
 
 class Gates:
-    """Places in the file that are passed only with permission."""
+    """Places in the file after which the writer continues only with permission."""
 
     def __init__(self, places: list[int]) -> None:
         self._places = deque(sorted(places))
@@ -99,25 +100,26 @@ class Gates:
         self._given = 0
 
     def are_at(self, place: int) -> bool:
+        """Report whether the next gate is at or before a place."""
         return bool(self._places) and self._places[0] <= place
 
-    def room(self, place: int) -> int:
-        """Lines up to the next gate."""
+    def lines_before(self, place: int) -> int:
+        """Return the number of lines from a place to the next gate."""
         return self._places[0] - place if self._places else sys.maxsize
 
     async def wait(self) -> None:
-        """Pass the next gate. Raises `ClientClosed` when whoever could permit it is gone."""
+        """Wait for permission and pass the next gate. Raises `ClientClosed` if the demo has ended."""
         self._places.popleft()
         while not self._given:
             given = await anext(self._permissions, None)
             if given is None:
-                raise ClientClosed("the demo is gone")
+                raise ClientClosed("the demo has ended")
             self._given += len(given)
         self._given -= 1
 
 
 async def fill(ledger: LedgerWriter, lines: list[bytes], place: int, meter: Meter, gates: Gates) -> None:
-    """Append the lines with several batches in flight, and seal the ledger. `place`: of the first, in the file."""
+    """Append the lines with several batches in flight, and seal the ledger. `place`: of the first line in the file."""
     in_flight: deque[tuple[asyncio.Task[int], int, int, float]] = deque()
 
     async def settle() -> None:
@@ -133,11 +135,11 @@ async def fill(ledger: LedgerWriter, lines: list[bytes], place: int, meter: Mete
                     await settle()
                 meter.report()
                 await gates.wait()
-            batch = lines[start : start + min(LINES_PER_BATCH, gates.room(place + start))]
+            batch = lines[start : start + min(LINES_PER_BATCH, gates.lines_before(place + start))]
             start += len(batch)
             task = asyncio.ensure_future(ledger.append_many(batch))
             in_flight.append((task, len(batch), sum(map(len, batch)), time.monotonic()))
-            # The task has to run up to its first wait before the next batch is made, so that they keep their order.
+            # The task must run to its first await before the next batch is created, so that the batches stay in order.
             await asyncio.sleep(0)
             if len(in_flight) >= BATCHES_IN_FLIGHT:
                 await settle()
@@ -166,12 +168,12 @@ async def write(arguments: argparse.Namespace) -> int:
                     digest="crc32c",
                     labels={"demo": arguments.run, "part": str(part)},
                 )
-                say(ledger=ledger.ledger_id, part=part)
+                report(ledger=ledger.ledger_id, part=part)
                 await fill(ledger, chunk, place, meter, gates)
                 part += 1
                 place += len(chunk)
         meter.report()
-        say(done=True)
+        report(done=True)
     return 0
 
 
@@ -179,8 +181,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("metadata", "input", "run"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--roll", type=int, default=50_000, help="entries of one ledger")
-    parser.add_argument("--gate", type=int, action="append", default=[], metavar="LINE", help="ask before this line")
+    parser.add_argument("--roll", type=int, default=50_000, help="entries per ledger (default 50000)")
+    parser.add_argument(
+        "--gate", type=int, action="append", default=[], metavar="LINE", help="wait for permission before this line"
+    )
     arguments = parser.parse_args()
     return run_async(lambda: write(arguments))
 

@@ -1,4 +1,4 @@
-"""One run from one seed: cluster, workload, faults, healing, checks. The same seed gives the same run, everywhere."""
+"""One run from one seed: cluster, workload, faults, healing, checks. The same seed gives the same run everywhere."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from bookies.lab.sim.world import SimCluster, Trace
 from bookies.lab.sim.world.loop import Deadlock, Halted, Livelock, Overdue, SimLoop, current_participant
 from bookies.lab.sim.world.witness import Witness
 
-HEALED_DEADLINE_S = 300.0  # every operation under way comes to its end within this, once everything is healed
+HEALED_DEADLINE_S = 300.0  # within this time after the healing every pending operation must end
 RUN_DEADLINE_S = 7_200.0
 
 
 @dataclass
 class Result:
-    """What came of a run. Empty `violations`: every promise held.
+    """The result of a run. Empty `violations`: every promise held.
 
-    `faults`: those that happened, name -> what it was. `cpu_s`: processor time, which is not part of the run.
+    `faults`: those that happened, name -> description. `cpu_s`: processor time, which is not part of the run.
     """
 
     seed: int
@@ -49,7 +49,7 @@ class Result:
     cpu_s: float = 0.0
 
     def report(self, line_count: int = 60) -> str:
-        """For a person: what broke, how to see it again, and the last lines of the trace."""
+        """Return the report for the user: violations, the command that repeats the run, and the end of the trace."""
         lines = [f"seed {self.seed}, profile {self.profile}: {len(self.violations)} violations"]
         lines += [f"  {violation}" for violation in self.violations]
         lines += [f"again: bk sim --seed {self.seed} --profile {self.profile} --trace", "", *self.lines[-line_count:]]
@@ -57,7 +57,7 @@ class Result:
 
 
 class _TraceHandler(logging.Handler):
-    """The production code's own events, in the trace."""
+    """Handler that copies the production code's log events to the trace."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(logging.INFO)
@@ -72,7 +72,7 @@ Scenario = Callable[["Simulation"], Coroutine[Any, Any, None]]
 
 
 class Simulation:
-    """Everything that one run consists of. A `Scenario` is a coroutine over it, run as the world."""
+    """All parts of one run. A `Scenario` is a coroutine over it, run as the world."""
 
     def __init__(self, seed: int, profile: Profile, only: frozenset[str] | None = None) -> None:
         self.loop = SimLoop()  # type: ignore[abstract]
@@ -86,7 +86,7 @@ class Simulation:
             str(seed),
             profile.bookies,
             bookie_settings=profile.bookie_settings,
-            # No writer gives up by itself: one that still waits when everything is healed is to be seen (I-19).
+            # Without a time-out, a writer that still waits after the healing is visible as a violation of I-19.
             client_settings={"add_quorum_timeout_ms": 0, **profile.client_settings},
             lease_s=profile.lease_s,
             defers_syncs=profile.defers_syncs,
@@ -99,10 +99,10 @@ class Simulation:
         )
         settings = ClientConfig(**self.cluster.client_settings)  # type: ignore[arg-type]
         if "memory_limit" in profile.client_settings:
-            self.history.tap.pending = MemoryLimitChecker(
+            self.history.tap.memory_limit = MemoryLimitChecker(
                 self.history.violated, self.loop.time, settings.memory_limit, settings.add_timeout_ms / 1000
             )
-        self.history.terms = WriterSettingsChecker(self.cluster, self.history.violated)
+        self.history.writer_settings = WriterSettingsChecker(self.cluster, self.history.violated)
         self.history.record_of = self.cluster.store.record
         self.cluster.store.on_commit = self.history.committed
         random = Random(f"{seed}/workload")
@@ -113,12 +113,16 @@ class Simulation:
             self.workload = Workload(self.cluster, self.history, random, profile.plan)
         self.injected = Injected(only)
         self.faults = Faults(self.cluster, f"{seed}/faults", profile.faults, self.injected)
-        self.moments = TargetedFaults(
-            self.cluster, f"{seed}/moments", profile.moments or TargetedFaultPlan(), self.injected, self.workload.nudge
+        self.targeted_faults = TargetedFaults(
+            self.cluster,
+            f"{seed}/moments",
+            profile.targeted_faults or TargetedFaultPlan(),
+            self.injected,
+            self.workload.nudge,
         )
 
     def run(self, scenario: Scenario) -> None:
-        """Run to the end and collect violations in `history`."""
+        """Run the scenario to its end and collect violations in `history`."""
         logger = logging.getLogger("bookies")
         handler = _TraceHandler(self.trace)
         level, propagate = logger.level, logger.propagate
@@ -128,7 +132,7 @@ class Simulation:
         try:
             self.loop.run(scenario(self), deadline_s=RUN_DEADLINE_S)
         except Halted:
-            pass  # The first violation is all that was asked for.
+            pass  # The run was to stop at the first violation.
         except (Deadlock, Livelock, Overdue) as error:
             self.history.violated("I-19", str(error))
         except Exception as error:  # noqa: BLE001
@@ -144,9 +148,9 @@ class Simulation:
             self.loop.close()
 
     async def heal_and_check(self) -> None:
-        """End all faults; then everything under way ends, every ledger can be recovered, and all promises hold."""
+        """End all faults and check: pending operations end, every ledger can be recovered, and all promises hold."""
         self.faults.stop()
-        self.moments.stop()
+        self.targeted_faults.stop()
         self.workload.stop()
         await self.cluster.heal()
         try:
@@ -165,10 +169,10 @@ class Simulation:
 
 
 async def mixed(simulation: Simulation) -> None:
-    """The scenario of the sweeps."""
+    """Run the random workload under random faults, then heal and check: the scenario of the sweeps."""
     await simulation.cluster.start()
-    if simulation.profile.moments is not None:
-        simulation.moments.start()
+    if simulation.profile.targeted_faults is not None:
+        simulation.targeted_faults.start()
     simulation.workload.start()
     faults = asyncio.create_task(simulation.faults.run(), name="faults")
     if simulation.profile.plan.is_replaced:
@@ -190,9 +194,10 @@ def simulate(
     stops_at_first: bool = False,
     only: frozenset[str] | None = None,
 ) -> Result:
-    """Run one seed. Never raises for what the simulated code does wrong: that is in `violations`.
+    """Run one seed. Mistakes of the simulated code do not raise: they are in `violations`.
 
-    `stops_at_first`: at the first violation. `only`: the names of the faults that happen; None: all.
+    `duration_s`: virtual seconds with faults; None: those of the profile. `stops_at_first`: end the run at the first
+    violation. `only`: names of the faults that may happen; None: all.
     """
     begin_s = time.process_time()
     profile, chosen = profile_of(profile, seed)

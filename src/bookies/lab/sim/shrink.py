@@ -1,7 +1,7 @@
-"""Make a failing run simpler: leave out faults as long as the same promise still breaks; and keep it in a file.
+"""Reduction of a failing run: faults are left out while the same promise still breaks, and the rest is recorded.
 
-A fault's name and all about it follow from the seed, so a run is repeated without some of them by naming those that
-may happen. What remains is written as JSON: seed, profile, the faults, and what broke. Source of the method: delta
+The seed determines a fault's name and all its details, so a run can be repeated with a subset of its faults by naming
+those that may happen. The recording is JSON: seed, profile, faults and violations. Source of the method: delta
 debugging, by halves and then one by one.
 """
 
@@ -20,12 +20,12 @@ RUN_COUNT_MAX = 80
 
 
 class UnusableRecording(ValueError):
-    """The file is not what `Recording.pack` writes."""
+    """The file is not a recording that `Recording.pack` has written."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A run that breaks a promise. `faults`: name -> what it was; `digest`: of its trace when it was written."""
+    """A run that breaks a promise. `faults`: name -> description. `digest`: of its trace when it was recorded."""
 
     seed: int
     profile: str
@@ -38,7 +38,7 @@ class Recording:
         return cls(result.seed, result.profile, dict(result.faults), tuple(result.violations), result.digest)
 
     def pack(self) -> str:
-        """JSON, indented, for people too."""
+        """Return the recording as indented JSON."""
         document = {
             "format": FORMAT,
             "seed": self.seed,
@@ -51,7 +51,7 @@ class Recording:
 
     @classmethod
     def parse(cls, text: str) -> Recording:
-        """Raises `UnusableRecording`."""
+        """Read a recording. Raises `UnusableRecording`."""
         try:
             document: dict[str, Any] = json.loads(text)
             if document["format"] != FORMAT:
@@ -61,7 +61,7 @@ class Recording:
             return cls(
                 int(document["seed"]),
                 str(document["profile"]),
-                {str(name): str(what) for name, what in document["faults"].items()},
+                {str(name): str(description) for name, description in document["faults"].items()},
                 tuple(map(str, document["violations"])),
                 str(document["digest"]),
             )
@@ -71,21 +71,21 @@ class Recording:
             raise UnusableRecording(f"not a recorded run: {error!r}") from None
 
     def replay(self) -> Result:
-        """Run it again, with these faults and no others."""
+        """Repeat the run with exactly these faults."""
         return simulate(self.seed, self.profile, only=frozenset(self.faults))
 
 
 def promises(violations: tuple[str, ...] | list[str]) -> set[str]:
-    """The names of the broken promises, as in "I-5"."""
+    """Return the names of the broken promises, as in "I-5"."""
     return {violation.partition(":")[0] for violation in violations}
 
 
 def shrink(
     result: Result, *, run_count_max: int = RUN_COUNT_MAX, on_run: Callable[[int, int], None] | None = None
 ) -> Recording:
-    """A run of the same seed with as few faults as suffice to break one of the same promises.
+    """Return a run of the same seed with as few faults as suffice to break one of the same promises.
 
-    `on_run(runs, faults)` hears how far it is.
+    `on_run(runs, faults)` is called after each run that still breaks one, with the number of runs and of faults left.
     """
     best = Recording.of(result)
     broken = promises(result.violations)

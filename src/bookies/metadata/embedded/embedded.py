@@ -1,8 +1,8 @@
-"""The embedded metadata store: a file that the processes of one host share, and no server.
+"""The embedded metadata store: a file that the processes of one host share, without a server.
 
 `EmbeddedDriver` is one session with the database `metadata.db` in a directory. Every call of SQLite runs on a worker,
-never on the event loop. Changes by other processes are noticed by polling, which costs a few microseconds and happens
-only while there are watches; our own are noticed at once. Decision 0002 says why SQLite.
+never on the event loop. The driver polls for changes by other processes, which costs a few microseconds and happens
+only while there are watches; its own changes are noticed at once. Decision 0002 explains the choice of SQLite.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 FILE_NAME = "metadata.db"
 POLL_INTERVAL_S = 0.15
 _RETRY_INTERVAL_S = 0.05
-# Operations that change nothing of what is watched.
+# Operations that change no watched state.
 _READS = frozenset(
     {
         "read_ledger",
@@ -42,8 +42,9 @@ _READS = frozenset(
 
 
 class EmbeddedDriver(StoreDriver):
-    """One session with the embedded store in `directory`, which has to exist when it is opened; so has the store
-    itself unless `may_create`."""
+    """One session with the embedded store in `directory`. `open` requires the directory and, unless `may_create`, the
+    store.
+    """
 
     poll_interval_s = POLL_INTERVAL_S
     has_heartbeat = True
@@ -60,12 +61,13 @@ class EmbeddedDriver(StoreDriver):
         self._worker = worker = self._runtime.workers.start("metadata")
         try:
             if not await worker.run(self._runtime.disk.is_directory, self._directory):
-                way_out = "`bk up` makes a cluster; to begin a store of your own, create the directory"
-                raise NoCluster(f"no metadata store at {self._directory}: {way_out}")
+                next_step = "`bk up` creates a cluster; for a store of your own, create the directory"
+                raise NoCluster(f"there is no metadata store at {self._directory}: {next_step}")
             if not self._may_create and not await worker.run(self._runtime.disk.exists, self.database.path):
                 raise NoCluster(
-                    f"there is no cluster in {self._directory}, which has no {FILE_NAME}: name the directory of its "
-                    "metadata (of `bk up` bk-data/metadata), or start one with `bk up` or its first bookie"
+                    f"there is no cluster in {self._directory}, which has no {FILE_NAME}: name the cluster's metadata "
+                    "directory (with `bk up`: bk-data/metadata), or create a cluster with `bk up` or by starting its "
+                    "first bookie"
                 )
             await self._open_database()
         except BaseException:
@@ -74,7 +76,7 @@ class EmbeddedDriver(StoreDriver):
         await super().open()
 
     async def _open_database(self) -> None:
-        """Several processes may be making the database at once, and SQLite does not always wait for them by itself."""
+        """Open the database. Retries if other processes are creating it: SQLite does not always wait for them."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + BUSY_TIMEOUT_S
         while True:

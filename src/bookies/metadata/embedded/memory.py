@@ -1,8 +1,8 @@
-"""A metadata store in this process: for tests, the simulator, and programs that keep bookies and clients together.
+"""A metadata store in this process: for tests, the simulator, and programs that run bookies and clients together.
 
 `MemoryStore` is the store, `MemoryDriver` one session with it. Every operation is one step of the event loop, which
-is what makes it linearizable; so all drivers of a store have to run on one loop at a time. A session lives until its
-driver is closed or `expire` is called. `Faults` makes the way to the store as unreliable as a network's.
+makes it linearizable; so all drivers of a store must run on one loop at a time. A session lives until its driver is
+closed or `expire` is called. `Faults` makes calls to the store as unreliable as calls over a network.
 """
 
 from __future__ import annotations
@@ -47,23 +47,22 @@ SESSION_TIMEOUT_MS = 10_000
 
 
 class Faults(Protocol):
-    """What goes wrong between a driver and the store. Both may wait; an exception becomes that of the operation.
+    """Faults between a driver and the store. Both methods may wait; an exception becomes that of the operation.
 
-    `operation`: the name of the driver's method, `watch` for an observation on behalf of its watches, or
-    `begin_session`.
+    `operation`: the name of the driver's method, `watch` for an observation for its watches, or `begin_session`.
     """
 
     async def before(self, operation: str, driver: MemoryDriver) -> None:
-        """A `MetadataError` raised here is a lost request: the operation has no effect. A `VersionConflict` for
-        `write_ledger` is made true: somebody else rewrites the record first.
+        """Run before the operation. A `MetadataError` is a lost request: the operation has no effect. If it raises
+        `VersionConflict` for `write_ledger`, the driver rewrites the record first, so that the conflict is real.
         """
 
     async def after(self, operation: str, driver: MemoryDriver) -> None:
-        """A `MetadataError` raised here is a lost reply: the operation has taken effect."""
+        """Run after the operation. A `MetadataError` is a lost reply: the operation has taken effect."""
 
 
 class MemoryStore:
-    """See `leased.Store`."""
+    """A `Store` in memory. `name`: empty for a private store."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -71,12 +70,12 @@ class MemoryStore:
         self._instance_id: str | None = None
         self._next_ledger_id = 0
         self._ledgers: dict[int, Record] = {}
-        self._deleted = IdSet(0)  # ids that no ledger can have again
+        self._deleted = IdSet(0)  # ids of deleted ledgers, never used again
         self._cookies: dict[BookieId, tuple[bytes, int]] = {}
         self._records: dict[str, tuple[bytes, int]] = {}
         self._nodes: dict[str, Node] = {}
-        self._owners: dict[str, int] = {}  # of nodes that end with a session
-        self._work = 0  # see `leased_recovery`
+        self._owners: dict[str, int] = {}  # place of an ephemeral node -> session
+        self._work = 0  # see `store_recovery`
         self._session_count = 0
         self._sessions: dict[int, dict[BookieId, tuple[BookieMode, bytes]]] = {}  # alive, with their registrations
         self._set_versions: dict[BookieMode | None, int] = {None: 0, BookieMode.WRITABLE: 0, BookieMode.READ_ONLY: 0}
@@ -84,10 +83,10 @@ class MemoryStore:
 
     # -- drivers -------------------------------------------------------------------------------------------------
     def attach(self, driver: MemoryDriver) -> None:
-        """Tell a driver of every change. Raises `MetadataError` while drivers on another loop are open."""
+        """Notify a driver of every change. Raises `MetadataError` while drivers on another loop are open."""
         for other in list(self._listeners):
             if other.loop.is_closed():
-                self.detach(other)  # It was never closed, and never will be.
+                self.detach(other)  # It was not closed before its loop, and cannot be closed any more.
                 if other.session_id is not None:
                     self.end_session(other.session_id)
             elif other.loop is not driver.loop:
@@ -98,10 +97,10 @@ class MemoryStore:
         self._listeners.pop(driver, None)
 
     def _changed(self, *sets: BookieMode | None) -> int:
-        """A new revision, also of the named sets of bookies."""
+        """Begin a new revision, also of the named sets of bookies; return it."""
         self.revision += 1
-        for each in sets:
-            self._set_versions[each] = self.revision
+        for name in sets:
+            self._set_versions[name] = self.revision
         for driver in self._listeners:
             driver.notify()
         return self.revision
@@ -148,7 +147,7 @@ class MemoryStore:
         return self._ledgers.get(ledger_id)
 
     def read_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Record | None]:
-        return [self._ledgers.get(each) for each in ledger_ids]
+        return [self._ledgers.get(ledger_id) for ledger_id in ledger_ids]
 
     def write_ledger(
         self, ledger_id: int, data: bytes, expected_version: int, holder: tuple[int, str] | None = None
@@ -163,7 +162,9 @@ class MemoryStore:
         return self._ledgers[ledger_id]
 
     def rewrite_ledger(self, ledger_id: int) -> None:
-        """Write a record as it is: a new version, and a conflict for whoever read the old one. No ledger, no effect."""
+        """Write a record unchanged: it gets a new version, which conflicts with writers of the old one. Without the
+        ledger, no effect.
+        """
         record = self._ledgers.get(ledger_id)
         if record is not None:
             self.write_ledger(ledger_id, record.data, record.version)
@@ -219,9 +220,9 @@ class MemoryStore:
             self._changed(before[0])
 
     def bookies(self, mode: BookieMode) -> BookieSet:
-        registrations = [each for session in self._sessions.values() for each in session.items()]
-        found = sorted(bookie for bookie, (registered, _) in registrations if registered is mode)
-        return BookieSet(tuple(found), self._set_versions[mode])
+        registrations = [item for session in self._sessions.values() for item in session.items()]
+        bookies = sorted(bookie for bookie, (registered, _) in registrations if registered is mode)
+        return BookieSet(tuple(bookies), self._set_versions[mode])
 
     def all_bookies(self) -> BookieSet:
         return BookieSet(tuple(sorted(self._cookies)), self._set_versions[None])
@@ -237,11 +238,13 @@ class MemoryStore:
         names: Sequence[str] = (),
         places: Sequence[str] = (),
     ) -> Observation | None:
-        found = {each: self._ledgers[each].version for each in ledger_ids if each in self._ledgers}
+        ledgers = {
+            ledger_id: self._ledgers[ledger_id].version for ledger_id in ledger_ids if ledger_id in self._ledgers
+        }
         sets = {mode: self.bookies(mode) for mode, version in known.items() if self._set_versions[mode] != version}
         records = {name: self._records[name][1] for name in names if name in self._records}
         nodes = {place: self._nodes[place].version for place in places if place in self._nodes}
-        return Observation(found, sets, records, nodes | {place: self._work for place in places if place == WORK})
+        return Observation(ledgers, sets, records, nodes | {place: self._work for place in places if place == WORK})
 
     # -- cookies -------------------------------------------------------------------------------------------------
     def create_cookie(self, bookie: BookieId, data: bytes) -> int:
@@ -321,17 +324,17 @@ class MemoryStore:
         return place not in self._nodes and self.write_node(place, data, None)
 
     def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
-        found = self._nodes.get(place)
-        if expected_version is not None and (found is None or found.version != expected_version):
+        before = self._nodes.get(place)
+        if expected_version is not None and (before is None or before.version != expected_version):
             return False
         self._nodes[place] = Node(data, self._changed())
-        if found is None and place.startswith(MARKS):
+        if before is None and place.startswith(MARKS):
             self._work = self.revision
         return True
 
     def delete_node(self, place: str, expected_version: int | None) -> bool:
-        found = self._nodes.get(place)
-        if found is None or expected_version not in (None, found.version):
+        node = self._nodes.get(place)
+        if node is None or expected_version not in (None, node.version):
             return False
         self._remove_node(place)
         return True
@@ -344,7 +347,7 @@ class MemoryStore:
             self._work = revision
 
     def nodes(self, prefix: str, above: str, count: int) -> Sequence[tuple[str, Node]]:
-        places = nsmallest(count, (each for each in self._nodes if each.startswith(prefix) and each > above))
+        places = nsmallest(count, (place for place in self._nodes if place.startswith(prefix) and place > above))
         return [(place, self._nodes[place]) for place in places]
 
     def hold_node(self, session_id: int, place: str, data: bytes) -> int | None:
@@ -364,12 +367,14 @@ _SHARED: dict[str, MemoryStore] = {}
 
 
 def shared_store(name: str) -> MemoryStore:
-    """The store of that name; made at the first request, and there for as long as the process."""
+    """Return the store of that name, created by the first call and kept for the life of the process."""
     return _SHARED.setdefault(name, MemoryStore(name))
 
 
 class MemoryDriver(StoreDriver):
-    """One session with a `MemoryStore`. Without a runtime, creation times are the loop's and instance ids counted."""
+    """One session with a `MemoryStore`. Without a runtime, creation times are the event loop's, and instance ids are
+    derived from the revision.
+    """
 
     def __init__(self, store: MemoryStore, runtime: Runtime | None = None, *, faults: Faults | None = None) -> None:
         super().__init__(f"memory:{store.name}", store, SESSION_TIMEOUT_MS)
@@ -387,14 +392,14 @@ class MemoryDriver(StoreDriver):
         await super().close()
 
     def expire(self) -> None:
-        """Lose the session now: registrations disappear and the owner is told, as after a long silence."""
+        """Lose the session now: registrations end and the owner is notified, as after an expired lease."""
         session_id = self.session_id
         if session_id is not None:
             self.store.end_session(session_id)
             self.lose_session(session_id)
 
     def notify(self) -> None:
-        """The store changed. The observer wakes as its own task, whoever made the change."""
+        """Wake the observer, a task of its own, after a change of the store by any driver."""
         if not self.loop.is_closed():
             self._has_news.set()
 

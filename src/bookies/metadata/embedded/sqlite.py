@@ -1,14 +1,14 @@
 """The embedded store's database: tables and transactions on one SQLite connection, synchronous.
 
-Several processes of one host share the file. Write-ahead logging lets readers go on while one writes; `synchronous =
-FULL` puts a commit on the disk before it is visible, so nobody acts on a change that a power cut takes back. Whoever
-changes anything begins with `BEGIN IMMEDIATE`, so a transaction that has read never fails to write.
+Several processes of one host share the file. Write-ahead logging lets readers continue while one process writes;
+`synchronous = FULL` puts a commit on the disk before it is visible, so no process acts on a change that a power cut
+undoes. Every change begins with `BEGIN IMMEDIATE`, so a transaction that has read never fails to write.
 
-One revision grows with every change and is every record's version. `PRAGMA data_version` says cheaply whether another
-connection committed; the connection's own commits are counted here, because it does not report those.
+One revision grows with every change and is every record's version. `PRAGMA data_version` reports cheaply whether
+another connection committed; the connection's own commits are counted here, because the pragma does not report those.
 
-Leases are in wall-clock time, the one clock that all processes share. A lease that has run out ends in the first
-transaction that notices, so that all see the same end: until then its owner may still renew it.
+Leases are in wall-clock time, the one clock that all processes share. An expired lease ends in the first transaction
+that notices it, so that all processes see the same end; until then its owner may still renew it.
 
 Source: metadata 11.
 """
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CLOCK_SLACK_MS = 1000  # that a lease may end later than its length from now: the clock was set back a little
-BUSY_TIMEOUT_S = 10.0  # how long a transaction waits for another process's
+CLOCK_SLACK_MS = 1000  # tolerance for a lease that ends later than its length from now: the clock was set back a little
+BUSY_TIMEOUT_S = 10.0  # time that a transaction waits for another process's
 SCHEMA_VERSION = 1
-PARAMETERS_MAX = 500  # of one statement
+PARAMETERS_MAX = 500  # in one statement
 LEDGER_ID_MAX = (1 << 63) - 1
-_APPLICATION_ID = 0x626B6D64  # "bkmd": what kind of database this is
+_APPLICATION_ID = 0x626B6D64  # "bkmd", which identifies the file as a metadata store
 
 _SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -69,23 +69,23 @@ CREATE TABLE registrations (
 CREATE TABLE cookies (bookie TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('revision', 0), ('next ledger id', 0), ('writable', 0), ('read-only', 0), ('cookies', 0);
 """
-# Came later. A table that older versions do not look at is no new format for them.
+# Added later. Older versions ignore these tables, so the format stays the same for them.
 _LATER = (
     "CREATE TABLE IF NOT EXISTS records "
     "(name TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL) WITHOUT ROWID",
-    # Runs of ids that no ledger can have again; they do not touch.
+    # Ids of deleted ledgers, never used again, as runs that are not adjacent.
     "CREATE TABLE IF NOT EXISTS deleted_ledgers (first INTEGER PRIMARY KEY, last INTEGER NOT NULL)",
-    # What auto-recovery keeps; session 0: for good.
+    # Auto-recovery's state; session 0: persistent.
     "CREATE TABLE IF NOT EXISTS nodes (place TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL, "
     "session INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS session_nodes ON nodes (session) WHERE session != 0",
     "INSERT OR IGNORE INTO counters VALUES ('work', 0)",
 )
-_COOKIES = "cookies"  # the counter of the set of all bookies; those of the modes have the modes' names
+_COOKIES = "cookies"  # counter of the set of all bookies; the counters of the modes have the modes' names
 
 
 class SqliteStore:
-    """See `leased.Store`. Used from one thread at a time. `now_ms`: wall clock."""
+    """A `Store` in a SQLite database. Used from one thread at a time. `now_ms`: wall clock."""
 
     def __init__(self, path: str, now_ms: Callable[[], int]) -> None:
         self.path = path
@@ -94,11 +94,11 @@ class SqliteStore:
         self._commits = 0
         self._observed: tuple[int, int] | None = None
         self._next_expiry_ms = 0
-        self._is_durable: bool | None = None  # commits now; None: as SQLite begins
+        self._is_durable: bool | None = None  # whether commits are synced now; None: SQLite's default
 
     # -- opening, errors -----------------------------------------------------------------------------------------
     def open(self) -> None:
-        """Open the file, creating it with its tables when it is not there. Raises `NotSupported` for later formats."""
+        """Open the file; create it and its tables if it is missing. Raises `NotSupported` for later formats."""
         import sqlite3
 
         self._connection = connection = sqlite3.connect(
@@ -107,7 +107,10 @@ class SqliteStore:
         try:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode != "wal":
-                raise MetadataError(f"{self.path} is on a file system that cannot share it between processes ({mode})")
+                raise MetadataError(
+                    f"{self.path} is on a file system that cannot share it between processes (journal mode {mode}): "
+                    "use a local disk"
+                )
             with self._writing():
                 version = self._number("PRAGMA user_version")
                 if version == 0 and self._number("SELECT count(*) FROM sqlite_master") == 0:
@@ -116,9 +119,14 @@ class SqliteStore:
                     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 elif self._number("PRAGMA application_id") != _APPLICATION_ID:
-                    raise MetadataCorrupt(f"{self.path} is some other program's database, not a metadata store")
+                    raise MetadataCorrupt(
+                        f"{self.path} is some other program's database, not a metadata store: name another directory"
+                    )
                 elif version != SCHEMA_VERSION:
-                    raise NotSupported(f"{self.path} has format {version}, which is newer than this version of bookies")
+                    raise NotSupported(
+                        f"{self.path} has format {version}, which is newer than this version of bookies: use the later "
+                        "version"
+                    )
                 for statement in _LATER:
                     connection.execute(statement)
         except BaseException:
@@ -131,7 +139,7 @@ class SqliteStore:
             connection.close()
 
     def guard(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call one of the methods; SQLite's errors become ours."""
+        """Call one of the methods, and translate SQLite's errors."""
         import sqlite3
 
         try:
@@ -155,8 +163,10 @@ class SqliteStore:
 
     @contextlib.contextmanager
     def _writing(self, *, is_durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """`is_durable`: it is on the disk afterwards, with everything before it. Otherwise a power cut takes it along,
-        as it does all sessions; the end of a process does not."""
+        """Run a write transaction. `is_durable`: the commit, and every commit before it, is on the disk afterwards.
+
+        Other commits are lost in a power cut, like all sessions, but not when the process ends.
+        """
         if is_durable is not self._is_durable and self._connection is not None:
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
             self._is_durable = is_durable
@@ -183,7 +193,7 @@ class SqliteStore:
         return self._counter(name)
 
     def _changed(self, *sets: str) -> int:
-        """A new revision, also of the named sets of bookies."""
+        """Begin a new revision, also of the named sets of bookies; return it."""
         assert self._connection is not None
         revision = self._increment("revision")
         for name in sets:
@@ -192,9 +202,9 @@ class SqliteStore:
 
     # -- the cluster ---------------------------------------------------------------------------------------------
     def initialize(self, candidate: str) -> str:
-        found = self.instance_id()
-        if found is not None:
-            return found
+        stored = self.instance_id()
+        if stored is not None:
+            return stored
         with self._writing() as connection:
             if self._instance_id() is None and self._number("SELECT count(*) FROM cookies"):
                 raise half_a_cluster()
@@ -224,11 +234,11 @@ class SqliteStore:
 
     def restore_instance_id(self, instance_id: str) -> None:
         with self._writing() as connection:
-            found = self._instance_id()
-            if found is None:
+            stored = self._instance_id()
+            if stored is None:
                 connection.execute("INSERT INTO cluster VALUES (?)", (instance_id,))
-            elif found != instance_id:
-                raise other_cluster(found, instance_id)
+            elif stored != instance_id:
+                raise other_cluster(stored, instance_id)
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     def next_ledger_id(self) -> int:
@@ -237,9 +247,9 @@ class SqliteStore:
 
     def create_ledger(self, ledger_id: int, data: bytes, ctime_ms: int) -> tuple[bool, Record]:
         with self._writing() as connection:
-            found = self._record(ledger_id)
-            if found is not None:
-                return False, found
+            stored = self._record(ledger_id)
+            if stored is not None:
+                return False, stored
             if self._deleted_run(ledger_id)[1] >= ledger_id:
                 raise deleted_before(ledger_id)
             record = Record(data, self._changed(), ctime_ms)
@@ -255,7 +265,7 @@ class SqliteStore:
 
     def read_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Record | None]:
         with self._reading():
-            return [self._record(each) for each in ledger_ids]
+            return [self._record(ledger_id) for ledger_id in ledger_ids]
 
     def _record(self, ledger_id: int) -> Record | None:
         assert self._connection is not None
@@ -269,13 +279,13 @@ class SqliteStore:
         self, ledger_id: int, data: bytes, expected_version: int, holder: tuple[int, str] | None = None
     ) -> Record:
         with self._writing() as connection:
-            found = self._record(ledger_id)
-            if found is None:
+            stored = self._record(ledger_id)
+            if stored is None:
                 raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
-            check_version(found.version, expected_version, ledger_id=ledger_id)
+            check_version(stored.version, expected_version, ledger_id=ledger_id)
             if holder is not None and self._node(holder[1])[1] != holder[0]:
                 raise lock_lost(ledger_id)
-            record = Record(data, self._changed(), found.ctime_ms)
+            record = Record(data, self._changed(), stored.ctime_ms)
             connection.execute(
                 "UPDATE ledgers SET version = ?, data = ? WHERE id = ?", (record.version, data, ledger_id)
             )
@@ -283,24 +293,24 @@ class SqliteStore:
 
     def delete_ledger(self, ledger_id: int, expected_version: int | None) -> None:
         with self._writing() as connection:
-            found = self._record(ledger_id)
-            if found is None:
+            stored = self._record(ledger_id)
+            if stored is None:
                 return
             if expected_version is not None:
-                check_version(found.version, expected_version, ledger_id=ledger_id)
+                check_version(stored.version, expected_version, ledger_id=ledger_id)
             connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
             self._note_deleted(ledger_id, ledger_id)
             self._changed()
 
     def _deleted_run(self, ledger_id: int) -> tuple[int, int]:
-        """The last run of deleted ids (first, last) that begins at or before an id; (-2, -2): there is none."""
+        """Return the last run of deleted ids (first, last) that begins at or before an id; (-2, -2): there is none."""
         assert self._connection is not None
         query = "SELECT first, last FROM deleted_ledgers WHERE first <= ? ORDER BY first DESC LIMIT 1"
         row: tuple[int, int] | None = self._connection.execute(query, (ledger_id,)).fetchone()
         return row or (-2, -2)
 
     def _note_deleted(self, first: int, last: int) -> None:
-        """Add a run of ids to those of deleted ones, joining what touches."""
+        """Add a run of ids of deleted ledgers; adjacent runs are joined."""
         assert self._connection is not None
         before = self._deleted_run(first)
         if before[1] >= first - 1:
@@ -350,9 +360,10 @@ class SqliteStore:
             self._changed(*modes)
 
     def _end_expired(self) -> None:
-        """End every session whose lease has run out, in a transaction of its own if there is any.
+        """End every session whose lease has expired, in a transaction of its own if there is any.
 
-        A lease that ends later than its length from now is of a clock that was ahead, and gets its length from now.
+        A lease that ends later than its length from now was written by a clock that was ahead; it is shortened to its
+        length from now.
         """
         assert self._connection is not None
         now_ms = self._now_ms()
@@ -403,14 +414,14 @@ class SqliteStore:
     def _registered(self, mode: BookieMode) -> BookieSet:
         assert self._connection is not None
         query = "SELECT bookie FROM registrations WHERE mode = ? ORDER BY bookie"
-        found = tuple(BookieId(row[0]) for row in self._connection.execute(query, (mode.value,)))
-        return BookieSet(found, self._counter(mode.value))
+        bookies = tuple(BookieId(row[0]) for row in self._connection.execute(query, (mode.value,)))
+        return BookieSet(bookies, self._counter(mode.value))
 
     def all_bookies(self) -> BookieSet:
         with self._reading() as connection:
             query = "SELECT bookie FROM cookies ORDER BY bookie"
-            found = tuple(BookieId(row[0]) for row in connection.execute(query))
-            return BookieSet(found, self._counter(_COOKIES))
+            bookies = tuple(BookieId(row[0]) for row in connection.execute(query))
+            return BookieSet(bookies, self._counter(_COOKIES))
 
     def registration(self, bookie: BookieId) -> bytes | None:
         self._end_expired()
@@ -426,7 +437,7 @@ class SqliteStore:
         names: Sequence[str] = (),
         places: Sequence[str] = (),
     ) -> Observation | None:
-        # Taken before looking, so that a commit that comes in between is looked at twice rather than never.
+        # Read before the data, so that a commit in between is observed twice rather than never.
         token = self._number("PRAGMA data_version"), self._commits
         sees_sessions = bool(known or places)
         if token == self._observed and not is_complete and (not sees_sessions or self._now_ms() < self._next_expiry_ms):
@@ -434,7 +445,7 @@ class SqliteStore:
         if sees_sessions:
             self._end_expired()
         with self._reading():
-            found: dict[int, int] = self._versions("SELECT id, version FROM ledgers WHERE id", ledger_ids)
+            ledgers: dict[int, int] = self._versions("SELECT id, version FROM ledgers WHERE id", ledger_ids)
             records: dict[str, int] = self._versions("SELECT name, version FROM records WHERE name", names)
             nodes: dict[str, int] = self._versions("SELECT place, version FROM nodes WHERE place", places)
             if WORK in places:
@@ -442,15 +453,15 @@ class SqliteStore:
             sets = {mode: self._registered(mode) for mode in known if self._counter(mode.value) != known[mode]}
             self._next_expiry_ms = self._number("SELECT coalesce(min(expires_at_ms), 1 << 62) FROM sessions")
         self._observed = token
-        return Observation(found, sets, records, nodes)
+        return Observation(ledgers, sets, records, nodes)
 
     def _versions(self, query: str, keys: Sequence[Any]) -> dict[Any, int]:
         assert self._connection is not None
-        found: dict[Any, int] = {}
+        versions: dict[Any, int] = {}
         for first in range(0, len(keys), PARAMETERS_MAX):
-            some = keys[first : first + PARAMETERS_MAX]
-            found.update(self._connection.execute(f"{query} IN ({','.join('?' * len(some))})", some))
-        return found
+            batch = keys[first : first + PARAMETERS_MAX]
+            versions.update(self._connection.execute(f"{query} IN ({','.join('?' * len(batch))})", batch))
+        return versions
 
     # -- cookies -------------------------------------------------------------------------------------------------
     def create_cookie(self, bookie: BookieId, data: bytes) -> int:
@@ -484,10 +495,10 @@ class SqliteStore:
             self._changed(_COOKIES)
 
     def _check_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        found = self._cookie(bookie)
-        if found is None:
+        cookie = self._cookie(bookie)
+        if cookie is None:
             raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
-        check_version(found[1], expected_version, bookie=bookie)
+        check_version(cookie[1], expected_version, bookie=bookie)
 
     # -- named records -------------------------------------------------------------------------------------------
     def create_record(self, name: str, data: bytes) -> int:
@@ -550,10 +561,10 @@ class SqliteStore:
         return None if row is None else (bytes(row[0]), int(row[1]))
 
     def _existing(self, name: str) -> tuple[bytes, int]:
-        found = self._named(name)
-        if found is None:
+        record = self._named(name)
+        if record is None:
             raise RecordNotFound(f"no record {name} in the metadata store")
-        return found
+        return record
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     def read_node(self, place: str) -> Node | None:
@@ -562,7 +573,7 @@ class SqliteStore:
             return self._node(place)[0]
 
     def _node(self, place: str) -> tuple[Node | None, int]:
-        """And whose session's it is."""
+        """Return the node, if there is one, and the session that owns it; 0 for a persistent or missing node."""
         assert self._connection is not None
         query = "SELECT data, version, session FROM nodes WHERE place = ?"
         row = self._connection.execute(query, (place,)).fetchone()
@@ -577,8 +588,8 @@ class SqliteStore:
 
     def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
         with self._writing(is_durable=_is_lasting(place)):
-            found, owner = self._node(place)
-            if expected_version is not None and (found is None or found.version != expected_version):
+            node, owner = self._node(place)
+            if expected_version is not None and (node is None or node.version != expected_version):
                 return False
             self._put_node(place, data, owner)
             return True
@@ -593,8 +604,8 @@ class SqliteStore:
 
     def delete_node(self, place: str, expected_version: int | None) -> bool:
         with self._writing(is_durable=_is_lasting(place)):
-            found = self._node(place)[0]
-            if found is None or expected_version not in (None, found.version):
+            node = self._node(place)[0]
+            if node is None or expected_version not in (None, node.version):
                 return False
             self._remove_node(place)
             return True
@@ -618,10 +629,10 @@ class SqliteStore:
         with self._writing(is_durable=False):
             if not self._number("SELECT count(*) FROM sessions WHERE id = ?", session_id):
                 raise SessionExpired("the session with the metadata store has ended")
-            found, owner = self._node(place)
-            if found is None:
+            node, owner = self._node(place)
+            if node is None:
                 return self._put_node(place, data, session_id)
-            return found.version if owner == session_id else None
+            return node.version if owner == session_id else None
 
     def release_node(self, session_id: int, place: str) -> None:
         with self._writing(is_durable=False):
@@ -630,27 +641,30 @@ class SqliteStore:
 
 
 def _is_lasting(place: str) -> bool:
-    """Whether a change of a node has to be on the disk before anything else happens. Locks and votes go with sessions,
-    and all sessions with the power of the one host. A mark is a claim: one that comes back is looked at and goes again,
-    and one that is lost is made again by the auditor, which begins anew then."""
+    """Report whether a change of a node must be durable before the call returns.
+
+    Locks and votes end with their session, and a power cut of the host ends all sessions. A mark is a claim: one that
+    reappears after a power cut is checked and deleted again, and a lost one is recreated by the auditor, which restarts
+    then.
+    """
     return not place.startswith((MARKS, LOCKS, VOTES))
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether a mapped error says that another process held the database for too long."""
+    """Report whether a mapped error means that another process held the database for too long."""
     name = getattr(error.__cause__, "sqlite_errorname", "")
     return str(name).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
 def _mapped(error: sqlite3.Error, path: str) -> BookKeeperError:
-    """One sentence for what SQLite reports: what happened, and what to do if anything can be done."""
+    """Return our error for SQLite's: what happened and, if possible, what to do next."""
     name = str(getattr(error, "sqlite_errorname", "") or type(error).__name__)
     if name == "SQLITE_FULL":
-        return DiskFull(f"no space left for the metadata store {path}: nothing was changed")
+        return DiskFull(f"no space left for the metadata store {path}: nothing was changed; free space and retry")
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return MetadataCorrupt(f"{path} is damaged ({error}): restore it from a backup")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return MetadataError(f"another process kept {path} locked for more than {BUSY_TIMEOUT_S:.0f} s")
+        return MetadataError(f"another process kept {path} locked for more than {BUSY_TIMEOUT_S:.0f} s: retry")
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
         return MetadataError(f"{path} cannot be opened for writing ({error}): check its owner and permissions")
     return MetadataError(f"{path}: {error} ({name})")

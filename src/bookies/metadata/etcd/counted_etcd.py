@@ -10,7 +10,7 @@ from bookies.metadata.interface.request_counts import RequestCounts
 
 
 class CountedEtcd:
-    """An `Etcd` whose transactions are counted. `kind_of`: of a key."""
+    """An `Etcd` whose transactions are counted. `kind_of`: returns the kind of a key."""
 
     def __init__(self, etcd: Etcd, operations: RequestCounts, kind_of: Callable[[str], str]) -> None:
         self.hosts = etcd.hosts

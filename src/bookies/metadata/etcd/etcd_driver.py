@@ -1,9 +1,9 @@
-"""The metadata driver on etcd, with the keys of Apache's: for clusters where etcd runs and ZooKeeper does not.
+"""The metadata driver on etcd, with the keys of Apache's driver: for clusters with etcd instead of ZooKeeper.
 
-`EtcdDriver` is one session. What is where is in `etcd_layout`; the parts that do the work are `etcd_ledgers`,
-`etcd_bookies`, `etcd_records` and `etcd_recovery`, over `etcd_values`; `etcd_session` keeps the lease that
-registrations, locks and votes depend on. A lost lease takes these with it, nothing else: the owner is told, and
-everything goes on. Source: metadata 5, 6, 8, 10 and 11.
+`EtcdDriver` is one session. `etcd_layout` defines the keys; the parts are `etcd_ledgers`, `etcd_bookies`,
+`etcd_records` and `etcd_recovery`, over `etcd_values`; `etcd_session` keeps the lease that registrations, locks and
+votes depend on. A lost lease ends these, and nothing else: the owner is notified, and requests continue.
+Source: metadata 5, 6, 8, 10 and 11.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EtcdDriver(SessionDriver):
     # -- the session ---------------------------------------------------------------------------------------------
     @property
     def session_id(self) -> int | None:
-        """The lease that holds our registrations, locks and votes; None when there are none."""
+        """The lease that our registrations, locks and votes depend on; None: there are none."""
         return self._session.lease
 
     async def open(self) -> None:
@@ -87,28 +87,28 @@ class EtcdDriver(SessionDriver):
         elif scope is None and not self._may_create:
             raise self._no_cluster()
 
-    async def _leave(self) -> None:
+    async def _disconnect(self) -> None:
         await self._session.end()
         await self.etcd.close()
 
     def _session_lost(self) -> None:
-        self._tell_expired()
+        self._notify_expired()
 
     # -- the cluster ---------------------------------------------------------------------------------------------
     async def _make_cluster(self, instance_id: str) -> None:
-        with contextlib.suppress(OutcomeUnknown):  # It may have happened: whoever wants it looks.
-            await self._make(self._keys.fixed(instance_id))
+        with contextlib.suppress(OutcomeUnknown):  # It may have happened: the caller reads the instance id.
+            await self._create_missing(self._keys.fixed(instance_id))
 
-    async def _make(self, wanted: Sequence[tuple[str, bytes]]) -> None:
-        """Those keys that are missing, in one transaction, as Apache does with all."""
-        found = await self._values.read(*(key for key, _ in wanted))
-        missing = [each for each, there in zip(wanted, found, strict=True) if there is None]
+    async def _create_missing(self, wanted: Sequence[tuple[str, bytes]]) -> None:
+        """Create the missing keys in one transaction, as Apache creates all keys."""
+        items = await self._values.read(*(key for key, _ in wanted))
+        missing = [pair for pair, item in zip(wanted, items, strict=True) if item is None]
         await self._requests.transact([MadeAt(key, 0) for key, _ in missing], [Put(key, data) for key, data in missing])
 
     async def instance_id(self) -> str | None:
         self._require_open()
-        found = (await self._values.read(self._keys.instance_id))[0]
-        return None if found is None else parse_instance_id(found.value, self._keys.instance_id)
+        item = (await self._values.read(self._keys.instance_id))[0]
+        return None if item is None else parse_instance_id(item.value, self._keys.instance_id)
 
     # -- moving a cluster ----------------------------------------------------------------------------------------
     async def given_ids(self) -> GivenIds:
@@ -117,8 +117,8 @@ class EtcdDriver(SessionDriver):
 
     async def restore_ids(self, ids: GivenIds) -> None:
         self._require_open()
-        fixed = self._keys.fixed("")
-        await self._values.repeat(lambda: self._make([each for each in fixed if each[0] != self._keys.instance_id]))
+        fixed = [(key, data) for key, data in self._keys.fixed("") if key != self._keys.instance_id]
+        await self._values.repeat(lambda: self._create_missing(fixed))
         await self._ids.raise_to(ids.next_id)
         await self._spent.restore(ids.spent)
 

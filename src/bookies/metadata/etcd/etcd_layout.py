@@ -1,4 +1,4 @@
-"""Where everything is in etcd, and in which bytes: Apache's keys, and our own beside them. No IO.
+"""Keys and formats in etcd: Apache's keys, and our own additions. No IO.
 
 `S` is the scope, the path of the metadata URI. Source: metadata 10; docs/reference/formats/etcd.md.
 """
@@ -16,24 +16,26 @@ from bookies.metadata.interface.spent_ids import SPENT_SIZE
 from bookies.model import BookieId, BookieMode
 
 LEDGER_ID_MAX = (1 << 63) - 1
-BUCKETS_COUNT = 128  # counters that ids are taken from
+BUCKETS_COUNT = 128  # counters of ids
 BUCKET_SIZE = 1 << 56  # ids of one bucket
 _LAYOUT = b"2\norg.apache.bookkeeper.metadata.etcd.EtcdLedgerManagerFactory:0"
 _MODES = {BookieMode.WRITABLE: "writable", BookieMode.READ_ONLY: "readonly"}
-# The number of a ledger is the low half of a UUID whose high half is 0.
+# A ledger's id is the low half of a UUID whose high half is 0.
 _BUCKET = re.compile(r"[0-9]{3}")
 _LEDGER = re.compile(r"00000000-0000-0000-([0-7][0-9a-f]{3})-([0-9a-f]{12})")
 
 
 def stop_of(prefix: str) -> str:
-    """Where the keys end that begin with this, which ends in `/`."""
+    """Return the end of the range of keys that begin with `prefix`, which ends in `/`."""
     assert prefix.endswith("/")
     return prefix[:-1] + "0"  # the character after the slash
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Of one cluster. `scope`: begins with a slash and does not end in one. What is called `…s` ends in a slash."""
+    """Keys of one cluster. `scope`: begins with a slash and does not end in one. Properties in the plural are prefixes
+    that end in a slash.
+    """
 
     scope: str
 
@@ -63,11 +65,11 @@ class Keys:
         return f"{self.scope}/buckets/"
 
     def bucket(self, number: int) -> str:
-        """A counter of ids: the number of times that it was written."""
+        """Return the key of a counter of ids. The counter is the key's number of writes."""
         return f"{self.buckets}{number:03d}"
 
     def bucket_number(self, key: str) -> int | None:
-        """The other way; None for a key that is no counter's."""
+        """Return the number of a counter's key; None for another key. Inverse of `bucket`."""
         name = key.removeprefix(self.buckets)
         return int(name) if _BUCKET.fullmatch(name) and int(name) < BUCKETS_COUNT else None
 
@@ -76,20 +78,20 @@ class Keys:
         return f"{self.scope}/ledgers/"
 
     def ledger(self, ledger_id: int) -> str | None:
-        """None for an id that can have no key."""
+        """Return the key of a ledger's record; None for an id that cannot have a key."""
         return self.ledgers + _uuid(ledger_id) if 0 <= ledger_id <= LEDGER_ID_MAX else None
 
     def ledger_id(self, key: str) -> int | None:
-        """The other way; None for a key that is no ledger's."""
+        """Return the ledger of a key; None for another key. Inverse of `ledger`."""
         return _ledger_of(key.removeprefix(self.ledgers))
 
     def kind(self, key: str) -> str:
-        """What a key is of, in a word: for counting."""
+        """Return the kind of a key, in a word, for request counts."""
         first, _, rest = key.removeprefix(f"{self.scope}/").partition("/")
         return kind_below(rest) or first if first == "underreplication" else first
 
     def fixed(self, instance_id: str) -> list[tuple[str, bytes]]:
-        """What a cluster begins with, in Apache's order."""
+        """Return the keys and values of a new cluster, in Apache's order."""
         markers = ("cookies", "bookies", "bookies/writable", "bookies/readonly", "ledgers", "buckets")
         return [
             (self.scope, b""),
@@ -115,14 +117,14 @@ class Keys:
         return f"{self.scope}/spent/"
 
     def spent_list(self, ledger_id: int) -> str:
-        """The list with the ids of deleted ledgers around this one."""
+        """Return the key of the list of deleted ledgers' ids that contains this id."""
         return f"{self.spent}{ledger_id // SPENT_SIZE:012x}"
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryKeys(SinglePlaces):
-    """What auto-recovery keeps, below `top`: Apache's driver has a marker there and no more. The values, and the names
-    but for ledgers', which are as those of their records, are Apache's in ZooKeeper.
+    """Keys of auto-recovery below `top`, where Apache's etcd driver has only a marker. The values, and the names except
+    those of ledgers, are Apache's in ZooKeeper. A ledger has the same name as in its record's key.
     """
 
     @property
@@ -140,7 +142,7 @@ class RecoveryKeys(SinglePlaces):
         return self.locks + _uuid(ledger_id)
 
     def ledger_id(self, key: str) -> int | None:
-        """Of a mark or a lock; None for a key that is neither."""
+        """Return the ledger of a mark's or lock's key; None for another key."""
         return _ledger_of(key.rpartition("/")[2])
 
     @property
@@ -148,7 +150,7 @@ class RecoveryKeys(SinglePlaces):
         return f"{self.election}/"
 
     def vote(self, lease: int, number: int) -> str:
-        """Votes are in the order in which they were made, whatever their names."""
+        """Return the key of a vote. The order of votes is that of their creation, not that of their keys."""
         return f"{self.votes}{lease:016x}-{number}"
 
 
@@ -158,18 +160,20 @@ def _uuid(ledger_id: int) -> str:
 
 
 def _ledger_of(name: str) -> int | None:
-    found = _LEDGER.fullmatch(name)
-    return None if found is None else int(found[1] + found[2], 16)
+    match = _LEDGER.fullmatch(name)
+    return None if match is None else int(match[1] + match[2], 16)
 
 
 def check_layout(data: bytes) -> None:
-    """Raises `MetadataCorrupt` for any other than Apache's for etcd."""
+    """Check the layout record. Raises `MetadataCorrupt` for any but Apache's for etcd."""
     if data.rstrip(b"\n") != _LAYOUT:
-        raise MetadataCorrupt(f"the layout is {data!r:.120}, not {_LAYOUT!r}: another driver's, or a newer one's")
+        raise MetadataCorrupt(
+            f"the layout is {data!r:.120}, not {_LAYOUT!r}: another driver, or a newer version, created the cluster"
+        )
 
 
 def bookies_among(prefix: str, keys: Iterable[str]) -> tuple[BookieId, ...]:
-    """Sorted; names that are no bookie's id are somebody else's business. Source: metadata 13."""
+    """Return the bookie ids among the keys, sorted; other names are ignored. Source: metadata 13."""
     names = (key.removeprefix(prefix) for key in keys)
     return tuple(sorted(BookieId(name) for name in names if is_bookie_id(name)))
 
@@ -185,7 +189,7 @@ FORM = "etcd://HOST:2379;HOST:2379/SCOPE"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a metadata URI says. `hosts`: host:port each."""
+    """A parsed metadata URI. `hosts`: host:port each."""
 
     hosts: tuple[str, ...]
     scope: str
@@ -193,24 +197,24 @@ class Place:
 
 
 def parse_uri(uri: str) -> Place:
-    """What stands after a `+` in the scheme means nothing, as with Apache. Raises `ConfigError`."""
-    found = _URI.fullmatch(uri.strip())
-    if found is None:
+    """Parse a metadata URI. A `+` and a word after the scheme are ignored, as in Apache. Raises `ConfigError`."""
+    match = _URI.fullmatch(uri.strip())
+    if match is None:
         raise ConfigError(f"{uri!r} is not a metadata URI for etcd: expected {FORM}")
-    hosts = tuple(_parse_host(uri, host.strip()) for host in found["hosts"].replace(";", ",").split(","))
-    scope = found["scope"] or ""
+    hosts = tuple(_parse_host(uri, host.strip()) for host in match["hosts"].replace(";", ",").split(","))
+    scope = match["scope"] or ""
     if not scope or scope == "/":
         raise ConfigError(f"{uri!r} has no scope, the path that all keys of the cluster begin with: expected {FORM}")
     if not _SCOPE.fullmatch(scope):
-        raise ConfigError(f"{uri!r}: {scope} is no scope; it may not end in / or have an empty part")
-    return Place(hosts, scope, _options_of(uri, found["query"]))
+        raise ConfigError(f"{uri!r}: {scope} is not a scope; it may not end in / or have an empty part")
+    return Place(hosts, scope, _options_of(uri, match["query"]))
 
 
 def _parse_host(uri: str, text: str) -> str:
-    found = _HOST.fullmatch(text)
-    if found is None or int(found["port"] or _PORT) > 65535:
+    match = _HOST.fullmatch(text)
+    if match is None or int(match["port"] or _PORT) > 65535:
         raise ConfigError(f"{uri!r} names no etcd server in {text!r}: expected {FORM}")
-    return f"{found['name']}:{found['port'] or _PORT}"
+    return f"{match['name']}:{match['port'] or _PORT}"
 
 
 def _options_of(uri: str, query: str | None) -> str | None:
@@ -218,5 +222,5 @@ def _options_of(uri: str, query: str | None) -> str | None:
         return None
     name, _, path = query.partition("=")
     if name != "options" or not path:
-        raise ConfigError(f"{uri!r}: after the ? only options=FILE is known, which says how to authenticate")
+        raise ConfigError(f"{uri!r}: after the ? only options=FILE is known, which names a file of credentials")
     return path

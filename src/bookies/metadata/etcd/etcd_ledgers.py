@@ -1,7 +1,7 @@
-"""Ledgers in etcd: their records, the ids that are spent, the generation of ids, and the listing.
+"""Ledgers in etcd: records, spent ids, generation of ids, and the listing.
 
-Apache lets an id be used again after a deletion; our interface does not. So a deletion also adds the id to a list of
-its own, in one transaction, and a creation checks the version of that list in its transaction.
+Apache allows an id to be used again after a deletion; our interface does not. So a deletion also adds the id to a list
+of spent ids, in one transaction, and a creation checks the version of that list in its transaction.
 Source: metadata 3.3, 4, 5.1 and 10.
 """
 
@@ -32,34 +32,36 @@ from bookies.metadata.shared.store_driver import check_version, deleted_before, 
 from bookies.model import LedgerMetadata
 from bookies.protocol.quorums import IdSet
 
-COUNTED_IDS_MAX = 10_000  # that a counter is raised by, a request for each
-COUNTED_AT_ONCE = 64
+COUNTED_IDS_MAX = 10_000  # largest increase of a counter, a request for each step
+COUNTED_AT_ONCE = 64  # requests in flight
 _LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
 
 
 class SpentIds:
-    """The lists of ids that deleted ledgers had, each a key; see the module."""
+    """The lists of deleted ledgers' ids, each a key; see the module."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
         self._lists: dict[str, tuple[bytes, int]] = {}  # key -> (value, version)
 
     def around(self, ledger_id: int) -> tuple[str, IdSet, int]:
-        """The list's key, a copy of it, and its version, as last seen: to be checked in the transaction."""
+        """Return the key, a copy, and the version of the list that contains the id, as last read. The transaction has
+        to check the version.
+        """
         key = self._values.keys.spent_list(ledger_id)
         data, version = self._lists.get(key, (b"", 0))
         return key, parse_spent(key, data), version
 
-    def saw(self, key: str, found: KeyValue | None) -> None:
-        """What is there now."""
+    def remember(self, key: str, item: KeyValue | None) -> None:
+        """Remember the current state of a list."""
         self._lists.pop(key, None)
-        if found is not None:
+        if item is not None:
             if len(self._lists) >= _LISTS_COUNT_MAX:
                 del self._lists[next(iter(self._lists))]
-            self._lists[key] = (found.value, found.mod_revision)
+            self._lists[key] = (item.value, item.mod_revision)
 
     def additions(self, ledger_ids: list[int]) -> tuple[list[WrittenAt], list[Put]]:
-        """What a transaction has to check and to write so that these are spent."""
+        """Return the conditions and writes of a transaction that spends these ids."""
         changed: dict[str, tuple[IdSet, int]] = {}
         for ledger_id in ledger_ids:
             key, ids, version = self.around(ledger_id)
@@ -69,19 +71,19 @@ class SpentIds:
         return conditions, [Put(key, pack_spent(ids)) for key, (ids, _) in changed.items()]
 
     async def runs(self) -> tuple[tuple[int, int], ...]:
-        """All of them, see `GivenIds`."""
+        """Return all spent ids, see `GivenIds`."""
         prefix = self._values.keys.spent
-        found, _ = await self._values.below(prefix, keys_only=False)
-        lists = {each.key.removeprefix(prefix): each for each in found}
+        items, _ = await self._values.below(prefix, keys_only=False)
+        lists = {item.key.removeprefix(prefix): item for item in items}
         return joined(
-            {int(name, 16): parse_spent(each.key, each.value) for name, each in lists.items() if is_spent_list(name)}
+            {int(name, 16): parse_spent(item.key, item.value) for name, item in lists.items() if is_spent_list(name)}
         )
 
     async def restore(self, runs: Sequence[tuple[int, int]]) -> None:
         """Add runs of ids (first, last)."""
         for number, added in divided(runs).items():
             while not await self._restore(number * SPENT_SIZE, added):
-                continue  # Somebody else changed the list, or we had not seen it.
+                continue  # Another client changed the list, or we had not read it.
 
     async def _restore(self, base: int, added: list[tuple[int, int]]) -> bool:
         key, ids, version = self.around(base)
@@ -93,24 +95,26 @@ class SpentIds:
         if answer.is_met:
             self.wrote(puts, answer.revision)
         else:
-            self.saw(key, answer.found[0][0] if answer.found[0] else None)
+            self.remember(key, answer.items[0][0] if answer.items[0] else None)
         return answer.is_met
 
     def wrote(self, puts: list[Put], revision: int) -> None:
-        """A transaction with these additions was carried out."""
+        """Remember the lists that a successful transaction wrote."""
         for put in puts:
-            self.saw(put.key, KeyValue(put.key, put.value, revision, revision, 1, 0))
+            self.remember(put.key, KeyValue(put.key, put.value, revision, revision, 1, 0))
 
 
 class Ledgers:
-    """See the module. `wall_ms`: what a record that names no time of creation gets, because etcd keeps none."""
+    """The ledgers' records of one cluster. `wall_ms`: the clock for a record without a time of creation, because etcd
+    keeps no times.
+    """
 
     def __init__(self, values: Values, spent: SpentIds, wall_ms: Callable[[], int]) -> None:
         self._values = values
         self._etcd = values.etcd
         self._spent = spent
         self._wall_ms = wall_ms
-        self._deleting = asyncio.Lock()  # deletions of one driver would only repeat each other's transactions
+        self._deleting = asyncio.Lock()  # concurrent deletions of one driver would make each other's transactions fail
 
     def _key(self, metadata: LedgerMetadata) -> str:
         key = self._values.keys.ledger(metadata.ledger_id)
@@ -119,40 +123,40 @@ class Ledgers:
 
     # -- records -------------------------------------------------------------------------------------------------
     async def read(self, ledger_id: int) -> Versioned:
-        """Raises `LedgerNotFound`."""
+        """Read a record. Raises `LedgerNotFound`."""
         key = self._values.keys.ledger(ledger_id)
         if key is None:
             raise not_found(ledger_id)
         return self._versioned(key, ledger_id, (await self._values.read(key))[0])
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
-        """See `MetadataDriver.read_ledgers`."""
-        keys = [self._values.keys.ledger(each) for each in ledger_ids]
-        found = iter(await self._values.read(*(key for key in keys if key is not None)))
+        """Read several records, see `MetadataDriver.read_ledgers`."""
+        keys = [self._values.keys.ledger(ledger_id) for ledger_id in ledger_ids]
+        items = iter(await self._values.read(*(key for key in keys if key is not None)))
         return [
-            None if key is None else self._parsed(key, ledger_id, next(found))
+            None if key is None else self._parsed(key, ledger_id, next(items))
             for key, ledger_id in zip(keys, ledger_ids, strict=True)
         ]
 
-    def _parsed(self, key: str, ledger_id: int, found: KeyValue | None) -> Versioned | MetadataCorrupt | None:
+    def _parsed(self, key: str, ledger_id: int, item: KeyValue | None) -> Versioned | MetadataCorrupt | None:
         try:
-            return self._versioned(key, ledger_id, found)
+            return self._versioned(key, ledger_id, item)
         except LedgerNotFound:
             return None
         except MetadataCorrupt as error:
             return error
 
-    def _versioned(self, key: str, ledger_id: int, found: KeyValue | None) -> Versioned:
-        self._values.remember(key, 0 if found is None else found.mod_revision)
-        if found is None:
+    def _versioned(self, key: str, ledger_id: int, item: KeyValue | None) -> Versioned:
+        self._values.remember(key, 0 if item is None else item.mod_revision)
+        if item is None:
             raise not_found(ledger_id)
-        return Versioned(parse_ledger(ledger_id, found.value), found.mod_revision)
+        return Versioned(parse_ledger(ledger_id, item.value), item.mod_revision)
 
     def _written(self, key: str, ledger_id: int, data: bytes, revision: int) -> Versioned:
         return self._versioned(key, ledger_id, KeyValue(key, data, revision, revision, 1, 0))
 
     async def create(self, metadata: LedgerMetadata) -> Versioned:
-        """See `MetadataDriver.create_ledger`."""
+        """Create a record, see `MetadataDriver.create_ledger`."""
         ledger_id = metadata.ledger_id
         if metadata.ctime_ms is None or not metadata.stores_ctime:
             metadata = metadata.replace(ctime_ms=self._wall_ms())
@@ -172,23 +176,23 @@ class Ledgers:
                 continue
             if answer.is_met:
                 return self._written(key, ledger_id, data, answer.revision)
-            records, lists = answer.found
-            self._spent.saw(list_key, lists[0] if lists else None)
+            records, lists = answer.items
+            self._spent.remember(list_key, lists[0] if lists else None)
             if records:
                 return self._own_attempt(key, metadata, records[0])
 
-    def _own_attempt(self, key: str, metadata: LedgerMetadata, there: KeyValue) -> Versioned:
-        """The record there if we made it, and the answer was lost. Raises `LedgerExists`.
+    def _own_attempt(self, key: str, metadata: LedgerMetadata, item: KeyValue) -> Versioned:
+        """Return the stored record if our own attempt created it and its answer was lost.
 
-        Formats before 3 have no token, and then nobody can tell.
+        Raises `LedgerExists`, also for our own record in formats before 3, which have no token.
         """
-        found = self._versioned(key, metadata.ledger_id, there)
-        if metadata.creator_token and found.metadata.creator_token == metadata.creator_token:
-            return found
+        stored = self._versioned(key, metadata.ledger_id, item)
+        if metadata.creator_token and stored.metadata.creator_token == metadata.creator_token:
+            return stored
         raise taken(metadata.ledger_id)
 
     async def write(self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None) -> Versioned:
-        """See `MetadataDriver.write_ledger`. After a lost answer, what is there tells what happened."""
+        """Write a record, see `MetadataDriver.write_ledger`. After a lost answer, the record shows the outcome."""
         data, ledger_id = _pack(metadata), metadata.ledger_id
         key = self._key(metadata)
         conditions: list[Condition] = [there_at(key, expected_version)]
@@ -205,14 +209,14 @@ class Ledgers:
                 continue
             if answer.is_met:
                 return self._written(key, ledger_id, data, answer.revision)
-            found = self._versioned(key, ledger_id, answer.found[0][0] if answer.found[0] else None)
-            if attempts and answer.found[0][0].value == data:
-                return found
-            check_version(found.version, expected_version, ledger_id=ledger_id)
-            raise lock_lost(ledger_id)  # what else was asked for
+            stored = self._versioned(key, ledger_id, answer.items[0][0] if answer.items[0] else None)
+            if attempts and answer.items[0][0].value == data:
+                return stored
+            check_version(stored.version, expected_version, ledger_id=ledger_id)
+            raise lock_lost(ledger_id)  # the only other condition
 
     async def delete(self, ledger_id: int, expected_version: int | None) -> None:
-        """See `MetadataDriver.delete_ledger`."""
+        """Delete a record, see `MetadataDriver.delete_ledger`."""
         key = self._values.keys.ledger(ledger_id)
         if key is None:
             return
@@ -224,114 +228,119 @@ class Ledgers:
                     return
                 if expected_version is not None:
                     check_version(record.mod_revision, expected_version, ledger_id=ledger_id)
-                self._spent.saw(list_key, spent)
+                self._spent.remember(list_key, spent)
                 conditions, puts = self._spent.additions([ledger_id])
                 conditions = [WrittenAt(key, record.mod_revision), *conditions]
                 try:
                     answer = await self._etcd.transact(conditions, [Delete(key), *puts])
                 except OutcomeUnknown:
-                    continue  # Looking again tells.
+                    continue  # The next read determines the outcome.
                 if answer.is_met:
                     self._spent.wrote(puts, answer.revision)
                     return
 
     # -- listing -------------------------------------------------------------------------------------------------
     async def listing(self, page_count: int) -> AsyncIterator[list[int]]:
-        """Every ledger's id, ascending, in pages. Raises `MetadataError` rather than leave something out.
+        """Yield every ledger's id, ascending, in pages. Raises `MetadataError` rather than omit an id.
 
-        Who deletes what is not listed must not be told less than there is: a cluster that is not there, or that was
-        made anew meanwhile, is an error and not an empty list. Source: metadata 3.3 and 13.
+        Garbage collection deletes the data of ledgers that are not listed. So a cluster that is missing, or was
+        recreated meanwhile, is an error and not an empty list. Source: metadata 3.3 and 13.
         """
         keys = self._values.keys
         markers = (keys.scope, keys.instance_id)
         scope, instance = await self._values.read(*markers)
         if scope is None:
             raise MetadataError(
-                f"there is no cluster at {keys.scope} in etcd, so nobody knows which ledgers there are; check the "
-                "path in the metadata URI"
+                f"there is no cluster at {keys.scope} in etcd, so its ledgers are unknown; check the path in the "
+                "metadata URI"
             )
         same = [
-            MadeAt(key, 0 if found is None else found.create_revision)
-            for key, found in zip(markers, (scope, instance), strict=True)
+            MadeAt(key, 0 if item is None else item.create_revision)
+            for key, item in zip(markers, (scope, instance), strict=True)
         ]
         start, stop = keys.ledgers, stop_of(keys.ledgers)
         while True:
             answer = await self._etcd.transact(same, [Get(start, stop, page_count, keys_only=True)])
             if not answer.is_met:
-                raise MetadataError(f"the cluster at {keys.scope} was formatted while its ledgers were listed")
-            found = answer.found[0]
-            ids = [ledger_id for ledger_id in (keys.ledger_id(each.key) for each in found) if ledger_id is not None]
+                raise MetadataError(f"the cluster at {keys.scope} was formatted while its ledgers were listed; retry")
+            items = answer.items[0]
+            ids = [ledger_id for ledger_id in (keys.ledger_id(item.key) for item in items) if ledger_id is not None]
             if ids:
                 yield ids
-            if len(found) < page_count:
+            if len(items) < page_count:
                 return
-            start = found[-1].key + "\0"  # the key after it
+            start = items[-1].key + "\0"  # the next possible key
 
 
 def _pack(metadata: LedgerMetadata) -> bytes:
-    """With its time of creation, where it is known."""
+    """Return a record with its time of creation, if that is known."""
     return pack_ledger(metadata.replace(stores_ctime=metadata.ctime_ms is not None))
 
 
 def not_found(ledger_id: int) -> LedgerNotFound:
-    """Of a ledger without a record."""
+    """Return the error for a ledger without a record."""
     return LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
 
 
 class LedgerIds:
-    """The generation of ids: counters, each with its own part of the ids. Source: metadata 10.
+    """Generation of ids from counters, each with its own range of ids. Source: metadata 10.
 
-    Apache's clients use all counters by turns. Ours use the last one that was used, so that ids ascend; each
-    counter can be used by everybody at once.
+    Apache's clients use all counters in turn. Ours use the last counter in use, so that ids ascend; a counter can be
+    used by any number of clients concurrently.
     """
 
     def __init__(self, values: Values) -> None:
         self._values = values
         self._etcd = values.etcd
-        self._bucket: int | None = None  # None: not looked yet
+        self._bucket: int | None = None  # None: not read yet
 
     async def next(self) -> int:
-        """Never the same twice: a key's version counts how often it was written."""
+        """Return an id, never the same twice: a key's version counts its writes."""
         if self._bucket is None:
             self._bucket, _ = await self._last()
         number = await self._count(self._bucket)
         if number >= BUCKET_SIZE:
-            raise MetadataError(f"the ids of {self._values.keys.bucket(self._bucket)} are used up")
+            raise MetadataError(
+                f"the ids of {self._values.keys.bucket(self._bucket)} are used up; create ledgers with ids of your own"
+            )
         return self._bucket * BUCKET_SIZE + number
 
     async def _count(self, bucket: int) -> int:
         key = self._values.keys.bucket(bucket)
         answer = await self._values.repeat(lambda: self._etcd.transact((), [Put(key, b""), Get(key, keys_only=True)]))
-        return answer.found[0][0].version
+        return answer.items[0][0].version
 
     async def _last(self) -> tuple[int, int]:
-        """The last bucket that was used, and how often."""
-        found, _ = await self._values.below(self._values.keys.buckets)
-        used = {self._values.keys.bucket_number(each.key): each.version for each in found}
+        """Return the last bucket in use, and its number of writes."""
+        items, _ = await self._values.below(self._values.keys.buckets)
+        used = {self._values.keys.bucket_number(item.key): item.version for item in items}
         last = max((number for number in used if number is not None), default=0)
         return last, used.get(last, 0)
 
     async def bound(self) -> int:
-        """Larger than every id handed out so far. Changes nothing."""
+        """Return a number larger than every id handed out so far. Changes nothing."""
         bucket, count = await self._last()
         return bucket * BUCKET_SIZE + count + 1 if count else 0
 
     async def raise_to(self, bound: int) -> None:
-        """Hand out no id below `bound`. What would take too long to count up to begins with the next bucket instead."""
+        """Ensure that no id below `bound` is handed out.
+
+        If counting up would take too long, ids continue in the next bucket.
+        """
         if await self.bound() >= bound:
             return
         bucket, low = divmod(bound, BUCKET_SIZE)
         if low > COUNTED_IDS_MAX:
             bucket, low = bucket + 1, 1
         if bucket >= BUCKETS_COUNT:
-            raise NotSupported(f"in etcd, no ids can be made that come after {bound - 1:,}")
+            raise NotSupported(f"in etcd, no ids can be generated after {bound - 1:,}")
         self._bucket = bucket
         key = self._values.keys.bucket(bucket)
-        found = (await self._values.read(key))[0]
-        missing = max(low, 1) - 1 - (0 if found is None else found.version)
+        item = (await self._values.read(key))[0]
+        missing = max(low, 1) - 1 - (0 if item is None else item.version)
         while missing > 0:
             at_once = min(missing, COUNTED_AT_ONCE)
             await asyncio.gather(*(self._count(bucket) for _ in range(at_once)))
             missing -= at_once
         if not bound % BUCKET_SIZE or low == 1:
-            await self._count(bucket)  # so that it is the last one that was used
+            await self._count(bucket)  # makes it the last bucket in use

@@ -1,4 +1,4 @@
-"""The messages of etcd's API that the metadata driver needs, as bytes. No IO.
+"""The messages of etcd's API that the metadata driver uses, as bytes. No IO.
 
 Field numbers are those of etcd's published `rpc.proto` and `kv.proto`, version 3.4, which later versions keep.
 """
@@ -29,7 +29,7 @@ KEEP_LEASE = "/etcdserverpb.Lease/LeaseKeepAlive"
 REVOKE_LEASE = "/etcdserverpb.Lease/LeaseRevoke"
 AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
 
-_CREATE_REVISION, _MOD_REVISION, _OF_LEASE = 1, 2, 4  # what a comparison compares, with result 0: equal
+_CREATE_REVISION, _MOD_REVISION, _OF_LEASE = 1, 2, 4  # targets of a comparison, whose result 0 is "equal"
 
 _HEADER = Schema({"revision": (3, "int")})
 _KEY_VALUE = Schema(
@@ -71,7 +71,7 @@ _WATCH_CREATE = Schema(
         "id": (7, "int"),
     }
 )
-_FILTERS = {Only.DELETIONS: 0, Only.PUTS: 1}  # what is left out is the other kind
+_FILTERS = {Only.DELETIONS: 0, Only.PUTS: 1}  # a filter names the changes that are not reported
 _WATCH_CANCEL = Schema({"id": (1, "int")})
 _WATCH = Schema({"create": (1, _WATCH_CREATE), "cancel": (2, _WATCH_CANCEL)})
 _EVENT = Schema({"type": (1, "int")})
@@ -94,18 +94,18 @@ def _messages(fields: Iterable[tuple[str, Value]], name: str) -> list[Message]:
 def pack_transaction(
     conditions: Sequence[Condition], then: Sequence[Operation], otherwise: Sequence[Operation]
 ) -> bytes:
-    """A `TxnRequest`."""
-    message: Message = [("compare", _compare(each)) for each in conditions]
-    message += [("success", [_operation(each)]) for each in then]
-    message += [("failure", [_operation(each)]) for each in otherwise]
+    """Return a `TxnRequest`."""
+    message: Message = [("compare", _compare(condition)) for condition in conditions]
+    message += [("success", [_operation(operation)]) for operation in then]
+    message += [("failure", [_operation(operation)]) for operation in otherwise]
     return protobuf.pack(_TRANSACTION, message)
 
 
 def _compare(condition: Condition) -> Message:
     if isinstance(condition, HeldBy):
         return [("target", _OF_LEASE), ("key", _key(condition.key)), ("lease", condition.lease)]
-    is_made = isinstance(condition, MadeAt)
-    target, name = (_CREATE_REVISION, "create_revision") if is_made else (_MOD_REVISION, "mod_revision")
+    is_creation = isinstance(condition, MadeAt)
+    target, name = (_CREATE_REVISION, "create_revision") if is_creation else (_MOD_REVISION, "mod_revision")
     return [("target", target), ("key", _key(condition.key)), (name, condition.revision)]
 
 
@@ -121,19 +121,19 @@ def _operation(operation: Operation) -> tuple[str, Value]:
 
 
 def parse_answer(data: bytes, operations: tuple[Sequence[Operation], Sequence[Operation]]) -> Answer:
-    """A `TxnResponse` to a transaction with these operations: then, otherwise. Raises ValueError."""
+    """Read a `TxnResponse`. `operations`: `then` and `otherwise` of the transaction. Raises ValueError."""
     fields = protobuf.parse(_ANSWER, data)
     is_met = any(name == "succeeded" and value == 1 for name, value in fields)
     results = _messages(fields, "responses")
     done = operations[0 if is_met else 1]
     if len(results) != len(done):
         raise ValueError(f"{len(results)} results of {len(done)} operations")
-    found = [_found(result) for result, each in zip(results, done, strict=True) if isinstance(each, Get)]
-    return Answer(is_met, _number(_messages(fields, "header")[0], "revision"), found)
+    items = [_items(result) for result, operation in zip(results, done, strict=True) if isinstance(operation, Get)]
+    return Answer(is_met, _number(_messages(fields, "header")[0], "revision"), items)
 
 
-def _found(result: Message) -> list[KeyValue]:
-    return [_key_value(dict(each)) for answer in _messages(result, "range") for each in _messages(answer, "kvs")]
+def _items(result: Message) -> list[KeyValue]:
+    return [_key_value(dict(item)) for answer in _messages(result, "range") for item in _messages(answer, "kvs")]
 
 
 def _key_value(fields: dict[str, Value]) -> KeyValue:
@@ -146,9 +146,9 @@ def _key_value(fields: dict[str, Value]) -> KeyValue:
 
 
 def _number(fields: Message, name: str) -> int:
-    found = dict(fields).get(name, 0)
-    assert isinstance(found, int)
-    return found
+    value = dict(fields).get(name, 0)
+    assert isinstance(value, int)
+    return value
 
 
 # -- leases and identity -----------------------------------------------------------------------------------------------
@@ -159,12 +159,12 @@ def pack_grant(ttl_s: int) -> bytes:
 
 
 def pack_lease(lease: int) -> bytes:
-    """To keep it, or to revoke it."""
+    """Return a request to renew or to revoke a lease."""
     return protobuf.pack(_LEASE_ID, [("id", lease)])
 
 
 def parse_lease(data: bytes) -> tuple[int, int]:
-    """The lease, and the seconds that it has left; 0: it is gone. Raises ValueError."""
+    """Read a lease and its remaining seconds; 0: it has ended. Raises ValueError."""
     fields = protobuf.parse(_LEASE_ANSWER, data)
     return _number(fields, "id"), _number(fields, "ttl")
 
@@ -174,7 +174,7 @@ def pack_authenticate(user: str, password: str) -> bytes:
 
 
 def parse_token(data: bytes) -> str:
-    """Raises ValueError."""
+    """Read the token of an authentication. Raises ValueError."""
     token = dict(protobuf.parse(_TOKEN, data)).get("token")
     if not isinstance(token, bytes):
         raise ValueError("no token")
@@ -186,7 +186,7 @@ def parse_token(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WatchNews:
-    """Of the watch with this number: something happened, or etcd has `ended` it."""
+    """News of the watch with this number: changes, or its end by etcd."""
 
     number: int
     has_events: bool
@@ -194,7 +194,7 @@ class WatchNews:
 
 
 def pack_watch(number: int, key: str, stop: str | None, revision: int, *, only: Only | None = None) -> bytes:
-    """`number`: by which the watch is known on its stream, from 1 on."""
+    """Return a request to watch. `number`: identifies the watch on its stream, from 1."""
     fields: Message = [("key", _key(key))]
     if stop is not None:
         fields.append(("range_end", _key(stop)))
@@ -208,6 +208,6 @@ def pack_unwatch(number: int) -> bytes:
 
 
 def parse_watch_news(data: bytes) -> WatchNews:
-    """Raises ValueError."""
+    """Read news of a watch. Raises ValueError."""
     fields = protobuf.parse(_WATCH_ANSWER, data)
     return WatchNews(_number(fields, "id"), bool(_messages(fields, "events")), bool(_number(fields, "canceled")))

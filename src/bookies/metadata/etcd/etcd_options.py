@@ -1,4 +1,4 @@
-"""The file that an etcd URI names with `?options=FILE`: how to authenticate, and how to encrypt. TOML.
+"""The TOML file that an etcd URI names with `?options=FILE`: credentials and TLS.
 
     user = "bookies"
     password = "secret"
@@ -8,7 +8,7 @@
     key = "/etc/bookies/client.key"
     server_name = "etcd.example.org"
 
-A file, because secrets have no place in a URI, which is printed and logged. Source: metadata 10.
+Secrets are in a file because URIs are printed and logged. Source: metadata 10.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ _TLS: dict[str, type] = {"authority": str, "certificate": str, "key": str, "serv
 
 
 def read_options(disk: Disk, path: str | None) -> Credentials:
-    """None: no credentials, no TLS. Raises `ConfigError` that names the file and the word, and never a secret."""
+    """Read the file of options; None: no credentials, no TLS.
+
+    Raises `ConfigError`, which names the file and the key, and never a secret.
+    """
     if path is None:
         return Credentials()
     try:
-        found = tomllib.loads(_read(disk, path, "the options of etcd").decode("utf-8"))
+        options = tomllib.loads(_read(disk, path, "the options of etcd").decode("utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
-    _check(path, "", found, _TOP)
-    tls = found.get("tls", {})
+    _check(path, "", options, _TOP)
+    tls = options.get("tls", {})
     _check(path, "tls.", tls, _TLS)
-    if ("user" in found) is not ("password" in found):
+    if ("user" in options) is not ("password" in options):
         raise ConfigError(f"{path}: user and password belong together")
     if ("certificate" in tls) is not ("key" in tls):
         raise ConfigError(f"{path}: tls.certificate and tls.key belong together")
@@ -49,12 +52,12 @@ def read_options(disk: Disk, path: str | None) -> Credentials:
             raise ConfigError(f"{path}: tls.{name} names {tls[name]}, which is not in the format PEM")
     if b"ENCRYPTED" in pem.get("key", b""):
         raise ConfigError(
-            f"{path}: tls.key names {tls['key']}, which is encrypted; etcd's client takes plain keys only"
+            f"{path}: tls.key names {tls['key']}, which is encrypted; etcd's client accepts only unencrypted keys"
         )
     return Credentials(
-        user=found.get("user"),
-        password=found.get("password", ""),
-        is_tls="tls" in found,
+        user=options.get("user"),
+        password=options.get("password", ""),
+        is_tls="tls" in options,
         server_name=tls.get("server_name"),
         **pem,
     )
@@ -67,8 +70,8 @@ def _read(disk: Disk, path: str, what: str) -> bytes:
         raise ConfigError(f"{what} cannot be read from {path}: {error.strerror}") from error
 
 
-def _check(path: str, where: str, found: dict[str, Any], known: dict[str, type]) -> None:
-    for name, value in found.items():
+def _check(path: str, where: str, options: dict[str, Any], known: dict[str, type]) -> None:
+    for name, value in options.items():
         if name not in known:
             raise ConfigError(f"{path}: {where}{name} is not known; known are {', '.join(known)}")
         if not isinstance(value, known[name]):

@@ -1,12 +1,12 @@
-"""The etcd port: what the metadata driver needs of an etcd client, on the event loop.
+"""The etcd port: the operations of an etcd client that the metadata driver needs, on the event loop.
 
-`metadata/etcd/grpc_etcd.py` implements it on gRPC, `tests/fakes/etcd.py` in memory. Everything is a transaction, reads too.
-Every call waits for a connection first, at most one session timeout, and can be cancelled at any time. Failures:
+`grpc_etcd.py` implements it on gRPC, `tests/fakes/etcd.py` in memory. Every request for keys is a transaction, also a
+read. Every call waits for a connection first, at most one session timeout, and can be cancelled at any time. Failures:
 
-- `LeaseMissing`: the lease that a key was to be attached to is gone; nothing was changed.
-- `InvalidArgument`: this etcd does not take so much at once; nothing was changed.
-- `OutcomeUnknown`: the connection went while the transaction was under way; it may or may not have been carried out.
-  Transactions that only read are repeated by the port as long as there is time.
+- `LeaseMissing`: the lease that a key was to be attached to has ended; nothing was changed.
+- `InvalidArgument`: the request exceeds a limit of this etcd; nothing was changed.
+- `OutcomeUnknown`: the connection was lost while the transaction was in flight; it may or may not have been carried
+  out. The port repeats transactions that only read, until a session timeout has passed.
 - any other `MetadataError`: nothing was changed.
 
 Source: metadata 10; the meaning of each operation is that of etcd's published API, version 3.
@@ -23,18 +23,19 @@ from bookies.errors import MetadataError
 
 
 class OutcomeUnknown(MetadataError):
-    """The connection to etcd went before the answer came: the transaction may or may not have happened."""
+    """The connection to etcd was lost before the answer came: the transaction may or may not have happened."""
 
 
 class LeaseMissing(Exception):
-    """There is no such lease: it has run out, or was revoked."""
+    """There is no such lease: it has expired, or was revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """One key. Revisions count the changes of the whole store: the one that made the key, the one that wrote it last.
+    """One key. `create_revision`, `mod_revision`: the revisions of the store that created the key and wrote it last;
+    revisions count the changes of the whole store.
 
-    `version`: how often it was written since it was made. `lease`: that it lives as long as, 0 without one.
+    `version`: number of writes since the key was created. `lease`: the lease that the key ends with, 0 without one.
     """
 
     key: str
@@ -50,7 +51,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class WrittenAt:
-    """Condition: the key was written last by this revision; 0: there is no such key."""
+    """Condition: this revision wrote the key last; 0: there is no such key."""
 
     key: str
     revision: int
@@ -58,7 +59,7 @@ class WrittenAt:
 
 @dataclass(frozen=True, slots=True)
 class MadeAt:
-    """Condition: the key was made by this revision; 0: there is no such key."""
+    """Condition: this revision created the key; 0: there is no such key."""
 
     key: str
     revision: int
@@ -66,7 +67,7 @@ class MadeAt:
 
 @dataclass(frozen=True, slots=True)
 class HeldBy:
-    """Condition: the key is there, and goes with this lease."""
+    """Condition: the key exists, and ends with this lease."""
 
     key: str
     lease: int
@@ -77,7 +78,7 @@ Condition = WrittenAt | MadeAt | HeldBy
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """The key, or all keys from `key` up to but without `stop`, ascending, `count_max` at most (0: all of them).
+    """Operation: read the key, or all keys from `key` to `stop` exclusively, ascending, at most `count_max` (0: all).
 
     `keys_only`: with empty values.
     """
@@ -90,7 +91,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write the key; with a lease, for as long as that lives."""
+    """Operation: write the key; with a lease, for the life of the lease."""
 
     key: str
     value: bytes
@@ -99,7 +100,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the key if it is there."""
+    """Operation: delete the key if it exists."""
 
     key: str
 
@@ -109,22 +110,23 @@ Operation = Get | Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`is_met`: all conditions held, so `then` was carried out and not `otherwise`. `revision`: of the store, after it.
+    """The result of a transaction. `is_met`: all conditions held, so `then` was carried out and not `otherwise`.
+    `revision`: of the store, after the transaction.
 
-    `found`: what each `Get` of the part carried out has found, in order.
+    `items`: the keys of each `Get` in the part that was carried out, in order.
     """
 
     is_met: bool
     revision: int
-    found: list[list[KeyValue]]
+    items: list[list[KeyValue]]
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """How to authenticate with etcd, and how to encrypt. PEM in `authority`, `certificate` and `key`.
+    """Credentials and TLS data for etcd. `authority`, `certificate`, `key`: PEM.
 
-    `authority` None: the authorities that this machine trusts. `server_name`: what the server's certificate says, where
-    that is not the host name of the URI.
+    `authority`: None: the authorities that this machine trusts. `server_name`: the name in the server's certificate, if
+    it is not the host name of the URI.
     """
 
     user: str | None = None
@@ -137,45 +139,47 @@ class Credentials:
 
 
 class Only(enum.Enum):
-    """Changes that a watch hears of."""
+    """The kind of changes that a watch reports."""
 
     PUTS = "puts"
     DELETIONS = "deletions"
 
 
 class Etcd(Protocol):
-    """One client."""
+    """One client of etcd."""
 
     hosts: str
 
     async def open(self) -> None:
-        """Connect. Raises `MetadataError` when no server answers within a session timeout, or refuses credentials."""
+        """Connect. Raises `MetadataError` if no server answers within a session timeout, or the server refuses the
+        credentials.
+        """
 
     async def close(self) -> None:
-        """Leases live on until they run out. Idempotent."""
+        """Close the connection; leases live on until they expire. Idempotent."""
 
     async def transact(
         self, conditions: Sequence[Condition], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> Answer:
-        """One step, which sees every change that had succeeded when it was called, by whomever."""
+        """Carry out a transaction atomically. It sees every change, by any client, that succeeded before the call."""
 
     async def grant_lease(self, ttl_s: int) -> tuple[int, int]:
-        """A new lease, and how long it lives when it is not kept, in seconds; etcd may make that longer."""
+        """Return a new lease, and its time to live without renewal, in seconds; etcd may choose a longer time."""
 
     async def keep_lease(self, lease: int) -> bool:
-        """Let it live another whole time. False: it is gone."""
+        """Renew a lease for its full time. False: it has ended."""
 
     async def revoke_lease(self, lease: int) -> None:
-        """End it, and what is attached to it goes. One that is gone already counts as success."""
+        """End a lease, which deletes the keys attached to it. A lease that has ended already counts as success."""
 
     def watch(
         self, key: str, stop: str | None, revision: int, callback: Callable[[], None], *, only: Only | None = None
     ) -> None:
-        """Call back once, on the loop, soon after this key, or one from it up to `stop`, was changed by `revision` or
-        later; and also whenever that cannot be known any more: look again, and watch again.
+        """Call back once, on the event loop, soon after this key, or one between it and `stop`, was changed by
+        `revision` or later. Also call back when changes may have been missed: read the state, and watch again.
 
-        `only`: the other changes do not count.
+        `only`: ignore the other changes.
         """
 
     def unwatch(self, callback: Callable[[], None]) -> None:
-        """It is not called any more."""
+        """Remove a callback's watches: it is not called any more."""

@@ -12,25 +12,25 @@ from bookies.metadata.shared.store_driver import check_record_version, check_ver
 
 
 class KeyMissing(Exception):
-    """There is no such key; for the caller to name."""
+    """There is no such key. The caller translates it."""
 
 
 class KeyExists(Exception):
-    """There is such a key already; for the caller to name."""
+    """The key exists already. The caller translates it."""
 
 
 class Records:
-    """Values with a version, which can come back after a deletion. Raises `KeyMissing`, `KeyExists`."""
+    """Values with a version, at keys that can be recreated after a deletion. Raises `KeyMissing`, `KeyExists`."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
         self._etcd = values.etcd
 
     async def read(self, key: str) -> tuple[bytes, int]:
-        found = (await self._values.read(key))[0]
-        if found is None:
+        item = (await self._values.read(key))[0]
+        if item is None:
             raise KeyMissing(key)
-        return found.value, found.mod_revision
+        return item.value, item.mod_revision
 
     async def create(self, key: str, data: bytes) -> int:
         answer = await self._etcd.transact([WrittenAt(key, 0)], [Put(key, data)])
@@ -48,20 +48,20 @@ class Records:
         answer = await self._etcd.transact([there_at(key, expected_version)], [change], [Get(key, keys_only=True)])
         if answer.is_met:
             return answer.revision
-        if not answer.found[0]:
+        if not answer.items[0]:
             raise KeyMissing(key)
-        check_version(answer.found[0][0].mod_revision, expected_version)
+        check_version(answer.items[0][0].mod_revision, expected_version)
         raise AssertionError("etcd refused the version that it shows")
 
     async def names(self, prefix: str) -> Sequence[str]:
         records = self._values.keys.records
-        found, _ = await self._values.below(records)
-        names = (each.key.removeprefix(records) for each in found)
+        items, _ = await self._values.below(records)
+        names = (item.key.removeprefix(records) for item in items)
         return sorted(name for name in names if name.startswith(prefix))
 
 
 class Transactions:
-    """See `MetadataDriver.transact`."""
+    """Transactions over records and ledgers, see `MetadataDriver.transact`."""
 
     def __init__(self, values: Values, spent: SpentIds) -> None:
         self._values = values
@@ -77,16 +77,16 @@ class Transactions:
             additions, puts = self._spent.additions(deleted)
             conditions: list[Condition] = [*map(_condition, steps, keys), *additions]
             changes = [change for step, key in zip(steps, keys, strict=True) for change in _changes(step, key)]
-            looks = [Get(key, keys_only=True) for key in keys] + [Get(each.key) for each in additions]
-            answer = await self._etcd.transact(conditions, [*changes, *puts], looks)
+            reads = [Get(key, keys_only=True) for key in keys] + [Get(addition.key) for addition in additions]
+            answer = await self._etcd.transact(conditions, [*changes, *puts], reads)
             if answer.is_met:
                 self._spent.wrote(puts, answer.revision)
                 return answer.revision
-            for step, found in zip(steps, answer.found, strict=False):
-                _check_step(step, found[0] if found else None)
-            # The steps are right, so the lists were not: somebody else has deleted ledgers.
-            for each, found in zip(additions, answer.found[len(steps) :], strict=True):
-                self._spent.saw(each.key, found[0] if found else None)
+            for step, items in zip(steps, answer.items, strict=False):
+                _check_step(step, items[0] if items else None)
+            # The steps hold, so the remembered lists were outdated: another client has deleted ledgers.
+            for addition, items in zip(additions, answer.items[len(steps) :], strict=True):
+                self._spent.remember(addition.key, items[0] if items else None)
 
     def _key(self, step: Step) -> str:
         if isinstance(step, RecordAt | RecordWrite):
@@ -108,10 +108,10 @@ def _changes(step: Step, key: str) -> list[Operation]:
     return [Delete(key)] if isinstance(step, LedgerDeletion) else []
 
 
-def _check_step(step: Step, found: KeyValue | None) -> None:
+def _check_step(step: Step, item: KeyValue | None) -> None:
     if isinstance(step, RecordAt | RecordWrite):
-        check_record_version(0 if found is None else found.mod_revision, step)
+        check_record_version(0 if item is None else item.mod_revision, step)
         return
-    if found is None:
+    if item is None:
         raise not_found(step.ledger_id)
-    check_version(found.mod_revision, step.version, ledger_id=step.ledger_id)
+    check_version(item.mod_revision, step.version, ledger_id=step.ledger_id)

@@ -98,7 +98,7 @@ class EtcdNodeStore:
                 answer = await self._attach(lease, [WrittenAt(place, 0)], Put(place, data, lease))
             except OutcomeUnknown:
                 continue  # The next attempt determines the outcome.
-            is_ours = answer.is_met or any(item.lease == lease for item in answer.found[0])
+            is_ours = answer.is_met or any(item.lease == lease for item in answer.items[0])
             return lease if is_ours else None
 
     async def _attach(self, lease: int, conditions: Sequence[Condition], put: Put) -> Answer:
@@ -135,7 +135,7 @@ class EtcdNodeStore:
         start, stop = self.places.marks, stop_of(self.places.marks)
         while True:
             answer = await self._etcd.transact((), [Get(start, stop, page_count, keys_only=not with_data)])
-            items = answer.found[0]
+            items = answer.items[0]
             ids = [self.places.ledger_id(item.key) for item in items]
             page = [
                 (ledger_id, Node(item.value, item.mod_revision))

@@ -1,7 +1,7 @@
 """One client's session with etcd: a lease that registrations are attached to, kept alive while the client lives.
 
-A lease that is gone was lost: the owner is told, once, and the next registration begins another. That a server does not
-answer loses nothing by itself; the lease is asked for again and again until etcd says what became of it.
+When the lease has ended, the owner is notified once, and the next registration begins another lease. A server that does
+not answer does not end the lease: renewals are repeated until etcd reports whether the lease exists.
 Source: metadata 6.1 and 10.
 """
 
@@ -14,13 +14,13 @@ from bookies.errors import MetadataError
 from bookies.metadata.etcd.etcd_port import Etcd
 from bookies.runtime.tasks import Tasks
 
-_KEEPS_COUNT = 3  # renewals in the life of a lease
-_RETRY_S = 0.5  # after one that nobody answered
-_END_S = 1.0  # for ending it
+_KEEPS_COUNT = 3  # renewals per lease time
+_RETRY_S = 0.5  # after a renewal without an answer
+_END_S = 1.0  # longest wait for the end of the lease
 
 
 class Session:
-    """`lost`: called once per lost lease."""
+    """The lease of one client. `lost`: called once per lost lease."""
 
     def __init__(self, etcd: Etcd, lease_ms: int, lost: Callable[[], None]) -> None:
         self._etcd = etcd
@@ -30,7 +30,7 @@ class Session:
         self._beginning = asyncio.Lock()
 
     async def begin(self, tasks: Tasks) -> int:
-        """The lease at present, a new one if there is none."""
+        """Return the current lease; grant one if there is none."""
         async with self._beginning:
             if self.lease is None:
                 lease, self.ttl_s = await self._etcd.grant_lease(self.ttl_s)
@@ -43,26 +43,26 @@ class Session:
         while self.lease == lease:
             await asyncio.sleep(interval_s)
             try:
-                is_there = await self._etcd.keep_lease(lease)
+                is_alive = await self._etcd.keep_lease(lease)
             except MetadataError:
                 interval_s = min(_RETRY_S, interval_s)
                 continue
             interval_s = self.ttl_s / _KEEPS_COUNT
-            if not is_there:
+            if not is_alive:
                 self.lose(lease)
 
     def lose(self, lease: int) -> None:
-        """It is gone."""
+        """Handle the end of a lease, once."""
         if self.lease == lease:
             self.lease = None
             self._lost()
 
     async def end(self) -> None:
-        """Registrations go with it. A lease that cannot be ended ends by itself."""
+        """End the lease, and with it the registrations. A lease that cannot be ended expires."""
         lease, self.lease = self.lease, None
         if lease is not None:
             try:
                 async with asyncio.timeout(_END_S):
                     await self._etcd.revoke_lease(lease)
             except (MetadataError, TimeoutError):
-                pass  # It runs out.
+                pass  # It expires.

@@ -1,6 +1,6 @@
-"""The watches of one etcd client: all on one stream, which is made when there is something to watch.
+"""The watches of one etcd client, all on one stream, which is opened with the first watch.
 
-When the stream breaks, everybody who watches is told to look again, because nobody knows what was missed.
+When the stream breaks, every callback is called, because changes may have been missed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Callback = Callable[[], None]
 
 
 class Stream(Protocol):
-    """A bidirectional call. Raises `MetadataError` when it has broken."""
+    """A bidirectional call. Raises `MetadataError` after it has broken."""
 
     async def send(self, data: bytes) -> None: ...
 
@@ -30,7 +30,7 @@ class Stream(Protocol):
 
 
 class Watches:
-    """See the module. `connect`: a new stream; raises `MetadataError`."""
+    """The watches of one client. `connect`: opens a new stream; raises `MetadataError`."""
 
     def __init__(self, connect: Callable[[], Awaitable[Stream]], tasks: Tasks) -> None:
         self._connect = connect
@@ -44,7 +44,7 @@ class Watches:
     def watch(
         self, key: str, stop: str | None, revision: int, callback: _Callback, *, only: Only | None = None
     ) -> None:
-        """See `etcd.Etcd.watch`."""
+        """Add a watch, see `Etcd.watch`."""
         self._count += 1
         self._callbacks[self._count] = callback
         self._numbers.setdefault(callback, []).append(self._count)
@@ -54,13 +54,13 @@ class Watches:
             self._tasks.start(self._run(), "watches of etcd")
 
     def unwatch(self, callback: _Callback) -> None:
-        """It is not called any more."""
+        """Remove a callback's watches: it is not called any more."""
         for number in self._numbers.pop(callback, []):
             del self._callbacks[number]
             self._requests.put_nowait(pack_unwatch(number))
 
     async def _run(self) -> None:
-        """One stream, until it breaks."""
+        """Use one stream until it breaks."""
         try:
             stream = await self._connect()
             sender = asyncio.ensure_future(self._send(stream))
@@ -73,7 +73,7 @@ class Watches:
                 await asyncio.gather(sender, return_exceptions=True)
         except (MetadataError, ClientClosed):
             await asyncio.sleep(RETRY_S)
-        # Who is told makes a new watch, and that a new stream.
+        # The callbacks register new watches, and the first of them opens a new stream.
         self._is_running = False
         self._requests = asyncio.Queue()
         broken, self._callbacks, self._numbers = list(self._numbers), {}, {}
@@ -81,7 +81,7 @@ class Watches:
             callback()
 
     async def _send(self, stream: Stream) -> None:
-        with contextlib.suppress(MetadataError, ClientClosed):  # The receiver hears of it, too.
+        with contextlib.suppress(MetadataError, ClientClosed):  # The receiver gets the error too.
             while True:
                 await stream.send(await self._requests.get())
 

@@ -1,7 +1,7 @@
 """The etcd port on gRPC, which comes with the extra `etcd`: one connection at a time, to one of several servers.
 
-The library grpcio carries bytes; the messages are `etcd_messages`. A connection that fails, or a server that does not
-answer in time, is left, and the next server is tried. See `etcd.Etcd`.
+The library grpcio transports bytes; `etcd_messages` defines the messages. If a connection fails, or a server does not
+answer in time, the client connects to the next server. See `etcd_port.Etcd`.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from bookies.runtime.tasks import Tasks
 T = TypeVar("T")
 
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.1, 2.0  # between two rounds of attempts; at most a fifth of a session timeout
-_PING_S = 10  # on a connection that nothing comes from; etcd's servers drop who pings more often than every 5 s
+_PING_S = 10  # on an idle connection; etcd's servers drop clients that ping more often than every 5 s
 _LOST = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED", "DATA_LOSS")
 
 
 def is_available() -> bool:
-    """Whether grpcio is installed."""
+    """Report whether grpcio is installed."""
     return importlib.util.find_spec("grpc") is not None
 
 
 def check_available(uri: str) -> None:
-    """Raises `ConfigError` that says what to install."""
+    """Check that grpcio is installed. Raises `ConfigError`, which names the package to install."""
     if not is_available():
         raise ConfigError(f"{uri} is in etcd; to use it: pip install 'bookies[etcd]'")
 
 
 def _library() -> Any:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Otherwise gRPC writes about refused connections to stderr.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Otherwise gRPC prints refused connections on stderr.
     return importlib.import_module("grpc")
 
 
 class _Connection:
-    """A channel to one server, and the token that it gave us."""
+    """A channel to one server, and the token that it issued."""
 
     def __init__(self, host: str, credentials: Credentials) -> None:
         self.host = host
         self._credentials = credentials
         self._grpc = grpc = _library()
         options: list[tuple[str, Any]] = [
-            ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, also where others use the same server
+            ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, even if other channels use this server
             ("grpc.enable_retries", 0),
             ("grpc.max_receive_message_length", -1),
             ("grpc.keepalive_time_ms", _PING_S * 1000),
@@ -80,7 +80,7 @@ class _Connection:
         return bool(self._channel.get_state() is self._grpc.ChannelConnectivity.READY)
 
     async def wait_ready(self) -> bool:
-        """False: there is no way to this server now."""
+        """Wait until the channel is connected. False: the server is unreachable now."""
         states = self._grpc.ChannelConnectivity
         while (state := self._channel.get_state(try_to_connect=True)) is not states.READY:
             if state in (states.TRANSIENT_FAILURE, states.SHUTDOWN):
@@ -96,7 +96,7 @@ class _Connection:
                 answer = await self.ask(messages.AUTHENTICATE, request, timeout_s)
             except self._grpc.aio.AioRpcError as error:
                 if "authentication is not enabled" in error.details():
-                    return  # Then anybody may do everything.
+                    return  # Without authentication, every client has full access.
                 raise
             self._metadata = (("token", messages.parse_token(answer)),)
 
@@ -105,7 +105,7 @@ class _Connection:
         return bytes(await call)
 
     def stream(self, method: str, timeout_s: float | None = None) -> Any:
-        metadata = (*self._metadata, ("hasleader", "true"))  # End it when this server has lost the others.
+        metadata = (*self._metadata, ("hasleader", "true"))  # The server ends the stream when it has no leader.
         return self._channel.stream_stream(method)(timeout=timeout_s, metadata=metadata)
 
     async def close(self) -> None:
@@ -113,7 +113,7 @@ class _Connection:
 
 
 class _Stream:
-    """See `etcd_watches.Stream`."""
+    """A `Stream` on gRPC, see `etcd_watches`."""
 
     def __init__(self, etcd: GrpcEtcd, connection: _Connection, method: str, timeout_s: float | None = None) -> None:
         self._etcd = etcd
@@ -126,26 +126,26 @@ class _Stream:
 
     async def receive(self) -> bytes:
         async with self._etcd.translated(self._connection):
-            found = await self._call.read()
-        if not isinstance(found, bytes):
+            message = await self._call.read()
+        if not isinstance(message, bytes):
             raise OutcomeUnknown(f"etcd at {self._connection.host} ended a stream")
-        return found
+        return message
 
     def cancel(self) -> None:
         self._call.cancel()
 
 
 class GrpcEtcd:
-    """See `etcd.Etcd`. `hosts`: host:port each."""
+    """An `Etcd` on gRPC. `hosts`: host:port each."""
 
     def __init__(self, hosts: Sequence[str], timeout_ms: int, credentials: Credentials | None = None) -> None:
         self.hosts = ",".join(hosts)
         self._hosts = list(hosts)
         self._timeout_s = timeout_ms / 1000
-        # A server that hangs must not use up all the time that there is to ask another one.
+        # A server that hangs must not use up the time for requests to another server.
         self._attempt_s = self._timeout_s if len(hosts) == 1 else self._timeout_s / 3
         self._credentials = credentials or Credentials()
-        self._turn = 0  # of the hosts
+        self._host_number = 0  # of the next connection, modulo the number of hosts
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
@@ -170,41 +170,41 @@ class GrpcEtcd:
         await asyncio.gather(*self._closing)
 
     def _died(self, cause: BaseException) -> None:
-        """A background task made a mistake of our own."""
+        """Report an unexpected exception in a background task."""
         message = f"the connection to etcd at {self.hosts} failed"
         asyncio.get_running_loop().call_exception_handler({"message": message, "exception": cause})
 
     async def _connected(self) -> _Connection:
-        """A connection that works, as far as is known. Raises `MetadataError` if that takes a session timeout."""
+        """Return a connection that is ready. Raises `MetadataError` after a session timeout."""
         if self._connection is not None and self._connection.is_ready():
             return self._connection
         try:
             async with asyncio.timeout(self._timeout_s), self._connecting:
                 return await self._connect()
         except TimeoutError:
-            doubtful = "hosts, ports and certificates" if self._credentials.is_tls else "hosts and ports"
+            possible = "hosts, ports and certificates" if self._credentials.is_tls else "hosts and ports"
             raise MetadataError(
                 f"no etcd server at {self.hosts} has answered for {self._timeout_s:g} s; check that it runs, and that "
-                f"the {doubtful} are right"
+                f"the {possible} are right"
             ) from None
 
     async def _connect(self) -> _Connection:
-        """Try one server after the other, for as long as the caller lets us."""
+        """Try the servers in turn, until the caller's timeout."""
         delay_s, attempts = RECONNECT_S_MIN, 0
         while True:
             if self._is_closed:
                 raise ClientClosed(f"the connection to etcd at {self.hosts} is closed")
             if self._connection is not None and self._connection.is_ready():
                 return self._connection
-            self._leave(self._connection)
-            connection = _Connection(self._hosts[self._turn % len(self._hosts)], self._credentials)
+            self._drop(self._connection)
+            connection = _Connection(self._hosts[self._host_number % len(self._hosts)], self._credentials)
             try:
                 if await self._greet(connection):
                     self._connection = connection
                     return connection
             finally:
                 if self._connection is not connection:
-                    self._turn += 1
+                    self._host_number += 1
                     self._close_soon(connection)
             attempts += 1
             if attempts % len(self._hosts) == 0:
@@ -212,7 +212,7 @@ class GrpcEtcd:
                 delay_s = min(2 * delay_s, RECONNECT_S_MAX, self._timeout_s / 5)
 
     async def _greet(self, connection: _Connection) -> bool:
-        """Whether the server is there, and takes us. Raises `MetadataError` if it does not want us."""
+        """Connect and authenticate. False: the server does not answer. Raises `MetadataError` if it refuses us."""
         try:
             async with asyncio.timeout(self._attempt_s):
                 if not await connection.wait_ready():
@@ -223,11 +223,11 @@ class GrpcEtcd:
             return False
         return True
 
-    def _leave(self, connection: _Connection | None) -> None:
-        """Use another one from now on."""
+    def _drop(self, connection: _Connection | None) -> None:
+        """Close a connection; the next request uses another one."""
         if connection is not None and connection is self._connection:
             self._connection = None
-            self._turn += 1
+            self._host_number += 1
             self._close_soon(connection)
 
     def _close_soon(self, connection: _Connection) -> None:
@@ -238,20 +238,20 @@ class GrpcEtcd:
     # -- requests ------------------------------------------------------------------------------------------------
     @asynccontextmanager
     async def translated(self, connection: _Connection) -> AsyncIterator[None]:
-        """Raises what the port says instead of gRPC's errors, and leaves a connection that does not work."""
+        """Translate gRPC's errors into the port's, and drop a connection that has failed."""
         task = asyncio.current_task()
         assert task is not None
         cancelled_before = task.cancelling()
         try:
             yield
         except asyncio.CancelledError:
-            # gRPC raises it in those who wait when a connection is closed. Nobody cancelled them.
+            # When a connection is closed, gRPC raises it in waiting calls that were not cancelled.
             if task.cancelling() > cancelled_before:
                 raise
             raise self._lost(connection) from None
         except _library().aio.AioRpcError as error:
             if error.code().name in _LOST:
-                self._leave(connection)
+                self._drop(connection)
                 raise self._lost(connection) from error
             raise self._refusal(connection, error.code().name, error.details() or "") from error
         except _library().aio.UsageError as error:  # the channel is closed
@@ -265,28 +265,30 @@ class GrpcEtcd:
         return OutcomeUnknown(f"the connection to etcd at {connection.host} was lost before it answered")
 
     def _refusal(self, connection: _Connection, code: str, details: str) -> Exception:
-        """The server's definite no."""
-        said = details.removeprefix("etcdserver: ")
-        if code == "NOT_FOUND" and "lease not found" in said:
-            return LeaseMissing(said)
-        if "too many operations" in said:
-            way_out = "start its servers with a larger --max-txn-ops"
-            return InvalidArgument(f"etcd at {connection.host} does not take so many steps at once: {way_out}")
-        if "request is too large" in said or "larger than max" in said:
-            way_out = "start its servers with a larger --max-request-bytes"
-            return InvalidArgument(f"etcd at {connection.host} does not take so many bytes at once: {way_out}")
+        """Return the error for a request that the server refused."""
+        reason = details.removeprefix("etcdserver: ")
+        if code == "NOT_FOUND" and "lease not found" in reason:
+            return LeaseMissing(reason)
+        if "too many operations" in reason:
+            next_step = "start its servers with a larger --max-txn-ops"
+            return InvalidArgument(
+                f"etcd at {connection.host} does not accept this number of operations in one request: {next_step}"
+            )
+        if "request is too large" in reason or "larger than max" in reason:
+            next_step = "start its servers with a larger --max-request-bytes"
+            return InvalidArgument(f"etcd at {connection.host} does not accept a request of this size: {next_step}")
         has_user = self._credentials.user is not None
-        if code == "UNAUTHENTICATED" or "auth revision" in said or (has_user and "user name is empty" in said):
-            self._leave(connection)  # The next connection gets a new token.
-            return _TokenRefused(f"etcd at {connection.host} does not know us any more: {said}")
-        if code == "PERMISSION_DENIED" or "user name is empty" in said or "authentication failed" in said:
-            who = f"user {self._credentials.user!r}" if has_user else "nobody"
-            way_out = "authenticate as one who may, with options=FILE in the metadata URI"
-            return MetadataError(f"etcd at {connection.host} refuses us as {who} ({said}): {way_out}")
-        if "database space exceeded" in said:
-            way_out = "compact and defragment it, or raise --quota-backend-bytes, and disarm its alarm"
-            return MetadataError(f"etcd at {connection.host} is full: {way_out}")
-        return MetadataError(f"etcd at {connection.host} answered {code}: {said}")
+        if code == "UNAUTHENTICATED" or "auth revision" in reason or (has_user and "user name is empty" in reason):
+            self._drop(connection)  # The next connection gets a new token.
+            return _TokenRefused(f"etcd at {connection.host} does not accept our token any more: {reason}")
+        if code == "PERMISSION_DENIED" or "user name is empty" in reason or "authentication failed" in reason:
+            whom = f"to user {self._credentials.user!r}" if has_user else "without a user"
+            next_step = "authenticate as a user with permission, with options=FILE in the metadata URI"
+            return MetadataError(f"etcd at {connection.host} denies access {whom} ({reason}): {next_step}")
+        if "database space exceeded" in reason:
+            next_step = "compact and defragment it, or raise --quota-backend-bytes, and disarm its alarm"
+            return MetadataError(f"etcd at {connection.host} is full: {next_step}")
+        return MetadataError(f"etcd at {connection.host} answered {code}: {reason}")
 
     async def _ask(self, method: str, request: bytes, *, may_repeat: bool) -> bytes:
         async def once(connection: _Connection) -> bytes:
@@ -296,7 +298,7 @@ class GrpcEtcd:
         return await self._repeat(once, may_repeat=may_repeat)
 
     async def _repeat(self, once: Callable[[_Connection], Awaitable[T]], *, may_repeat: bool) -> T:
-        """Until there is an answer, or a session timeout is over."""
+        """Repeat a request until it is answered, or a session timeout has passed."""
         loop = asyncio.get_running_loop()
         deadline, has_new_token = loop.time() + self._timeout_s, False
         while True:
@@ -315,14 +317,14 @@ class GrpcEtcd:
         self, conditions: Sequence[Condition], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> Answer:
         request = messages.pack_transaction(conditions, then, otherwise)
-        only_reads = all(isinstance(each, Get) for part in (then, otherwise) for each in part)
+        only_reads = all(isinstance(operation, Get) for part in (then, otherwise) for operation in part)
         return messages.parse_answer(
             await self._ask(messages.TRANSACT, request, may_repeat=only_reads), (then, otherwise)
         )
 
     # -- leases --------------------------------------------------------------------------------------------------
     async def grant_lease(self, ttl_s: int) -> tuple[int, int]:
-        # One that was granted, and whose answer was lost, runs out.
+        # A lease that was granted, and whose answer was lost, expires.
         return messages.parse_lease(await self._ask(messages.GRANT_LEASE, messages.pack_grant(ttl_s), may_repeat=True))
 
     async def keep_lease(self, lease: int) -> bool:
@@ -340,7 +342,7 @@ class GrpcEtcd:
         try:
             await self._ask(messages.REVOKE_LEASE, messages.pack_lease(lease), may_repeat=True)
         except LeaseMissing:
-            pass  # That is what was wanted.
+            pass  # The lease has ended already.
 
     # -- watches -------------------------------------------------------------------------------------------------
     async def _open_watch_stream(self) -> _Stream:
@@ -357,4 +359,4 @@ class GrpcEtcd:
 
 
 class _TokenRefused(MetadataError):
-    """The token has run out, or somebody changed who may do what, or that only some may. Nothing was done."""
+    """The server refused our token, and did nothing: it has expired, or users, roles or authentication were changed."""

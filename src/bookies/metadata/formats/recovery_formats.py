@@ -1,4 +1,4 @@
-"""Bytes of auto-recovery's records, the same in every store: Apache's. No IO. Source: metadata 0.1, 2 and 8."""
+"""Formats of auto-recovery's records: Apache's bytes, in every store. No IO. Source: metadata 0.1, 2 and 8."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bookies.model import BookieId
 
 _ID_MAX = (1 << 63) - 1
 _MARK = Schema({"replica": (1, "bytes"), "ctime": (2, "int")})
-_OWNER = Schema({"bookieId": (1, "bytes")})  # of a lock, and of a vote
+_OWNER = Schema({"bookieId": (1, "bytes")})  # in locks and votes
 _LAYOUT = Schema({"type": (1, "bytes"), "version": (2, "int")})
 _CHECKED = Schema({"ctime": (1, "int")})
 _LEAF = re.compile(r"urL([0-9]{10,19})")
@@ -26,14 +26,14 @@ LAYOUT = b'type: "BASIC"\nversion: 1\n'
 
 
 def leaf(ledger_id: int) -> str:
-    """What a ledger's mark, and its lock, are called. Source: metadata 8.4."""
+    """Return the name of a ledger's mark and lock. Source: metadata 8.4."""
     return f"urL{ledger_id:010d}"
 
 
 def ledger_of(name: str) -> int | None:
-    """The other way; None for a name that is no ledger's."""
-    found = _LEAF.fullmatch(name)
-    ledger_id = -1 if found is None else int(found[1])
+    """Return the ledger of a mark's or lock's name; None for another name. Inverse of `leaf`."""
+    match = _LEAF.fullmatch(name)
+    ledger_id = -1 if match is None else int(match[1])
     return ledger_id if 0 <= ledger_id <= _ID_MAX and name == leaf(ledger_id) else None
 
 
@@ -45,14 +45,14 @@ _CHECK_TIMES = {
 
 
 def kind_below(rest: str) -> str:
-    """What lies at a place below the top of auto-recovery's, in a word: for counting. Empty for the top."""
+    """Return the kind of a node below auto-recovery's top, in a word, for request counts. Empty for the top."""
     first = rest.partition("/")[0]
     return "marks" if first == "ledgers" else first
 
 
 @dataclass(frozen=True, slots=True)
 class SinglePlaces:
-    """What there is one of, below `top`, by Apache's names. Source: metadata 2.1 and 8."""
+    """Places of auto-recovery's single nodes below `top`, by Apache's names. Source: metadata 2.1 and 8."""
 
     top: str
 
@@ -76,13 +76,13 @@ class SinglePlaces:
 
 
 def pack_mark(replicas: Sequence[BookieId], ctime_ms: int | None) -> bytes:
-    """`ctime_ms` None: without a time."""
+    """Return a mark's bytes. `ctime_ms`: wall clock; None: no time is stored."""
     message: list[tuple[str, protobuf.Value]] = [("replica", replica.encode("utf-8")) for replica in replicas]
     return protobuf.pack_text(_MARK, message if ctime_ms is None else [*message, ("ctime", ctime_ms)])
 
 
 def parse_mark(data: bytes) -> tuple[tuple[BookieId, ...], int | None]:
-    """What cannot be read names no replicas and no time: the ledger is marked all the same."""
+    """Read a mark's replicas and time. Unreadable bytes give no replicas and no time; the ledger is still marked."""
     replicas: dict[BookieId, None] = {}
     ctime_ms = None
     try:
@@ -100,12 +100,12 @@ def parse_mark(data: bytes) -> tuple[tuple[BookieId, ...], int | None]:
 
 
 def pack_owner(owner: str) -> bytes:
-    """Of a lock: the holder's host name; of a vote: the candidate's id."""
+    """Return the bytes of a lock or vote. `owner`: the lock holder's host name, or the candidate's bookie id."""
     return protobuf.pack_text(_OWNER, [("bookieId", owner.encode("utf-8"))])
 
 
 def parse_owner(data: bytes) -> str:
-    """Empty where it cannot be read."""
+    """Read the owner of a lock or vote; empty if the bytes cannot be read."""
     try:
         values = [value for _, value in protobuf.parse_text(_OWNER, data)]
         return values[-1].decode("utf-8") if values and isinstance(values[-1], bytes) else ""
@@ -117,13 +117,15 @@ def parse_owner(data: bytes) -> str:
 
 
 def check_layout(data: bytes) -> None:
-    """Of the whole area. Raises `MetadataCorrupt` for any other than the one there is."""
+    """Check the LAYOUT of auto-recovery's records. Raises `MetadataCorrupt` for any but the known one."""
     try:
-        found = dict(protobuf.parse_text(_LAYOUT, data))
+        layout = dict(protobuf.parse_text(_LAYOUT, data))
     except ValueError as error:
         raise MetadataCorrupt(f"the layout of auto-recovery's records cannot be read: {error}") from error
-    if found != {"type": b"BASIC", "version": 1}:
-        raise MetadataCorrupt(f"auto-recovery's records have the layout {data!r:.120}, which is not known here")
+    if layout != {"type": b"BASIC", "version": 1}:
+        raise MetadataCorrupt(
+            f"auto-recovery's records have the layout {data!r:.120}, which this version of bookies does not know"
+        )
 
 
 def pack_delay(delay_s: int) -> bytes:
@@ -131,15 +133,17 @@ def pack_delay(delay_s: int) -> bytes:
 
 
 def parse_delay(data: bytes) -> int:
-    """Raises `MetadataCorrupt`."""
+    """Read the lost-bookie delay, in seconds. Raises `MetadataCorrupt`."""
     try:
         delay_s = int(data.decode("ascii"))
         if delay_s < 0:
             raise ValueError("negative")
         return delay_s
     except ValueError as error:
-        way_out = "write it anew with `bk recovery delay` or Apache's lostbookierecoverydelay"
-        raise MetadataCorrupt(f"the delay for lost bookies is {data!r:.40}, no number of seconds: {way_out}") from error
+        next_step = "set it again with `bk recovery delay` or Apache's lostbookierecoverydelay"
+        raise MetadataCorrupt(
+            f"the delay for lost bookies is {data!r:.40}, which is not a number of seconds: {next_step}"
+        ) from error
 
 
 def pack_checked(at_ms: int) -> bytes:
@@ -147,7 +151,7 @@ def pack_checked(at_ms: int) -> bytes:
 
 
 def parse_checked(data: bytes) -> int | None:
-    """What cannot be read says that nobody knows, as if it had never been written."""
+    """Read when a check was completed, wall clock. Unreadable bytes count as never: None."""
     try:
         return next((value for _, value in protobuf.parse(_CHECKED, data) if isinstance(value, int)), None)
     except ValueError:

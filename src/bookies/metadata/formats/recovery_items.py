@@ -1,4 +1,4 @@
-"""What auto-recovery keeps, as items that move from store to store: marks, and its settings. Locks and votes do not."""
+"""Auto-recovery's state as items that move from store to store: marks and settings. Locks and votes do not move."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bookies.metadata.interface import RecoveryStore
 from bookies.metadata.interface.recovery_store import AuditKind, Mark
 from bookies.model import BookieId
 
-_WHOLE = 1 << 63  # behind every ledger
+_BEYOND = 1 << 63  # larger than every ledger id
 
 
 @dataclass(frozen=True, slots=True)
 class UnderReplicated:
-    """A mark, see `Mark`."""
+    """A mark of a ledger, see `Mark`."""
 
     ledger_id: int
     replicas: tuple[BookieId, ...]
@@ -23,7 +23,9 @@ class UnderReplicated:
 
 @dataclass(frozen=True, slots=True)
 class RecoverySettings:
-    """The switch; the delay for lost bookies, None if nobody has said; when checks were finished, by kind."""
+    """Auto-recovery's settings. `delay_s`: the lost-bookie delay, None if it is not set. `checked_at_ms`: completion
+    times of checks, wall clock.
+    """
 
     is_enabled: bool = True
     delay_s: int | None = None
@@ -40,23 +42,23 @@ async def read_settings(recovery: RecoveryStore) -> RecoverySettings:
 
 
 async def put_settings(recovery: RecoveryStore, wanted: RecoverySettings) -> None:
-    """Repeatable. What nobody has said stays as it is."""
+    """Write the settings. Repeatable. A setting that `wanted` does not have stays as it is."""
     await (recovery.enable() if wanted.is_enabled else recovery.disable())
-    found = await read_settings(recovery)
-    if wanted.delay_s not in (None, found.delay_s):
+    stored = await read_settings(recovery)
+    if wanted.delay_s not in (None, stored.delay_s):
         assert wanted.delay_s is not None
         await recovery.set_lost_bookie_delay_s(wanted.delay_s)
-    for each in wanted.checked_at_ms:
-        if each not in found.checked_at_ms:
-            await recovery.set_checked_at_ms(*each)
+    for check in wanted.checked_at_ms:
+        if check not in stored.checked_at_ms:
+            await recovery.set_checked_at_ms(*check)
 
 
-def agree(wanted: RecoverySettings, found: RecoverySettings) -> bool:
-    """Whether everything that is said is there."""
+def agree(wanted: RecoverySettings, stored: RecoverySettings) -> bool:
+    """Report whether every setting of `wanted` is stored."""
     return (
-        wanted.is_enabled is found.is_enabled
-        and wanted.delay_s in (None, found.delay_s)
-        and all(each in found.checked_at_ms for each in wanted.checked_at_ms)
+        wanted.is_enabled is stored.is_enabled
+        and wanted.delay_s in (None, stored.delay_s)
+        and all(check in stored.checked_at_ms for check in wanted.checked_at_ms)
     )
 
 
@@ -70,39 +72,39 @@ def _item(mark: Mark) -> UnderReplicated:
 
 
 async def put_mark(recovery: RecoveryStore, wanted: UnderReplicated) -> None:
-    """Repeatable; what is there of the ledger is replaced. For stores that nobody uses meanwhile."""
-    found = await recovery.mark_of(wanted.ledger_id)
-    if found is not None and _item(found) == wanted:
+    """Write a mark, replacing the ledger's earlier one. Repeatable. The store must have no other users meanwhile."""
+    stored = await recovery.mark_of(wanted.ledger_id)
+    if stored is not None and _item(stored) == wanted:
         return
-    if found is not None:
-        await recovery.unmark(found)
+    if stored is not None:
+        await recovery.unmark(stored)
     await recovery.mark(wanted.ledger_id, wanted.replicas, wanted.ctime_ms)
 
 
 async def remove_mark(recovery: RecoveryStore, ledger_id: int) -> None:
-    found = await recovery.mark_of(ledger_id)
-    if found is not None:
-        await recovery.unmark(found)
+    mark = await recovery.mark_of(ledger_id)
+    if mark is not None:
+        await recovery.unmark(mark)
 
 
 async def paired_marks(
     one: RecoveryStore, other: RecoveryStore
 ) -> AsyncIterator[tuple[UnderReplicated | None, UnderReplicated | None]]:
-    """The marks of two stores side by side, by ledger; not all in memory."""
-    theirs, ours = _each(one), _each(other)
-    there, here = await anext(theirs, None), await anext(ours, None)
-    while there is not None or here is not None:
-        next_there = _WHOLE if there is None else there.ledger_id
-        next_here = _WHOLE if here is None else here.ledger_id
-        first = min(next_there, next_here)
-        yield there if next_there == first else None, here if next_here == first else None
-        if next_there == first:
-            there = await anext(theirs, None)
-        if next_here == first:
-            here = await anext(ours, None)
+    """Yield the marks of two stores in pairs, by ledger, without keeping all in memory; None: no mark in that store."""
+    marks_of_one, marks_of_other = _marks(one), _marks(other)
+    left, right = await anext(marks_of_one, None), await anext(marks_of_other, None)
+    while left is not None or right is not None:
+        left_id = _BEYOND if left is None else left.ledger_id
+        right_id = _BEYOND if right is None else right.ledger_id
+        first = min(left_id, right_id)
+        yield left if left_id == first else None, right if right_id == first else None
+        if left_id == first:
+            left = await anext(marks_of_one, None)
+        if right_id == first:
+            right = await anext(marks_of_other, None)
 
 
-async def _each(recovery: RecoveryStore) -> AsyncIterator[UnderReplicated]:
+async def _marks(recovery: RecoveryStore) -> AsyncIterator[UnderReplicated]:
     async for page in read_marks(recovery):
         for mark in page:
             yield mark

@@ -1,9 +1,9 @@
-"""Bytes of the records in a metadata store: ledger metadata in its three formats, and what a bookie publishes.
+"""Formats of the records in a metadata store: ledger metadata in its three formats, and bookies' registrations.
 
-Every format starts with the same 28 bytes and its number. Format 3, the default, is a binary protobuf message behind
-its length; 2 is the same message as text; 1 is lines of text that know neither digest nor password. What Apache's
-parser would refuse is refused in both directions, so an ill-formed record is neither believed nor written. Fields this
-version does not know are skipped in format 3 and, as in Apache, gone after the next update.
+Every format starts with the same 28 bytes and its number. Format 3, the default, is a binary protobuf message after its
+length; 2 is the same message as text; 1 is lines of text without digest and password. Records that Apache's parser
+would refuse are refused in both directions, so an ill-formed record is neither accepted nor written. Unknown fields are
+skipped in format 3 and, as in Apache, lost with the next update.
 
 Source: metadata 4 and 6.2.
 """
@@ -68,7 +68,7 @@ _BOOKIE_INFO = Schema({"endpoints": (6, _ENDPOINT), "properties": (7, _CUSTOM)})
 
 
 def pack_ledger(metadata: LedgerMetadata) -> bytes:
-    """The record in the metadata's own format. Raises `MetadataCorrupt` for what no reader would accept."""
+    """Return the record, in the metadata's own format. Raises `MetadataCorrupt` if no reader would accept it."""
     try:
         _check(metadata)
         header = _HEADER + b"%d\n" % metadata.format_version
@@ -80,7 +80,7 @@ def pack_ledger(metadata: LedgerMetadata) -> bytes:
         body = protobuf.pack(_LEDGER, message)
         return header + protobuf.pack_varint(len(body)) + body
     except ValueError as error:
-        raise MetadataCorrupt(f"not written: {error}", ledger_id=metadata.ledger_id) from error
+        raise MetadataCorrupt(f"ledger metadata was not written: {error}", ledger_id=metadata.ledger_id) from error
 
 
 def parse_ledger(ledger_id: int, data: bytes, ctime_ms: int | None = None) -> LedgerMetadata:
@@ -97,17 +97,17 @@ def parse_ledger(ledger_id: int, data: bytes, ctime_ms: int | None = None) -> Le
         else:
             size, offset = protobuf.parse_varint(body, 0)
             if offset + size > len(body):
-                raise ValueError(f"{size} bytes announced, {len(body) - offset} there")
+                raise ValueError(f"{size} bytes announced, {len(body) - offset} present")
             message = protobuf.parse(_LEDGER, body[offset : offset + size])
             metadata = _from_message(ledger_id, message, 3, ctime_ms)
         _check(metadata)
     except ValueError as error:
-        raise MetadataCorrupt(f"ledger metadata: {error}", ledger_id=ledger_id) from error
+        raise MetadataCorrupt(f"ledger metadata cannot be read: {error}", ledger_id=ledger_id) from error
     return metadata
 
 
 def as_stored(metadata: LedgerMetadata, data: bytes, ctime_ms: int) -> LedgerMetadata:
-    """What `parse_ledger` makes of `data`, which is this record packed; in format 3 without the work."""
+    """Return what `parse_ledger` returns for `data`, the packed `metadata`; in format 3 without parsing."""
     if metadata.format_version != 3:
         return parse_ledger(metadata.ledger_id, data, ctime_ms)
     last_entry_id, length = _end_of(metadata)
@@ -136,12 +136,12 @@ _BOOKIE_ID = re.compile(r"[A-Za-z0-9.:-_-]+")  # the range from colon to undersc
 
 
 def is_bookie_id(text: str) -> bool:
-    """Whether Apache would take the text for a bookie's id. Source: metadata 6.4."""
+    """Report whether Apache would accept the text as a bookie id. Source: metadata 6.4."""
     return _BOOKIE_ID.fullmatch(text) is not None and text.lower() != "readonly"
 
 
 def _check(metadata: LedgerMetadata) -> None:
-    """Raises ValueError that names the first thing wrong with a record. Source: metadata 4.2."""
+    """Check a record. Raises ValueError with the first problem. Source: metadata 4.2."""
     if not 0 <= metadata.ledger_id <= _ID_MAX:
         raise ValueError(f"ledger id {metadata.ledger_id} is out of range")
     if not metadata.ensemble_size >= metadata.write_quorum >= metadata.ack_quorum >= 1:
@@ -162,11 +162,11 @@ def _check(metadata: LedgerMetadata) -> None:
     if metadata.is_closed and not (-1 <= metadata.last_entry_id <= _ID_MAX and 0 <= metadata.length <= _ID_MAX):
         raise ValueError(f"closed at entry {metadata.last_entry_id} with length {metadata.length}")
     if (metadata.digest_type is None) is not (metadata.password is None):
-        raise ValueError("digest type and password are not both there")
+        raise ValueError("digest type or password is missing: a record has both or none")
 
 
 def _end_of(metadata: LedgerMetadata) -> tuple[int, int]:
-    """(last entry id, length) as stored: they mean something only when the ledger is closed."""
+    """Return (last entry id, length) as stored: they have a meaning only if the ledger is closed."""
     return (metadata.last_entry_id, metadata.length) if metadata.is_closed else (INVALID_ENTRY_ID, 0)
 
 
@@ -189,7 +189,7 @@ def _to_message(metadata: LedgerMetadata) -> Message:
     message.append(("ackQuorumSize", metadata.ack_quorum))
     if metadata.stores_ctime:
         if metadata.ctime_ms is None:
-            raise ValueError("creation time to be stored, but not known")
+            raise ValueError("the creation time must be stored, but is unknown")
         message.append(("ctime", metadata.ctime_ms))
     for key, value in metadata.custom_metadata.items():
         message.append(("customMetadata", [("key", key.encode("utf-8")), ("value", bytes(value))]))
@@ -219,7 +219,7 @@ def _from_message(ledger_id: int, message: Message, version: int, ctime_ms: int 
         state=state,
         last_entry_id=numbers["lastEntryId"] if is_closed else INVALID_ENTRY_ID,
         length=numbers["length"] if is_closed else 0,
-        # A password without a digest type means CRC32, the first of them, as for older Apache clients.
+        # A password without a digest type means CRC32, as with older Apache clients.
         digest_type=None if password is None else DigestType(numbers.get("digestType", DigestType.CRC32)),
         password=password,
         custom_metadata=_map_of(message, "customMetadata"),
@@ -253,7 +253,7 @@ def _map_of(message: Message, field: str) -> Mapping[str, bytes]:
 
 
 def _pack_lines(metadata: LedgerMetadata) -> bytes:
-    """Digest, password and creation time have no place here, so a format 1 ledger is opened with the caller's own."""
+    """Return a format 1 body. It has no digest, password and creation time: clients open the ledger with their own."""
     if metadata.ack_quorum != metadata.write_quorum:
         raise ValueError(f"format 1 has no ack quorum ({metadata.ack_quorum}) beside the write quorum")
     if metadata.custom_metadata:
@@ -270,10 +270,10 @@ def _pack_lines(metadata: LedgerMetadata) -> bytes:
 
 
 def _parse_lines(ledger_id: int, body: bytes) -> LedgerMetadata:
-    """As to Apache, the creation time of a format 1 ledger is unknown, whatever the store says."""
+    """Read a format 1 body. As in Apache, the creation time is unknown, even if the store keeps one."""
     lines = body.decode("utf-8").split("\n")
     if len(lines) < 3:
-        raise ValueError("ends too early")
+        raise ValueError("the record ends before its third line")
     write_quorum, ensemble_size, length = (_number(line) for line in lines[:3])
     state, last_entry_id = LedgerState.OPEN, INVALID_ENTRY_ID
     ensembles: list[tuple[int, Ensemble]] = []
@@ -282,7 +282,7 @@ def _parse_lines(ledger_id: int, body: bytes) -> LedgerMetadata:
         if columns == [""]:
             continue
         if state is not LedgerState.OPEN:
-            raise ValueError("goes on after the terminal line")
+            raise ValueError("the record continues after the terminal line")
         if columns[1:] == ["CLOSED"]:
             last_entry_id = _number(columns[0])
             state = LedgerState.IN_RECOVERY if last_entry_id == _IN_RECOVERY_LINE else LedgerState.CLOSED
@@ -314,7 +314,7 @@ def _number(text: str) -> int:
 
 
 def pack_bookie_info(info: BookieInfo) -> bytes:
-    """What is stored at a bookie's registration. Source: metadata 6.2."""
+    """Return the bytes stored at a bookie's registration. Source: metadata 6.2."""
     message: Message = []
     for endpoint in info.endpoints:
         fields: Message = [
@@ -332,14 +332,14 @@ def pack_bookie_info(info: BookieInfo) -> bytes:
 
 
 def parse_bookie_info(bookie: BookieId, data: bytes) -> BookieInfo:
-    """Read a registration. Zero bytes, as bookies before 4.11 leave them, mean the address in the id itself.
+    """Read a registration. Zero bytes, as bookies before 4.11 write, mean the address in the id itself.
 
     Raises `MetadataCorrupt`.
     """
     if not data:
         host, _, port = bookie.rpartition(":")
         if not host or not re.fullmatch(r"[0-9]{1,5}", port):
-            return BookieInfo()  # unreachable: neither the id nor the data says where it is
+            return BookieInfo()  # unreachable: neither the id nor the data has an address
         return BookieInfo((Endpoint(bookie, host, int(port), "bookie-rpc"),))
     try:
         message = protobuf.parse(_BOOKIE_INFO, data)
@@ -348,7 +348,7 @@ def parse_bookie_info(bookie: BookieId, data: bytes) -> BookieInfo:
         )
         properties = {key: value.decode("utf-8") for key, value in _map_of(message, "properties").items()}
     except ValueError as error:
-        raise MetadataCorrupt(f"what the bookie published: {error}", bookie=bookie) from error
+        raise MetadataCorrupt(f"the bookie's registration cannot be read: {error}", bookie=bookie) from error
     return BookieInfo(endpoints, MappingProxyType(properties))
 
 
@@ -361,6 +361,6 @@ def _endpoint(message: Message) -> Endpoint:
         elif isinstance(value, int):
             port = value
     if port is None or not (texts["id"] and texts["host"] and texts["protocol"]):
-        raise ValueError("an endpoint without id, port, host or protocol")
+        raise ValueError("an endpoint has no id, port, host or protocol")
     auth, extensions = tuple(texts["auth"]), tuple(texts["extensions"])
     return Endpoint(texts["id"][-1], texts["host"][-1], port, texts["protocol"][-1], auth, extensions)

@@ -173,7 +173,7 @@ class MetadataDriver(ABC):
 
     @abstractmethod
     async def read_ledger(self, ledger_id: int) -> Versioned:
-        """Read a record. Linearizable: after a conflict, newer than the version that failed. Raises `LedgerNotFound`."""
+        """Read a record. Linearizable: after a conflict, newer than the failed version. Raises `LedgerNotFound`."""
 
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
         """Read several records, in the order of the ids, in as few requests as the store allows; see `read_ledger`.

@@ -1,12 +1,12 @@
-"""What operators have said of bookies: this one is in maintenance until then, that one is being drained.
+"""Operators' notes on bookies: a bookie is in maintenance until a given time, or is being drained.
 
-Maintenance is a lease: until it ends, or is ended, nobody repairs what the bookie holds though it is away, and writers
-choose others. Draining is an intent without an end: writers choose others, and what the bookie holds is copied away.
+Maintenance is a lease: until it ends, or is ended, the bookie's replicas are not repaired although it is unavailable,
+and writers choose other bookies. Draining has no end time: writers choose other bookies, and the bookie's replicas are
+copied to others.
 
-All notes are one named record, so that a client reads them at once and one watch tells of all changes; there are few at
-a time. Leases that have run out are not there for whoever reads, and go with the next change. A record that cannot be
-read, or is of a later version, is an error to who changes it and counts as empty for who only wants to know: notes must
-never keep a cluster from working.
+All notes are in one named record, so a client reads them in one request, and one watch reports all changes; there are
+few notes at a time. Readers ignore expired leases, and the next change removes them. A record that cannot be parsed, or
+is of a later version, is an error for a change, and counts as empty for a read: notes must never stop a cluster.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ T = TypeVar("T")
 
 NAME = "bookie-notes"  # the record
 FORMAT = 1
-TEXT_LENGTH_MAX = 500  # of what somebody says
+TEXT_LENGTH_MAX = 500  # characters of an operator's text
 UNSEEN_CATEGORIES = ("Cc", "Zl", "Zp")  # of Unicode: control characters, line and paragraph separators
 
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """`until_ms`: wall clock, when it ends by itself. `by`: who said so. `reason`: for people."""
+    """A bookie's maintenance. `until_ms`: wall clock, when it ends automatically. `by`: the operator who began it.
+    `reason`: shown to operators.
+    """
 
     until_ms: int
     by: str
@@ -42,8 +44,9 @@ class Maintenance:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """`since_ms`: wall clock. `by`: who said so. `state`: how far it was at `state_ms`, wall clock, for people; it says
-    nothing of now, for others may have gone on."""
+    """A bookie's draining. `since_ms`: wall clock. `by`: the operator who began it. `state`: progress at `state_ms`,
+    wall clock, shown to operators; another process may have made progress since.
+    """
 
     since_ms: int
     by: str
@@ -53,7 +56,7 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Of one bookie."""
+    """The notes on one bookie."""
 
     maintenance: Maintenance | None = None
     draining: Draining | None = None
@@ -61,7 +64,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """All there are, by bookie, without what has run out. `version`: of the record, 0 if there is none."""
+    """All notes by bookie, without expired leases. `version`: of the record, 0 if there is none."""
 
     by_bookie: Mapping[BookieId, Note] = field(default_factory=dict)
     version: int = 0
@@ -73,7 +76,7 @@ class Notes:
 
     @property
     def exempt(self) -> dict[BookieId, int]:
-        """Bookies that are not lost though they are away, and until when, wall clock in ms."""
+        """Bookies in maintenance, which do not count as lost while unavailable, with its end, wall clock in ms."""
         return {
             bookie: note.maintenance.until_ms for bookie, note in self.by_bookie.items() if note.maintenance is not None
         }
@@ -84,7 +87,7 @@ class Notes:
 
     @property
     def next_end_ms(self) -> int | None:
-        """When the next lease runs out: then these notes are not true any more, though nobody writes them."""
+        """End of the next lease, wall clock in ms. These notes are outdated then, although the record is unchanged."""
         return min(self.exempt.values(), default=None)
 
 
@@ -96,14 +99,14 @@ class BookieNotes:
         self._wall_ms = wall_ms
 
     async def read(self) -> Notes:
-        """Those of now; none if the record cannot be understood. Raises `MetadataError` without an answer."""
+        """Return the current notes; none if the record cannot be parsed. Raises `MetadataError` without an answer."""
         try:
             return await self._read()
         except MetadataCorrupt:
             return Notes()
 
     async def _read(self) -> Notes:
-        """Raises `MetadataCorrupt`."""
+        """Return the current notes. Raises `MetadataCorrupt`."""
         try:
             data, version = await self._driver.read_record(NAME)
         except RecordNotFound:
@@ -111,29 +114,30 @@ class BookieNotes:
         return Notes(_present(parse(data), self._wall_ms()), version)
 
     def watch(self, notes: Notes, callback: Callable[[], None]) -> Watch:
-        """Called soon after there are others than these; see `MetadataDriver.watch_record`. Leases run out silently:
-        see `Notes.next_end_ms`.
+        """Call back soon after the record differs from these notes; see `MetadataDriver.watch_record`.
+
+        The end of a lease causes no call: see `Notes.next_end_ms`.
         """
         return self._driver.watch_record(NAME, notes.version, callback)
 
     # -- maintenance ---------------------------------------------------------------------------------------------
     async def begin_maintenance(self, bookie: BookieId, until_ms: int, by: str, reason: str = "") -> Maintenance:
-        """Begin, prolong or shorten. Raises `InvalidArgument` for a time that is over."""
+        """Begin, prolong or shorten a maintenance. Raises `InvalidArgument` for a time in the past."""
         if until_ms <= self._wall_ms():
-            raise InvalidArgument(f"maintenance of {bookie} would end before it begins")
+            raise InvalidArgument(f"maintenance of {bookie} would end before it begins: give a later time")
         wanted = Maintenance(until_ms, _text("by", by), _text("reason", reason))
         await self._change(bookie, lambda note: (dataclasses.replace(note, maintenance=wanted), None))
         return wanted
 
     async def end_maintenance(self, bookie: BookieId) -> bool:
-        """False: it was not in maintenance."""
+        """End a bookie's maintenance. False: it was not in maintenance."""
         return await self._change(
             bookie, lambda note: (dataclasses.replace(note, maintenance=None), note.maintenance is not None)
         )
 
     # -- draining ------------------------------------------------------------------------------------------------
     async def begin_draining(self, bookie: BookieId, by: str) -> Draining:
-        """What is there stays as it is, so that an interrupted one is gone on with."""
+        """Begin draining a bookie. An existing note is kept, so that an interrupted draining continues."""
         new = Draining(self._wall_ms(), _text("by", by))
 
         def begin(note: Note) -> tuple[Note, Draining]:
@@ -143,7 +147,7 @@ class BookieNotes:
         return await self._change(bookie, begin)
 
     async def set_draining_state(self, bookie: BookieId, state: str) -> bool:
-        """False: it is not being drained any more: somebody has cancelled that."""
+        """Record the progress of draining. False: draining was cancelled, or has ended."""
         _text("state", state)
 
         def change(note: Note) -> tuple[Note, bool]:
@@ -155,26 +159,29 @@ class BookieNotes:
         return await self._change(bookie, change)
 
     async def end_draining(self, bookie: BookieId) -> bool:
-        """Finished, or cancelled. False: it was not being drained."""
+        """End draining, finished or cancelled. False: the bookie was not being drained."""
         return await self._change(
             bookie, lambda note: (dataclasses.replace(note, draining=None), note.draining is not None)
         )
 
     async def _change(self, bookie: BookieId, change: Callable[[Note], tuple[Note, T]]) -> T:
-        """Change one bookie's note, and what is to be said of it. Raises `MetadataCorrupt`, `InvalidArgument`."""
+        """Change one bookie's note. `change`: returns the new note and the result of this call.
+
+        Raises `MetadataCorrupt`, `InvalidArgument`.
+        """
         if not is_bookie_id(bookie):
             raise InvalidArgument(f"{bookie!r} is not a bookie id: letters, digits, - . _ : only")
         while True:
-            found = await self._read()
-            before = found.by_bookie.get(bookie, Note())
+            stored = await self._read()
+            before = stored.by_bookie.get(bookie, Note())
             after, result = change(before)
             if after == before:
                 return result
-            notes = {**found.by_bookie, bookie: after}
-            data = pack({each: note for each, note in notes.items() if note != Note()})
+            notes = {**stored.by_bookie, bookie: after}
+            data = pack({name: note for name, note in notes.items() if note != Note()})
             try:
-                if found.version:
-                    await self._driver.write_record(NAME, data, found.version)
+                if stored.version:
+                    await self._driver.write_record(NAME, data, stored.version)
                 else:
                     await self._driver.create_record(NAME, data)
             except (VersionConflict, RecordExists, RecordNotFound):
@@ -183,21 +190,21 @@ class BookieNotes:
 
 
 def _present(notes: Mapping[BookieId, Note], now_ms: int) -> dict[BookieId, Note]:
-    """Without leases that have run out, and what is empty then; sorted."""
-    found: dict[BookieId, Note] = {}
+    """Return the notes without expired leases and without notes that are empty then; sorted by bookie."""
+    present: dict[BookieId, Note] = {}
     for bookie, note in sorted(notes.items()):
         if note.maintenance is not None and note.maintenance.until_ms <= now_ms:
             note = dataclasses.replace(note, maintenance=None)
         if note != Note():
-            found[bookie] = note
-    return found
+            present[bookie] = note
+    return present
 
 
 def _text(name: str, text: str) -> str:
     if len(text) > TEXT_LENGTH_MAX:
-        raise InvalidArgument(f"{name} has {len(text):,} characters; {TEXT_LENGTH_MAX} are enough")
-    if any(unicodedata.category(each) in UNSEEN_CATEGORIES for each in text):
-        raise InvalidArgument(f"{name}={text!r} has line breaks or control characters: say it in one line")
+        raise InvalidArgument(f"{name} has {len(text):,} characters; use at most {TEXT_LENGTH_MAX} characters")
+    if any(unicodedata.category(character) in UNSEEN_CATEGORIES for character in text):
+        raise InvalidArgument(f"{name}={text!r} has line breaks or control characters: write one line of plain text")
     return text
 
 
@@ -205,7 +212,7 @@ def _text(name: str, text: str) -> str:
 
 
 def pack(notes: Mapping[BookieId, Note]) -> bytes:
-    """One object of JSON: `{"format": 1, "bookies": {"bk-1:3181": {"maintenance": {"until_ms": ...}}}}`."""
+    """Return the record, one JSON object: `{"format": 1, "bookies": {"bk-1:3181": {"maintenance": {...}}}}`."""
     bookies = {
         bookie: {name: value for name, value in dataclasses.asdict(note).items() if value is not None}
         for bookie, note in sorted(notes.items())
@@ -214,12 +221,15 @@ def pack(notes: Mapping[BookieId, Note]) -> bytes:
 
 
 def parse(data: bytes) -> dict[BookieId, Note]:
-    """Fields that are not known are left out. Raises `MetadataCorrupt`."""
+    """Read the record; unknown fields are ignored. Raises `MetadataCorrupt`."""
     try:
-        found = json.loads(data)
-        if found["format"] != FORMAT:
-            raise MetadataCorrupt(f"the notes of bookies have format {found['format']}, of a later version of bookies")
-        return {BookieId(bookie): _note(note) for bookie, note in found["bookies"].items()}
+        record = json.loads(data)
+        if record["format"] != FORMAT:
+            raise MetadataCorrupt(
+                f"the notes of bookies, the record {NAME}, have format {record['format']}, which a later version of "
+                "bookies wrote: use that version"
+            )
+        return {BookieId(bookie): _note(note) for bookie, note in record["bookies"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MetadataCorrupt(f"the notes of bookies, the record {NAME}, cannot be read: {error!r}") from error
 

@@ -1,4 +1,4 @@
-"""Watches of names in ZooKeeper or etcd: one task for each watched name, whatever the number of callbacks.
+"""Watches of names in ZooKeeper or etcd: one task for each watched name, for any number of callbacks.
 
 A task reads the watched state and registers a watch in one step, calls back those that do not know the state yet, and
 waits until the store reports a change or the connection is lost. So no change is missed, several changes may become

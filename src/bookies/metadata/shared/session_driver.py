@@ -1,6 +1,6 @@
-"""What drivers on servers share: one session, cookies and records at places of a tree, watches, and when to refuse.
+"""Base of the drivers on servers: one session, cookies and records at places in a tree, watches, and checks of state.
 
-A driver brings its `DriverParts`, which know their store; what is here knows none. Source: metadata 5, 6 and 11.
+A driver supplies its `DriverParts`, which know the store; this module knows none. Source: metadata 5, 6 and 11.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.metadata.interface.request_counts import RequestCounts
 from bookies.metadata.interface.watches import NEVER_SEEN, Subscription
 from bookies.metadata.shared import store_driver
-from bookies.metadata.shared.observers import Eyes, Observers
+from bookies.metadata.shared.observers import Observers, WatchedNames
 from bookies.metadata.shared.recovery import NodeStore, SharedRecovery
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
-ATTEMPTS_MAX = 4  # to make a cluster, while others change what is there
+ATTEMPTS_MAX = 4  # to create a cluster while other clients change the store
 
 
 class NodePaths(Protocol):
-    """Where things are in the tree."""
+    """Places of cookies and records in the tree."""
 
     def cookie(self, bookie: BookieId) -> str: ...
 
@@ -46,6 +46,8 @@ class NodePaths(Protocol):
 
 
 class Ledgers(Protocol):
+    """Operations on ledgers' records, see the methods of `MetadataDriver`."""
+
     async def create(self, metadata: LedgerMetadata) -> Versioned: ...
 
     async def read(self, ledger_id: int) -> Versioned: ...
@@ -58,6 +60,8 @@ class Ledgers(Protocol):
 
 
 class Bookies(Protocol):
+    """Operations on bookies, see the methods of `MetadataDriver`. `known`: bookies with a cookie."""
+
     async def unregister(self, bookie: BookieId) -> None: ...
 
     async def present(self, mode: BookieMode, watch: Callable[[], None] | None = None) -> BookieSet: ...
@@ -68,7 +72,7 @@ class Bookies(Protocol):
 
 
 class Records(Protocol):
-    """Data with versions, at a place. They raise the `exists` and `missing` of `DriverParts`."""
+    """Operations on data with versions, by place. They raise `exists` and `missing` of `DriverParts`."""
 
     async def create(self, place: str, data: bytes, /) -> int: ...
 
@@ -82,12 +86,17 @@ class Records(Protocol):
 
 
 class Transactions(Protocol):
+    """Atomic transactions, see `MetadataDriver.transact`."""
+
     async def transact(self, steps: Sequence[Step]) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DriverParts:
-    """Who does the work. `exists`, `missing`: what records raise for a place that is taken, and for one that is not."""
+    """The parts of a driver that know its store.
+
+    `exists`, `missing`: exceptions that `records` raises for a place that has a record, and for one that has none.
+    """
 
     places: NodePaths
     ledgers: Ledgers
@@ -119,19 +128,19 @@ class SessionDriver(MetadataDriver):
     # -- the session ---------------------------------------------------------------------------------------------
     @abstractmethod
     def _session_lost(self) -> None:
-        """Registrations are gone, or nothing works any more."""
+        """Handle the loss of the session, and with it of the registrations, or a failure of the driver."""
 
     @abstractmethod
-    async def _leave(self) -> None:
-        """Let go of the servers."""
+    async def _disconnect(self) -> None:
+        """End the session and the connection to the servers."""
 
     @abstractmethod
     async def _make_cluster(self, instance_id: str) -> None:
-        """Make what is missing, the instance id with it. Returns too when nobody knows whether it has happened."""
+        """Create the missing parts of the cluster and its instance id. Returns also if the outcome is unknown."""
 
-    def _opened(self, tasks: Tasks, eyes: Eyes) -> None:
+    def _opened(self, tasks: Tasks, names: WatchedNames) -> None:
         self._tasks = tasks
-        self._observers = Observers(eyes, tasks)
+        self._observers = Observers(names, tasks)
 
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, None
@@ -141,14 +150,14 @@ class SessionDriver(MetadataDriver):
         await tasks.stop()
         if self._observers is not None:
             self._observers.clear()
-        await self._leave()
+        await self._disconnect()
 
-    def _tell_expired(self) -> None:
+    def _notify_expired(self) -> None:
         for watch in list(self._expiry_watches):
             watch.callback(None)
 
     def _died(self, cause: BaseException) -> None:
-        """A background task made a mistake of our own: nothing works from here on, and the owner hears of it."""
+        """Stop using the driver after an unexpected exception in a background task, and report it to the owner."""
         self._failure = cause
         message = f"the session with {self.uri} failed"
         asyncio.get_running_loop().call_exception_handler({"message": message, "exception": cause})
@@ -164,31 +173,37 @@ class SessionDriver(MetadataDriver):
     # -- the cluster ---------------------------------------------------------------------------------------------
     def _no_cluster(self) -> NoCluster:
         return NoCluster(
-            f"there is no cluster at {self.uri}: check the path, or start one with its first bookie, or with "
-            "Apache's `bookkeeper shell initnewcluster`"
+            f"there is no cluster at {self.uri}: check the path, or create the cluster by starting its first bookie or "
+            "with Apache's `bookkeeper shell initnewcluster`"
         )
 
     async def initialize_cluster(self) -> str:
         self._require_open()
         for _ in range(ATTEMPTS_MAX):
-            found = await self.instance_id()
-            if found is not None:
-                return found
+            stored = await self.instance_id()
+            if stored is not None:
+                return stored
             if (await self._parts.bookies.known()).bookies:
                 raise store_driver.half_a_cluster()
             await self._make_cluster(store_driver.instance_id_of(self._runtime.random.getrandbits(128)))
-        raise MetadataError(f"the cluster at {self.uri} could not be made: others keep changing what is there")
+        raise MetadataError(
+            f"the cluster at {self.uri} could not be created: other clients changed the store during {ATTEMPTS_MAX} "
+            "attempts; retry"
+        )
 
     async def restore_instance_id(self, instance_id: str) -> None:
         self._require_open()
         for _ in range(ATTEMPTS_MAX):
-            found = await self.instance_id()
-            if found == instance_id:
+            stored = await self.instance_id()
+            if stored == instance_id:
                 return
-            if found is not None:
-                raise store_driver.other_cluster(found, instance_id)
+            if stored is not None:
+                raise store_driver.other_cluster(stored, instance_id)
             await self._make_cluster(instance_id)
-        raise MetadataError(f"the instance id could not be written to {self.uri}: others keep changing what is there")
+        raise MetadataError(
+            f"the instance id could not be written to {self.uri}: other clients changed the store during "
+            f"{ATTEMPTS_MAX} attempts; retry"
+        )
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:

@@ -1,4 +1,4 @@
-"""The port of an embedded metadata store: atomic, synchronous operations that know nothing of asyncio."""
+"""The port of an embedded metadata store: atomic, synchronous operations, without asyncio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bookies.model import BookieId, BookieMode
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A ledger's record as stored. `ctime_ms`: when it was created, wall clock."""
+    """A ledger's record as stored. `ctime_ms`: time of creation, wall clock."""
 
     data: bytes
     version: int
@@ -26,10 +26,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an observer asked for, at one moment.
+    """The watched state of the store at one moment.
 
-    `ledgers`, `records`, `nodes`: versions of those watched that exist. `sets`: those that the observer did not know in
-    this version.
+    `ledgers`, `records`, `nodes`: versions of the watched ones that exist. `sets`: watched sets whose version differs
+    from the observer's.
     """
 
     ledgers: Mapping[int, int]
@@ -39,13 +39,14 @@ class Observation:
 
 
 class Store(Protocol):
-    """Atomic, synchronous, linearizable. One revision grows with every change and serves as version everywhere.
+    """A store with atomic, synchronous, linearizable operations. One revision grows with every change and serves as the
+    version of everything.
 
-    Operations without their own sentence do what the method of `MetadataDriver` of that name says.
+    An operation without a docstring does what the method of that name in `MetadataDriver` does.
     """
 
     def initialize(self, candidate: str) -> str:
-        """Make `candidate` the instance id unless there is one; return the one there is. Raises `half_a_cluster`."""
+        """Store `candidate` as the instance id unless there is one; return the stored one. Raises `half_a_cluster`."""
 
     def instance_id(self) -> str | None: ...
 
@@ -58,7 +59,10 @@ class Store(Protocol):
     def next_ledger_id(self) -> int: ...
 
     def create_ledger(self, ledger_id: int, data: bytes, ctime_ms: int) -> tuple[bool, Record]:
-        """(whether it was created, the record there is now). Raises `deleted_before` for the id of a deleted ledger."""
+        """Create a record; return (whether it was created, the stored record).
+
+        Raises `deleted_before` for the id of a deleted ledger.
+        """
 
     def read_ledger(self, ledger_id: int) -> Record | None: ...
 
@@ -67,23 +71,26 @@ class Store(Protocol):
     def write_ledger(
         self, ledger_id: int, data: bytes, expected_version: int, holder: tuple[int, str] | None = None
     ) -> Record:
-        """`holder`: the session that has to hold this node. Raises `VersionConflict`, `LedgerNotFound`, and the error
-        of `lock_lost`."""
+        """Write a record. `holder`: (session, place) of a node that the session must hold.
+
+        Raises `VersionConflict`, `LedgerNotFound`, and the error of `lock_lost`.
+        """
 
     def delete_ledger(self, ledger_id: int, expected_version: int | None) -> None: ...
 
     def ledger_ids(self, above: int, count: int) -> Sequence[int]:
-        """The next `count` ids above one, ascending."""
+        """Return the next `count` ids above `above`, ascending."""
 
     def begin_session(self, lease_ms: int) -> int: ...
 
     def renew_session(self, session_id: int) -> bool:
-        """Prolong the lease by its length from now. False: the session is gone, and with it its registrations."""
+        """Renew the lease for its full length. False: the session has ended, and with it its registrations."""
 
     def end_session(self, session_id: int) -> None: ...
 
     def register(self, session_id: int, bookie: BookieId, mode: BookieMode, data: bytes) -> int | None:
-        """None: done. Otherwise another session holds the registration, for that many ms unless it renews its lease.
+        """Register a bookie. Returns None when done, otherwise the remaining lease, in ms, of the session that holds
+        the registration.
 
         Raises `SessionExpired`.
         """
@@ -104,9 +111,10 @@ class Store(Protocol):
         names: Sequence[str] = (),
         places: Sequence[str] = (),
     ) -> Observation | None:
-        """See `Observation`. `known`: versions of the sets that are watched; `names`: of watched records; `places`: of
-        watched nodes. None: nothing changed since this connection's last observation; never so if it has to be
-        complete.
+        """Observe the watched state. None: nothing has changed since this connection's last observation.
+
+        `ledger_ids`, `names`, `places`: of watched ledgers, records, nodes. `known`: the watched sets, with the
+        observer's versions. `is_complete`: return an observation also without changes.
         """
 
     def create_cookie(self, bookie: BookieId, data: bytes) -> int: ...
@@ -129,25 +137,29 @@ class Store(Protocol):
 
     def transact(self, steps: Sequence[Step]) -> int: ...
 
-    # Nodes: what auto-recovery keeps, see `leased_recovery`.
+    # Nodes: auto-recovery's state, see `store_recovery`.
     def read_node(self, place: str) -> Node | None: ...
 
     def create_node(self, place: str, data: bytes) -> bool:
-        """False: there is one."""
+        """Create a node. False: it exists."""
 
     def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
-        """False: it is missing, or has another version. None: whatever is there, also when nothing is."""
+        """Write a node that has this version; None: write or create it unconditionally.
+
+        False: it is missing, or has another version.
+        """
 
     def delete_node(self, place: str, expected_version: int | None) -> bool:
-        """False: as `write_node`; None: whatever is there."""
+        """Delete a node that has this version; None: any version. False: it is missing, or has another version."""
 
     def nodes(self, prefix: str, above: str, count: int) -> Sequence[tuple[str, Node]]:
-        """Those whose places begin with `prefix` and come after `above`, ascending, `count` at most."""
+        """Return the nodes whose places begin with `prefix` and come after `above`, ascending, at most `count`."""
 
     def hold_node(self, session_id: int, place: str, data: bytes) -> int | None:
-        """Make a node that ends with the session; its version. None: another session's is there. One of this session's
-        stays as it is. Raises `SessionExpired`.
+        """Create a node that ends with the session; return its version. None: another session's node is there.
+
+        A node of this session stays as it is. Raises `SessionExpired`.
         """
 
     def release_node(self, session_id: int, place: str) -> None:
-        """Delete the node if it is this session's."""
+        """Delete the node if it belongs to this session."""

@@ -1,14 +1,14 @@
-"""A metadata driver over a store of atomic operations: what the in-memory and the embedded store have in common.
+"""A metadata driver over a store of atomic operations: the common base of the in-memory and the embedded driver.
 
-A `Store` does one synchronous, atomic thing at a time and knows nothing of asyncio. `StoreDriver` is one client's
-session with it: it turns records into bytes, waits for a predecessor's registration to end, keeps its own alive by
-heartbeats, and turns "something changed" into callbacks. How a call reaches the store, how long a session lives
-unattended, and how a change elsewhere is noticed is up to the two subclasses.
+A `Store` carries out synchronous, atomic operations one at a time, without asyncio. `StoreDriver` is one client's
+session with it: it serializes records, waits for a predecessor's registration to end, keeps its own alive by
+heartbeats, and turns changes into callbacks. The two subclasses define how a call reaches the store, how long a
+session lives without heartbeats, and how changes by other drivers are noticed.
 
-Watches. One task per driver observes the store when it is told to, or every `poll_interval_s`: the versions of the
-watched ledgers and the sets of bookies, as they are then. Each watch compares that with what it delivered last, so
-changes coalesce, a set is never followed by an older one, and a failed observation loses nothing: the next one sees
-the same difference. Source: metadata 6.3 and 11.
+Watches. One task per driver observes the store when notified, or every `poll_interval_s`: the current versions of the
+watched ledgers, records and nodes, and the current sets of bookies. Each watch compares the observation with its last
+delivery. So changes coalesce, a set is never followed by an older one, and a failed observation loses nothing, because
+the next one sees the same difference. Source: metadata 6.3 and 11.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ T = TypeVar("T")
 
 PAGE_COUNT = 10_000  # ledger ids in one range of an iteration
 RETRY_INTERVAL_S = 0.2  # after a failed observation of the store; Source: metadata 6.3
-PREDECESSOR_INTERVAL_S = 0.1  # between two looks at a registration that has to end first
+PREDECESSOR_INTERVAL_S = 0.1  # between two checks of a registration that has to end first
 VERSIONS_COUNT_MAX = 4096  # ledgers whose last version this driver remembers
 
 
-def check_version(found: int, expected: int, *, ledger_id: int | None = None, bookie: str | None = None) -> None:
-    """Of a compare-and-swap. Raises `VersionConflict`."""
-    if found != expected:
-        message = f"the record has version {found}, not {expected}: somebody else changed it"
+def check_version(stored: int, expected: int, *, ledger_id: int | None = None, bookie: str | None = None) -> None:
+    """Check the version of a compare-and-swap. Raises `VersionConflict`."""
+    if stored != expected:
+        message = f"the record has version {stored}, not {expected}: another client changed it"
         raise VersionConflict(message, ledger_id=ledger_id, bookie=bookie)
 
 
 def taken(ledger_id: int) -> LedgerExists:
-    """Why an id cannot be had that is a ledger's."""
+    """Return the error for a new ledger whose id an existing ledger has."""
     return LedgerExists(
         "the ledger id is taken: choose another one, or leave the choice to the metadata store", ledger_id=ledger_id
     )
 
 
 def deleted_before(ledger_id: int) -> LedgerExists:
-    """Why an id cannot be had that was a ledger's once."""
+    """Return the error for a new ledger whose id a deleted ledger had."""
     return LedgerExists(
         "a ledger of this id was deleted, and bookies may still hold its entries, so the id can never be used again: "
         "choose another one, or leave the choice to the metadata store",
@@ -89,54 +89,59 @@ def deleted_before(ledger_id: int) -> LedgerExists:
 
 
 def half_a_cluster() -> MetadataError:
-    """Why no cluster is begun where there are cookies: a new instance id would keep their bookies from starting."""
+    """Return the error for creating a cluster in a store with cookies: a new instance id would keep their bookies from
+    starting.
+    """
     return MetadataError(
-        "the metadata store has no instance id, but cookies of bookies: either `bk metadata migrate` was interrupted, "
-        "and is finished by saying it again, or the instance id was lost, which every bookie's VERSION file has"
+        "the metadata store has no instance id, but cookies of bookies. Either `bk metadata migrate` was interrupted: "
+        "run it again. Or the instance id was lost: restore it from a bookie's VERSION file"
     )
 
 
-def other_cluster(found: str, wanted: str) -> MetadataError:
-    """Why a store cannot become a cluster."""
+def other_cluster(stored: str, wanted: str) -> MetadataError:
+    """Return the error for a store that belongs to another cluster."""
     return MetadataError(
-        f"the metadata store is that of cluster {found}, and cannot become {wanted}: name an empty one"
+        f"the metadata store is that of cluster {stored}, and cannot become {wanted}: name an empty store"
     )
 
 
-def check_record_version(found: int, step: RecordAt | RecordWrite) -> None:
-    """Of a transaction's step. `found`: the record's version, 0 without one. Raises as `MetadataDriver.transact`."""
-    if found and not step.version and isinstance(step, RecordWrite):
+def check_record_version(stored: int, step: RecordAt | RecordWrite) -> None:
+    """Check the version of a transaction's step. `stored`: the record's version, 0 without a record.
+
+    Raises as `MetadataDriver.transact`.
+    """
+    if stored and not step.version and isinstance(step, RecordWrite):
         raise RecordExists(f"the metadata store has a record {step.name} already")
-    if step.version and not found:
+    if step.version and not stored:
         raise RecordNotFound(f"no record {step.name} in the metadata store")
-    check_version(found, step.version)
+    check_version(stored, step.version)
 
 
 def parse_instance_id(data: bytes, where: str) -> str:
-    """As a server stores it. Raises `MetadataCorrupt` for what no cluster is called."""
+    """Read an instance id as stored on a server. Raises `MetadataCorrupt` for an empty or undecodable one."""
     try:
-        found = data.decode("utf-8")
+        instance_id = data.decode("utf-8")
     except UnicodeDecodeError:
-        found = ""
-    if not found.strip():
+        instance_id = ""
+    if not instance_id.strip():
         raise MetadataCorrupt(
-            f"{where} is {data!r:.80}, no instance id: write the one that bookies have in their VERSION"
+            f"{where} is {data!r:.80}, which is not an instance id: write the one in the bookies' VERSION files"
         )
-    return found
+    return instance_id
 
 
 def instance_id_of(number: int) -> str:
-    """128 random bits as a cluster's instance id: the text form of a version 4 UUID."""
+    """Return 128 random bits as a cluster's instance id: the text form of a version 4 UUID."""
     number = number & ~(0xF000 << 64) & ~(0xC000 << 48) | 0x4000 << 64 | 0x8000 << 48
     digits = f"{number:032x}"
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def _what(operation: str, arguments: Sequence[object]) -> str:
-    """An operation as it is counted: of nodes, with their kind."""
+    """Return the name that an operation is counted under; for operations on nodes, with the kind of node."""
     if not operation.endswith(("_node", "nodes")):
         return operation
-    place = next(each for each in arguments if isinstance(each, str))
+    place = next(argument for argument in arguments if isinstance(argument, str))
     return f"{operation} {place.partition('/')[0]}"
 
 
@@ -145,13 +150,13 @@ _NO_SET = BookieSet((), NEVER_SEEN)
 
 # -- the driver ------------------------------------------------------------------------------------------------------
 
-UNCOUNTED = ("watch", "heartbeat")  # operations that nobody asked for
+UNCOUNTED = ("watch", "heartbeat")  # the driver's own operations
 
 
 class StoreDriver(MetadataDriver):
-    """See the module. `session_id`: None until the first registration, and after the session was lost."""
+    """One session with a `Store`. `session_id`: None until the first registration, and after the session was lost."""
 
-    poll_interval_s: float | None = None  # None: the store tells of every change
+    poll_interval_s: float | None = None  # None: the store notifies of every change
     has_heartbeat = False
 
     def __init__(self, uri: str, store: Store, lease_ms: int) -> None:
@@ -189,7 +194,7 @@ class StoreDriver(MetadataDriver):
     def _new_instance_id(self) -> str: ...
 
     async def run(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
-        """An operation of the store, in a session that is open and well."""
+        """Run an operation of the store, if the driver is open and has not failed."""
         self._require_open()
         if self._failure is not None:
             raise MetadataError(f"the session with {self.uri} failed: {self._failure}") from self._failure
@@ -222,10 +227,10 @@ class StoreDriver(MetadataDriver):
             try:
                 await self._call("close", self._store.end_session, session_id)
             except BookKeeperError:
-                pass  # The store cannot be reached; it ends the session when the lease runs out.
+                pass  # The store cannot be reached; it ends the session when the lease expires.
 
     def _died(self, cause: BaseException) -> None:
-        """A background task made a mistake of our own: nothing works from here on, and the owner hears of it."""
+        """Stop using the driver after an unexpected exception in a background task, and report it to the owner."""
         self._failure = cause
         message = f"the session with {self.uri} failed"
         asyncio.get_running_loop().call_exception_handler({"message": message, "exception": cause})
@@ -233,10 +238,10 @@ class StoreDriver(MetadataDriver):
             self.lose_session(self.session_id)
 
     async def require_session(self) -> int:
-        """The session at present, begun if there is none."""
+        """Return the current session; begin one if there is none."""
         if self.session_id is None:
             session_id = await self.run("begin_session", self._store.begin_session, self.lease_ms)
-            if self.session_id is None:  # otherwise a concurrent registration was faster; ours ends with its lease
+            if self.session_id is None:  # otherwise a concurrent call was faster; this session ends with its lease
                 self.session_id = session_id
                 if self.has_heartbeat:
                     self._require_open().start(self._keep_alive(session_id), f"heartbeat of session {session_id}")
@@ -249,10 +254,10 @@ class StoreDriver(MetadataDriver):
                 if not await self.run("heartbeat", self._store.renew_session, session_id):
                     self.lose_session(session_id)
             except (MetadataError, StorageError):
-                continue  # Two more tries before the lease ends; one that comes too late finds the session gone.
+                continue  # There are two more attempts before the lease expires; a later one finds the session ended.
 
     def lose_session(self, session_id: int) -> None:
-        """Tell the owner, once a session; the next registration begins a new one."""
+        """Notify the owner of a lost session, once per session; the next registration begins a new one."""
         if self.session_id == session_id:
             self.session_id = None
             for watch in list(self._expiry_watches):
@@ -281,10 +286,11 @@ class StoreDriver(MetadataDriver):
     async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
         data, ledger_id, ctime_ms = pack_ledger(metadata), metadata.ledger_id, self._wall_ms()
         is_new, record = await self.run("create_ledger", self._store.create_ledger, ledger_id, data, ctime_ms)
-        found = self._versioned(ledger_id, record)
-        # Our own earlier attempt, whose answer was lost. Formats before 3 have no token, and then nobody can tell.
-        if is_new or (metadata.creator_token and found.metadata.creator_token == metadata.creator_token):
-            return found
+        stored = self._versioned(ledger_id, record)
+        # The same token: our own earlier attempt, whose answer was lost. Formats before 3 have no token, so there an
+        # earlier attempt is reported as `LedgerExists`.
+        if is_new or (metadata.creator_token and stored.metadata.creator_token == metadata.creator_token):
+            return stored
         raise taken(ledger_id)
 
     async def read_ledger(self, ledger_id: int) -> Versioned:
@@ -297,7 +303,7 @@ class StoreDriver(MetadataDriver):
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
         assert len(ledger_ids) <= READ_AT_ONCE
         records = await self.run("read_ledgers", self._store.read_ledgers, ledger_ids)
-        return [self._parsed(*each) for each in zip(ledger_ids, records, strict=True)]
+        return [self._parsed(ledger_id, record) for ledger_id, record in zip(ledger_ids, records, strict=True)]
 
     def _parsed(self, ledger_id: int, record: Record | None) -> Versioned | MetadataCorrupt | None:
         if record is None:
@@ -354,7 +360,7 @@ class StoreDriver(MetadataDriver):
             if deadline is None:
                 deadline = loop.time() + max(wait_ms, self.lease_ms) / 1000 + PREDECESSOR_INTERVAL_S
             if loop.time() >= deadline:
-                raise MetadataError("another process keeps this bookie registered", bookie=bookie)
+                raise MetadataError("another process keeps this bookie registered: stop that process", bookie=bookie)
             await asyncio.sleep(min(wait_ms / 1000 + 0.001, PREDECESSOR_INTERVAL_S))
 
     async def unregister(self, bookie: BookieId) -> None:
@@ -377,10 +383,10 @@ class StoreDriver(MetadataDriver):
         return await self.run("create_cookie", self._store.create_cookie, bookie, data)
 
     async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
-        found = await self.run("read_cookie", self._store.read_cookie, bookie)
-        if found is None:
+        cookie = await self.run("read_cookie", self._store.read_cookie, bookie)
+        if cookie is None:
             raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
-        return found
+        return cookie
 
     async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
         return await self.run("write_cookie", self._store.write_cookie, bookie, data, expected_version)
@@ -418,7 +424,7 @@ class StoreDriver(MetadataDriver):
 
     # -- watches -------------------------------------------------------------------------------------------------
     def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
-        # What our caller has read is the state it starts from; of a ledger it has not read, it hears once at least.
+        # The watch starts from the version that the caller has read; without one, the first call comes soon.
         self._require_open()
         watch = Subscription(self._ledger_watches, ledger_id, callback, self._versions.get(ledger_id, NEVER_SEEN))
         self._observe_soon()
@@ -437,7 +443,7 @@ class StoreDriver(MetadataDriver):
         return watch
 
     def watch_node(self, place: str, callback: Callable[[], None]) -> Watch:
-        """Called soon, and after each change of the node; several may be one."""
+        """Call back soon, and after each change of the node; several changes may become one call."""
         self._require_open()
         watch = Subscription(self._node_watches, place, lambda _: callback(), NEVER_SEEN)
         self._observe_soon()
@@ -453,7 +459,7 @@ class StoreDriver(MetadataDriver):
             self._observer = self._require_open().start(self._observe(), f"observer of {self.uri}")
 
     async def _observe(self) -> None:
-        """Look at the store for as long as there are watches."""
+        """Observe the store while there are watches."""
         while self._ledger_watches or self._set_watches or self._record_watches or self._node_watches:
             await self._wait_for_news()
             is_complete, self._has_new_watch = self._has_new_watch, False
@@ -465,7 +471,7 @@ class StoreDriver(MetadataDriver):
             try:
                 seen = await self.run("watch", self._store.observe, *watched)
             except (MetadataError, StorageError):
-                self._has_new_watch = True  # Whatever was to be seen then has to be seen later.
+                self._has_new_watch = True  # The next observation has to be complete as well.
                 self._has_news.set()
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
@@ -478,7 +484,7 @@ class StoreDriver(MetadataDriver):
             async with asyncio.timeout(self.poll_interval_s):
                 await self._has_news.wait()
         except TimeoutError:
-            pass  # Time to look anyway.
+            pass  # The poll interval is over.
         self._has_news.clear()
 
     def _deliver(
@@ -487,7 +493,7 @@ class StoreDriver(MetadataDriver):
         self._sets.update(seen.sets)
         for ledger_watch in self._ledger_watches:
             if ledger_watch.key not in ledger_ids:
-                continue  # Newer than this observation.
+                continue  # The watch is newer than this observation.
             version = seen.ledgers.get(ledger_watch.key, MISSING)
             if version != ledger_watch.known:
                 ledger_watch.known = version
@@ -502,7 +508,7 @@ class StoreDriver(MetadataDriver):
                     watch.known = version
                     watch.deliver(None)
         for set_watch in self._set_watches:
-            found = self._sets.get(set_watch.key, _NO_SET)
-            if found.version > set_watch.known:
-                set_watch.known = found.version
-                set_watch.deliver(found)
+            bookies = self._sets.get(set_watch.key, _NO_SET)
+            if bookies.version > set_watch.known:
+                set_watch.known = bookies.version
+                set_watch.deliver(bookies)

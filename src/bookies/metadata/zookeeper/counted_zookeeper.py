@@ -17,7 +17,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 
 
 class CountedZooKeeper:
-    """A `ZooKeeper` whose requests are counted. `kind_of`: of a path."""
+    """A `ZooKeeper` whose requests are counted. `kind_of`: returns the kind of a path."""
 
     def __init__(self, zookeeper: ZooKeeper, operations: RequestCounts, kind_of: Callable[[str], str]) -> None:
         self.hosts = zookeeper.hosts
@@ -70,7 +70,7 @@ class CountedZooKeeper:
         await self._zookeeper.delete(path, version, session=session)
 
     async def multi(self, operations: Sequence[zookeeper_port.Operation]) -> list[Outcome]:
-        what = "multi create" if any(isinstance(each, Create) for each in operations) else "multi"
+        what = "multi create" if any(isinstance(operation, Create) for operation in operations) else "multi"
         self._count(what, operations[-1].path)
         return await self._zookeeper.multi(operations)
 

@@ -2,8 +2,8 @@
 
 Kazoo keeps the connection on a thread of its own, pings, reconnects, and begins a new session after a lost one. That
 thread hands completions, watches and changes of state to the event loop, in the order in which the server sent them
-(`kazoo_handler`). Nothing is given to kazoo while there is no connection, because it would keep the request and send it
-whenever one comes back, long after the caller was told that it failed. See `zookeeper.ZooKeeper`.
+(`kazoo_handler`). The client submits no request without a connection: kazoo would queue the request and send it after
+a reconnection, long after the caller got an error. See `zookeeper_port.ZooKeeper`.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 )
 
 RECONNECT_S_MAX = 2.0  # between two attempts to reach a server, and at most a fifth of a session timeout
-LINES_MAX, LINES_WINDOW_S = 5, 60.0  # of kazoo's in a log
-STOP_S = 1.0  # beyond a session timeout, for kazoo to end its threads
+LINES_MAX, LINES_WINDOW_S = 5, 60.0  # kazoo's log lines in a time window
+STOP_S = 1.0  # in addition to a session timeout, for kazoo to end its threads
 _Watch = Callable[[], None]
 
 
 def is_available() -> bool:
-    """Whether kazoo is installed."""
+    """Report whether kazoo is installed."""
     return importlib.util.find_spec("kazoo") is not None
 
 
 def check_available(uri: str, credentials: Credentials) -> None:
-    """Raises `ConfigError` that says what to install, or which file of a certificate cannot be used."""
+    """Check the libraries and certificate files. Raises `ConfigError`, which names the package or the file."""
     if not is_available():
         raise ConfigError(f"{uri} is in ZooKeeper; to use it: pip install 'bookies[zookeeper]'")
     if credentials.sasl and importlib.util.find_spec("puresasl") is None:
-        raise ConfigError(f"{uri} wants SASL; to use it: pip install pure-sasl")
+        raise ConfigError(f"{uri} uses SASL, which needs a library: pip install pure-sasl")
     if credentials.is_tls:
         _check_files(credentials)
 
 
 def _check_files(given: Credentials) -> None:
-    """Kazoo would try again and again, and say nothing. Raises `ConfigError`."""
+    """Check the certificate files, with which kazoo would retry for ever without an error. Raises `ConfigError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     path = ""
     try:
@@ -76,7 +76,7 @@ def _check_files(given: Credentials) -> None:
 
 
 class Limit(logging.Filter):
-    """Few lines of kazoo's: it says every attempt to connect, several a second for as long as no server answers."""
+    """Log filter that limits kazoo's lines: it logs every attempt to connect, several a second without a server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Limit(logging.Filter):
 
 
 class KazooZooKeeper:
-    """See `zookeeper.ZooKeeper`. `hosts`: host:port,host:port."""
+    """A `ZooKeeper` on kazoo. `hosts`: host:port,host:port."""
 
     def __init__(self, hosts: str, timeout_ms: int, credentials: Credentials | None = None) -> None:
         self.hosts = hosts
@@ -102,20 +102,20 @@ class KazooZooKeeper:
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connected = asyncio.Event()
-        self._was_refused = False  # the server does not take our credentials
+        self._was_refused = False  # the server refused our credentials
         self._session_lost: Callable[[], None] = lambda: None
         self._sessions_lost = 0
         self._had_session = False
         self._replaced: asyncio.Task[None] | None = None  # ends a client that gave up
-        # (is of children, path) -> (what kazoo calls, whom we call): one kazoo watch per znode however often it is read
+        # (is of children, path) -> (kazoo's callback, our watches): one kazoo watch per znode for all reads
         self._watches: dict[tuple[bool, str], tuple[Callable[[Any], None], dict[_Watch, None]]] = {}
-        self._watched: dict[_Watch, dict[tuple[bool, str], None]] = {}  # the other way
+        self._watched: dict[_Watch, dict[tuple[bool, str], None]] = {}  # our watch -> keys of `_watches`
 
     # -- the session ---------------------------------------------------------------------------------------------
     @property
     def session_id(self) -> int | None:
-        found = self._client.client_id if self._client is not None else None
-        return None if found is None else int(found[0])
+        client_id = self._client.client_id if self._client is not None else None
+        return None if client_id is None else int(client_id[0])
 
     def on_session_lost(self, callback: Callable[[], None]) -> None:
         self._session_lost = callback
@@ -130,13 +130,13 @@ class KazooZooKeeper:
             raise
 
     def _start(self) -> None:
-        """Begin with a new client of kazoo, which connects on its own threads."""
+        """Start a new kazoo client, which connects on its own threads."""
         kazoo, retry = importlib.import_module("kazoo.client"), importlib.import_module("kazoo.retry")
         logger = logging.getLogger("kazoo")
         if not logger.handlers:
-            logger.addHandler(logging.NullHandler())  # Otherwise every warning of kazoo's goes to stderr.
+            logger.addHandler(logging.NullHandler())  # Otherwise kazoo's warnings are printed on stderr.
         lines = logging.getLogger("kazoo.client")
-        if not any(isinstance(each, Limit) for each in lines.filters):
+        if not any(isinstance(limit, Limit) for limit in lines.filters):
             lines.addFilter(Limit())
         given = self._credentials
         self._client = client = kazoo.KazooClient(
@@ -161,15 +161,15 @@ class KazooZooKeeper:
 
     async def close(self) -> None:
         self._is_closed = True
-        self._connected.set()  # Whoever waits for a connection looks, and goes.
+        self._connected.set()  # Calls that wait for a connection wake up and fail.
         client, self._client = self._client, None
         if client is not None:
             await self._stop(client)
 
     async def _stop(self, client: Any) -> None:
-        """End the session, on a thread of its own, because kazoo waits for its threads; but not for ever.
+        """End the session on a thread of its own, because kazoo waits for its threads; wait for a limited time.
 
-        A session that cannot be ended ends by itself.
+        A session that cannot be ended expires.
         """
         assert self._loop is not None
         ended = asyncio.Event()
@@ -187,9 +187,9 @@ class KazooZooKeeper:
                 await ended.wait()
 
     def _post(self, function: Callable[..., None], *arguments: object) -> None:
-        """Called on kazoo's threads."""
+        """Run a function on the event loop. Called on kazoo's threads."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller waits.
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _state_changed(self, client: Any, state: str, detail: str) -> None:
@@ -200,7 +200,7 @@ class KazooZooKeeper:
             self._connected.set()
             return
         self._connected.clear()
-        self._look_again()
+        self._fire_all()
         if state != "LOST":
             return
         if self._had_session:
@@ -210,31 +210,34 @@ class KazooZooKeeper:
         if detail == "AUTH_FAILED":
             self._was_refused = True
             self._connected.set()
-        elif detail == "CLOSED":  # Kazoo gave up, which it should not: an error of its own on its thread.
+        elif detail == "CLOSED":  # Kazoo gave up after an internal error on its thread.
             self._replaced = asyncio.get_running_loop().create_task(self._stop(client))
             self._start()
 
     async def _wait_connected(self) -> Any:
-        """The client, when it has a connection. Raises `MetadataError` if that takes longer than a session timeout."""
+        """Return the client once it has a connection. Raises `MetadataError` after a session timeout."""
         try:
             if not self._connected.is_set():
                 async with asyncio.timeout(self._timeout_s):
                     await self._connected.wait()
         except TimeoutError:
-            doubtful = "hosts, ports and certificates" if self._credentials.is_tls else "hosts and ports"
+            possible = "hosts, ports and certificates" if self._credentials.is_tls else "hosts and ports"
             raise MetadataError(
                 f"no ZooKeeper server at {self.hosts} has answered for {self._timeout_s:g} s; check that it runs, and "
-                f"that the {doubtful} are right"
+                f"that the {possible} are right"
             ) from None
         if self._is_closed:
             raise ClientClosed(f"the session with {self.hosts} is closed")
         if self._was_refused:
-            raise MetadataError(f"ZooKeeper at {self.hosts} refuses our credentials ({self._credentials!r})")
+            raise MetadataError(
+                f"ZooKeeper at {self.hosts} refuses our credentials ({self._credentials!r}): correct the file that "
+                "options= in the metadata URI names"
+            )
         return self._client
 
     # -- requests ------------------------------------------------------------------------------------------------
     async def _request(self, path: str, *calls: Callable[[Any], Any], only_in: int | None = None) -> Any:
-        """Send requests one right after the other; the last one's result. `only_in`: a session."""
+        """Send requests in sequence; return the last one's result. `only_in`: the session that must be current."""
         client = await self._wait_connected()
         if only_in is not None and self.session_id not in (None, only_in):
             raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
@@ -249,9 +252,9 @@ class KazooZooKeeper:
             sent = [call(client) for call in calls]
             sent[-1].rawlink(finished)
             result = await answered
-            for each in sent:
-                if each.exception is not None:
-                    raise each.exception
+            for request in sent:
+                if request.exception is not None:
+                    raise request.exception
             return result
         except TimeoutError:
             raise OutcomeUnknown(f"ZooKeeper at {self.hosts} did not answer within {self._timeout_s:g} s") from None
@@ -261,27 +264,29 @@ class KazooZooKeeper:
             timer.cancel()
 
     def _translated(self, error: Exception, path: str, is_other_session: bool) -> Exception:
-        kinds = importlib.import_module("kazoo.exceptions")
-        for kind, refusal in (
-            (kinds.NoNodeError, NodeMissing),
-            (kinds.NodeExistsError, NodeExists),
-            (kinds.BadVersionError, WrongVersion),
-            (kinds.NotEmptyError, NotEmpty),
+        exceptions = importlib.import_module("kazoo.exceptions")
+        for exception, refusal in (
+            (exceptions.NoNodeError, NodeMissing),
+            (exceptions.NodeExistsError, NodeExists),
+            (exceptions.BadVersionError, WrongVersion),
+            (exceptions.NotEmptyError, NotEmpty),
         ):
-            if isinstance(error, kind):
+            if isinstance(error, exception):
                 return refusal(path)
         if self._is_closed:
             return ClientClosed(f"the session with {self.hosts} is closed")
-        if isinstance(error, kinds.SessionExpiredError) or is_other_session:
+        if isinstance(error, exceptions.SessionExpiredError) or is_other_session:
             return SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
-        if isinstance(error, kinds.ConnectionLoss | kinds.OperationTimeoutError | kinds.SessionMovedError):
+        if isinstance(
+            error, exceptions.ConnectionLoss | exceptions.OperationTimeoutError | exceptions.SessionMovedError
+        ):
             return OutcomeUnknown(f"the connection to ZooKeeper at {self.hosts} was lost before it answered")
-        if isinstance(error, kinds.ConnectionClosedError):
+        if isinstance(error, exceptions.ConnectionClosedError):
             return OutcomeUnknown(f"the connection to ZooKeeper at {self.hosts} was closed before it answered")
-        if isinstance(error, kinds.NoAuthError | kinds.AuthFailedError | kinds.InvalidACLError):
-            way_out = "authenticate as the identity that made it, with options=FILE in the metadata URI"
-            return MetadataError(f"ZooKeeper at {self.hosts} does not let us at {path}: {way_out}")
-        if isinstance(error, kinds.KazooException):
+        if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError | exceptions.InvalidACLError):
+            next_step = "authenticate as the identity that created it, with options=FILE in the metadata URI"
+            return MetadataError(f"ZooKeeper at {self.hosts} denies access to {path}: {next_step}")
+        if isinstance(error, exceptions.KazooException):
             return MetadataError(f"ZooKeeper at {self.hosts} answered {type(error).__name__} for {path}: {error}")
         return error
 
@@ -293,23 +298,23 @@ class KazooZooKeeper:
                 path, data, acl=_acl(acl), ephemeral=is_ephemeral, sequence=is_sequential, include_data=True
             )
 
-        made, stat = await self._request(path, call)
-        return str(made), _stat(stat)
+        created, stat = await self._request(path, call)
+        return str(created), _stat(stat)
 
     async def get(self, path: str, *, sync: bool = False) -> tuple[bytes, Stat]:
         data, stat = await self._request(path, *_sync(path, sync), lambda client: client.get_async(path))
         return bytes(data or b""), _stat(stat)
 
     async def exists(self, path: str, *, sync: bool = False, watch: _Watch | None = None) -> Stat | None:
-        seen = self._watcher(False, path, watch)
-        stat = await self._request(path, *_sync(path, sync), lambda client: client.exists_async(path, watch=seen))
+        watcher = self._watcher(False, path, watch)
+        stat = await self._request(path, *_sync(path, sync), lambda client: client.exists_async(path, watch=watcher))
         return None if stat is None else _stat(stat)
 
     async def children(self, path: str, *, sync: bool = False, watch: _Watch | None = None) -> tuple[list[str], Stat]:
-        seen = self._watcher(True, path, watch)
+        watcher = self._watcher(True, path, watch)
 
         def call(client: Any) -> Any:
-            return client.get_children_async(path, watch=seen, include_data=True)
+            return client.get_children_async(path, watch=watcher, include_data=True)
 
         names, stat = await self._request(path, *_sync(path, sync), call)
         return sorted(names), _stat(stat)
@@ -328,18 +333,18 @@ class KazooZooKeeper:
             return transaction.commit_async()
 
         results = await self._request(operations[0].path, call)
-        kinds = importlib.import_module("kazoo.exceptions")
+        exceptions = importlib.import_module("kazoo.exceptions")
         for index, (operation, result) in enumerate(zip(operations, results, strict=True)):
             if isinstance(result, Exception) and not isinstance(
-                result, kinds.RolledBackError | kinds.RuntimeInconsistency
+                result, exceptions.RolledBackError | exceptions.RuntimeInconsistency
             ):
                 error = self._translated(result, operation.path, False)
                 if isinstance(error, Refusal):
                     error.index = index
                 raise error
         return [
-            str(result) if isinstance(each, Create) else _stat(result) if isinstance(each, SetData) else None
-            for each, result in zip(operations, results, strict=True)
+            str(result) if isinstance(operation, Create) else _stat(result) if isinstance(operation, SetData) else None
+            for operation, result in zip(operations, results, strict=True)
         ]
 
     # -- watches -------------------------------------------------------------------------------------------------
@@ -349,10 +354,10 @@ class KazooZooKeeper:
         key = (is_of_children, path)
         if key not in self._watches:
             self._watches[key] = (lambda _: self._post(self._fire, key), {})
-        seen, callbacks = self._watches[key]
+        watcher, callbacks = self._watches[key]
         callbacks[watch] = None
         self._watched.setdefault(watch, {})[key] = None
-        return seen
+        return watcher
 
     def _fire(self, key: tuple[bool, str]) -> None:
         _, callbacks = self._watches.pop(key, (None, {}))
@@ -364,8 +369,8 @@ class KazooZooKeeper:
         for callback in callbacks:
             callback()
 
-    def _look_again(self) -> None:
-        """The connection went, and the server's knowledge of what we watch with it."""
+    def _fire_all(self) -> None:
+        """Call every watch: a lost connection ends the server's watches."""
         for key in list(self._watches):
             self._fire(key)
 
@@ -375,7 +380,7 @@ class KazooZooKeeper:
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
-    if future.done():  # cancelled, or given up
+    if future.done():  # cancelled, or timed out
         return
     if result.exception is not None:
         future.set_exception(result.exception)

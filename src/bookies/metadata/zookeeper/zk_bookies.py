@@ -1,4 +1,4 @@
-"""Bookies in ZooKeeper: their registrations, which live as long as a session, and who is there.
+"""Bookies in ZooKeeper: registrations, which live as long as a session, and discovery.
 
 Source: metadata 6.1 and 6.3.
 """
@@ -24,14 +24,14 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 )
 from bookies.model import BookieId, BookieInfo, BookieMode
 
-STALE_AFTER_S = 1.0  # without an answer what a bookie published when it was last read has to do
-PATIENCE = 1.2  # session timeouts that a predecessor's registration may outlive it, because servers look now and then
+STALE_AFTER_S = 1.0  # without an answer for this time, a bookie's information as last read is used
+PATIENCE = 1.2  # session timeouts to wait for a predecessor's registration: servers expire sessions at intervals
 _WRITABLE, _READ_ONLY = BookieMode.WRITABLE, BookieMode.READ_ONLY
-_LOOKS = (_WRITABLE, _READ_ONLY, _WRITABLE)  # so that a bookie that becomes writable meanwhile is found
+_READ_ORDER = (_WRITABLE, _READ_ONLY, _WRITABLE)  # also finds a bookie that becomes writable meanwhile
 
 
 class Bookies:
-    """See the module. `session`: a number that differs when the session does."""
+    """Registration and discovery of bookies. `session`: returns a number that changes with the session."""
 
     def __init__(self, nodes: Nodes, lease_ms: int, session: Callable[[], int]) -> None:
         self._nodes = nodes
@@ -42,7 +42,7 @@ class Bookies:
 
     # -- registration --------------------------------------------------------------------------------------------
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
-        """See `MetadataDriver.register`. Raises `SessionExpired` when the session goes meanwhile."""
+        """Register a bookie, see `MetadataDriver.register`. Raises `SessionExpired` if the session ends meanwhile."""
         data, session = pack_bookie_info(info), self._session()
         loop = asyncio.get_running_loop()
         deadline: float | None = None
@@ -59,62 +59,69 @@ class Bookies:
             if deadline is None:
                 deadline = loop.time() + PATIENCE * self._lease_s
             if loop.time() >= deadline:
-                raise unknown or MetadataError("another process keeps this bookie registered", bookie=bookie)
+                raise unknown or MetadataError(
+                    "another process keeps this bookie registered: stop that process", bookie=bookie
+                )
             if holder != bookie:
                 await self._wait_gone(holder, deadline)
 
     async def _try_register(self, bookie: BookieId, mode: BookieMode, data: bytes) -> str | None:
-        """None: done. Otherwise the path of another session's registration; or the bookie's id: try again.
+        """Try to register. Returns None when done, the path of another session's registration, or the bookie's id if
+        the caller should retry.
 
-        The new registration and the end of the old one are one transaction, so the bookie is always there.
+        One transaction creates the new registration and deletes the old one, so the bookie is always registered.
         """
         paths = self._nodes.paths
         other_mode = _READ_ONLY if mode is _WRITABLE else _WRITABLE
         path, other = paths.registration(bookie, mode), paths.registration(bookie, other_mode)
-        found, found_other = await asyncio.gather(
+        before, other_before = await asyncio.gather(
             self._zookeeper.exists(path, sync=True), self._zookeeper.exists(other)
         )
-        for each, stat in ((path, found), (other, found_other)):
+        for registration, stat in ((path, before), (other, other_before)):
             if stat is not None and not self._is_own(stat):
-                return each
+                return registration
         try:
-            operations = await self._changes(path, found, data)
-            if found_other is not None:
+            operations = await self._changes(path, before, data)
+            if other_before is not None:
                 operations.append(Delete(other))
             if operations:
                 await self._zookeeper.multi(operations)
         except NodeMissing as refusal:
-            if refusal.path == path and found is None:
+            if refusal.path == path and before is None:
                 await self._nodes.ensure(parent_of(path))
             return bookie
         except Refusal:
             return bookie
-        return await self._yield_to(path, other) if found is None and found_other is None else None
+        return await self._yield_to(path, other) if before is None and other_before is None else None
 
     def _is_own(self, stat: Stat) -> bool:
         return stat.owner == self._zookeeper.session_id
 
-    async def _changes(self, path: str, found: Stat | None, data: bytes) -> list[Operation]:
-        """A new node, also for new data: those who watch the list of bookies, and not each of them, learn of it."""
+    async def _changes(self, path: str, before: Stat | None, data: bytes) -> list[Operation]:
+        """Return the operations that register. Changed data gets a new znode, so that clients that watch only the list
+        of bookies notice it.
+        """
         create = Create(path, data, self._nodes.acl, is_ephemeral=True)
-        if found is None:
+        if before is None:
             return [create]
         present, _ = await self._zookeeper.get(path)
-        return [] if present == data else [Delete(path, found.version), create]
+        return [] if present == data else [Delete(path, before.version), create]
 
     async def _yield_to(self, path: str, other: str) -> str | None:
-        """Another process may have registered in the other mode at the same moment: then neither has, for now."""
+        """Withdraw our registration if another process registered the bookie in the other mode at the same moment;
+        return that registration's path, or None.
+        """
         stat = await self._zookeeper.exists(other, sync=True)
         if stat is None or self._is_own(stat):
             return None
         try:
             await self._zookeeper.delete(path)
         except NodeMissing:
-            pass  # with our session
+            pass  # It ended with our session.
         return other
 
     async def _wait_gone(self, path: str, deadline: float) -> None:
-        """Wait until a node is deleted, changed, or the deadline has passed."""
+        """Wait until a znode is deleted or changed, or the deadline has passed."""
         changed = asyncio.Event()
         try:
             async with asyncio.timeout_at(deadline):
@@ -122,7 +129,7 @@ class Bookies:
                 if stat is not None:
                     await changed.wait()
         except (TimeoutError, OutcomeUnknown):
-            pass  # The caller looks.
+            pass  # The caller reads the state.
         finally:
             self._zookeeper.unwatch(changed.set)
 
@@ -138,24 +145,26 @@ class Bookies:
 
     # -- discovery -----------------------------------------------------------------------------------------------
     async def present(self, mode: BookieMode, watch: Callable[[], None] | None = None) -> BookieSet:
-        found = await self._set_at(self._nodes.paths.registrations(mode), watch)
-        await self._learn(bookie for bookie in found.bookies if bookie not in self._infos)
-        return found
+        bookies = await self._set_at(self._nodes.paths.registrations(mode), watch)
+        await self._learn(bookie for bookie in bookies.bookies if bookie not in self._infos)
+        return bookies
 
     async def known(self) -> BookieSet:
-        """With a cookie."""
+        """Return the bookies with a cookie."""
         return await self._set_at(self._nodes.paths.cookies, None)
 
     async def _set_at(self, path: str, watch: Callable[[], None] | None) -> BookieSet:
-        """Version: the transaction that changed the set last."""
-        found = await self._nodes.children(path, watch)
-        if found is None:
+        """Return the bookies among the children; the version is the transaction that changed the set last."""
+        listed = await self._nodes.children(path, watch)
+        if listed is None:
             return BookieSet((), 0)
-        names, stat = found
+        names, stat = listed
         return BookieSet(bookies_among(names), stat.pzxid if stat.cversion else 0)
 
     async def info(self, bookie: BookieId) -> BookieInfo | None:
-        """As it is now; while ZooKeeper does not answer, as it was last: a writer must not lose its bookies with it."""
+        """Return a bookie's current information; if ZooKeeper does not answer, the information as last read, so that
+        writers can still reach their bookies.
+        """
         known = self._infos.get(bookie)
         if known is None:
             return await self._read_info(bookie)
@@ -166,14 +175,14 @@ class Bookies:
             return known
 
     async def _read_info(self, bookie: BookieId) -> BookieInfo | None:
-        for mode in _LOOKS:
-            found = await self._nodes.read(self._nodes.paths.registration(bookie, mode))
-            if found is not None:
-                self._infos[bookie] = parse_bookie_info(bookie, found[0])
+        for mode in _READ_ORDER:
+            node = await self._nodes.read(self._nodes.paths.registration(bookie, mode))
+            if node is not None:
+                self._infos[bookie] = parse_bookie_info(bookie, node[0])
                 return self._infos[bookie]
         self._infos.pop(bookie, None)
         return None
 
     async def _learn(self, bookies: Iterable[BookieId]) -> None:
-        """Where these are, for the time when nobody can be asked; a failure is one when somebody wants to know."""
+        """Read bookies' information in advance, for times without an answer; errors are raised by a later `info`."""
         await asyncio.gather(*(self._read_info(bookie) for bookie in bookies), return_exceptions=True)

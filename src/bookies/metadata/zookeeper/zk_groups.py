@@ -1,7 +1,7 @@
-"""Transactions that one driver is asked for in one turn of the event loop go to ZooKeeper together, in one request.
+"""Groups of transactions: those requested in one iteration of the event loop go to ZooKeeper in one request.
 
-A request costs the client, and the server, more than what is in it. Callers who were answered together go on together,
-so sixteen ledgers that are created at a time need hardly more requests than one, and nobody waits for another.
+A request costs the client and the server more than its contents. Callers that get their answers together continue
+together, so creating sixteen ledgers at a time needs hardly more requests than creating one, and no caller is delayed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 )
 from bookies.runtime.tasks import Tasks
 
-UNDER_WAY_MAX = 4  # requests at a time; what comes meanwhile waits
+IN_FLIGHT_MAX = 4  # requests; further transactions wait
 GROUP_COUNT_MAX = 64  # transactions in one request
-GROUP_SIZE_MAX = 1 << 18  # bytes of one request with more than one
+GROUP_SIZE_MAX = 1 << 18  # bytes of a request with more than one transaction
 _OPERATION_SIZE = 64  # bytes in a request besides path and data, at most
 
 
 def request_size(operations: Sequence[Operation]) -> int:
-    """In bytes, at most."""
+    """Return an upper bound of the request's size in bytes."""
     return sum(
-        len(each.path) + _OPERATION_SIZE + (len(each.data) if isinstance(each, Create | SetData) else 0)
-        for each in operations
+        len(operation.path) + _OPERATION_SIZE + (len(operation.data) if isinstance(operation, Create | SetData) else 0)
+        for operation in operations
     )
 
 
@@ -57,49 +57,50 @@ class _Member:
 
 
 class Groups:
-    """See the module. `require_open`: the tasks of an open driver, or raises."""
+    """Transactions grouped into requests. `require_open`: returns the tasks of an open driver, or raises."""
 
     def __init__(self, zookeeper: ZooKeeper, require_open: Callable[[], Tasks]) -> None:
         self._zookeeper = zookeeper
         self._require_open = require_open
         self._waiting: deque[_Member] = deque()
-        self._is_going = False  # those who wait are sent at the end of this turn
-        self._under_way_count = 0
+        self._is_scheduled = False  # waiting transactions are sent at the end of this iteration of the event loop
+        self._in_flight_count = 0
 
     async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """As `ZooKeeper.multi`, and the answer is to these operations alone: a group that is refused is taken apart.
+        """Carry out a transaction like `ZooKeeper.multi`. The answer concerns these operations alone: if a group is
+        refused, its transactions are sent one by one.
 
-        Only for transactions that do not change what others of them check: those come in any order, and a `Check` or
-        an unconditional `SetData` that several have in common is done once.
+        Only for transactions that do not change state that others of them check. They are carried out in any order, and
+        a `Check` or an unconditional `SetData` that several have in common is carried out once.
         """
         member = _Member(operations)
         self._waiting.append(member)
-        if not self._is_going:
-            self._is_going = True
-            asyncio.get_running_loop().call_soon(self._go_on)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_waiting)
         return await member.answer
 
-    def _go_on(self) -> None:
-        """Send what has come."""
-        self._is_going = False
-        while self._under_way_count < UNDER_WAY_MAX and (group := self._take()):
+    def _send_waiting(self) -> None:
+        """Send waiting transactions, within the limit of requests in flight."""
+        self._is_scheduled = False
+        while self._in_flight_count < IN_FLIGHT_MAX and (group := self._take()):
             try:
                 tasks = self._require_open()
             except BookKeeperError as error:
                 _fail((*group, *self._waiting), error)
                 self._waiting.clear()
                 return
-            self._under_way_count += 1
+            self._in_flight_count += 1
             task = tasks.start(self._send(group), "ledger transactions")
             task.add_done_callback(partial(self._sent, group))
 
     def _take(self) -> list[_Member]:
-        """Who goes next, at least one if any are left."""
+        """Take the next group, at least one transaction if any are waiting."""
         group: list[_Member] = []
         size = 0
         while self._waiting and len(group) < GROUP_COUNT_MAX:
             member = self._waiting[0]
-            if not member.answer.done():  # otherwise nobody waits for it any more
+            if not member.answer.done():  # otherwise its caller was cancelled
                 size += member.size
                 if group and size > GROUP_SIZE_MAX:
                     break
@@ -113,7 +114,7 @@ class Groups:
             outcomes = await self._zookeeper.multi(operations)
         except Refusal:
             await asyncio.gather(*map(self._send_alone, group))
-        except Exception as error:  # noqa: BLE001  (whatever it is: those who wait have to know)
+        except Exception as error:  # noqa: BLE001  (every error has to reach the waiting callers)
             _fail(group, error)
         else:
             for member, indices in zip(group, places, strict=True):
@@ -126,20 +127,20 @@ class Groups:
             member.fail(error)
 
     def _sent(self, group: list[_Member], _: asyncio.Task[None]) -> None:
-        """Everybody has an answer, unless the driver was closed."""
-        self._under_way_count -= 1
+        """Send more after a request has ended. Members without an answer fail: the driver was closed."""
+        self._in_flight_count -= 1
         _fail(group, ClientClosed("the session with the metadata store was closed before it answered"))
-        self._go_on()
+        self._send_waiting()
 
 
 def _fail(members: Iterable[_Member], error: Exception) -> None:
-    """Each with an error of its own, since each is raised in another task."""
+    """Fail members, each with a copy of the error, because each raises it in another task."""
     for member in members:
         member.fail(copy.copy(error))
 
 
 def _joined(group: Sequence[_Member]) -> tuple[list[Operation], list[list[int]]]:
-    """One transaction of several, and where the operations of each are in it."""
+    """Return one transaction for a group, and for each member the indices of its operations in it."""
     operations: list[Operation] = []
     places: list[list[int]] = []
     common: dict[Operation, int] = {}

@@ -1,8 +1,8 @@
-"""Where everything is in ZooKeeper, and in which bytes: Apache's layout, and our own beside it. No IO.
+"""Paths and formats in ZooKeeper: Apache's layout, and our own additions. No IO.
 
-`ROOT` is the path of the metadata URI. Everything that Apache's components know is below it, exactly as they write it;
-what they do not know is below `ROOT-bookies`, because a child of `ROOT` with a strange name stops some of Apache's
-tools. Source: metadata 2 and 3; docs/reference/formats/zookeeper.md.
+`ROOT` is the path of the metadata URI. All znodes of Apache's components are below it, exactly as they write them; our
+additions are below `ROOT-bookies`, because a child of `ROOT` with an unknown name stops some of Apache's tools.
+Source: metadata 2 and 3; docs/reference/formats/zookeeper.md.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LEDGER_ID_MAX = (1 << 63) - 1
 SHORT_ID_STOP = (1 << 31) - 1  # ids from here on have the long path, and no 31-bit generator makes them
 HIGH_UNIT = 1 << 32  # a generated id is the number of its HOB directory times this, and a 31-bit number
 HIGH_DIRECTORIES_KEPT = 3
-_FORMATS = (1, 2)  # of the LAYOUT record
+_FORMATS = (1, 2)  # accepted formats of the LAYOUT record
 _READ_ONLY_NAME = "readonly"
 
 
 class Manager(enum.Enum):
-    """How ledger ids become paths; the names that metadata URIs use. `legacy` is read, never asked for."""
+    """A layout of ledgers' paths, by its name in metadata URIs. `legacy` is read, but not accepted in a URI."""
 
     FLAT = "flat"
     HIERARCHICAL = "hierarchical"
@@ -40,7 +40,7 @@ class Manager(enum.Enum):
 
     @property
     def has_long_ids(self) -> bool:
-        """Whether ids above 31 bits are generated."""
+        """Report whether ids above 31 bits are generated."""
         return self in (Manager.HIERARCHICAL, Manager.LONG)
 
 
@@ -58,16 +58,16 @@ _MANAGER_VERSION = 1
 
 
 def pack_layout(manager: Manager) -> bytes:
-    """The LAYOUT record, as Apache writes it: no line feed at the end. Source: metadata 2.2."""
+    """Return the LAYOUT record as Apache writes it, without a line feed at the end. Source: metadata 2.2."""
     return f"2\n{manager.class_name}:{_MANAGER_VERSION}".encode("ascii")
 
 
 def parse_layout(data: bytes) -> Manager:
-    """Raises `MetadataCorrupt` for what no version of Apache's writes, and for managers that we do not have."""
+    """Read a LAYOUT record. Raises `MetadataCorrupt` for invalid records and unknown managers."""
     try:
         lines = data.decode("utf-8").rstrip("\n").split("\n")
         if len(lines) != 2 or lines[1].count(":") != 1:
-            raise ValueError("it has to have two lines, the second one with one colon")
+            raise ValueError("it must have two lines, the second one with one colon")
         first, (name, version) = lines[0], lines[1].split(":")
         if int(first) not in _FORMATS:
             raise ValueError(f"its format is {first}")
@@ -77,14 +77,14 @@ def parse_layout(data: bytes) -> Manager:
             return {"flat": Manager.FLAT, "hierarchical": Manager.HIERARCHICAL}[name]
         return {class_name: manager for manager, class_name in _CLASSES.items()}[name.removeprefix(_SHADE)]
     except KeyError as error:
-        raise MetadataCorrupt(f"LAYOUT names the ledger manager {error}, which is not known here") from error
+        raise MetadataCorrupt(f"LAYOUT names the ledger manager {error}, which bookies does not support") from error
     except ValueError as error:
-        raise MetadataCorrupt(f"LAYOUT is {data!r:.120}, no layout of BookKeeper's: {error}") from error
+        raise MetadataCorrupt(f"LAYOUT is {data!r:.120}, which is not a BookKeeper layout: {error}") from error
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------
 
-# What a manager keeps directly under ROOT, by name.
+# Names of managers' children directly under ROOT.
 _SHORT_PARENT = re.compile(r"[0-9]{2}")
 _LONG_PARENT = re.compile(r"[0-9]{3}")
 _FOUR_DIGITS = re.compile(r"[0-9]{4}")
@@ -99,7 +99,7 @@ _NOT_LEDGERS = ("LAYOUT", "INSTANCEID", "cookies", "available", "idgen", "idgen-
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Of one cluster. `root`: an absolute path without a slash at its end."""
+    """Paths of one cluster. `root`: an absolute path without a slash at its end."""
 
     root: str
 
@@ -126,7 +126,7 @@ class Paths:
 
     # -- id generation: ephemeral nodes with the server's sequence number, deleted at once --------------------------
     def id_prefix(self, manager: Manager) -> str:
-        """Of the 31-bit generator. Source: metadata 3.2."""
+        """Return the prefix of the 31-bit generator's znodes. Source: metadata 3.2."""
         return f"{self.root}/ID-" if manager is Manager.FLAT else f"{self.root}/idgen/ID-"
 
     @property
@@ -144,7 +144,7 @@ class Paths:
         return RecoveryPaths(f"{self.root}/underreplication")
 
     def kind(self, path: str) -> str:
-        """What lies at a path, in a word: for counting."""
+        """Return the kind of the znode at a path, in a word, for request counts."""
         if path.startswith(self.own):
             return "records"
         first, _, rest = path.removeprefix(f"{self.root}/").partition("/")
@@ -155,12 +155,12 @@ class Paths:
     # -- our own --------------------------------------------------------------------------------------------------
     @property
     def own(self) -> str:
-        """Beside the cluster: what Apache's components do not know."""
+        """Top of our own znodes, which Apache's components do not know, beside the cluster."""
         return f"{self.root}-bookies"
 
     @property
     def records(self) -> str:
-        """Named records. Every deletion of a record or cookie rewrites this node, so its version counts them."""
+        """Parent of named records. Every deletion of a record or cookie rewrites it, so its version counts them."""
         return f"{self.own}/records"
 
     def record(self, name: str) -> str:
@@ -168,7 +168,7 @@ class Paths:
 
     @property
     def revision(self) -> str:
-        """Written by a transaction that only creates, because the answer to a write tells its zxid."""
+        """Znode that a transaction of creations also writes, because the answer to a write has the zxid."""
         return f"{self.own}/revision"
 
     @property
@@ -176,7 +176,7 @@ class Paths:
         return f"{self.own}/spent"
 
     def spent_list(self, ledger_id: int) -> str:
-        """The list with the ids of deleted ledgers around this one."""
+        """Return the path of the list of deleted ledgers' ids that contains this id."""
         return f"{self.spent}/{ledger_id // SPENT_SIZE:012x}"
 
 
@@ -187,7 +187,7 @@ _VOTE = re.compile(r"V_(-?[0-9]{10})")
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPaths(SinglePlaces):
-    """What auto-recovery keeps, below `top`. Source: metadata 2.1 and 8."""
+    """Paths of auto-recovery's znodes, below `top`. Source: metadata 2.1 and 8."""
 
     @property
     def layout(self) -> str:
@@ -198,12 +198,12 @@ class RecoveryPaths(SinglePlaces):
         return f"{self.top}/ledgers"
 
     def mark(self, ledger_id: int) -> str:
-        """In a directory of its own, which is called as the id is in hex."""
+        """Return the path of a mark, in a directory of its own whose path is the id in hex."""
         digits = f"{ledger_id:016x}"
         return f"{self.marks}/{digits[:4]}/{digits[4:8]}/{digits[8:12]}/{digits[12:]}/{leaf(ledger_id)}"
 
     def marked_in(self, directory: str) -> int:
-        """The ledger whose mark belongs into a directory at the depth of marks."""
+        """Return the ledger whose mark belongs into a directory at the depth of marks."""
         return int(directory.removeprefix(self.marks).replace("/", ""), 16)
 
     @property
@@ -218,40 +218,40 @@ class RecoveryPaths(SinglePlaces):
         return f"{self.election}/V_"
 
     def vote_number(self, child: str) -> int | None:
-        """None for what is no vote among the children of `election`."""
-        found = _VOTE.fullmatch(child)
-        return None if found is None else int(found[1])
+        """Return the number of a vote among the children of `election`; None for another child."""
+        match = _VOTE.fullmatch(child)
+        return None if match is None else int(match[1])
 
 
 def mark_directories(children: Iterable[str]) -> list[str]:
-    """Those that lead to marks, in the order of the ids."""
+    """Return the children that lead to marks, in the order of the ids."""
     return sorted(child for child in children if _HEX_DIGITS.fullmatch(child))
 
 
 def record_name(child: str) -> str:
-    """The name of the record that a child of `Paths.records` holds."""
+    """Return the name of the record in a child of `Paths.records`."""
     return child.replace(",", "/")
 
 
 def parent_of(path: str) -> str:
-    """Empty for a path directly under `/`."""
+    """Return the parent's path; empty for a path directly under `/`."""
     return path.rpartition("/")[0]
 
 
 def generated_number(path: str) -> int | None:
-    """The number ZooKeeper gave an id node; None when the counter has run out of the 31 bits."""
+    """Return the sequence number of an id znode; None if the counter has exceeded 31 bits."""
     number = int(path.rpartition("ID-")[2])
     return number if 0 <= number < SHORT_ID_STOP else None
 
 
 def high_numbers(children: Iterable[str]) -> list[int]:
-    """Of the HOB directories among them, ascending."""
-    found = (_HIGH_DIRECTORY.fullmatch(child) for child in children)
-    return sorted(int(each[1]) for each in found if each is not None)
+    """Return the numbers of the HOB directories among the children, ascending."""
+    matches = (_HIGH_DIRECTORY.fullmatch(child) for child in children)
+    return sorted(int(match[1]) for match in matches if match is not None)
 
 
 def bookies_among(children: Iterable[str]) -> tuple[BookieId, ...]:
-    """Sorted; names that are no bookie's id are somebody else's business. Source: metadata 13."""
+    """Return the bookie ids among the children, sorted; other names are ignored. Source: metadata 13."""
     return tuple(sorted(BookieId(child) for child in children if is_bookie_id(child)))
 
 
@@ -259,7 +259,7 @@ def bookies_among(children: Iterable[str]) -> tuple[BookieId, ...]:
 
 
 def ledger_path(root: str, manager: Manager, ledger_id: int) -> str | None:
-    """None for an id that can have no path in this layout. Source: metadata 3.1."""
+    """Return a ledger's path; None for an id that cannot have a path in this layout. Source: metadata 3.1."""
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         return None
     if manager is Manager.FLAT:
@@ -272,7 +272,7 @@ def ledger_path(root: str, manager: Manager, ledger_id: int) -> str | None:
 
 
 def ledger_id_of(root: str, path: str) -> int | None:
-    """The other way; None for a path that is no ledger's, whatever the manager."""
+    """Return the ledger of a path, in any manager's layout; None for another path. Inverse of `ledger_path`."""
     parts = path.removeprefix(root + "/").split("/")
     if len(parts) == 1:
         return int(parts[0][1:]) if _FLAT_LEAF.fullmatch(parts[0]) else None
@@ -286,20 +286,20 @@ def ledger_id_of(root: str, path: str) -> int | None:
 
 
 def tops_among(manager: Manager, children: Sequence[str]) -> list[tuple[str, int]]:
-    """The children of ROOT that hold ledgers, with the depth of the ledgers below, in the order of their ids.
+    """Return the children of ROOT that contain ledgers, with the depth of the ledgers' paths, in the order of ids.
 
-    `flat` keeps its ledgers under ROOT itself: none.
+    Empty for `flat`, whose ledgers are directly under ROOT.
     """
-    found: list[tuple[str, int]] = []
+    tops: list[tuple[str, int]] = []
     if manager in (Manager.LEGACY, Manager.HIERARCHICAL):
-        found += [(child, SHORT_DEPTH) for child in sorted(children) if _SHORT_PARENT.fullmatch(child)]
+        tops += [(child, SHORT_DEPTH) for child in sorted(children) if _SHORT_PARENT.fullmatch(child)]
     if manager in (Manager.LONG, Manager.HIERARCHICAL):
-        found += [(child, LONG_DEPTH) for child in sorted(children) if _LONG_PARENT.fullmatch(child)]
-    return found
+        tops += [(child, LONG_DEPTH) for child in sorted(children) if _LONG_PARENT.fullmatch(child)]
+    return tops
 
 
 def managers_of(children: Iterable[str]) -> list[Manager]:
-    """Whose ledgers may be below ROOT, by its children; empty: there are none."""
+    """Return the managers whose ledgers may be below ROOT, by its children; empty: there are no ledgers."""
     names = list(children)
     if any(_FLAT_LEAF.fullmatch(name) for name in names):
         return [Manager.FLAT]
@@ -312,18 +312,20 @@ def managers_of(children: Iterable[str]) -> list[Manager]:
 
 
 def branches_among(children: Iterable[str]) -> list[str]:
-    """The children on the levels between, in the order of their ids."""
+    """Return the children on an intermediate level, in the order of their ids."""
     return sorted(child for child in children if _FOUR_DIGITS.fullmatch(child))
 
 
 def ledgers_among(root: str, manager: Manager, parent: str, children: Iterable[str]) -> list[int]:
-    """The ids of the ledgers among the children of a znode, ascending.
+    """Return the ids of the ledgers among the children of a znode, ascending.
 
-    A ledger at a path where nobody would look for its id, as of an id too long for the short form, is none.
+    A ledger at a path other than its id's, such as a short path for an id that needs a long one, is ignored.
     """
     paths = {path: ledger_id_of(root, path) for path in (f"{parent}/{child}" for child in children)}
     return sorted(
-        found for path, found in paths.items() if found is not None and path == ledger_path(root, manager, found)
+        ledger_id
+        for path, ledger_id in paths.items()
+        if ledger_id is not None and path == ledger_path(root, manager, ledger_id)
     )
 
 
@@ -340,7 +342,7 @@ _FORM = "zk+hierarchical://HOST:2181;HOST:2181/ledgers"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a metadata URI says. `hosts`: for the client, comma separated. `manager` None: what LAYOUT says."""
+    """A parsed metadata URI. `hosts`: for the client, comma separated. `manager`: None: the one that LAYOUT names."""
 
     hosts: str
     root: str
@@ -349,28 +351,28 @@ class Place:
 
 
 def parse_uri(uri: str) -> Place:
-    """Raises `ConfigError`. Source: metadata 1."""
-    found = _URI.fullmatch(uri.strip())
-    if found is None:
+    """Parse a metadata URI. Raises `ConfigError`. Source: metadata 1."""
+    match = _URI.fullmatch(uri.strip())
+    if match is None:
         raise ConfigError(f"{uri!r} is not a metadata URI for ZooKeeper: expected {_FORM}")
-    hosts = [host.strip() for host in found["hosts"].replace(";", ",").split(",")]
+    hosts = [host.strip() for host in match["hosts"].replace(";", ",").split(",")]
     for host in hosts:
         name = _HOST.fullmatch(host)
         if name is None or int(name["port"] or 0) > _PORT_MAX:
             raise ConfigError(f"{uri!r} names no ZooKeeper server in {host!r}: expected {_FORM}")
-    root = found["root"] or ""
+    root = match["root"] or ""
     if not root or root == "/":
         raise ConfigError(f"{uri!r}: empty ledger root path; Apache's default is /ledgers: {_FORM}")
     if not _ROOT.fullmatch(root) or any(part in (".", "..") for part in root.split("/")):
-        raise ConfigError(f"{uri!r}: {root} is no path in ZooKeeper; it may not end in / or have an empty part")
-    return Place(",".join(hosts), root, _manager_of(uri, found["manager"]), _options_of(uri, found["query"]))
+        raise ConfigError(f"{uri!r}: {root} is not a ZooKeeper path; it may not end in / or have an empty part")
+    return Place(",".join(hosts), root, _manager_of(uri, match["manager"]), _options_of(uri, match["query"]))
 
 
 def _manager_of(uri: str, word: str | None) -> Manager | None:
     name = (word or "+null").removeprefix("+").lower()
     if name == "null":
         return None
-    known = {each.value: each for each in Manager if each is not Manager.LEGACY}
+    known = {manager.value: manager for manager in Manager if manager is not Manager.LEGACY}
     if name not in known:
         raise ConfigError(f"{uri!r}: no ledger manager is called {name!r}; known are {', '.join(known)}")
     return known[name]
@@ -381,5 +383,5 @@ def _options_of(uri: str, query: str | None) -> str | None:
         return None
     name, _, path = query.partition("=")
     if name != "options" or not path:
-        raise ConfigError(f"{uri!r}: after the ? only options=FILE is known, which says how to authenticate")
+        raise ConfigError(f"{uri!r}: after the ? only options=FILE is known, which names a file of credentials")
     return path

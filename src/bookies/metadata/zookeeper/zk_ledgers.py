@@ -1,7 +1,7 @@
-"""Ledgers in ZooKeeper: their records, the ids that are spent, and the listing.
+"""Ledgers in ZooKeeper: records, spent ids, and the listing.
 
-Apache lets an id be used again after a deletion; our interface does not. So a deletion also adds the id to a list of
-its own, in one transaction, and a creation checks the version of that list in its transaction.
+Apache allows an id to be used again after a deletion; our interface does not. So a deletion also adds the id to a list
+of spent ids, in one transaction, and a creation checks the version of that list in its transaction.
 Source: metadata 3, 4 and 5.1.
 """
 
@@ -49,32 +49,34 @@ _LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
 
 
 class SpentIds:
-    """The lists of ids that deleted ledgers had, each a znode; see the module."""
+    """The lists of deleted ledgers' ids, each a znode; see the module."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._lists: dict[str, tuple[bytes, int]] = {}  # path -> (data, the znode's version)
 
     async def around(self, ledger_id: int) -> tuple[str, IdSet, int]:
-        """The list's path, a copy of it, and its znode's version, perhaps not the latest. Made if it is missing."""
+        """Return the path, a copy, and the znode's version of the list that contains the id, perhaps not the latest.
+        Creates a missing list.
+        """
         path = self._nodes.paths.spent_list(ledger_id)
         while path not in self._lists:
-            found = await self._nodes.read(path)
-            if found is None:
+            stored = await self._nodes.read(path)
+            if stored is None:
                 await self._nodes.ensure(path)
                 continue
             if len(self._lists) >= _LISTS_COUNT_MAX:
                 del self._lists[next(iter(self._lists))]
-            self._lists[path] = (found[0], found[1].version)
+            self._lists[path] = (stored[0], stored[1].version)
         data, version = self._lists[path]
         return path, parse_spent(path, data), version
 
     def forget(self, path: str) -> None:
-        """What we knew of a list is not true any more."""
+        """Forget the remembered copy of a list."""
         self._lists.pop(path, None)
 
     async def additions(self, ledger_ids: list[int]) -> list[SetData]:
-        """What a transaction has to write so that these are spent."""
+        """Return the writes of a transaction that spends these ids."""
         changed: dict[str, tuple[IdSet, int]] = {}
         for ledger_id in ledger_ids:
             path, ids, version = await self.around(ledger_id)
@@ -83,10 +85,10 @@ class SpentIds:
         return [SetData(path, pack_spent(ids), version) for path, (ids, version) in changed.items()]
 
     async def runs(self) -> tuple[tuple[int, int], ...]:
-        """All of them, see `GivenIds`."""
-        found = await self._nodes.children(self._nodes.paths.spent)
+        """Return all spent ids, see `GivenIds`."""
+        listed = await self._nodes.children(self._nodes.paths.spent)
         lists: dict[int, IdSet] = {}
-        for name in filter(is_spent_list, found[0] if found is not None else []):
+        for name in filter(is_spent_list, listed[0] if listed is not None else []):
             path = f"{self._nodes.paths.spent}/{name}"
             data = await self._nodes.read(path)
             lists[int(name, 16)] = parse_spent(path, b"" if data is None else data[0])
@@ -96,7 +98,7 @@ class SpentIds:
         """Add runs of ids (first, last)."""
         for number, added in divided(runs).items():
             while not await self._restore(number * SPENT_SIZE, added):
-                continue  # Somebody else changed the list.
+                continue  # Another client changed the list.
 
     async def _restore(self, base: int, added: list[tuple[int, int]]) -> bool:
         path, ids, version = await self.around(base)
@@ -114,7 +116,7 @@ class SpentIds:
 
 
 class Ledgers:
-    """See the module. `manager`: the layout, once the cluster's is known."""
+    """The ledgers' records of one cluster. `manager`: the layout, set once the cluster's layout is known."""
 
     def __init__(self, nodes: Nodes, spent: SpentIds, groups: Groups) -> None:
         self.manager = Manager.HIERARCHICAL
@@ -122,10 +124,10 @@ class Ledgers:
         self._zookeeper = nodes.zookeeper
         self._groups = groups
         self._spent = spent
-        self._deleting = asyncio.Lock()  # deletions of one driver would only repeat each other's transactions
+        self._deleting = asyncio.Lock()  # concurrent deletions of one driver would make each other's transactions fail
 
     def path(self, ledger_id: int) -> str | None:
-        """None for an id that can have none."""
+        """Return the path of a ledger's record; None for an id that cannot have one."""
         return ledger_path(self._nodes.paths.root, self.manager, ledger_id)
 
     def _required_path(self, ledger_id: int) -> str:
@@ -136,14 +138,14 @@ class Ledgers:
 
     # -- records -------------------------------------------------------------------------------------------------
     async def read(self, ledger_id: int) -> Versioned:
-        """Raises `LedgerNotFound`."""
+        """Read a record. Raises `LedgerNotFound`."""
         path = self.path(ledger_id)
-        found = None if path is None else await self._nodes.read(path)
-        if path is None or found is None:
+        node = None if path is None else await self._nodes.read(path)
+        if path is None or node is None:
             if path is not None:
                 self._nodes.remember(path, None)
             raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
-        return self._versioned(path, ledger_id, *found)
+        return self._versioned(path, ledger_id, *node)
 
     def _versioned(self, path: str, ledger_id: int, data: bytes, stat: Stat) -> Versioned:
         self._nodes.remember(path, stat)
@@ -159,16 +161,16 @@ class Ledgers:
             if ledger_id % SPENT_SIZE in spent:
                 raise deleted_before(ledger_id)
             operations: list[Operation] = [
-                SetData(self._nodes.paths.revision, b""),  # the answer to which tells the transaction and its time
+                SetData(self._nodes.paths.revision, b""),  # its stat has the transaction's number and time
                 Check(list_path, version),
                 Create(path, data, self._nodes.acl),
             ]
             try:
                 revised = (await self._groups.multi(operations))[0]
             except NodeExists:
-                found = await self._own_attempt(metadata)
-                if found is not None:
-                    return found
+                own = await self._own_attempt(metadata)
+                if own is not None:
+                    return own
             except Refusal as refusal:
                 if refusal.path == list_path:
                     self._spent.forget(list_path)
@@ -185,22 +187,22 @@ class Ledgers:
                 return Versioned(as_stored(metadata, data, now_ms), zxid)
 
     async def _own_attempt(self, metadata: LedgerMetadata) -> Versioned | None:
-        """The record there is if we made it, and the answer was lost. None: it is gone. Raises `LedgerExists`.
+        """Return the stored record if our own attempt created it and its answer was lost; None: it is missing.
 
-        Formats before 3 have no token, and then nobody can tell.
+        Raises `LedgerExists`, also for our own record in formats before 3, which have no token.
         """
         try:
-            found = await self.read(metadata.ledger_id)
+            stored = await self.read(metadata.ledger_id)
         except LedgerNotFound:
             return None
-        if metadata.creator_token and found.metadata.creator_token == metadata.creator_token:
-            return found
+        if metadata.creator_token and stored.metadata.creator_token == metadata.creator_token:
+            return stored
         raise taken(metadata.ledger_id)
 
     async def write(self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None) -> Versioned:
-        """See `MetadataDriver.write_ledger`. After a lost answer, what is there tells what happened.
+        """Write a record, see `MetadataDriver.write_ledger`. After a lost answer, the stored record shows the outcome.
 
-        A lock ends with its session, and so does every request of that session which has not been carried out.
+        A lock ends with its session, and so does every request of that session that was not carried out yet.
         """
         data, ledger_id = pack_ledger(metadata), metadata.ledger_id
         path = self._required_path(ledger_id)
@@ -211,7 +213,7 @@ class Ledgers:
                 version = (await self._expect(path, ledger_id, expected_version)).version
             if lock is not None and self._zookeeper.session_id != lock.session:
                 raise lock_lost(ledger_id)
-            # Under a lock at once, without an await since that was looked at.
+            # Under a lock, send the request at once: there must be no await after the check of the session.
             multi = self._groups.multi if lock is None else self._zookeeper.multi
             try:
                 stat = (await multi([SetData(path, data, version)]))[0]
@@ -219,9 +221,9 @@ class Ledgers:
                 await self._expect(path, ledger_id, expected_version)
                 continue
             except (OutcomeUnknown, SessionExpired):
-                found = await self._nodes.read(path)
-                if found is not None and found[1].version == version + 1 and found[0] == data:
-                    return self._versioned(path, ledger_id, *found)
+                stored = await self._nodes.read(path)
+                if stored is not None and stored[1].version == version + 1 and stored[0] == data:
+                    return self._versioned(path, ledger_id, *stored)
                 await self._expect(path, ledger_id, expected_version)
                 attempts += 1
                 if attempts == ATTEMPTS_MAX:
@@ -232,7 +234,7 @@ class Ledgers:
             return Versioned(as_stored(metadata, data, stat.ctime_ms), stat.mzxid)
 
     async def _expect(self, path: str, ledger_id: int, expected_version: int) -> Stat:
-        """Raises `LedgerNotFound`, `VersionConflict`."""
+        """Check the record's current version; return its stat. Raises `LedgerNotFound`, `VersionConflict`."""
         stat = await self._nodes.stat(path)
         self._nodes.remember(path, stat)
         if stat is None:
@@ -264,16 +266,16 @@ class Ledgers:
         await self._zookeeper.multi([addition, Delete(path, version)])
 
     async def removed(self, path: str) -> None:
-        """A ledger is gone: what is left of its path goes too, where Apache does it."""
+        """Delete the empty parents of a deleted ledger, in the layouts where Apache does."""
         if self.manager.has_long_ids:
             await self._nodes.remove_empty_parents(path, self._nodes.paths.root)
 
     # -- listing -------------------------------------------------------------------------------------------------
     async def listing(self, page_count: int) -> AsyncIterator[list[int]]:
-        """Every ledger's id, ascending, in pages. Raises `MetadataError` rather than leave something out.
+        """Yield every ledger's id, ascending, in pages. Raises `MetadataError` rather than omit an id.
 
-        Who deletes what is not listed must not be told less than there is: a cluster that is not there, or that was
-        made anew meanwhile, is an error and not an empty list. Source: metadata 3.3 and 13.
+        Garbage collection deletes the data of ledgers that are not listed. So a cluster that is missing, or was
+        recreated meanwhile, is an error and not an empty list. Source: metadata 3.3 and 13.
         """
         identity = await self._identity()
         page: list[int] = []
@@ -292,39 +294,41 @@ class Ledgers:
             yield page
 
     async def _identity(self) -> tuple[int, int]:
-        """Which cluster this is, in terms of transactions."""
+        """Return the transactions that created the cluster: they differ after it is recreated."""
         paths = self._nodes.paths
         root, instance = await self._nodes.stat(paths.root), await self._nodes.stat(paths.instance_id)
         if root is None:
             raise MetadataError(
-                f"there is no cluster at {paths.root} in ZooKeeper, so nobody knows which ledgers there are; check "
-                "the path in the metadata URI"
+                f"there is no cluster at {paths.root} in ZooKeeper, so its ledgers are unknown; check the path in the "
+                "metadata URI"
             )
         return root.czxid, 0 if instance is None else instance.czxid
 
     async def _check_identity(self, identity: tuple[int, int]) -> None:
         if await self._identity() != identity:
-            raise MetadataError(f"the cluster at {self._nodes.paths.root} was formatted while its ledgers were listed")
+            raise MetadataError(
+                f"the cluster at {self._nodes.paths.root} was formatted while its ledgers were listed; retry"
+            )
 
     async def _leaves(self) -> AsyncIterator[list[int]]:
         root = self._nodes.paths.root
-        found = await self._nodes.children(root)
-        if found is None:
+        listed = await self._nodes.children(root)
+        if listed is None:
             raise MetadataError(f"{root} was deleted while its ledgers were listed")
         if self.manager is Manager.FLAT:
-            yield ledgers_among(root, self.manager, root, found[0])
-        for top, depth in tops_among(self.manager, found[0]):
+            yield ledgers_among(root, self.manager, root, listed[0])
+        for top, depth in tops_among(self.manager, listed[0]):
             async for ids in self._below(f"{root}/{top}", depth - 2):
                 yield ids
 
     async def _below(self, path: str, levels: int) -> AsyncIterator[list[int]]:
-        """A znode that is gone was emptied: deletions remove what is empty."""
-        found = await self._nodes.children(path)
-        if found is None:
+        """Yield the ids below a znode. A missing znode became empty: deletions of ledgers delete empty parents."""
+        listed = await self._nodes.children(path)
+        if listed is None:
             return
         if levels == 0:
-            yield ledgers_among(self._nodes.paths.root, self.manager, path, found[0])
+            yield ledgers_among(self._nodes.paths.root, self.manager, path, listed[0])
             return
-        for branch in branches_among(found[0]):
+        for branch in branches_among(listed[0]):
             async for ids in self._below(f"{path}/{branch}", levels - 1):
                 yield ids

@@ -1,8 +1,8 @@
-"""Znodes as the parts of the ZooKeeper driver use them: whole paths, repeated reads, versions that never come back.
+"""Znodes for the parts of the ZooKeeper driver: whole paths, repeated reads, versions that never return.
 
-A znode's own version begins again at 0 when it is deleted and made anew. The version of ours is the transaction that
-wrote the data last (`mzxid`), which grows over the whole life of the store; the znode's version, which a write has to
-name, is looked up, or remembered from the last time. Source: metadata 0.2 and 5.
+A znode's own version begins at 0 again when it is deleted and recreated. Our version is the transaction that wrote the
+data last (`mzxid`), which grows over the whole life of the store. A write has to name the znode's own version, which
+is read, or remembered from an earlier read. Source: metadata 0.2 and 5.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 
 T = TypeVar("T")
 
-ATTEMPTS_MAX = 4  # of an operation whose outcome is unknown and that can be repeated
+ATTEMPTS_MAX = 4  # attempts of a repeatable operation while its outcome is unknown
 
 
 class Nodes:
-    """`acl`: of what we create, unless said otherwise."""
+    """Access to the znodes of one cluster. `acl`: default access control list of created znodes."""
 
     def __init__(self, zookeeper: ZooKeeper, paths: Paths, acl: Acl) -> None:
         self.zookeeper = zookeeper
@@ -39,7 +39,7 @@ class Nodes:
 
     # -- reading -------------------------------------------------------------------------------------------------
     async def repeat(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """An operation that may be carried out twice, until its outcome is known."""
+        """Repeat an operation, which may be carried out twice, until its outcome is known."""
         for _ in range(ATTEMPTS_MAX - 1):
             try:
                 return await operation()
@@ -48,23 +48,25 @@ class Nodes:
         return await operation()
 
     async def read(self, path: str) -> tuple[bytes, Stat] | None:
-        """As of now, not as a server that lags behind knows it. None: there is no such znode."""
+        """Return a znode's current data and stat, also if the server lags behind; None: there is no such znode."""
         try:
             return await self.repeat(lambda: self.zookeeper.get(path, sync=True))
         except NodeMissing:
             return None
 
     async def stat(self, path: str, watch: Callable[[], None] | None = None) -> Stat | None:
-        """As `read`."""
+        """Return a znode's current stat; None: there is no such znode."""
         return await self.repeat(lambda: self.zookeeper.exists(path, sync=True, watch=watch))
 
     async def version(self, path: str, watch: Callable[[], None]) -> int:
-        """Ours, see the module; 0 for a missing znode."""
+        """Return our version of a znode, see the module; 0 for a missing znode."""
         stat = await self.stat(path, watch)
         return 0 if stat is None else stat.mzxid
 
     async def children(self, path: str, watch: Callable[[], None] | None = None) -> tuple[list[str], Stat] | None:
-        """As `read`. The watch sees the znode appear, too."""
+        """Return the current names of children, and the stat; None: there is no such znode. The watch is also called
+        when a missing znode is created.
+        """
         while True:
             try:
                 return await self.repeat(lambda: self.zookeeper.children(path, sync=True, watch=watch))
@@ -74,7 +76,7 @@ class Nodes:
 
     # -- whole paths ---------------------------------------------------------------------------------------------
     async def ensure(self, path: str) -> None:
-        """Make an empty znode and those above it, where they are missing."""
+        """Create an empty znode and its parents if they are missing."""
         while path and await self.stat(path) is None:
             try:
                 await self.zookeeper.create(path, b"", self.acl)
@@ -86,7 +88,10 @@ class Nodes:
     async def create(
         self, path: str, data: bytes, acl: Acl | None = None, *, is_ephemeral: bool = False, is_sequential: bool = False
     ) -> tuple[str, Stat]:
-        """With the znodes above it. Somebody else may delete those, being empty, at any moment. Raises `NodeExists`."""
+        """Create a znode and its missing parents, which other clients may delete at any moment while they are empty.
+
+        Raises `NodeExists`.
+        """
         while True:
             try:
                 return await self.zookeeper.create(
@@ -96,8 +101,8 @@ class Nodes:
                 await self.ensure(parent_of(path))
 
     async def remove_empty_parents(self, path: str, top: str) -> None:
-        """Between a znode that was deleted and one that stays, as Apache does. Whatever prevents it leaves an empty
-        znode, no harm.
+        """Delete the empty znodes between a deleted znode and `top`, as Apache does. After a failure an empty znode
+        remains, which is harmless.
         """
         parent = parent_of(path)
         while parent != top:
@@ -112,18 +117,18 @@ class Nodes:
 
     # -- versions ------------------------------------------------------------------------------------------------
     def remember(self, path: str, stat: Stat | None) -> None:
-        """None: it was seen to be missing."""
+        """Remember a znode's versions; None: it is missing."""
         self._known.pop(path, None)
         self._known[path] = (0, 0) if stat is None else (stat.mzxid, stat.version)
         if len(self._known) > VERSIONS_COUNT_MAX:
             del self._known[next(iter(self._known))]
 
     def last_seen(self, path: str) -> int | None:
-        """The version that this driver saw last, 0 for a missing znode; None if it has not looked, or long ago."""
-        found = self._known.get(path)
-        return None if found is None else found[0]
+        """Return our version that this driver read last, 0 for a missing znode; None: not read, or not remembered."""
+        known = self._known.get(path)
+        return None if known is None else known[0]
 
     def znode_version(self, path: str, version: int) -> int | None:
-        """What ZooKeeper calls this version, if we know."""
-        found = self._known.get(path)
-        return found[1] if found is not None and found[0] == version else None
+        """Return the znode's own version for one of ours; None: not remembered."""
+        known = self._known.get(path)
+        return known[1] if known is not None and known[0] == version else None

@@ -1,6 +1,6 @@
-"""The file that a ZooKeeper URI names with `?options=FILE`: how to authenticate, and how to encrypt. TOML.
+"""The TOML file that a ZooKeeper URI names with `?options=FILE`: credentials and TLS.
 
-    secure = true                     # what is created belongs to this identity alone; as Apache's zkEnableSecurity
+    secure = true                     # only this identity has access to created znodes; as Apache's zkEnableSecurity
     digest = "bookies:secret"         # or
     [sasl]
     mechanism = "DIGEST-MD5"
@@ -11,7 +11,7 @@
     certificate = "/etc/bookies/client.pem"
     key = "/etc/bookies/client.key"
 
-A file, because secrets have no place in a URI, which is printed and logged. Source: metadata 2.5.
+Secrets are in a file because URIs are printed and logged. Source: metadata 2.5.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TLS = {
 
 
 def read_options(disk: Disk, path: str | None) -> Credentials:
-    """None: no credentials, no TLS. Raises `ConfigError`."""
+    """Read the file of options; None: no credentials, no TLS. Raises `ConfigError`."""
     if path is None:
         return Credentials()
     try:
@@ -45,40 +45,40 @@ def read_options(disk: Disk, path: str | None) -> Credentials:
 
 
 def parse_options(path: str, data: bytes) -> Credentials:
-    """Raises `ConfigError` that names the file and the line or word, and never a secret."""
+    """Parse the options. Raises `ConfigError`, which names the file and the line or key, and never a secret."""
     try:
-        found = tomllib.loads(data.decode("utf-8"))
+        options = tomllib.loads(data.decode("utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
-    _check(path, "", found, _TOP)
-    sasl, tls = found.get("sasl", {}), found.get("tls", {})
+    _check(path, "", options, _TOP)
+    sasl, tls = options.get("sasl", {}), options.get("tls", {})
     _check(path, "tls.", tls, _TLS)
     _check(path, "sasl.", sasl, dict.fromkeys(sasl, str))
-    digest = found.get("digest")
+    digest = options.get("digest")
     if digest is not None and ":" not in digest:
         raise ConfigError(f"{path}: digest must be USER:PASSWORD")
     if sasl and "mechanism" not in sasl:
-        raise ConfigError(f"{path}: sasl needs a mechanism, as DIGEST-MD5 or GSSAPI")
+        raise ConfigError(f"{path}: sasl needs a mechanism, such as DIGEST-MD5 or GSSAPI")
     if ("certificate" in tls) is not ("key" in tls):
         raise ConfigError(f"{path}: tls.certificate and tls.key belong together")
-    if found.get("secure") and not (digest or sasl or "certificate" in tls):
+    if options.get("secure") and not (digest or sasl or "certificate" in tls):
         raise ConfigError(f"{path}: secure = true needs an identity: digest, sasl, or tls.certificate and tls.key")
     return Credentials(
         digest=digest,
         sasl=tuple(sasl.items()),
-        is_tls="tls" in found,
+        is_tls="tls" in options,
         authority=tls.get("authority"),
         certificate=tls.get("certificate"),
         key=tls.get("key"),
         key_password=tls.get("key_password"),
         checks_certificate=tls.get("check_certificate", True),
         checks_host_name=tls.get("check_host_name", True),
-        is_secure=found.get("secure", False),
+        is_secure=options.get("secure", False),
     )
 
 
-def _check(path: str, where: str, found: dict[str, Any], known: dict[str, type]) -> None:
-    for name, value in found.items():
+def _check(path: str, where: str, options: dict[str, Any], known: dict[str, type]) -> None:
+    for name, value in options.items():
         if name not in known:
             raise ConfigError(f"{path}: {where}{name} is not known; known are {', '.join(known)}")
         if not isinstance(value, known[name]):

@@ -1,8 +1,8 @@
 """Named records and cookies in ZooKeeper, and transactions over records and ledgers.
 
-A record that is deleted and made again has the same ZooKeeper version as the first one had, so a write that names a
-version alone could hit the wrong one. Every deletion therefore rewrites one more znode, and a write checks in its
-transaction that this znode has not changed since it looked at the record. Source: metadata 7.2.
+A record that is deleted and recreated can have the same ZooKeeper version as the first one, so a write that names only
+a version could change the wrong record. Every deletion therefore rewrites a guard znode, and a write checks in its
+transaction that the guard has not changed since it read the record. Source: metadata 7.2.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 
 
 class Records:
-    """Data at paths that can come back after a deletion. Missing ones are `NodeMissing`, for the caller to name."""
+    """Data at paths that can be recreated after a deletion. A missing one raises `NodeMissing`, which the caller
+    translates.
+    """
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._zookeeper = nodes.zookeeper
 
     async def read(self, path: str) -> tuple[bytes, int]:
-        found = await self._nodes.read(path)
-        if found is None:
+        node = await self._nodes.read(path)
+        if node is None:
             raise NodeMissing(path)
-        return found[0], found[1].mzxid
+        return node[0], node[1].mzxid
 
     async def create(self, path: str, data: bytes) -> int:
-        """Raises `NodeExists`."""
+        """Create a record; return its version. Raises `NodeExists`."""
         _, stat = await self._nodes.create(path, data)
         return stat.mzxid
 
@@ -54,7 +56,7 @@ class Records:
             try:
                 written = await self._zookeeper.multi([guard, SetData(path, data, version)])
             except Refusal:
-                continue  # Looking again tells what it was.
+                continue  # The next check determines the reason.
             assert isinstance(written[1], Stat)
             return written[1].mzxid
 
@@ -68,7 +70,7 @@ class Records:
             return
 
     async def _expect(self, path: str, expected_version: int) -> tuple[Check, int]:
-        """The guard as it was before the look at the record, and what ZooKeeper calls the record's version."""
+        """Check a record's version; return the guard as read before the record, and the record's znode version."""
         guard = await self.guard()
         stat = await self._nodes.stat(path)
         if stat is None:
@@ -77,20 +79,20 @@ class Records:
         return guard, stat.version
 
     async def guard(self) -> Check:
-        """That nothing was deleted from now on."""
+        """Return a check that no record or cookie was deleted since this call."""
         path = self._nodes.paths.records
         while (stat := await self._nodes.stat(path)) is None:
             await self._nodes.ensure(path)
         return Check(path, stat.version)
 
     async def names(self, prefix: str) -> Sequence[str]:
-        found = await self._nodes.children(self._nodes.paths.records)
-        names = map(record_name, found[0] if found is not None else [])
+        listed = await self._nodes.children(self._nodes.paths.records)
+        names = map(record_name, listed[0] if listed is not None else [])
         return sorted(name for name in names if name.startswith(prefix))
 
 
 class Transactions:
-    """See `MetadataDriver.transact`."""
+    """Transactions over records and ledgers, see `MetadataDriver.transact`."""
 
     def __init__(self, nodes: Nodes, ledgers: Ledgers, spent: SpentIds, records: Records) -> None:
         self._nodes = nodes
@@ -109,7 +111,11 @@ class Transactions:
             if not steps:
                 return 0
             operations: list[Operation] = [guard]
-            operations += [each for found in zip(steps, paths, stats, strict=True) for each in self._operations(*found)]
+            operations += [
+                operation
+                for step, path, stat in zip(steps, paths, stats, strict=True)
+                for operation in self._operations(step, path, stat)
+            ]
             additions = await self._spent.additions(
                 [step.ledger_id for step in steps if isinstance(step, LedgerDeletion)]
             )
@@ -117,18 +123,18 @@ class Transactions:
                 self._spent.forget(addition.path)
             operations += additions
             is_change = any(isinstance(step, LedgerDeletion | RecordWrite) for step in steps)
-            if is_change and not any(isinstance(each, SetData) for each in operations):
+            if is_change and not any(isinstance(operation, SetData) for operation in operations):
                 await self._nodes.ensure(self._nodes.paths.revision)
                 operations.append(SetData(self._nodes.paths.revision, b""))
             _check_size(operations)
             try:
                 written = await self._zookeeper.multi(operations)
             except Refusal:
-                continue  # Looking again tells what it was; or nothing of ours, and then it is tried again.
+                continue  # The next check determines the reason; if the steps still hold, the next attempt is equal.
             for step, path in zip(steps, paths, strict=True):
                 if isinstance(step, LedgerDeletion):
                     await self._ledgers.removed(path)
-            versions = [each.mzxid for each in written if isinstance(each, Stat)]
+            versions = [outcome.mzxid for outcome in written if isinstance(outcome, Stat)]
             return versions[0] if versions else max(step.version for step in steps)
 
     def _path(self, step: Step) -> str:
@@ -140,12 +146,12 @@ class Transactions:
         return path
 
     def _operations(self, step: Step, path: str, stat: Stat | None) -> list[Operation]:
-        """`stat`: of the znode, whose version has been found to be the one that was asked for."""
+        """Return a step's operations. `stat`: of the znode, which has the expected version; None: it is missing."""
         if isinstance(step, RecordWrite):
             return [
                 Create(path, step.data, self._nodes.acl) if stat is None else SetData(path, step.data, stat.version)
             ]
-        if stat is None:  # There has to be no such record: ZooKeeper cannot check that but by trying.
+        if stat is None:  # The record must be missing. ZooKeeper can check that only by creating it.
             return [Create(path, b"", self._nodes.acl), Delete(path)]
         return [Check(path, stat.version) if isinstance(step, LedgerAt | RecordAt) else Delete(path, stat.version)]
 
@@ -163,6 +169,6 @@ def _check_size(operations: Sequence[Operation]) -> None:
     size = request_size(operations)
     if size > REQUEST_SIZE_MAX:
         raise InvalidArgument(
-            f"a transaction of {len(operations):,} operations and about {size:,} bytes; ZooKeeper takes "
-            f"{REQUEST_SIZE_MAX:,} at once"
+            f"a transaction has {len(operations):,} operations and about {size:,} bytes; ZooKeeper accepts at most "
+            f"{REQUEST_SIZE_MAX:,} in one request"
         )

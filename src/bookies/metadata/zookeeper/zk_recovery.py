@@ -74,9 +74,9 @@ class ZkNodeStore:
     async def _check_layout(self) -> bool:
         """Check the LAYOUT of auto-recovery; False: there is none. Raises `MetadataCorrupt` for an unknown layout."""
         if not self._is_layout_checked:
-            found = await self._nodes.read(self.places.layout)
-            if found is not None:
-                check_layout(found[0])
+            layout = await self._nodes.read(self.places.layout)
+            if layout is not None:
+                check_layout(layout[0])
                 self._is_layout_checked = True
         return self._is_layout_checked
 
@@ -95,8 +95,8 @@ class ZkNodeStore:
     # -- nodes ---------------------------------------------------------------------------------------------------
     async def read(self, place: str) -> Node | None:
         await self._check_layout()
-        found = await self._nodes.read(place)
-        return None if found is None else Node(found[0], found[1].mzxid)
+        znode = await self._nodes.read(place)
+        return None if znode is None else Node(znode[0], znode[1].mzxid)
 
     async def create(self, place: str, data: bytes) -> bool:
         await self._ensure_directories()
@@ -137,8 +137,8 @@ class ZkNodeStore:
                 return
 
     async def _has(self, place: str, data: bytes) -> bool:
-        found = await self._nodes.read(place)
-        return found is not None and found[0] == data
+        znode = await self._nodes.read(place)
+        return znode is not None and znode[0] == data
 
     async def write(self, place: str, data: bytes, version: int | None) -> bool:
         await self._ensure_directories()
@@ -270,8 +270,8 @@ class ZkNodeStore:
             return Node(b"", UNREAD)
         path = self.places.mark(ledger_id)
         if not with_data:
-            exists = await self._nodes.repeat(lambda: self._zookeeper.exists(path))
-            return None if exists is None else Node(b"", exists.mzxid)
+            mark_stat = await self._nodes.repeat(lambda: self._zookeeper.exists(path))
+            return None if mark_stat is None else Node(b"", mark_stat.mzxid)
         try:
             data, stat = await self._nodes.repeat(lambda: self._zookeeper.get(path))
         except NodeMissing:
@@ -330,8 +330,9 @@ class _List(NamedTuple):
 
 
 class _TreeWatch(MarksWatch):
-    """The watch of marks and locks, see the module. A mark's own directory is not listed: it is created and deleted with
-    the mark.
+    """The watch of marks and locks, see the module.
+
+    A mark's own directory is not listed: it is created and deleted with the mark.
 
     If an empty directory was left behind, a new mark in it is not noticed by this watch, only by the next listing.
     """

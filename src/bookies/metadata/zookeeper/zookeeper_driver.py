@@ -1,9 +1,8 @@
 """The metadata driver on ZooKeeper, in Apache's layout: our bookies and clients beside Apache's in one cluster.
 
-`ZooKeeperDriver` is one session. What is where is in `zk_layout`; the parts that do the work are `zk_ledgers`,
-`zk_ids`, `zk_bookies`, `zk_records` and `zk_recovery`, over `zk_nodes` and `zk_groups`. A lost session takes
-registrations, locks and votes with it, nothing else: the owner is told, everything goes on in the next session, and
-watches look again.
+`ZooKeeperDriver` is one session. `zk_layout` defines the paths; the parts are `zk_ledgers`, `zk_ids`, `zk_bookies`,
+`zk_records` and `zk_recovery`, over `zk_nodes` and `zk_groups`. A lost session ends registrations, locks and votes, and
+nothing else: the owner is notified, requests continue in the next session, and watches read the state again.
 Source: metadata 1 to 8 and 11.
 """
 
@@ -58,8 +57,8 @@ T = TypeVar("T")
 
 
 class ZooKeeperDriver(SessionDriver):
-    """One session with the cluster below `root`. `manager`: the layout that the URI asks for, None for whatever is
-    there. `is_secure`: what we create belongs to the identity that the session authenticates as, alone.
+    """One session with the cluster below `root`. `manager`: the layout that the URI names; None: the cluster's.
+    `is_secure`: only the identity that the session authenticates as has access to znodes that the driver creates.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class ZooKeeperDriver(SessionDriver):
         self._ids = LedgerIds(self._nodes, self._require_open)
         self._sessions_lost = 0
         self._bookies = Bookies(self._nodes, lease_ms, lambda: self._sessions_lost)
-        self._needs_session = False  # something of ours ends with the present one
+        self._needs_session = False  # a registration, lock or vote depends on the current session
         records = Records(self._nodes)
         transactions = Transactions(self._nodes, self._ledgers, self._spent, records)
         lost, use = (lambda: self._sessions_lost), self._use_session
@@ -103,7 +102,7 @@ class ZooKeeperDriver(SessionDriver):
     # -- the session ---------------------------------------------------------------------------------------------
     @property
     def session_id(self) -> int | None:
-        """Of the session that our registrations, locks and votes end with; None when there are none."""
+        """Id of the session that our registrations, locks and votes depend on; None: there are none."""
         return self.zookeeper.session_id if self._needs_session else None
 
     def _use_session(self) -> None:
@@ -122,46 +121,46 @@ class ZooKeeperDriver(SessionDriver):
         names = WatchedNames(self._nodes.last_seen, self._nodes.version, self._bookies.present, self.zookeeper.unwatch)
         self._opened(tasks, names)
 
-    async def _leave(self) -> None:
+    async def _disconnect(self) -> None:
         await self.zookeeper.close()
 
     def _session_lost(self) -> None:
         self._sessions_lost += 1
         if self._needs_session:
             self._needs_session = False
-            self._tell_expired()
+            self._notify_expired()
 
     # -- the cluster ---------------------------------------------------------------------------------------------
     async def _open_layout(self) -> None:
-        """Find out how ids become paths, or say it where nobody has. Source: metadata 2.2."""
+        """Read the cluster's layout; store it if the cluster has none. Source: metadata 2.2."""
         wanted = self._wanted or Manager.HIERARCHICAL
-        found = await self._nodes.read(self._paths.layout)
-        if found is None and await self._nodes.stat(self._paths.root) is None:
+        record = await self._nodes.read(self._paths.layout)
+        if record is None and await self._nodes.stat(self._paths.root) is None:
             if not self._may_create:
                 raise self._no_cluster()
-            self._ledgers.manager = wanted  # stored when the cluster is made
+            self._ledgers.manager = wanted  # stored when the cluster is created
             return
-        if found is None:
+        if record is None:
             await self._check_no_ledgers()
             await self._store_layout(wanted)
-        self._ledgers.manager = parse_layout(found[0]) if found is not None else wanted
+        self._ledgers.manager = parse_layout(record[0]) if record is not None else wanted
         if self._wanted not in (None, self._ledgers.manager):
             raise ConfigError(
                 f"{self.uri} asks for the layout {wanted.value}, but the cluster has {self._ledgers.manager.value}: "
-                "write zk:// to take the cluster's"
+                "write zk:// to use the cluster's layout"
             )
         try:
             await self._requests.create(self._paths.registrations(BookieMode.READ_ONLY), b"", self._nodes.acl)
         except (Refusal, OutcomeUnknown, SessionExpired):
-            pass  # It is there, or the cluster is not complete; whoever needs it makes it.
+            pass  # It exists, or the cluster is incomplete; the first registration creates it.
 
     async def _check_no_ledgers(self) -> None:
-        """Raises `MetadataCorrupt` when LAYOUT is lost: under a wrong one the ledgers would look as if deleted."""
-        found = await self._nodes.children(self._paths.root)
-        fitting = managers_of(found[0] if found is not None else ())
+        """Raise `MetadataCorrupt` if LAYOUT is lost: under a wrong layout, all ledgers would appear deleted."""
+        listed = await self._nodes.children(self._paths.root)
+        fitting = managers_of(listed[0] if listed is not None else ())
         if not fitting or self._wanted in fitting:
             return
-        names = " or ".join(each.value for each in fitting)
+        names = " or ".join(manager.value for manager in fitting)
         raise MetadataCorrupt(
             f"{self._paths.layout} is missing, but there are ledgers, of the layout {names}. Nothing was changed. "
             "Restore it from a backup; or, if you know the layout, name it once: `bk metadata show --metadata "
@@ -173,17 +172,17 @@ class ZooKeeperDriver(SessionDriver):
         try:
             await self._nodes.repeat(lambda: self._requests.create(self._paths.layout, data, self._nodes.acl))
         except NodeExists:
-            found = await self._nodes.read(self._paths.layout)
-            if found is None or found[0] != data:
-                raise MetadataError(f"somebody else wrote another layout to {self._paths.layout}; try again") from None
+            record = await self._nodes.read(self._paths.layout)
+            if record is None or record[0] != data:
+                raise MetadataError(f"another client wrote another layout to {self._paths.layout}: retry") from None
 
     async def _make_cluster(self, instance_id: str) -> None:
-        # Somebody else was faster, or our own attempt may have been: whoever wants it looks.
+        # Another client was faster, or the outcome is unknown: the caller reads the instance id.
         with contextlib.suppress(Refusal, OutcomeUnknown, SessionExpired):
             await self._initialize(instance_id.encode("utf-8"))
 
     async def _initialize(self, instance_id: bytes) -> None:
-        """As Apache's initnewcluster, and where its znodes are there in part, the rest. Source: metadata 2.6."""
+        """Create the znodes of Apache's initnewcluster that are missing. Source: metadata 2.6."""
         paths, acl = self._paths, self._nodes.acl
         missing = [paths.root, paths.registrations(BookieMode.WRITABLE), paths.registrations(BookieMode.READ_ONLY)]
         missing = [path for path in missing if await self._nodes.stat(path) is None]
@@ -195,8 +194,8 @@ class ZooKeeperDriver(SessionDriver):
 
     async def instance_id(self) -> str | None:
         self._require_open()
-        found = await self._nodes.read(self._paths.instance_id)
-        return None if found is None else parse_instance_id(found[0], self._paths.instance_id)
+        record = await self._nodes.read(self._paths.instance_id)
+        return None if record is None else parse_instance_id(record[0], self._paths.instance_id)
 
     @property
     def layout(self) -> str:

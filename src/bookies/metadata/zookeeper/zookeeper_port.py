@@ -1,11 +1,11 @@
-"""The ZooKeeper port: what the metadata driver needs of a ZooKeeper client, on the event loop.
+"""The ZooKeeper port: the operations of a ZooKeeper client that the metadata driver needs, on the event loop.
 
-`metadata/zookeeper/kazoo_client.py` implements it on the library kazoo, `tests/fakes/zookeeper.py` in memory. Every call waits for
-a connection first, at most one session timeout, and can be cancelled at any time. Three kinds of failure:
+`kazoo_client.py` implements it on the library kazoo, `tests/fakes/zookeeper.py` in memory. Every call waits for a
+connection first, at most one session timeout, and can be cancelled at any time. Three kinds of failure:
 
-- `Refusal`: the server said no; nothing was changed.
-- `SessionExpired` and `OutcomeUnknown`: the connection went while the request was under way; it may or may not have
-  been carried out. Reads can be repeated; after a write the caller has to look what is there.
+- `Refusal`: the server refused the request; nothing was changed.
+- `SessionExpired` and `OutcomeUnknown`: the connection was lost while the request was in flight; it may or may not have
+  been carried out. Reads can be repeated; after a write the caller has to read the current state.
 - any other `MetadataError`: nothing was sent.
 
 Source: metadata 0.2.
@@ -21,21 +21,21 @@ from typing import Protocol
 from bookies.errors import MetadataError
 
 ANY_VERSION = -1
-REQUEST_SIZE_MAX = (1 << 20) - 1  # bytes; a server drops the connection of who sends more (jute.maxbuffer)
+REQUEST_SIZE_MAX = (1 << 20) - 1  # bytes; a server drops the connection after a larger request (jute.maxbuffer)
 
 
 class Acl(enum.Enum):
     """The two access control lists that BookKeeper uses. Source: metadata 2.5."""
 
     OPEN = "world:anyone"
-    CREATOR = "auth:"  # whoever the creating session has authenticated as
+    CREATOR = "auth:"  # the identity that the creating session has authenticated as
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """A znode's numbers. `czxid`, `mzxid`, `pzxid`: the transaction that created it, wrote its data, changed its
-    children; transactions of one ensemble are totally ordered. `ctime_ms`, `mtime_ms`: the times of the first two, one
-    time for all operations of a transaction. `owner`: the session of an ephemeral node, else 0.
+    """A znode's metadata. `czxid`, `mzxid`, `pzxid`: the transactions that created it, last wrote its data, last
+    changed its children; transactions of one ensemble are totally ordered. `ctime_ms`, `mtime_ms`: times of the first
+    two, one time for all operations of a transaction. `owner`: the session of an ephemeral node, else 0.
     """
 
     czxid: int
@@ -50,7 +50,7 @@ class Stat:
 
 
 class Refusal(Exception):
-    """The server's definite no. `index`: which operation of a transaction it was for."""
+    """The server's refusal of a request. `index`: the refused operation of a transaction."""
 
     def __init__(self, path: str, index: int = 0) -> None:
         super().__init__(f"{type(self).__name__}: {path}")
@@ -75,12 +75,12 @@ class NotEmpty(Refusal):
 
 
 class OutcomeUnknown(MetadataError):
-    """The connection to ZooKeeper went before the answer came: the operation may or may not have happened."""
+    """The connection to ZooKeeper was lost before the answer came: the operation may or may not have happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """In a transaction."""
+    """Operation: create a znode."""
 
     path: str
     data: bytes
@@ -91,7 +91,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class SetData:
-    """In a transaction."""
+    """Operation: write a znode's data."""
 
     path: str
     data: bytes
@@ -100,7 +100,7 @@ class SetData:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """In a transaction."""
+    """Operation: delete a znode."""
 
     path: str
     version: int = ANY_VERSION
@@ -108,7 +108,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """In a transaction: the znode exists and its data has this version."""
+    """Operation: check that the znode exists and its data has this version."""
 
     path: str
     version: int = ANY_VERSION
@@ -120,9 +120,9 @@ Outcome = str | Stat | None
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """How to authenticate with ZooKeeper, and how to encrypt.
+    """Credentials and TLS files for ZooKeeper.
 
-    `digest`: `user:password` of the digest scheme. `sasl`: what the library pure-sasl takes, `mechanism`, `username`,
+    `digest`: `user:password` of the digest scheme. `sasl`: options of the library pure-sasl, `mechanism`, `username`,
     `password` and so on. `is_tls` with `authority` (PEM file), and for mutual TLS `certificate` and `key`.
     `is_secure`: znodes are readable and writable for this identity alone (Apache's `zkEnableSecurity`).
     """
@@ -139,7 +139,7 @@ class Credentials:
     is_secure: bool = False
 
     def __repr__(self) -> str:
-        """Without the secrets."""
+        """Name the ways of authentication, without the secrets."""
         ways = [
             name for name, is_there in (("digest", self.digest), ("sasl", self.sasl), ("tls", self.is_tls)) if is_there
         ]
@@ -147,55 +147,64 @@ class Credentials:
 
 
 class ZooKeeper(Protocol):
-    """One client. `sync`: the read sees every write that had succeeded when it was called, by whomever.
+    """One client of ZooKeeper. `sync`: the read sees every write, by any client, that had succeeded before the call.
 
-    A watch is called once, on the loop, after the next change of what was read, and also whenever the connection is
-    lost, because changes are missed from then on: look again.
+    A watch is called once, on the event loop, after the next change of the state that was read. It is also called when
+    the connection is lost, because later changes are missed: read the state again.
     """
 
     hosts: str
 
     @property
     def session_id(self) -> int | None:
-        """Of the session at present; None while there is none."""
+        """Id of the current session; None: there is none."""
 
     async def open(self) -> None:
-        """Connect. Raises `MetadataError` when no server answers within a session timeout, or refuses credentials."""
+        """Connect. Raises `MetadataError` if no server answers within a session timeout, or the server refuses the
+        credentials.
+        """
 
     async def close(self) -> None:
-        """End the session; its ephemeral znodes go. Idempotent."""
+        """End the session, and with it its ephemeral znodes. Idempotent."""
 
     def on_session_lost(self, callback: Callable[[], None]) -> None:
-        """Called once per lost session, before any operation in the next one succeeds. One callback."""
+        """Call back once per lost session, before any operation in the next session succeeds. One callback only."""
 
     async def create(
         self, path: str, data: bytes, acl: Acl, *, is_ephemeral: bool = False, is_sequential: bool = False
     ) -> tuple[str, Stat]:
-        """The path made, with its number if sequential. Raises `NodeExists`, `NodeMissing` (no parent)."""
+        """Create a znode; return its path, with the server's number if sequential, and its stat.
+
+        Raises `NodeExists`, `NodeMissing` (no parent).
+        """
 
     async def get(self, path: str, *, sync: bool = False) -> tuple[bytes, Stat]:
-        """Raises `NodeMissing`."""
+        """Return a znode's data and stat. Raises `NodeMissing`."""
 
     async def exists(self, path: str, *, sync: bool = False, watch: Callable[[], None] | None = None) -> Stat | None:
-        """The watch also sees a missing znode appear."""
+        """Return a znode's stat; None: it is missing. The watch is also called when a missing znode is created."""
 
     async def children(
         self, path: str, *, sync: bool = False, watch: Callable[[], None] | None = None
     ) -> tuple[list[str], Stat]:
-        """Names, sorted. The watch sees children come and go, not their data. Raises `NodeMissing`."""
+        """Return the children's names, sorted, and the stat. The watch is called for children created or deleted, not
+        for their data. Raises `NodeMissing`.
+        """
 
     async def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> Stat:
-        """Raises `NodeMissing`, `WrongVersion`."""
+        """Write a znode's data; return the new stat. Raises `NodeMissing`, `WrongVersion`."""
 
     async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
-        """Raises `NodeMissing`, `WrongVersion`, `NotEmpty`. `session`: if this one is not the present one any more,
-        nothing is sent, and `SessionExpired` raised: the znode may be another's by now.
+        """Delete a znode. `session`: if it is not the current session, nothing is sent and `SessionExpired` is raised,
+        because the znode may belong to another session by now.
+
+        Raises `NodeMissing`, `WrongVersion`, `NotEmpty`.
         """
 
     async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """All or nothing; the path made for each `Create`, with its number if sequential, and the new stat for each
-        `SetData`. Raises the `Refusal` of the first operation refused.
+        """Carry out all operations, or none. Returns the path for each `Create`, with the server's number if
+        sequential, and the new stat for each `SetData`. Raises the `Refusal` of the first refused operation.
         """
 
     def unwatch(self, watch: Callable[[], None]) -> None:
-        """This watch is not called any more."""
+        """Remove a watch: it is not called any more."""

@@ -573,7 +573,7 @@ class AddPipeline:
         return stored_ids(position, first, last, self._size, self._write_quorum)
 
     def _runs(self, position: int, entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield the ids as [start, stop) runs of consecutive *stored* ids; `stop`: the next id that the position stores.
+        """Yield the ids as [start, stop) runs of consecutive *stored* ids; `stop`: the next id the position stores.
 
         Skip ids that were never sent to the position: they say nothing about any entry.
         """

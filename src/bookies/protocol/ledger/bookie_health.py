@@ -1,4 +1,4 @@
-"""Order in which to ask bookies, and the time after which an answer is late. Time is an argument; no bookie is excluded.
+"""Order in which to ask bookies, and the time after which an answer is late. Pure: time is an argument.
 
 A circuit breaker per bookie
 ----------------------------
@@ -7,12 +7,12 @@ A circuit breaker per bookie
                           +-------failed--------+      each time with twice the pause, up to `PAUSE_MAX_S`
 
 OPEN is the last choice, SUSPECT (half-open) comes before it. One cheap probe at a time finds out whether the bookie has
-recovered, so that no user request has to. A pause lasts seconds, never weeks. The length of the last pause is reset only
-when the bookie has been healthy for `MEMORY_S`, so a bookie that answers probes but not work stays limited. A success
-while the breaker is open is ignored: its request may be older than the failure.
+recovered, so that no user request has to. A pause lasts seconds, never weeks. Its length is reset only when the bookie
+has been healthy for `MEMORY_S`, so a bookie that answers probes but not work stays limited. A success while the breaker
+is open is ignored: its request may be older than the failure.
 
-Ranks only order bookies. When every breaker is open, the caller's own order applies, so neither failures nor a defect
-in this module can leave a ledger without bookies.
+Ranks only order bookies and exclude none. When every breaker is open, the caller's own order applies, so neither
+failures nor a defect in this module can leave a ledger without bookies.
 
 Response times
 --------------

@@ -1,14 +1,15 @@
-"""Fencing the last fragment, and where a recovery starts.
+"""Fencing round of the last fragment, and the starting point of a recovery.
 
-Every bookie of the last fragment is asked for its last entry with the fence flag. Each that answers, be it "no such
-entry", has durably promised to refuse the writer. The round is complete when the answers *cover* the ensemble: no
-write set keeps `ack_quorum` bookies that might still accept, so the writer can confirm nothing new on this fragment
-(I-5). One dead bookie does not block it; counting answers instead of write sets would stop too early (X-21).
+The recovery asks every bookie of the last fragment for its last entry, with the fence flag. A bookie that answers, even
+with "no such entry", has durably promised to refuse the writer. The round is complete when the answers *cover* the
+ensemble: no write set keeps `ack_quorum` bookies that might still accept an add. Then the writer cannot confirm another
+entry on this fragment (I-5). One dead bookie does not block the round; counting answers instead of write sets would end
+it too early (X-21).
 
-An answer whose digest fails is not known (D-9), and limbo is not: that bookie may have lost what it acknowledged.
-The last add confirmed found in the entries' headers is only a lower bound of what is confirmed. Too low a value means
-that more entries are read again; it is never below the fragment's own start, because earlier fragments are finished
-and must not be written into the last ensemble (issue 2615 of the reference; X-7).
+An answer whose digest fails counts as unknown (D-9), and so does limbo: that bookie may have lost entries that it
+acknowledged. The last add confirmed in the entries' headers is only a lower bound of the confirmed prefix. Too low a
+value makes the recovery read more entries. The start is never below the fragment's own start, because earlier fragments
+are finished and must not be written into the last ensemble (issue 2615 of the reference; X-7).
 
 Source: client-protocol 4.3 and 4.4.
 """
@@ -24,14 +25,14 @@ from bookies.protocol.quorums.quorum import covered
 
 
 class Fenced(NamedTuple):
-    """The fragment is fenced. `last_add_confirmed`, `length`: of the answer with the greatest LAC; -1 and 0 if none."""
+    """Verdict: the fragment is fenced. The fields are those of the answer with the greatest LAC; -1 and 0 if none."""
 
     last_add_confirmed: int
     length: int
 
 
 class NotFenced(NamedTuple):
-    """The round has failed; nothing was decided, a later recovery starts over."""
+    """Verdict: the round has failed and decided nothing; a later recovery starts over."""
 
     error: BookKeeperError
 
@@ -40,7 +41,7 @@ FenceVerdict = Fenced | NotFenced | None  # None: wait for more answers
 
 
 class FenceRound:
-    """Collect the answers of one fencing round. Answers after the verdict change nothing (the bookies are fenced)."""
+    """Answers of one fencing round. Answers after the verdict do not change it (their bookies are fenced)."""
 
     def __init__(self, metadata: LedgerMetadata) -> None:
         self._metadata = metadata
@@ -51,13 +52,13 @@ class FenceRound:
         self._verdict: FenceVerdict = None
 
     def found(self, position: int, last_add_confirmed: int, length: int) -> FenceVerdict:
-        """The bookie's last entry verified; `last_add_confirmed` and `length` are from its header."""
+        """Record a bookie's last entry, which verified; `last_add_confirmed` and `length` are from its header."""
         if self._verdict is None and last_add_confirmed > self._best.last_add_confirmed:
             self._best = Fenced(last_add_confirmed, length)
         return self._answered(position)
 
     def failed(self, position: int, error: BookKeeperError) -> FenceVerdict:
-        """Anything else. "No such entry" and "no such ledger" are knowledge; a bad digest and limbo are not."""
+        """Record any other answer. "No such entry" and "no such ledger" are known; a bad digest and limbo are not."""
         if isinstance(error, NEGATIVE):
             return self._answered(position)
         self._heard[position] = True
@@ -81,5 +82,5 @@ class FenceRound:
 
 
 def recovery_start(metadata: LedgerMetadata, last_add_confirmed: int) -> int:
-    """The id before the first one to read back: what is known confirmed, at least all earlier fragments."""
+    """Return the id before the first one to read back: the known confirmed prefix, at least all earlier fragments."""
     return max(last_add_confirmed, metadata.last_fragment_first_entry - 1)

@@ -1,7 +1,7 @@
-"""Learning the last add confirmed without IO: asking an ensemble, how far the answers are certain, waiting for news.
+"""Reads of the last add confirmed (LAC) without IO: query of an ensemble, certainty of the result, long poll.
 
-A last add confirmed that is too low only makes a reader late, one that is too high would show entries that the ledger
-may not contain; so values are believed when a correct writer sent them, and the greatest counts.
+A LAC that is too low only delays a reader; one that is too high would show entries that the ledger may not contain. So
+only values that a correct writer sent count, and the greatest of them is the result.
 Source: client-protocol 1.7, 3.2, 3.5 and 3.6.
 """
 
@@ -16,10 +16,10 @@ from bookies.protocol.quorums.quorum import covered
 
 
 class LacRead:
-    """Collect the answers of an ensemble to "what is your last add confirmed?".
+    """Answers of an ensemble to "what is your last add confirmed?".
 
-    Done when no entry can have reached its ack quorum on bookies that are still unknown; the result is the greatest
-    value. An answer whose digest is bad is a failure here (D-9). Source: client-protocol 1.7 and 3.5.
+    Done when no entry can have reached its ack quorum on the bookies that are still unknown. The result is the greatest
+    value. An answer with a bad digest counts as a failure (D-9). Source: client-protocol 1.7 and 3.5.
     """
 
     def __init__(self, metadata: LedgerMetadata) -> None:
@@ -36,7 +36,7 @@ class LacRead:
         self.refusal: Unauthorized | None = None
 
     def answered(self, position: int, last_add_confirmed: int, length: int) -> None:
-        """A valid answer: its last add confirmed and the ledger's length there, -1 and 0 when it holds nothing."""
+        """Record a valid answer: its LAC and the ledger's length there; -1 and 0 when the bookie holds no entry."""
         self._waiting -= 1
         self._known[position] = True
         self.length = max(self.length, length)
@@ -54,12 +54,12 @@ class LacRead:
 
     @property
     def has_result(self) -> bool:
-        """Whether the answers say enough."""
+        """Report whether the answers suffice."""
         return covered(self._known, self._write_quorum, self._ack_quorum)
 
     @property
     def is_covered(self) -> bool:
-        """Whether there is a result. A refusal ends everything."""
+        """Report whether there is a result; never after a refusal, which ends the query."""
         return self.refusal is None and self.has_result
 
     @property
@@ -67,15 +67,14 @@ class LacRead:
         return self.refusal is not None or self._waiting == 0 or self.has_result
 
     def failure(self) -> BookKeeperError:
-        """What to report when it is done without a result: the refusal, or the last error seen."""
+        """Return the error of a query that ended without a result: the refusal, or the last error."""
         return self.refusal or self.error or ReadFailed("no bookie answered", ledger_id=self._ledger_id)
 
 
 class TryLacRead(LacRead):
-    """As `LacRead`, but content with the first value above `known`, or else with any answer at all.
+    """Quick LAC query: ends with the first value above `known`, or else with any answer.
 
-    Quick instead of certain: a value that it returns is confirmed, but there may be a greater one.
-    Source: client-protocol 3.5, the try-read.
+    The returned value is confirmed, but there may be a greater one. Source: client-protocol 3.5, the try-read.
     """
 
     def __init__(self, metadata: LedgerMetadata, known: int) -> None:
@@ -84,16 +83,16 @@ class TryLacRead(LacRead):
 
     @property
     def has_result(self) -> bool:
-        """Whether there are news, or one valid answer when all have answered."""
+        """Report whether an answer is above the known value, or all have answered and one of them validly."""
         return self.last_add_confirmed > self._known_before or (self._waiting == 0 and any(self._known))
 
 
 class LongPollRound:
-    """Ask the bookies of an ensemble, one after the other or all at once, to answer when the last add confirmed
-    exceeds a value.
+    """One round of long polls: bookies answer when the LAC exceeds a value.
 
-    Concluding "nothing new" takes `ensemble - ack_quorum + 1` empty answers, because an advance may be visible only
-    in some write sets; it is only a matter of freshness. Source: client-protocol 3.6.
+    Asks the bookies of an ensemble one after the other, or all at once with `is_parallel`. Concluding that the LAC has
+    not advanced takes `ensemble - ack_quorum + 1` empty answers, because an advance may be visible only in some write
+    sets. An early conclusion costs only freshness. Source: client-protocol 3.6.
     """
 
     def __init__(self, metadata: LedgerMetadata, order: Sequence[int], *, is_parallel: bool = False) -> None:
@@ -109,17 +108,17 @@ class LongPollRound:
         self._errors = ErrorChoice()
 
     def due(self) -> Sequence[int]:
-        """The positions to ask now: all, or the next one when nobody else is being asked; none at the end."""
+        """Return the positions to ask now: all, or the next one when no request is in flight; none at the end."""
         if self._waiting or self.is_over:
             return ()
         return self._take(len(self._order) if self._is_parallel else 1)
 
     def late(self) -> Sequence[int]:
-        """The position to ask as well, because those that were asked are silent."""
+        """Return a further position to ask, because those already asked have not answered in time."""
         return () if self.is_over else self._take(1)
 
     def empty(self) -> None:
-        """An answer without news."""
+        """Record an answer whose LAC has not advanced."""
         self._waiting -= 1
         self._empties += 1
 
@@ -132,7 +131,7 @@ class LongPollRound:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are positions that were not asked."""
+        """Report whether there are positions that were not asked."""
         return self._next < len(self._order)
 
     @property
@@ -144,7 +143,7 @@ class LongPollRound:
         return not self.has_more and not self._waiting
 
     def failure(self) -> BookKeeperError | None:
-        """What to report at the end of a round; None when any bookie answered."""
+        """Return the error of a finished round; None when any bookie answered."""
         error = self._refusal or self._errors.error
         if error is self._refusal or self._empties:
             return self._refusal
@@ -161,10 +160,10 @@ class LongPollRound:
 
 
 def is_growth_trusted(metadata: LedgerMetadata) -> bool:
-    """Whether a last add confirmed that bookies report may raise the reader's.
+    """Report whether a LAC from bookies may raise the reader's: only of an OPEN ledger.
 
-    Not of a closed ledger, whose end is decided (D-6), nor of one in recovery, where another implementation's
-    recovery may write provisional values. Source: client-protocol 3.2 and 3.6 (strict tailing).
+    The end of a closed ledger is decided (D-6). In a ledger in recovery, another implementation's recovery may write
+    provisional values. Source: client-protocol 3.2 and 3.6 (strict tailing).
     """
     return metadata.state is LedgerState.OPEN
 

@@ -1,4 +1,4 @@
-"""Legal transitions of a ledger's metadata, as pure functions on records, and the check that a transition is legal.
+"""Legal transitions of a ledger's metadata record, as pure functions, and the check that a transition is legal.
 
     OPEN         --ensemble change by the writer-->              OPEN
     OPEN         --announcement of a recovery-->                 IN_RECOVERY (fragments untouched)
@@ -7,13 +7,12 @@
     IN_RECOVERY  --explicit close by the writer-->               CLOSED (safe: the writer knows its confirmed prefix)
     any          --re-replication inside a finished fragment-->  same state
 
-A CLOSED record never becomes anything else, and its end never changes (I-4, I-7). Everything is a compare-and-swap:
-the *needed* predicates look at the content of a record, not at who wrote it, so a write whose reply was lost is
-recognised when it is met again (X-35), and whoever loses a race re-applies its change to the fresh record and keeps
-what others did to older fragments (X-34).
+A CLOSED record stays CLOSED, and its end never changes (I-4, I-7). Every change is a compare-and-swap. The *needed*
+predicates check the content of a record, not its author. So a client recognises its own write when the reply was lost
+(X-35). The loser of a race re-applies its change to the fresh record and keeps changes of older fragments (X-34).
 
-While a recovery runs the published fragments stay exactly those the writer used (I-10): another recovery must keep
-reading where the entries are. A recovery's own replacements stay in its memory until the one swap that closes.
+While a recovery runs, the published fragments stay exactly those the writer used (I-10): another recovery must keep
+reading where the entries are. A recovery keeps its own replacements in memory until the one swap that closes.
 
 Source: client-protocol 1.2, 1.3, 2.7, 2.12, 2.13, 4.2, 4.7.
 """
@@ -30,7 +29,7 @@ from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata, Ledger
 
 
 class Author(enum.Enum):
-    """Who commits a record; each may do only its own transitions (client-protocol 1.3)."""
+    """Committer of a record; each may make only its own transitions (client-protocol 1.3)."""
 
     WRITER = "writer"
     RECOVERY = "recovery"
@@ -49,7 +48,7 @@ def new_ledger(
     ctime_ms: int | None = None,
     creator_token: int = 0,
 ) -> LedgerMetadata:
-    """The record of a ledger without entries. Raises `InvalidArgument`. Source: client-protocol 2.2."""
+    """Return the record of a ledger without entries. Raises `InvalidArgument`. Source: client-protocol 2.2."""
     check_quorums(len(ensemble), write_quorum, ack_quorum)
     if ledger_id < 0:
         raise InvalidArgument(f"ledger id {ledger_id} is negative")
@@ -68,7 +67,7 @@ def new_ledger(
 
 
 def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
-    """Raises `InvalidArgument` unless E >= Qw >= Qa >= 1."""
+    """Check E >= Qw >= Qa >= 1. Raises `InvalidArgument`."""
     if not ensemble_size >= write_quorum >= ack_quorum >= 1:
         raise InvalidArgument(
             f"ensemble={ensemble_size}, write_quorum={write_quorum}, ack_quorum={ack_quorum}: "
@@ -77,7 +76,7 @@ def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Non
 
 
 def changed_record(record: LedgerMetadata, **changes: object) -> LedgerMetadata:
-    """A record to be written over this one. The creator's token belongs to its first version: Apache's updates write 0.
+    """Return a record to write over this one. The creator token is 0 after the first version, as in Apache's updates.
 
     Source: metadata 4.3.
     """
@@ -88,17 +87,17 @@ def changed_record(record: LedgerMetadata, **changes: object) -> LedgerMetadata:
 
 
 def change_needed(record: LedgerMetadata, failed: Iterable[tuple[int, BookieId]]) -> bool:
-    """Whether a failed (position, bookie) still has to be replaced. False also once the ledger is not OPEN."""
+    """Report whether a failed (position, bookie) still has to be replaced; False once the ledger is not OPEN."""
     last = record.last_ensemble
     return record.state is LedgerState.OPEN and any(last[position] == bookie for position, bookie in failed)
 
 
 def with_ensemble(record: LedgerMetadata, first_entry_id: int, ensemble: Ensemble) -> LedgerMetadata:
-    """Let `ensemble` hold the entries from `first_entry_id` on, the first id that is not confirmed.
+    """Return the record with `ensemble` from `first_entry_id` on, the first id that is not confirmed.
 
-    Everything below is acknowledged in full by the fragment before, which becomes immutable. A fragment that starts
-    just there has no confirmed entry yet and is replaced in place. Raises `LocalProtocolError` when the last fragment
-    starts later: somebody confirmed what we did not.
+    The fragment before holds all entries below, acknowledged in full, and becomes immutable. A fragment that starts at
+    `first_entry_id` has no confirmed entry yet and is replaced in place. Raises `LocalProtocolError` when the last
+    fragment starts later: another client confirmed entries that this one did not.
     """
     last_first = record.last_fragment_first_entry
     if last_first > first_entry_id:
@@ -113,9 +112,9 @@ def with_ensemble(record: LedgerMetadata, first_entry_id: int, ensemble: Ensembl
 
 
 def close_needed(record: LedgerMetadata, last_entry_id: int, length: int, *, is_implicit: bool) -> bool:
-    """Whether the writer has to write CLOSED at its own end. An equal end met there is success.
+    """Report whether the writer has to write CLOSED at its own end. False: the record is closed at that end.
 
-    `is_implicit`: the close follows a fatal error. Then a record IN_RECOVERY is left to the recovery (D-27); an
+    `is_implicit`: the close follows a fatal error. Then it leaves a record IN_RECOVERY to the recovery (D-27). An
     explicit close decides the end itself, which is safe because it is exactly the confirmed prefix.
     Raises `VersionConflict` (closed at another end), `LedgerFenced` (in recovery, implicit close).
     """
@@ -133,7 +132,7 @@ def close_needed(record: LedgerMetadata, last_entry_id: int, length: int, *, is_
 
 
 def closed(record: LedgerMetadata, last_entry_id: int, length: int) -> LedgerMetadata:
-    """The record with its end decided."""
+    """Return the CLOSED record with this end."""
     return changed_record(record, state=LedgerState.CLOSED, last_entry_id=last_entry_id, length=length)
 
 
@@ -141,17 +140,17 @@ def closed(record: LedgerMetadata, last_entry_id: int, length: int) -> LedgerMet
 
 
 def announcement_needed(record: LedgerMetadata) -> bool:
-    """Whether a recovery still has to announce itself; a CLOSED or already announced ledger needs none."""
+    """Report whether a recovery still has to announce itself: not for a ledger that is CLOSED or IN_RECOVERY."""
     return record.state is LedgerState.OPEN
 
 
 def in_recovery(record: LedgerMetadata) -> LedgerMetadata:
-    """From the commit of this record on the writer can change nothing but the end (I-5)."""
+    """Return the IN_RECOVERY record. After its commit the writer can change only the end (I-5)."""
     return changed_record(record, state=LedgerState.IN_RECOVERY)
 
 
 def recovery_close_needed(record: LedgerMetadata) -> bool:
-    """Whether a recovery still has to publish its end. False: CLOSED by somebody, whose end is adopted (I-4).
+    """Report whether a recovery still has to publish its end. False: another client's CLOSED end is adopted (I-4).
 
     Raises `LocalProtocolError` for OPEN: a record never returns to it.
     """
@@ -163,10 +162,10 @@ def recovery_close_needed(record: LedgerMetadata) -> bool:
 def close_recovered(
     record: LedgerMetadata, known_first: int, fragments: Mapping[int, Ensemble], last_entry_id: int, length: int
 ) -> LedgerMetadata:
-    """CLOSED, with the fragments that write-back made in memory: first entry id -> ensemble.
+    """Return the CLOSED record with `fragments`, those that write-back made in memory: first entry id -> ensemble.
 
-    `known_first`: where the last fragment of the record that this recovery announced starts. Raises
-    `LocalProtocolError` when there is another one now: nobody may add fragments while a recovery runs.
+    `known_first`: start of the last fragment in the record that this recovery announced. Raises `LocalProtocolError`
+    when there is another last fragment now: no client may add fragments while a recovery runs.
     """
     if record.last_fragment_first_entry != known_first:
         raise LocalProtocolError(
@@ -182,7 +181,7 @@ def close_recovered(
 
 
 def malformation(record: LedgerMetadata) -> str:
-    """What is wrong with a record that we are about to write; empty when nothing is (I-11)."""
+    """Return the defect of a record that is about to be written; empty for a valid record (I-11)."""
     sizes = (record.ensemble_size, record.write_quorum, record.ack_quorum)
     firsts = [first for first, _ in record.ensembles]
     if not sizes[0] >= sizes[1] >= sizes[2] >= 1:
@@ -202,7 +201,7 @@ def malformation(record: LedgerMetadata) -> str:
 
 
 def illegality(before: LedgerMetadata, after: LedgerMetadata, author: Author) -> str:
-    """Why `author` must not commit `after` over `before`; empty when it may (I-7, I-10, I-11)."""
+    """Return the reason why `author` must not commit `after` over `before`; empty when it may (I-7, I-10, I-11)."""
     fixed = ("ledger_id", "ensemble_size", "write_quorum", "ack_quorum", "digest_type", "password", "custom_metadata")
     for name in (*fixed, "format_version"):
         if getattr(before, name) != getattr(after, name):
@@ -228,7 +227,7 @@ def illegality(before: LedgerMetadata, after: LedgerMetadata, author: Author) ->
 
 
 def _tail_illegality(before: LedgerMetadata, after: LedgerMetadata) -> str:
-    """Only the last fragment may have a new ensemble, and only later ones may be new."""
+    """Check that only the last fragment has a new ensemble, and that new fragments come after it."""
     kept = len(before.ensembles) - 1
     if after.ensembles[:kept] != before.ensembles[:kept] or len(after.ensembles) <= kept:
         return "an earlier fragment changed"
@@ -236,7 +235,7 @@ def _tail_illegality(before: LedgerMetadata, after: LedgerMetadata) -> str:
 
 
 def _replication_illegality(before: LedgerMetadata, after: LedgerMetadata) -> str:
-    """Same state, same end, same starts; the last fragment untouched unless the ledger is CLOSED."""
+    """Check for the same state, end and starts, and the same last fragment unless the ledger is CLOSED."""
     if (before.state, before.last_entry_id, before.length) != (after.state, after.last_entry_id, after.length):
         return "re-replication changed state or end"
     if [first for first, _ in before.ensembles] != [first for first, _ in after.ensembles]:

@@ -1,14 +1,14 @@
-"""What the entries of a ledger come to, in one number; and the part of a ledger's record that says where a copy is.
+"""Offloaded ledgers: the checksum of a ledger's content, and the labels in its record that name its copy.
 
-`Content` is made in pieces, by any number of tasks, and joined: the CRC of two buffers in a row follows from those of
-the two. It covers all payloads, and after them the ledger's accumulated length behind each entry, so the payloads and
-where each of them ends. The same entries have the same number, in whatever files or cluster they are.
+Any number of tasks compute pieces of a `Content`, which are then joined: the CRC of two adjacent buffers follows from
+the CRCs of both. It covers all payloads, and after them the ledger's accumulated length after each entry; so it covers
+where each payload ends. The same entries have the same checksum in any files or cluster.
 
-An offloaded ledger has a label in its record (`LABEL`), written by compare-and-swap once the copy was read back. That
-the bookies need not keep theirs is a second label (`DELETED`), set later and by another job: until then nothing was
-given up. From then on no bookie has anything of the ledger that could be missing, moved or lost (`is_given_up`, which
-`protocol/repair/fragments.py` asks for everybody), until it was restored; while it is, a third label (`RESTORING`) is in the
-place of the second one. Source: spark 5.3.
+An offloaded ledger has a label in its record (`LABEL`), written by compare-and-swap after the copy was read back.
+Another job later sets a second label (`DELETED`): the bookies may delete the entries. Until then they keep all of them.
+From then on no bookie has a replica of the ledger that could be missing, moved or lost (`is_given_up`, which
+`protocol/repair/fragments.py` checks for all callers), until the ledger is restored. During the restore a third label
+(`RESTORING`) replaces the second one. Source: spark 5.3.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LENGTH_SIZE = 8  # bytes of an accumulated length
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Of consecutive entries. `size`: bytes of their payloads; `payloads`, `ends`: CRC-32C, finished."""
+    """Checksums of consecutive entries. `size`: bytes of their payloads; `payloads`, `ends`: CRC-32C, finished."""
 
     rows: int = 0
     size: int = 0
@@ -40,7 +40,11 @@ class Content:
     ends: int = 0
 
     def extended(self, data: bytes, ends: bytes) -> Content:
-        """With these entries behind it. `data`: their payloads; `ends`: accumulated lengths, int64 little-endian."""
+        """Return the content with these entries appended.
+
+        data: their payloads.
+        ends: their accumulated lengths, int64 little-endian.
+        """
         return Content(
             self.rows + len(ends) // LENGTH_SIZE,
             self.size + len(data),
@@ -49,7 +53,7 @@ class Content:
         )
 
     def joined(self, other: Content) -> Content:
-        """With those of `other` behind it."""
+        """Return the content with the entries of `other` appended."""
         return Content(
             self.rows + other.rows,
             self.size + other.size,
@@ -59,13 +63,13 @@ class Content:
 
     @property
     def crc(self) -> int:
-        """Of everything."""
+        """Return the CRC-32C of payloads and ends together."""
         return joined_crc(self.payloads, self.ends, self.rows * LENGTH_SIZE)
 
 
 def joined_crc(first: int, second: int, size: int) -> int:
-    """The CRC-32C of two buffers one behind the other, from those of each; `size`: bytes of the second one."""
-    # Appending a zero byte is a linear map of the 32 bits; that of `size` bytes is made by squaring.
+    """Return the CRC-32C of two adjacent buffers from the CRC of each. `size`: bytes of the second one."""
+    # Appending a zero byte is a linear map of the 32 bits; squaring gives the map for `size` bytes.
     step = [_POLYNOMIAL, *(1 << bit for bit in range(31))]
     for _ in range(3):
         step = [_times(step, row) for row in step]
@@ -79,7 +83,7 @@ def joined_crc(first: int, second: int, size: int) -> int:
 
 
 def _times(matrix: list[int], vector: int) -> int:
-    """Of a matrix over two elements, given by its columns."""
+    """Return the product of a matrix over GF(2), given by its columns, and a vector."""
     total = 0
     for bit in range(vector.bit_length()):
         if vector >> bit & 1:
@@ -92,7 +96,7 @@ def _times(matrix: list[int], vector: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """A copy of a ledger. `uri`: its directory; `crc`: `Content.crc`; `index`: CRC-32C of its index file."""
+    """Copy of a ledger in files. `uri`: its directory; `crc`: `Content.crc`; `index`: CRC-32C of its index file."""
 
     attempt: str
     uri: str
@@ -105,7 +109,7 @@ class Offload:
 
 
 def offload_of(record: LedgerMetadata) -> Offload | None:
-    """Where a ledger's copy is. Raises `MetadataCorrupt`."""
+    """Return the copy that a ledger's record names; None: it names none. Raises `MetadataCorrupt`."""
     data = record.custom_metadata.get(LABEL)
     if data is None:
         return None
@@ -116,42 +120,46 @@ def offload_of(record: LedgerMetadata) -> Offload | None:
 
 
 def is_given_up(record: LedgerMetadata) -> bool:
-    """Whether the entries are to be read from the copy: the bookies need not have them any more, or not yet again."""
+    """Report whether the entries are to be read from the copy: the bookies may have deleted them, or not yet restored
+    them."""
     labels = record.custom_metadata
     return record.is_closed and LABEL in labels and (DELETED in labels or RESTORING in labels)
 
 
 def may_be_forgotten(record: LedgerMetadata) -> bool:
-    """Whether a bookie may delete what it has of the ledger: of one that is being restored that is not so any more."""
+    """Report whether a bookie may delete its entries of the ledger; not while the ledger is being restored."""
     return is_given_up(record) and DELETED in record.custom_metadata
 
 
 def is_coming_back(record: LedgerMetadata) -> bool:
-    """Whether entries are being written to bookies that the record does not name yet."""
+    """Report whether a restore writes entries to bookies that the record does not name yet."""
     return is_given_up(record) and RESTORING in record.custom_metadata
 
 
 def offloaded_to(record: LedgerMetadata) -> str | None:
-    """Where the only copy is, for people: its URI, or `files` if the label cannot be read; None: it is on bookies."""
+    """Return the URI of the only copy, for display; `files` if the label is unreadable; None: it is on bookies."""
     if not is_given_up(record):
         return None
     try:
-        found = offload_of(record)
+        named = offload_of(record)
     except MetadataCorrupt:
-        found = None
-    return "files" if found is None else found.uri
+        named = None
+    return "files" if named is None else named.uri
 
 
 def offloaded(record: LedgerMetadata, copy: Offload) -> LedgerMetadata | None:
-    """The record that names a copy; None: it does. Raises `LedgerClosed`, `VersionConflict`: it names another one, or
-    this is a copy of something else."""
-    found = offload_of(record)
-    if found is not None:
-        if found.attempt == copy.attempt:
+    """Return the record that names a copy; None: it does already.
+
+    Raises `LedgerClosed` (the ledger is not sealed), `VersionConflict` (the record names another copy, or the copy does
+    not have the ledger's entries).
+    """
+    named = offload_of(record)
+    if named is not None:
+        if named.attempt == copy.attempt:
             return None
-        raise VersionConflict(f"the record names copy {found.attempt} by now", ledger_id=record.ledger_id)
+        raise VersionConflict(f"the record already names copy {named.attempt}", ledger_id=record.ledger_id)
     if not record.is_closed:
-        raise LedgerClosed("it is not sealed, so it has no end to copy to", ledger_id=record.ledger_id)
+        raise LedgerClosed("the ledger is not sealed, so its last entry is not decided", ledger_id=record.ledger_id)
     if (copy.rows, copy.bytes) != (record.last_entry_id + 1, record.length):
         raise VersionConflict(
             f"the copy has {copy.rows:,} entries of {copy.bytes:,} bytes, the ledger {record.last_entry_id + 1:,} of "
@@ -162,21 +170,21 @@ def offloaded(record: LedgerMetadata, copy: Offload) -> LedgerMetadata | None:
 
 
 def given_up(record: LedgerMetadata, attempt: str, now_ms: int) -> LedgerMetadata | None:
-    """The record that lets the bookies forget the entries; None: it does. Raises `VersionConflict`."""
-    found = offload_of(record)
-    if found is None or found.attempt != attempt:
-        raise VersionConflict("the copy that was checked is not the one that is named", ledger_id=record.ledger_id)
+    """Return the record that lets the bookies delete the entries; None: it does already. Raises `VersionConflict`."""
+    named = offload_of(record)
+    if named is None or named.attempt != attempt:
+        raise VersionConflict("the record names another copy than the one that was checked", ledger_id=record.ledger_id)
     return None if is_given_up(record) else labelled(record, {DELETED: str(now_ms).encode()})
 
 
 def labelled(record: LedgerMetadata, labels: Mapping[str, bytes], without: tuple[str, ...] = ()) -> LedgerMetadata:
-    """The record with more labels, and without some."""
+    """Return the record with `labels` added, and those in `without` removed."""
     kept = {name: value for name, value in record.custom_metadata.items() if name not in without}
     return changed_record(record, custom_metadata=kept | dict(labels))
 
 
 def restoring(record: LedgerMetadata) -> LedgerMetadata | None:
-    """The record of a ledger that is being written to bookies again: they must not forget it now; None: it is so."""
+    """Return the record of a ledger under restore: bookies must not delete its entries; None: it is so already."""
     if DELETED not in record.custom_metadata:
         return None
     return labelled(record, {RESTORING: record.custom_metadata[DELETED]}, without=(DELETED,))
@@ -185,23 +193,23 @@ def restoring(record: LedgerMetadata) -> LedgerMetadata | None:
 def restored(
     record: LedgerMetadata, attempt: str, ensembles: tuple[tuple[int, Ensemble], ...]
 ) -> LedgerMetadata | None:
-    """The record of a ledger that is on these bookies again; None: it is on bookies. Raises `VersionConflict`."""
+    """Return the record of a ledger restored to `ensembles`; None: it is on bookies. Raises `VersionConflict`."""
     if RESTORING not in record.custom_metadata and DELETED not in record.custom_metadata:
         return None
-    found = offload_of(record)
-    if found is None or found.attempt != attempt or DELETED in record.custom_metadata:
+    named = offload_of(record)
+    if named is None or named.attempt != attempt or DELETED in record.custom_metadata:
         raise VersionConflict("the ledger was offloaded again meanwhile", ledger_id=record.ledger_id)
     return labelled(record, {}, without=(RESTORING,)).replace(ensembles=ensembles)
 
 
 def kept(record: LedgerMetadata, attempt: str) -> LedgerMetadata | None:
-    """The record of a ledger that bookies still have, without a copy, which was of no use; None: it names none.
+    """Return the record without its copy, of a ledger that bookies still hold; None: it names no copy.
 
     Raises `VersionConflict`.
     """
-    found = offload_of(record)
-    if found is None:
+    named = offload_of(record)
+    if named is None:
         return None
-    if found.attempt != attempt or DELETED in record.custom_metadata:
+    if named.attempt != attempt or DELETED in record.custom_metadata:
         raise VersionConflict("the ledger was offloaded again meanwhile", ledger_id=record.ledger_id)
     return labelled(record, {}, without=(LABEL, RESTORING))

@@ -1,7 +1,7 @@
-"""Reading without IO: which replicas to ask in which order, which error to report, what one request may cover.
+"""Reads without IO: which replicas to ask in which order, which error to report, what one request may cover.
 
-A shell asks, reports what came back, and is told what to do next. Replicas are positions in an ensemble, not bookies,
-because metadata may list a bookie twice. Source: client-protocol 3.2 to 3.4, 3.7 and 3.8.
+The caller sends the requests, reports their answers here, and gets the next step. Replicas are positions in an
+ensemble, not bookies, because metadata may list a bookie twice. Source: client-protocol 3.2 to 3.4, 3.7 and 3.8.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from bookies.model import BookieId, Ensemble, LedgerMetadata, fragments_of
 from bookies.protocol.quorums import write_set
 
 NEGATIVE = (EntryNotFound, LedgerUnknownToBookie)  # definite: this replica never acknowledged the entry
-DROPS_OF_A_BATCH_READER = 3  # lost connections in a row that turn even a bookie that did answer batch reads into one
-# that does not know them (any more)
+DROPS_OF_A_BATCH_READER = 3  # consecutive lost connections after which a bookie that has answered batch reads counts as
+# one without them
 
 WAYS_OUT: Sequence[tuple[type[BookKeeperError], str]] = (
     (BookieUnreachable, "Start these bookies, or read again when they can be reached"),
     (BookieBusy, "Read again later"),
     (DataUnknown, "Read again when these bookies have been repaired"),
-    (DigestMismatch, "`bk ledger verify` looks at every replica"),
+    (DigestMismatch, "`bk ledger verify` checks every replica"),
     (Unauthorized, "Open the ledger with its password"),
 )
 
 
 class ErrorChoice:
-    """The error finally reported when no replica could answer.
+    """Choice of the error to report when no replica could answer.
 
     "No such entry" only if every replica said so; otherwise the first informative error, real failures before
     connection failures. Source: client-protocol 3.4 `note`.
@@ -59,10 +59,10 @@ class ErrorChoice:
 
 
 class ReplicaReads:
-    """The replicas of one entry, asked one after the other, or all at once when `is_parallel`.
+    """Read of one entry from its replicas, one after the other, or all at once with `is_parallel`.
 
-    `due` says whom to ask now; with an answer that is good the caller is done, every other is reported by `failed`.
-    A replica that lets wait gets company by `late`. What arrives after a good answer is not reported any more (X-57).
+    Ask the positions that `due` returns. A good answer ends the read; report every other answer with `failed`. If a
+    replica is slow, `late` returns a further one. Do not report answers that arrive after a good one (X-57).
     Source: client-protocol 3.4.
     """
 
@@ -77,13 +77,13 @@ class ReplicaReads:
         self._choice: ErrorChoice | None = None
 
     def due(self) -> Sequence[int]:
-        """The positions to ask now: the first one, the next when all that were asked have failed; none otherwise."""
+        """Return the positions to ask now: the first, the next when all that were asked have failed; none otherwise."""
         if self._waiting or self._next == len(self._order):
             return ()
         return self._take(len(self._order) if self._is_parallel else 1)
 
     def late(self) -> Sequence[int]:
-        """The position to ask as well, because those that were asked let wait; none when all have been asked."""
+        """Return a further position to ask, because those already asked are slow; none when all have been asked."""
         return self._take(1) if self.has_more else ()
 
     def failed(self, bookie: BookieId, error: BookKeeperError) -> None:
@@ -94,12 +94,12 @@ class ReplicaReads:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are positions that were not asked."""
+        """Report whether there are positions that were not asked."""
         return self._next < len(self._order)
 
     @property
     def has_failed(self) -> bool:
-        """Whether every replica was asked and none could deliver: then `error` says what to report."""
+        """Report whether every replica was asked and none delivered; then `error` is the one to report."""
         return not self._waiting and not self.has_more
 
     @property
@@ -110,7 +110,7 @@ class ReplicaReads:
 
     @property
     def causes(self) -> dict[BookieId, BookKeeperError]:
-        """What each replica answered."""
+        """Return the error of each replica."""
         return self._choice.causes if self._choice else {}
 
     def _take(self, count: int) -> Sequence[int]:
@@ -121,9 +121,10 @@ class ReplicaReads:
 
 
 class StickyPosition:
-    """The position that a handle prefers for all entries, where every bookie stores every entry.
+    """Preferred position of a handle for all entries, if every bookie stores every entry.
 
-    One bookie then reads ahead and caches for this reader. An error moves on to the next. Source: client-protocol 3.7.
+    One bookie then reads ahead and caches for this reader. An error moves on to the next position.
+    Source: client-protocol 3.7.
     """
 
     __slots__ = ("_size", "position")
@@ -137,45 +138,45 @@ class StickyPosition:
 
 
 class BatchSupport:
-    """Which bookies know batch reads. Those before 4.17 close the connection when they meet one.
+    """Support of batch reads by each bookie. Bookies before 4.17 close the connection when they receive one.
 
-    A closed connection may have other reasons, so it counts only when the bookie then answers a single read; and a
-    bookie that ever answered a batch read has to do so several times in a row. One that is taken for an old one stays
-    it for the life of the client: every further try would cost the connection, with all that is under way on it.
+    A closed connection may have other reasons. So it counts only when the bookie then answers a single read, and for a
+    bookie that ever answered a batch read only several times in a row. A bookie classified as old stays so for the life
+    of the client: every further attempt would cost the connection, with all requests in flight on it.
     Source: client-protocol 3.8 (D-17, X-63).
     """
 
     def __init__(self) -> None:
-        self._drops: dict[BookieId, int] = {}  # in a row, each followed by the answer to a single read
-        self._suspects: dict[BookieId, None] = {}  # dropped the connection, and did not answer anything since
+        self._drops: dict[BookieId, int] = {}  # consecutive, each followed by the answer to a single read
+        self._suspects: dict[BookieId, None] = {}  # dropped the connection, and have not answered since
         self._known: dict[BookieId, None] = {}  # answered a batch read at least once
 
     def knows(self, bookie: BookieId) -> bool:
-        """Whether it may be asked."""
-        drops = self._drops.get(bookie, 0) + (bookie in self._suspects)  # A single read will tell.
+        """Report whether the bookie may be sent a batch read."""
+        drops = self._drops.get(bookie, 0) + (bookie in self._suspects)  # A single read decides about a suspect.
         return drops < (DROPS_OF_A_BATCH_READER if bookie in self._known else 1)
 
     def answered_batch(self, bookie: BookieId) -> None:
-        """Whatever it said: it understood the question."""
+        """Record any answer to a batch read, also an error: the bookie understood the request."""
         self._known[bookie] = None
         self._suspects.pop(bookie, None)
         self._drops.pop(bookie, None)
 
     def dropped(self, bookie: BookieId) -> None:
-        """The connection was lost while a batch read was under way."""
+        """Record that the connection was lost while a batch read was in flight."""
         self._suspects[bookie] = None
 
     def answered_single(self, bookie: BookieId) -> None:
-        """It answered a single read, whatever it said."""
+        """Record any answer to a single read, also an error."""
         if bookie in self._suspects:
             del self._suspects[bookie]
             self._drops[bookie] = self._drops.get(bookie, 0) + 1
 
 
 def replica_order(positions: Sequence[int], ensemble: Ensemble, rank: Callable[[BookieId], int]) -> Sequence[int]:
-    """The positions in the order in which to ask: the lowest rank first, otherwise as given.
+    """Return all positions in the order in which to ask them: the lowest rank first, otherwise as given.
 
-    Permutes, never drops. Source: client-protocol 3.3.
+    Source: client-protocol 3.3.
     """
     ranks = [rank(ensemble[position]) for position in positions]
     if ranks.count(ranks[0]) == len(ranks):
@@ -184,16 +185,16 @@ def replica_order(positions: Sequence[int], ensemble: Ensemble, rank: Callable[[
 
 
 def run_size(position: int, entry_id: int, ensemble_size: int, write_quorum: int) -> int:
-    """How many consecutive entries from `entry_id` on the position, one of its replicas, holds; 0: all that follow.
+    """Return how many consecutive entries from `entry_id` on its replica at this position holds; 0: all that follow.
 
-    Of a striped ledger a bookie holds `write_quorum` consecutive entries and then none for a while. The k-th replica
-    of an entry (k from 0) holds k more. Source: client-protocol 1.6.
+    In a striped ledger a bookie holds `write_quorum` consecutive entries and skips the next ones. The k-th replica of
+    an entry (k from 0) holds k more. Source: client-protocol 1.6.
     """
     return 0 if ensemble_size == write_quorum else (position - entry_id) % ensemble_size + 1
 
 
 def longest_run_first(entry_id: int, ensemble_size: int, write_quorum: int) -> Sequence[int]:
-    """The write set of an entry of a striped ledger, beginning with the position that holds most entries behind it."""
+    """Return the write set of an entry of a striped ledger, ordered by how many of the following entries are held."""
     return write_set(entry_id, ensemble_size, write_quorum)[::-1]
 
 
@@ -202,27 +203,27 @@ def read_ranges(
 ) -> Iterator[tuple[int, int, Ensemble]]:
     """Cut first..last into (first, last, ensemble) ranges of at most `count(ensemble)` entries, none across fragments.
 
-    The caller has bounded `last` by the last add confirmed, so no range reaches beyond it. Source: client-protocol
-    3.8 (clipping, D-8).
+    The caller has bounded `last` by the last add confirmed, so no range exceeds it. Source: client-protocol 3.8
+    (clipping, D-8).
     """
     for start, stop, ensemble in fragments_of(metadata, last):
-        at = max(start, first)
-        while at <= stop:
-            end = min(stop, at + max(1, count(ensemble)) - 1)
-            yield at, end, ensemble
-            at = end + 1
+        begin = max(start, first)
+        while begin <= stop:
+            end = min(stop, begin + max(1, count(ensemble)) - 1)
+            yield begin, end, ensemble
+            begin = end + 1
 
 
 def why_unreadable(
     error: BookKeeperError, causes: Mapping[BookieId, BookKeeperError], ledger_id: int, entry_id: int
 ) -> BookKeeperError:
-    """The chosen error of an entry that no replica could deliver, with what each of them answered and a way out."""
+    """Return the chosen error for an entry that no replica delivered, with the answer of each replica and advice."""
     answers = "; ".join(f"{bookie}: {cause.message}" for bookie, cause in causes.items())
     if isinstance(error, NEGATIVE):
         text = f"no replica holds the entry: {answers}"
     else:
         text = f"no replica could deliver: {answers}"
-        advice = next((text for kind, text in WAYS_OUT if isinstance(error, kind)), None)
+        advice = next((advice for error_class, advice in WAYS_OUT if isinstance(error, error_class)), None)
         text += f". {advice}" if advice else ""
     described = type(error)(text, ledger_id=ledger_id, entry_id=entry_id, bookie=error.bookie)
     described.__cause__ = error
@@ -230,7 +231,7 @@ def why_unreadable(
 
 
 def is_connection_failure(error: BookKeeperError) -> bool:
-    """Whether the bookie could not be reached, or the connection to it was lost; not when it let wait too long."""
+    """Report whether the bookie was unreachable or the connection to it was lost; False for a timeout."""
     return type(error) is BookieUnreachable
 
 

@@ -1,25 +1,26 @@
-"""Recovery's decisions: is this entry there, which entries to read, when is the tail complete.
+"""Decisions of a recovery: whether an entry exists, which entries to read, when the tail is complete.
 
 Theory of operation
 -------------------
-    S1  announce: swap OPEN for IN_RECOVERY      before anything else: the writer can then move nowhere (I-5, X-13)
+    S1  announce: swap OPEN for IN_RECOVERY      first of all: then the writer can change no ensemble (I-5, X-13)
     S2  fence the last fragment                  of the record that announced (X-14); see `fence.py`
-    S3  start behind what is known confirmed
-    S4  read entry after entry, fencing again    until one is absent; undecided: give up, change nothing
+    S3  start after the known confirmed prefix
+    S4  read entry after entry, fencing again    until one is absent; undecided: abort, change nothing
     S5  write each found entry back              through `AddPipeline`, concurrently with S4
-    S6  close: swap IN_RECOVERY for CLOSED       with the fragments that S5 made in memory; CLOSED met: adopt it
+    S6  close: swap IN_RECOVERY for CLOSED       with the fragments that S5 made in memory; if CLOSED already: adopt it
 
-Each entry gets one of three verdicts, and there is no fourth:
+Each entry gets exactly one of three verdicts:
 
 * *found*: one verified copy. It may have been confirmed; keeping an unconfirmed entry is always allowed.
 * *absent*: `Qw - Qa + 1` definite negatives. Fewer than `Qa` bookies can hold it, so it was not confirmed; and since
   the read fenced each bookie before it answered, it never will be (I-6, X-11).
-* *undecided*: everybody has answered and it is neither. The recovery aborts. An error is not a negative: the bookie
-  that cannot be reached, has a bad disk or is in limbo may be the one that holds the entry (I-1, X-3, X-45).
+* *undecided*: every replica has answered, and neither of the above holds. The recovery aborts. An error is not a
+  negative: a bookie that is unreachable, has a bad disk or is in limbo may be the one that holds the entry (I-1, X-3,
+  X-45).
 
-Entries are asked for only at the bookies of the announced record. A replacement that write-back chose truthfully
+The recovery reads only from the bookies of the announced record. A replacement that write-back chose truthfully
 answers "no such entry", and counting that would cut the ledger (I-10). The first absent entry ends the ledger; later
-ones are dropped even if they are found, for confirmation is in order (X-10).
+ones are dropped even if they are found, because confirmation is in order (X-10).
 
 Source: client-protocol 4.1, 4.5 to 4.9.
 """
@@ -49,10 +50,10 @@ class Verdict(enum.Enum):
 
 
 class EntryRead:
-    """One recovery read. Ask replicas one after the other, or several at once; report every answer.
+    """Recovery read of one entry. Ask replicas one after the other, or several at once; report every answer.
 
-    `metadata` is the announced record. `suspects`: bookies to ask last, because they failed before; they are never
-    left out.
+    metadata: the announced record.
+    suspects: bookies to ask last, because they failed before. They are never left out.
     """
 
     def __init__(self, metadata: LedgerMetadata, entry_id: int, suspects: frozenset[BookieId] = frozenset()) -> None:
@@ -68,7 +69,7 @@ class EntryRead:
         self.verdict: Verdict | None = None  # the first one is final
 
     def next(self) -> BookieId | None:
-        """Another replica to ask; None when all have been asked or the verdict is known."""
+        """Return another replica to ask; None when all have been asked or the verdict is known."""
         if self.verdict is not None or self._next == len(self._order):
             return None
         self._next += 1
@@ -76,28 +77,28 @@ class EntryRead:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are replicas that have not been asked."""
+        """Report whether there are replicas that have not been asked."""
         return self._next < len(self._order)
 
     @property
     def negatives_missing(self) -> int:
-        """How many more definite negatives would make it absent."""
+        """Return how many more definite negatives would make the entry absent."""
         return max(0, self._negatives_needed - self._negatives)
 
     @property
     def error(self) -> BookKeeperError:
-        """Why it is undecided, or what the negatives said."""
+        """Return the error to report for an undecided entry, or one of the negatives."""
         assert self._errors.error is not None
         return self._errors.error
 
     def found(self) -> Verdict:
-        """A copy whose digest, ledger id and entry id verify."""
+        """Record a copy whose digest, ledger id and entry id verify."""
         self._answers += 1
         self.verdict = self.verdict or Verdict.FOUND
         return self.verdict
 
     def failed(self, bookie: BookieId, error: BookKeeperError) -> Verdict | None:
-        """Any other answer, a bad digest included. None: ask, or wait for, another replica."""
+        """Record any other answer, including a bad digest. None: ask, or wait for, another replica."""
         self._answers += 1
         if self.verdict is None:
             self._errors.note(bookie, error)
@@ -110,20 +111,20 @@ class EntryRead:
 
 
 class WriteBack(NamedTuple):
-    """Add the entries first..last, in order, each in its own words: payload and length unchanged."""
+    """Effect: add the entries first..last, in order, with payload and length unchanged."""
 
     first: int
     last: int
 
 
 class EndOfLedger(NamedTuple):
-    """The last entry to keep. Close when every `WriteBack` is confirmed."""
+    """Effect: close at the last entry to keep, when every `WriteBack` is confirmed."""
 
     last_entry_id: int
 
 
 class Undecided(NamedTuple):
-    """Give up; the ledger stays in recovery."""
+    """Effect: abort the recovery; the ledger stays in recovery."""
 
     entry_id: int
 
@@ -132,9 +133,9 @@ TailEffect = WriteBack | EndOfLedger | Undecided
 
 
 class TailScan:
-    """Which ids to read, and what their verdicts, in whatever order they come, mean in id order.
+    """Scan of the tail: hands out ids to read, and puts their verdicts, which arrive in any order, in id order.
 
-    `width`: how many ids may be under way at once. A read that brought a run of entries reports it as one.
+    `width`: number of ids that may be in flight at once. Report a read that returned a run of entries as one.
     """
 
     def __init__(self, start: int, width: int) -> None:
@@ -145,15 +146,15 @@ class TailScan:
         self.is_ended = False
 
     def reads(self) -> range:
-        """Ids to start reading now, each handed out once."""
+        """Return the ids to start reading now, each handed out once."""
         ids = range(self._next_read, self._next_read if self.is_ended else self._next_kept + self._width)
         self._next_read = max(self._next_read, ids.stop)
         return ids
 
     def decided(self, first: int, last: int, verdict: Verdict) -> list[TailEffect]:
-        """The verdict on ids first..last. Found ids are handed over in order; the first absent one ends the ledger.
+        """Record the verdict on ids first..last. Write found ids back in order; the first absent one ends the ledger.
 
-        Runs longer than one id need `width` 1, so that nobody else reads inside them.
+        Runs longer than one id need `width` 1, so that no other read is in flight inside them.
         """
         assert first == last or self._width == 1
         if self.is_ended:
@@ -178,7 +179,7 @@ class TailScan:
 
 
 def recovery_error(cause: BookKeeperError, ledger_id: int) -> BookKeeperError:
-    """What the caller of a recovery sees. Raise it `from cause`. Source: client-protocol 4.10."""
+    """Return the error for the caller of a recovery. Raise it `from cause`. Source: client-protocol 4.10."""
     if isinstance(cause, BookieTimeout | Unauthorized | ClientClosed):
         return cause
     return RecoveryFailed(

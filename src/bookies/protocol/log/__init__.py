@@ -1,4 +1,4 @@
-"""Replicated logs: the list of ledgers, positions, cursors, transactions."""
+"""Replicated logs: list of ledgers, positions, cursors, transactions."""
 
 from __future__ import annotations
 

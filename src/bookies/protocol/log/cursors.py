@@ -1,8 +1,9 @@
-"""Named cursors of a log: how far each of its consumers has come, so that truncation leaves what they have not read.
+"""Named cursors of a log: the progress of each consumer. Truncation keeps the entries that they have not read.
 
-A cursor is the position of the next entry that a consumer will read. All cursors of a log are one record. Moving one
-is conditional on the list of ledgers, truncating on the cursors, so neither can be decided on what was true a moment
-ago. A cursor that was passed by force holds nothing back any more, because what it waited for is gone.
+A cursor is the position of the next entry that a consumer will read. All cursors of a log share one record. Moving a
+cursor is conditional on the list of ledgers, and truncating is conditional on the cursors, so neither acts on stale
+data. A cursor that a forced truncation has passed no longer holds entries back, because the entry it waited for is
+deleted.
 
 Source: pains H 67, 71; spark 3.6.
 """
@@ -23,7 +24,7 @@ CURSORS_MAX = 1_000  # of one log; they share a record
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """`position`: of the next entry to be read. `moved_ms`: when it came there, wall time."""
+    """Cursor of one consumer. `position`: the next entry to read. `moved_ms`: wall time of the last move."""
 
     name: str
     position: Position
@@ -31,9 +32,9 @@ class Cursor:
 
 
 def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> dict[str, Cursor] | None:
-    """The cursors with this one in its new place, forward or back; None: it is there.
+    """Return the cursors with this one moved, forward or back; None: it is there already.
 
-    Raises `LogTruncated` for a position that is not in the log, `InvalidArgument` for a name or one cursor too many.
+    Raises `LogTruncated` (position not in the log), `InvalidArgument` (bad name, or too many cursors).
     """
     check_log_name(cursor.name)
     extent = manifest.find(cursor.position)
@@ -42,29 +43,29 @@ def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> 
     if cursor.name in cursors and cursors[cursor.name].position == cursor.position:
         return None
     if len(cursors) >= CURSORS_MAX and cursor.name not in cursors:
-        raise InvalidArgument(f"the log has {len(cursors):,} cursors, which is as many as it can have: delete some")
+        raise InvalidArgument(f"the log has {len(cursors):,} cursors, the most that it can have: delete some")
     return {**cursors, cursor.name: cursor}
 
 
 def passed(
     cursors: Mapping[str, Cursor], manifest: Manifest, before: Position, ends: Mapping[int, LedgerEnd]
 ) -> list[Cursor]:
-    """The cursors that still have something to read which a truncation to `before` would take away.
+    """Return the cursors with unread entries that a truncation to `before` would delete.
 
-    `ends`: of ledgers that are closed though the list does not say it.
+    `ends`: ends of ledgers that are closed while the list has no end for them.
     """
-    return [each for each in cursors.values() if _is_passed(each.position, manifest, before, ends)]
+    return [cursor for cursor in cursors.values() if _is_passed(cursor.position, manifest, before, ends)]
 
 
 def _is_passed(at: Position, manifest: Manifest, before: Position, ends: Mapping[int, LedgerEnd]) -> bool:
-    here, there = manifest.find(at), manifest.find(before)
-    if here is None or there is None or is_lost(at, manifest):
+    extent_at, extent_before = manifest.find(at), manifest.find(before)
+    if extent_at is None or extent_before is None or is_lost(at, manifest):
         return False
     for extent in manifest.extents:
-        if here.seq <= extent.seq <= there.seq:
-            low = at.entry_id if extent.seq == here.seq else extent.first
+        if extent_at.seq <= extent.seq <= extent_before.seq:
+            low = at.entry_id if extent.seq == extent_at.seq else extent.first
             high = _last(extent, ends)
-            if extent.seq == there.seq:
+            if extent.seq == extent_before.seq:
                 high = before.entry_id - 1 if high is None else min(high, before.entry_id - 1)
             if high is None or low <= high:
                 return True
@@ -72,7 +73,7 @@ def _is_passed(at: Position, manifest: Manifest, before: Position, ends: Mapping
 
 
 def is_lost(at: Position, manifest: Manifest) -> bool:
-    """Whether the entry at this position was truncated."""
+    """Report whether the entry at this position was truncated."""
     extent = manifest.find(at)
     return extent is None or at.entry_id < extent.first
 
@@ -88,16 +89,19 @@ def _last(extent: Extent, ends: Mapping[int, LedgerEnd]) -> int | None:
 
 
 def pack_cursors(token: str, cursors: Mapping[str, Cursor]) -> bytes:
-    """As stored: JSON, one line. `token`: of the log, so that cursors of an earlier log of that name are not taken."""
+    """Return the stored record: JSON, one line. `token`: of the log; excludes cursors of an earlier log of its name."""
     rows = {
-        name: {"ledger": each.position.ledger_id, "entry": each.position.entry_id, "moved_ms": each.moved_ms}
-        for name, each in sorted(cursors.items())
+        name: {"ledger": cursor.position.ledger_id, "entry": cursor.position.entry_id, "moved_ms": cursor.moved_ms}
+        for name, cursor in sorted(cursors.items())
     }
     return json.dumps({"format": FORMAT, "token": token, "cursors": rows}, separators=(",", ":")).encode()
 
 
 def parse_cursors(log: str, token: str, data: bytes) -> dict[str, Cursor]:
-    """By name; none when they belong to another log of that name. Raises `MetadataCorrupt`, `NotSupported`."""
+    """Return the cursors by name; none if they belong to another log of that name.
+
+    Raises `MetadataCorrupt`, `NotSupported` (a later format).
+    """
     try:
         content: dict[str, Any] = json.loads(data)
         if content["format"] > FORMAT:

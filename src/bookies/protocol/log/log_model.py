@@ -1,29 +1,29 @@
-"""A log: an ordered list of ledgers in one record that is changed by compare-and-swap; what may become of the list.
+"""Log: an ordered list of ledgers in one record, changed by compare-and-swap; the legal changes of the list.
 
-The list is the `Manifest`. Its extents, one after the other, are the log. One process at a time adds to it: the
-*leader*, who made the last ledger of the list and is its one writer. Being told to lead is only a hint; what makes it
-safe is that a ledger has one writer, who can be fenced, and that the list has one next version:
+The list is the `Manifest`. Its extents, in order, are the log. One process at a time appends to it: the *leader*, which
+created the last ledger of the list and is its only writer. A leader election is only a hint. Safety comes from two
+facts: a ledger has one writer, which can be fenced, and the list has one next version.
 
-* Taking over. Read the list; recover what is open in it, the older ledger first, so that its end is decided and its
-  writer stopped; make a new ledger; put it at the end of *that* list. If the list was changed meanwhile, what was
-  recovered may not be all that is open: begin again. Nothing is acknowledged before the swap.
-* Rolling. Put a new ledger at the end of the list, end the one before, and only then acknowledge anything in the new
-  one: otherwise something could be missing in the middle of the log. The next roll waits for the end of this one, so
-  never more than the last two ledgers of a list are open, and recovering two is enough.
-* Committing (`protocol/log/transaction.py`). Ledgers that were written and closed beforehand are put at the end in one
-  swap. What is open in the list is ended before; its leader leads no more then, as if it had been taken over.
-* Truncating. First a swap that takes extents out of the list and notes their ledgers in `deleting`; then the ledgers
-  are deleted; then `deleting` is cleared. Whoever crashes in between leaves a note of what is still to be done, and a
-  list never names what is not there. A ledger that is listed and missing was lost; one that is not listed, truncated.
+* Takeover. Read the list. Recover its open ledgers, the older first: this decides their ends and stops their writers.
+  Create a new ledger and append it to *that* list. If the list was changed meanwhile, there may be other open ledgers:
+  start over. The new leader acknowledges no entry before the swap.
+* Roll. Append a new ledger to the list, close the one before, and only then acknowledge entries of the new one;
+  otherwise entries could be missing in the middle of the log. The next roll waits for the end of this one. So at most
+  the last two ledgers of a list are open, and recovering two is enough.
+* Commit (`protocol/log/transaction.py`). One swap appends ledgers that were written and closed beforehand. Open ledgers
+  of the list are ended first, and their leader loses the leadership, as after a takeover.
+* Truncation. First a swap removes extents from the list and adds their ledgers to `deleting`; then the ledgers are
+  deleted; then `deleting` is cleared. A crash in between leaves the pending deletions on record, and a list never names
+  a deleted ledger. A listed ledger that is missing was lost; one that is not listed was truncated.
 
-Every change here is a function from the list that was read to the list to write, or None when it has been made
-already. So a swap whose reply was lost needs no special case: read again, and one's own ledger is in the list, or the
-list is as it was and the swap is repeated, or somebody else has changed it and the change is refused.
+Every change here is a function from the list that was read to the list to write, or None when the change has been made
+already. So a swap whose reply was lost needs no special case. The caller reads again: its own ledger is in the list, or
+the list is unchanged and the swap is repeated, or another process has changed the list and the change is refused.
 
-The record is JSON. Fields that this version does not know, in the record and in its extents, are kept by a rewrite;
-what an older version could not keep safe raises `format`. `txns` belongs to transactional writers, by application.
+The record is JSON. A rewrite keeps fields that this version does not know, in the record and in its extents. A change
+that an older version could not keep safe raises `format`. `txns` belongs to transactional writers, by application.
 
-Source: client-protocol 5; spark 4.2; logs 1.1.
+Source: client-protocol 5; spark 4.2.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bookies.model import DigestType
 
 FORMAT = 1  # of a record that is the whole list
 FORMAT_SEGMENTED = 2  # of one whose older extents are in records of their own
-RAW, ENVELOPE = "raw", "envelope"  # an entry is the value itself, or a record with key, headers and time
+RAW, ENVELOPE = "raw", "envelope"  # an entry is the bare value, or a record with key, headers and time
 RECORD_FORMATS = (RAW, ENVELOPE)
 # Fields of the record of a log that was held, or migrated: see `protocol/log/migration.py`.
 HELD, MIGRATED_FROM, CUT_OVER = "held", "migrated.from", "migrated.cut-over"
@@ -49,14 +49,14 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 class Position(NamedTuple):
-    """Where an entry of a log is. The order of positions is that of the list, not of the numbers."""
+    """Position of an entry in a log. Positions are ordered as in the list, not by their numbers."""
 
     ledger_id: int
     entry_id: int
 
     @property
     def next(self) -> Position:
-        """Where to go on behind this entry, also when it was the last of its ledger."""
+        """Return the position after this entry; also valid after the last entry of its ledger."""
         return Position(self.ledger_id, self.entry_id + 1)
 
     def __str__(self) -> str:
@@ -64,15 +64,15 @@ class Position(NamedTuple):
 
 
 def parse_position(text: str) -> Position:
-    """`LEDGER:ENTRY`. Raises `InvalidArgument`."""
+    """Parse `LEDGER:ENTRY`. Raises `InvalidArgument`."""
     ledger, colon, entry = text.partition(":")
     if not colon or not all(part.isascii() and part.isdigit() for part in (ledger, entry)):
-        raise InvalidArgument(f"{text!r} is no position in a log: LEDGER:ENTRY, two whole numbers")
+        raise InvalidArgument(f"{text!r} is no position in a log: give LEDGER:ENTRY, two whole numbers")
     return Position(int(ledger), int(entry))
 
 
 class Written(NamedTuple):
-    """A closed ledger that a transaction puts into a log. `length`: its payload, bytes."""
+    """Closed ledger that a transaction appends to a log. `length`: its payload, bytes."""
 
     ledger_id: int
     last_entry_id: int
@@ -80,7 +80,7 @@ class Written(NamedTuple):
 
 
 class LedgerEnd(NamedTuple):
-    """The end of a closed ledger. `length`: its payload, bytes."""
+    """End of a closed ledger. `length`: its payload, bytes."""
 
     last_entry_id: int
     length: int
@@ -88,11 +88,14 @@ class LedgerEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A range of entries of one ledger. `last` None: the ledger may still be open, its metadata knows.
+    """Range of entries of one ledger.
 
-    `seq` numbers the extents of a log, never twice. `first` is more than 0 where the log was truncated, and more than
-    `last` when nothing of the extent is left. `rows`, `bytes`: entries and payload when it was closed. `txn`: the
-    transaction that brought it. `extra`: fields that this version does not know.
+    seq: number of the extent, unique in the log and never reused.
+    first: above 0 after a truncation, above `last` when no entry of the extent is left.
+    last: None: the ledger may still be open; its metadata decides.
+    rows, bytes: entries and payload when it was closed.
+    txn: the transaction that appended it.
+    extra: fields that this version does not know.
     """
 
     seq: int
@@ -106,20 +109,21 @@ class Extent:
 
     @property
     def end(self) -> LedgerEnd | None:
-        """Of its ledger, if the list says it."""
+        """Return the end of its ledger; None: the list has no end for it."""
         return None if self.last is None else LedgerEnd(self.last, self.bytes or 0)
 
     def closed(self, end: LedgerEnd) -> Extent:
-        """This extent once its ledger has that end."""
+        """Return this extent with the end of its ledger."""
         rows = end.last_entry_id - self.first + 1
         return replace(self, last=end.last_entry_id, rows=max(0, rows), bytes=end.length)
 
 
 class Segment(NamedTuple):
-    """Older extents of a log, in a record of their own. See `protocol/log/log_segments.py`.
+    """Older extents of a log, stored in a separate record. See `protocol/log/log_segments.py`.
 
-    Those with numbers `first_seq` to `last_seq`; some numbers may be missing, there are `extent_count`. `first`: where
-    the first of them begins. `rows`, `bytes`: of all.
+    first_seq, last_seq, extent_count: range of their numbers, in which some may be missing, and how many there are.
+    first: `Extent.first` of the first of them.
+    rows, bytes: totals.
     """
 
     name: str
@@ -133,13 +137,16 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The list, and what new ledgers of it are like. `token`: tells this log from others of its name.
+    """List of a log's ledgers, and the parameters of its new ledgers.
 
-    `epoch` counts the leaders. `deleting`: ledgers that are out of the list and still have to be deleted.
-    `is_deleting`: the log itself is. `txns`: application -> its last transaction, see `protocol/log/transaction.py`.
-    `record_format`: what an entry is, `RAW` or `ENVELOPE`; nothing here depends on it.
-    `segments`: where the older of the extents are stored, as it was read. `rows_truncated`: rows of the log before its
-    present beginning, so that a row's number never changes.
+    token: distinguishes this log from other logs of its name.
+    record_format: contents of an entry, `RAW` or `ENVELOPE`; not used here.
+    epoch: counts the leaders.
+    deleting: ledgers that are removed from the list and still have to be deleted.
+    is_deleting: the log itself is being deleted.
+    rows_truncated: rows of the log before its present beginning, so that a row's number never changes.
+    segments: where the older extents are stored, as it was read.
+    txns: application -> its last transaction, see `protocol/log/transaction.py`.
     """
 
     token: str
@@ -165,30 +172,30 @@ class Manifest:
 
     @property
     def held(self) -> str:
-        """Why nobody may append to the log, such as that it was moved to another cluster; empty when one may."""
+        """Return why appends to the log are disallowed, such as a move to another cluster; empty: they are allowed."""
         return str(self.extra.get(HELD, ""))
 
     @property
     def open_ledgers(self) -> list[int]:
-        """Those whose end the list does not say, the older first. To be recovered in this order by a new leader."""
+        """Return the ledgers without an end in the list, the older first: a new leader recovers them in this order."""
         return [extent.ledger_id for extent in self.extents if extent.last is None]
 
     @property
     def beginning(self) -> Extent | None:
-        """The first extent in which something is left, or may come."""
-        left = [each for each in self.extents if each.last is None or each.first <= each.last]
+        """Return the first extent that holds entries, or may receive some."""
+        left = [extent for extent in self.extents if extent.last is None or extent.first <= extent.last]
         return next(iter(left or self.extents[-1:]), None)
 
     def find(self, position: Position) -> Extent | None:
-        """The extent that holds a position, or the one whose ledger's last entry it is behind."""
-        found = [extent for extent in self.extents if extent.ledger_id == position.ledger_id]
-        for extent in found:
+        """Return the extent that holds a position; for a position after its ledger's end, the ledger's last extent."""
+        extents = [extent for extent in self.extents if extent.ledger_id == position.ledger_id]
+        for extent in extents:
             if extent.last is None or position.entry_id <= extent.last:
                 return extent
-        return found[-1] if found else None
+        return extents[-1] if extents else None
 
     def after(self, seq: int) -> Extent | None:
-        """The first extent behind the one with this number, which may be in the list no more."""
+        """Return the first extent after the one with this number, which may be removed from the list already."""
         return next((extent for extent in self.extents if extent.seq > seq), None)
 
 
@@ -196,84 +203,88 @@ class Manifest:
 
 
 def taken_over(
-    found: Manifest, basis: Manifest, ledger_id: int, ends: Mapping[int, LedgerEnd], *, leader: int | None = None
+    manifest: Manifest, basis: Manifest, ledger_id: int, ends: Mapping[int, LedgerEnd], *, leader: int | None = None
 ) -> Manifest | None:
-    """Make `ledger_id` the last ledger, under a new epoch; None: it is in the list.
+    """Return the list with `ledger_id` as the last ledger, under a new epoch; None: it is in the list already.
 
-    `basis`: the list whose open ledgers were recovered, to these ends. `leader`: the epoch of a leader who takes over
-    from itself. Raises `LogFenced` when the list has other ledgers at its end now, so that more may be open.
+    basis, ends: the list whose open ledgers were recovered, and their ends.
+    leader: epoch of a leader that takes over from itself.
+    Raises `LogFenced` when the list has other ledgers at its end now, so that more may be open.
     """
-    if ledger_id in found.ledger_ids:
+    if ledger_id in manifest.ledger_ids:
         return None
-    check_held(found)
-    if (found.epoch, found.next_seq, found.is_deleting) != (basis.epoch, basis.next_seq, False):
+    check_held(manifest)
+    if (manifest.epoch, manifest.next_seq, manifest.is_deleting) != (basis.epoch, basis.next_seq, False):
         raise LogFenced("another process has changed the end of the log meanwhile")
     if leader is not None:
-        check_leader(found, leader)
-    closed = _with_ends(found, ends)
+        check_leader(manifest, leader)
+    closed = _with_ends(manifest, ends)
     assert not closed.open_ledgers, "taken over before every end was decided"
-    return replace(_with_ledger(closed, ledger_id), epoch=found.epoch + 1)
+    return replace(_with_ledger(closed, ledger_id), epoch=manifest.epoch + 1)
 
 
-def check_leader(found: Manifest, epoch: int) -> None:
-    """Raises `LogFenced` unless the leader of this epoch is still the last one."""
-    if found.is_deleting:
+def check_leader(manifest: Manifest, epoch: int) -> None:
+    """Check that the leader of this epoch is still the last one. Raises `LogFenced`."""
+    if manifest.is_deleting:
         raise LogFenced("the log is being deleted")
-    check_held(found)
-    if found.epoch != epoch:
-        raise LogFenced(f"another process took the log over: its epoch is {found.epoch}, this leader's was {epoch}")
+    check_held(manifest)
+    if manifest.epoch != epoch:
+        raise LogFenced(f"another process took the log over: its epoch is {manifest.epoch}, this leader's was {epoch}")
 
 
-def check_held(found: Manifest) -> None:
-    """Raises `LogFenced` when nobody may append to the log."""
-    if found.held:
-        raise LogFenced(f"nothing can be appended to the log: {found.held}")
+def check_held(manifest: Manifest) -> None:
+    """Check that appends to the log are allowed. Raises `LogFenced`."""
+    if manifest.held:
+        raise LogFenced(f"no entry can be appended to the log: {manifest.held}")
 
 
-def rolled(found: Manifest, epoch: int, current: int, ledger_id: int, ends: Mapping[int, LedgerEnd]) -> Manifest | None:
-    """Put `ledger_id` behind `current`, the ledger that the leader of `epoch` writes; None: it is in the list.
+def rolled(
+    manifest: Manifest, epoch: int, current: int, ledger_id: int, ends: Mapping[int, LedgerEnd]
+) -> Manifest | None:
+    """Append `ledger_id` after `current`, the ledger that the leader of `epoch` writes; None: it is in the list.
 
-    `ends`: of the ledgers that this leader has closed; every one before `current` has to be. Raises `LogFenced`.
+    `ends`: ends of the ledgers that this leader has closed; every one before `current` must be closed.
+    Raises `LogFenced`.
     """
-    check_leader(found, epoch)
-    if ledger_id in found.ledger_ids:
+    check_leader(manifest, epoch)
+    if ledger_id in manifest.ledger_ids:
         return None
-    if not found.extents or found.extents[-1].ledger_id != current or found.extents[-1].last is not None:
-        raise LogFenced(f"another process has ended ledger {current}, or put something behind it")
-    closed = _with_ends(found, {each: end for each, end in ends.items() if each != current})
+    if not manifest.extents or manifest.extents[-1].ledger_id != current or manifest.extents[-1].last is not None:
+        raise LogFenced(f"another process has ended ledger {current}, or appended a ledger after it")
+    closed = _with_ends(manifest, {closed_id: end for closed_id, end in ends.items() if closed_id != current})
     assert closed.open_ledgers == [current], "rolled before the ledger of the last roll was closed"
     return _with_ledger(closed, ledger_id)
 
 
 def truncated(
-    found: Manifest, before: Position, ends: Mapping[int, LedgerEnd], last_add_confirmed: int
+    manifest: Manifest, before: Position, ends: Mapping[int, LedgerEnd], last_add_confirmed: int
 ) -> Manifest | None:
-    """Let the log begin at `before`; None: it does, or later.
+    """Return the list of the log that begins at `before`; None: it begins there or later already.
 
-    `ends`: of those ledgers whose end the list does not say, if they are closed. `last_add_confirmed`: of the ledger
-    of `before`. The last two ledgers stay in the list: a leader that takes over looks at these. Raises
-    `InvalidArgument` for positions behind the end of the log, `LogTruncated` for those of ledgers not in the list,
-    `LogFenced` for a log that follows another one.
+    ends: ends of closed ledgers that have no end in the list.
+    last_add_confirmed: that of the ledger of `before`.
+    The last two ledgers stay in the list, because a takeover checks them. Raises `InvalidArgument` (position after the
+    end of the log), `LogTruncated` (ledger not in the list), `LogFenced` (the log follows another one).
     """
-    if found.held and MIGRATED_FROM in found.extra and CUT_OVER not in found.extra:
-        raise LogFenced("the log follows one in another cluster until the cut-over: truncate it there")
-    target = found.find(before)
+    if manifest.held and MIGRATED_FROM in manifest.extra and CUT_OVER not in manifest.extra:
+        raise LogFenced("the log follows a log in another cluster until the cut-over: truncate it there")
+    target = manifest.find(before)
     if target is None:
         raise LogTruncated(f"position {before} is not in the log: truncated already, or of another log")
     if before.entry_id > last_add_confirmed + 1:
         known = Position(target.ledger_id, last_add_confirmed)
-        raise InvalidArgument(f"position {before} is behind {known}, the last entry that is known to be confirmed")
+        raise InvalidArgument(f"position {before} is after {known}, the last entry known to be confirmed")
     kept: list[Extent] = []
     dropped: list[int] = []
-    rows = found.rows_truncated
-    for index, extent in enumerate(found.extents):
+    rows = manifest.rows_truncated
+    for index, extent in enumerate(manifest.extents):
         if extent.seq < target.seq:
             closed = extent if extent.last is not None else _closed_or_none(extent, ends)
             if closed is None or closed.last is None:
                 raise InvalidArgument(f"ledger {extent.ledger_id}, which is before {before}, is still being written")
             first = max(extent.first, closed.last + 1)
             rows += first - extent.first
-            if index < len(found.extents) - OPEN_MAX:
+            if index < len(manifest.extents) - OPEN_MAX:
                 dropped.append(extent.ledger_id)
             else:
                 kept.append(replace(closed, first=first))
@@ -284,58 +295,64 @@ def truncated(
         else:
             kept.append(extent)
     listed = [extent.ledger_id for extent in kept]
-    gone = [ledger_id for ledger_id in dict.fromkeys(dropped) if ledger_id not in listed]
-    changed = replace(found, extents=tuple(kept), deleting=(*found.deleting, *gone), rows_truncated=rows)
-    return None if changed == found else changed
+    removed = [ledger_id for ledger_id in dict.fromkeys(dropped) if ledger_id not in listed]
+    changed = replace(manifest, extents=tuple(kept), deleting=(*manifest.deleting, *removed), rows_truncated=rows)
+    return None if changed == manifest else changed
 
 
 def appended(
-    found: Manifest, written: Sequence[Written], ends: Mapping[int, LedgerEnd], txn: str, *, is_replacing: bool = False
+    manifest: Manifest,
+    written: Sequence[Written],
+    ends: Mapping[int, LedgerEnd],
+    txn: str,
+    *,
+    is_replacing: bool = False,
 ) -> Manifest:
-    """Put the closed ledgers of a transaction at the end of the list, or in the place of all that is in it.
+    """Return the list with the closed ledgers of a transaction appended, or with `is_replacing` in place of all others.
 
-    `ends`: of the ledgers whose end the list does not say; who leads the log leads no more then. `txn`: its name.
+    ends: ends of ledgers that have none in the list; the leader that had them open loses the leadership.
+    txn: the name of the transaction.
     """
-    closed = _with_ends(found, ends)
-    assert not closed.open_ledgers, "committed behind an end that is not decided"
+    closed = _with_ends(manifest, ends)
+    assert not closed.open_ledgers, "committed after an end that is not decided"
     extents = tuple(
-        Extent(seq, each.ledger_id, 0, each.last_entry_id, each.last_entry_id + 1, each.length, txn)
-        for seq, each in enumerate(written, found.next_seq)
+        Extent(seq, ledger.ledger_id, 0, ledger.last_entry_id, ledger.last_entry_id + 1, ledger.length, txn)
+        for seq, ledger in enumerate(written, manifest.next_seq)
     )
-    is_over = is_replacing or bool(found.open_ledgers)
-    gone = closed.extents if is_replacing else ()
+    is_over = is_replacing or bool(manifest.open_ledgers)
+    replaced = closed.extents if is_replacing else ()
     return replace(
         closed,
-        extents=(*closed.extents[len(gone) :], *extents),
-        deleting=(*found.deleting, *dict.fromkeys(extent.ledger_id for extent in gone)),
-        rows_truncated=found.rows_truncated + sum(map(_rows_left, gone)),
-        next_seq=found.next_seq + len(extents),
-        epoch=found.epoch + 1 if is_over else found.epoch,
+        extents=(*closed.extents[len(replaced) :], *extents),
+        deleting=(*manifest.deleting, *dict.fromkeys(extent.ledger_id for extent in replaced)),
+        rows_truncated=manifest.rows_truncated + sum(map(_rows_left, replaced)),
+        next_seq=manifest.next_seq + len(extents),
+        epoch=manifest.epoch + 1 if is_over else manifest.epoch,
     )
 
 
-def ended(found: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest | None:
-    """Note the ends of ledgers that were closed; None: they are."""
-    changed = _with_ends(found, ends)
-    return None if changed == found else changed
+def ended(manifest: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest | None:
+    """Return the list with the ends of closed ledgers; None: it has them already."""
+    changed = _with_ends(manifest, ends)
+    return None if changed == manifest else changed
 
 
-def swept(found: Manifest, deleted: Sequence[int]) -> Manifest | None:
-    """Forget ledgers that have been deleted; None: they are."""
-    left = tuple(ledger_id for ledger_id in found.deleting if ledger_id not in deleted)
-    return None if left == found.deleting else replace(found, deleting=left)
+def swept(manifest: Manifest, deleted: Sequence[int]) -> Manifest | None:
+    """Return the list without these deleted ledgers in `deleting`; None: it does not name them."""
+    left = tuple(ledger_id for ledger_id in manifest.deleting if ledger_id not in deleted)
+    return None if left == manifest.deleting else replace(manifest, deleting=left)
 
 
-def emptied(found: Manifest) -> Manifest | None:
-    """The last list of a log: everything is to be deleted, and nobody leads it any more; None: it is so."""
-    if found.is_deleting:
+def emptied(manifest: Manifest) -> Manifest | None:
+    """Return the last list of a log: all its ledgers are to be deleted, and it has no leader; None: it is so."""
+    if manifest.is_deleting:
         return None
-    gone = dict.fromkeys((*found.deleting, *found.ledger_ids))
-    return replace(found, extents=(), deleting=tuple(gone), is_deleting=True, epoch=found.epoch + 1)
+    deleting = dict.fromkeys((*manifest.deleting, *manifest.ledger_ids))
+    return replace(manifest, extents=(), deleting=tuple(deleting), is_deleting=True, epoch=manifest.epoch + 1)
 
 
 def _rows_left(extent: Extent) -> int:
-    """Of a closed extent."""
+    """Return the number of rows left in a closed extent."""
     assert extent.last is not None
     return max(0, extent.last - extent.first + 1)
 
@@ -346,7 +363,9 @@ def _with_ledger(manifest: Manifest, ledger_id: int) -> Manifest:
 
 
 def _with_ends(manifest: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest:
-    extents = [_closed_or_none(each, ends) or each if each.last is None else each for each in manifest.extents]
+    extents = [
+        _closed_or_none(extent, ends) or extent if extent.last is None else extent for extent in manifest.extents
+    ]
     return replace(manifest, extents=tuple(extents))
 
 
@@ -359,7 +378,7 @@ def _closed_or_none(extent: Extent, ends: Mapping[int, LedgerEnd]) -> Extent | N
 
 
 def illegality(before: Manifest | None, after: Manifest | None) -> str:
-    """Why nobody must commit `after` over `before`; empty when it may be. None: no record (I-21)."""
+    """Return why `after` must not be committed over `before`; empty when it may. None: no record (I-21)."""
     if before is None or after is None:
         if after is None:
             return "" if before is not None and before.is_deleting and not before.deleting else "deleted before its end"
@@ -373,24 +392,24 @@ def illegality(before: Manifest | None, after: Manifest | None) -> str:
     if any(one.seq >= two.seq for one, two in pairwise(after.extents)):
         return "extents out of order"
     if after.is_deleting:
-        missing = [each for each in before.ledger_ids if each not in after.deleting]
+        missing = [ledger_id for ledger_id in before.ledger_ids if ledger_id not in after.deleting]
         return f"forgot to delete {missing}" if missing else ""
     return _list_illegality(before, after)
 
 
 def _list_illegality(before: Manifest, after: Manifest) -> str:
-    """A prefix may go to `deleting`, ledgers may come at the end, and what stays may only become shorter."""
+    """Check that only a prefix moved to `deleting`, new ledgers are at the end, and kept extents only shrank."""
     kept = {extent.seq: extent for extent in after.extents}
     stays = [extent for extent in before.extents if extent.seq in kept]
-    gone = before.extents[: len(before.extents) - len(stays)]
-    if tuple(stays) != before.extents[len(gone) :]:
+    removed = before.extents[: len(before.extents) - len(stays)]
+    if tuple(stays) != before.extents[len(removed) :]:
         return "an extent went away from the middle"
-    # A transaction that replaces everything leaves no leader, so nobody looks for the last two ledgers any more.
+    # A transaction that replaces all ledgers leaves no leader, so no takeover needs the last two of them.
     is_replaced = after.epoch > before.epoch and not stays and not after.open_ledgers
     kept_count_min = 0 if is_replaced else min(OPEN_MAX, len(before.extents))
-    if len(stays) < kept_count_min or (not is_replaced and any(extent.last is None for extent in gone)):
+    if len(stays) < kept_count_min or (not is_replaced and any(extent.last is None for extent in removed)):
         return "a ledger that may be open was removed"
-    if any(extent.ledger_id not in (*after.deleting, *after.ledger_ids) for extent in gone):
+    if any(extent.ledger_id not in (*after.deleting, *after.ledger_ids) for extent in removed):
         return "a ledger was removed and nothing says that it has to be deleted"
     for old in stays:
         new = kept[old.seq]
@@ -406,10 +425,10 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
     opened = [extent for extent in before.extents if extent.last is None]
     if after.epoch > before.epoch and any(kept[extent.seq].last is None for extent in opened if extent.seq in kept):
         return "taken over before every end was decided"
-    rows = sum(_rows_left(extent) for extent in gone if extent.last is not None)
+    rows = sum(_rows_left(extent) for extent in removed if extent.last is not None)
     rows += sum(kept[extent.seq].first - extent.first for extent in stays)
     rows = after.rows_truncated - before.rows_truncated - rows
-    if rows < 0 or (rows > 0 and all(extent.last is not None for extent in gone)):
+    if rows < 0 or (rows > 0 and all(extent.last is not None for extent in removed)):
         return "rows of the log got other numbers"
     return ""
 
@@ -418,8 +437,9 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
 
 
 def check_log_name(name: str) -> str:
-    """The name. Raises `InvalidArgument` unless it is 1 to 200 letters, digits, `-`, `.`, `_`, and begins with none of
-    the latter three.
+    """Return the name of a log: 1 to 200 letters, digits, `-`, `.`, `_`; the first one a letter or a digit.
+
+    Raises `InvalidArgument` for any other.
     """
     if not 1 <= len(name) <= NAME_LENGTH_MAX or not _NAME_CHARACTERS.issuperset(name) or name[0] in "-._":
         raise InvalidArgument(
@@ -455,7 +475,7 @@ _FIELDS = frozenset(
 
 
 def pack_manifest(manifest: Manifest) -> bytes:
-    """As stored: JSON, one line. `extents` are those that are in no segment."""
+    """Return the stored record: JSON, one line. `manifest.extents`: those that are in no segment."""
     content: dict[str, Any] = {
         "format": FORMAT_SEGMENTED if manifest.segments else FORMAT,
         "token": manifest.token,
@@ -481,7 +501,7 @@ def pack_manifest(manifest: Manifest) -> bytes:
 
 
 def parse_manifest(name: str, data: bytes) -> Manifest:
-    """As stored: `extents` are those that are in no segment. `name`: of the log, for the message.
+    """Parse a stored record; `extents` of the result are those that are in no segment. `name`: of the log, for errors.
 
     Raises `MetadataCorrupt`, `NotSupported` (written by a later version).
     """
@@ -514,7 +534,7 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
 
 
 def pack_extents(extents: Sequence[Extent]) -> list[dict[str, Any]]:
-    """As they stand in a record."""
+    """Return the rows of these extents in a record."""
     rows = []
     for extent in extents:
         row = {key: getattr(extent, name) for key, name in _EXTENT_FIELDS.items()}
@@ -523,7 +543,7 @@ def pack_extents(extents: Sequence[Extent]) -> list[dict[str, Any]]:
 
 
 def parse_extents(rows: Sequence[Mapping[str, Any]]) -> tuple[Extent, ...]:
-    """Raises `ValueError`, `KeyError`, `TypeError`."""
+    """Parse the rows of extents in a record. Raises `ValueError`, `KeyError`, `TypeError`."""
     return tuple(map(_parse_extent, rows))
 
 

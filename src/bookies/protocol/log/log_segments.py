@@ -1,16 +1,16 @@
-"""Long lists of ledgers: the older extents of a log in records of their own, so that the log's record stays small.
+"""Long lists of ledgers: the older extents of a log in separate records, so that the log's record stays small.
 
 The log's record is the *head*: it holds the newest extents, and names the *segments* that hold the others, in order.
-In memory a list is whole; only how it is stored is decided here. What is in a segment is closed and does not change
-any more, except that a truncation takes extents away from the front of the list.
+In memory a list is whole; this module only decides how to store it. Extents in a segment are closed and do not change,
+except that a truncation removes extents from the front of the list.
 
-* A segment is written before the head that names it, and never rewritten: its name has a digest of its content, so
-  whoever finds it there already has written the same. The swap of the head is conditional on its being there.
-* When the head has become too long, its older extents go to a segment, together with those of the last segment while
-  that is short. A segment of which a truncation leaves a part is replaced by one with that part.
-* A segment that a head does not name any more is garbage. It is emptied, on the condition that the head is the one
-  that does not name it, and then deleted. Somebody who has just made it for a swap finds it changed, and makes it
-  again. So no head ever names one that is gone. A process that dies in between leaves garbage for the next sweep.
+* A segment is written before the head that names it, and never rewritten. Its name contains a digest of its content, so
+  a segment that exists already has the same content. The swap of the head is conditional on its existence.
+* When the head has become too long, its older extents move to a segment, together with those of the last segment while
+  that is short. A truncation that leaves part of a segment replaces it by one with that part.
+* A segment that the head no longer names is garbage. It is emptied, on the condition that the head still does not name
+  it, and then deleted. A process that has just created it for a swap finds it changed, and creates it again. So no head
+  ever names a deleted segment. A process that crashes in between leaves garbage for the next sweep.
 
 Source: spark 4.2.
 """
@@ -34,17 +34,19 @@ from bookies.protocol.log.log_model import (
     parse_extents,
 )
 
-SEGMENTS = "log-segments/"  # what the names of their records begin with
+SEGMENTS = "log-segments/"  # prefix of the names of their records
 HEAD_EXTENTS_MAX = 384  # about 40 KiB of JSON; a longer head gives up its older extents
 HEAD_EXTENTS_KEPT = 128
-SEGMENT_EXTENTS_MAX = 4096  # about 450 KiB of JSON, half of what a store takes
+SEGMENT_EXTENTS_MAX = 4096  # about 450 KiB of JSON, half of what a store accepts
 
 
 class Stored(NamedTuple):
-    """How a list is to be stored. `manifest`: the whole list, naming its segments as they will be.
+    """Plan for storing a list.
 
-    `head`: the log's record. `new`: segments that have to be there first, name -> (content, its extents). `dropped`:
-    those that it names no more.
+    manifest: the whole list, naming its future segments.
+    head: the log's record.
+    new: segments that have to be written first, name -> (content, its extents).
+    dropped: names of the segments that the head no longer names.
     """
 
     manifest: Manifest
@@ -57,19 +59,19 @@ def stored(log: str, manifest: Manifest) -> Stored:
     """Decide how to store a list that was read, and then changed."""
     kept: list[tuple[Segment | None, tuple[Extent, ...]]] = []
     dropped: list[str] = []
-    at = 0
+    stop = 0
     for segment in manifest.segments:
-        start = at
-        while at < len(manifest.extents) and manifest.extents[at].seq <= segment.last_seq:
-            at += 1
-        part = manifest.extents[start:at]
+        start = stop
+        while stop < len(manifest.extents) and manifest.extents[stop].seq <= segment.last_seq:
+            stop += 1
+        part = manifest.extents[start:stop]
         if len(part) == segment.extent_count and part[0].first == segment.first:
             kept.append((segment, part))
         elif part:
             kept.append((None, part))
         if not kept or kept[-1][0] != segment:
             dropped.append(segment.name)
-    head = manifest.extents[at:]
+    head = manifest.extents[stop:]
     if len(head) > HEAD_EXTENTS_MAX:
         moved, head = head[:-HEAD_EXTENTS_KEPT], head[-HEAD_EXTENTS_KEPT:]
         if kept and len(kept[-1][1]) < SEGMENT_EXTENTS_MAX:
@@ -81,11 +83,11 @@ def stored(log: str, manifest: Manifest) -> Stored:
             kept.append((None, moved[start : start + SEGMENT_EXTENTS_MAX]))
     segments: list[Segment] = []
     new: dict[str, tuple[bytes, tuple[Extent, ...]]] = {}
-    for found, part in kept:
-        if found is None:
-            found, content = _new_segment(log, manifest.token, part)
-            new[found.name] = (content, part)
-        segments.append(found)
+    for stored_segment, part in kept:
+        if stored_segment is None:
+            stored_segment, content = _new_segment(log, manifest.token, part)
+            new[stored_segment.name] = (content, part)
+        segments.append(stored_segment)
     whole = replace(manifest, segments=tuple(segments))
     return Stored(whole, pack_manifest(replace(whole, extents=head)), new, dropped)
 
@@ -100,7 +102,7 @@ def _new_segment(log: str, token: str, extents: tuple[Extent, ...]) -> tuple[Seg
 
 
 def parse_segment(name: str, content: bytes) -> tuple[Extent, ...]:
-    """The extents of a segment. Raises `MetadataCorrupt`."""
+    """Return the extents of a segment. Raises `MetadataCorrupt`."""
     try:
         return parse_extents(json.loads(content)["extents"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -108,14 +110,14 @@ def parse_segment(name: str, content: bytes) -> tuple[Extent, ...]:
 
 
 def joined(head: Manifest, extents: Mapping[str, tuple[Extent, ...]]) -> Manifest:
-    """The whole list. `extents`: of its segments, by name. Raises `MetadataCorrupt`."""
+    """Return the whole list. `extents`: those of its segments, by name. Raises `MetadataCorrupt`."""
     if not head.segments:
         return head
     whole: list[Extent] = []
     for segment in head.segments:
         part = extents[segment.name]
         if (len(part), part[0].seq, part[-1].seq) != (segment.extent_count, segment.first_seq, segment.last_seq):
-            raise MetadataCorrupt(f"segment {segment.name} of a log is not what the log's record says")
+            raise MetadataCorrupt(f"segment {segment.name} of a log does not match the log's record")
         whole += part
     return replace(head, extents=(*whole, *head.extents))
 

@@ -1,21 +1,21 @@
-"""Ledgers that are written first and put into logs later, all at once: what may be done at each moment, and by whom.
+"""Transactions: ledgers written first and appended to logs later, all at once; the legal steps of each participant.
 
-A transaction has a name, (application, version): its batch. Tasks write ledgers of their own, close them, and report
-them. A *committer* puts all of them at the end of their logs with one conditional write: the records of the logs have
-the versions that were read, and so have those of the ledgers. Who deletes ledgers of a transaction, an *abort* or the
-*reaper*, does it with one conditional write too: the log has the version at which it did not list them. So a list
-never names a ledger that was deleted, whatever is late, lost or repeated:
+A transaction has a name, (application, version): its batch. Each task writes its own ledgers, closes them, and reports
+them. A *committer* appends all of them to their logs with one conditional write: the records of the logs and of the
+ledgers must have the versions that were read. An *abort* or the *reaper* deletes ledgers of a transaction with one
+conditional write too: the log must have the version at which it did not list them. So a list never names a deleted
+ledger, whichever messages are late, lost or repeated:
 
 * a swap that lands after an abort has read the list makes the abort's condition false, and it reads again;
 * a deletion that lands after a committer has checked the ledgers makes its condition false, and it is refused.
 
-A committer that does not know what became of its swap reads again. Its ledgers are in the list, or the list names its
-transaction as the last of its application, or a later one: committed. Otherwise it never was, at this version of the
-list, and it is tried again.
+A committer that cannot determine the outcome of its swap reads again. If its ledgers are in the list, or the list names
+its transaction or a later one as the last of its application, it is committed. Otherwise it was not committed at this
+version of the list, and the committer tries again.
 
 The list keeps the last transaction of each application (`txns`). That makes a repetition with new ledgers a no-op:
-the new ledgers are deleted. `query` tells the runs of one application apart: a stream that begins anew counts from 0
-again, and would be passed over silently; so it is refused.
+the new ledgers are deleted. `query` distinguishes the runs of one application. A stream that starts over counts from 0
+again, and would be skipped silently as committed; so it is refused.
 
 Source: spark 4.2, 4.3, 4.5.
 """
@@ -31,19 +31,22 @@ from bookies.errors import LogNotFound, TransactionRefused
 from bookies.model import LedgerMetadata
 from bookies.protocol.log.log_model import MIGRATED_FROM, LedgerEnd, Manifest, Written, appended, check_held
 
-RETENTION_MS = 30 * 24 * 3600 * 1000  # since an application's last transaction; then the list forgets it
+RETENTION_MS = 30 * 24 * 3600 * 1000  # since an application's last transaction; then the list drops it
 REPLAY_GRACE_MS = 10 * 60 * 1000  # a repetition of a committed transaction may be writing its ledgers just now
-ORPHAN_GRACE_MS = 24 * 3600 * 1000  # a transaction nobody knows of may be under way for so long
+ORPHAN_GRACE_MS = 24 * 3600 * 1000  # an unknown transaction may be in progress for this time
 LABELS = ("log", "token", "app", "version", "query", "partition", "attempt", "created")
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """`ledgers`: log -> what comes to its end, in this order. `version`: of one application they only grow.
+    """Transaction of one application.
 
-    `tokens`: log -> its token when the ledgers were written, so that they get into no later log of that name.
-    `query`: whoever counts the versions, "" for a person. `is_kept`: note it in `txns`; otherwise only its ledgers
-    tell that it was committed, and `app` must be unique. `is_replacing`: the logs hold nothing else afterwards.
+    version: increases within one application.
+    query: the source of the versions; "" for a batch.
+    ledgers: log -> the ledgers to append, in this order.
+    tokens: log -> its token when the ledgers were written, so that no later log of that name gets them.
+    is_kept: record it in `txns`; otherwise only its ledgers show that it was committed, and `app` must be unique.
+    is_replacing: the logs hold no other ledgers afterwards.
     """
 
     app: str
@@ -60,56 +63,56 @@ class Transaction:
 
     @property
     def ledger_ids(self) -> list[int]:
-        return [each.ledger_id for written in self.ledgers.values() for each in written]
+        return [ledger.ledger_id for written in self.ledgers.values() for ledger in written]
 
 
 class Committed(NamedTuple):
-    """It was committed before. `unlisted`: log -> its ledgers that no list names, to be deleted."""
+    """Decision: it was committed before. `unlisted`: log -> its ledgers that no list names, to be deleted."""
 
     unlisted: Mapping[str, list[int]]
 
 
 class OpenTail(NamedTuple):
-    """Ledgers at the end of logs have to be ended first. `ledgers`: log -> the older first."""
+    """Decision: end the open ledgers at the end of logs first. `ledgers`: log -> the older first."""
 
     ledgers: Mapping[str, list[int]]
 
 
 class Swap(NamedTuple):
-    """Write these lists, if the lists that were read, and all ledgers, still have their versions."""
+    """Decision: write these lists, if the lists that were read, and all ledgers, still have their versions."""
 
     manifests: Mapping[str, Manifest]
 
 
 def decide(
-    found: Mapping[str, Manifest], txn: Transaction, ends: Mapping[int, LedgerEnd], now_ms: int
+    manifests: Mapping[str, Manifest], txn: Transaction, ends: Mapping[int, LedgerEnd], now_ms: int
 ) -> Committed | OpenTail | Swap:
-    """What a committer does next. `found`: the lists of the transaction's logs. `ends`: of ledgers that were ended.
+    """Decide a committer's next step. `manifests`: lists of the transaction's logs. `ends`: of ledgers that were ended.
 
     Raises `TransactionRefused` (the application's last transaction is another query's), `LogNotFound`, `LogFenced`
-    (nobody may append to the log).
+    (appends to the log are disallowed).
     """
-    for log, manifest in found.items():
+    for log, manifest in manifests.items():
         if manifest.is_deleting:
             raise LogNotFound(f"log {log} is being deleted")
-    if any(_knows(manifest, txn, txn.ledgers[log]) for log, manifest in found.items()):
-        return Committed({log: unlisted(manifest, txn.ledgers[log]) for log, manifest in found.items()})
-    for log, manifest in found.items():
+    if any(_knows(manifest, txn, txn.ledgers[log]) for log, manifest in manifests.items()):
+        return Committed({log: unlisted(manifest, txn.ledgers[log]) for log, manifest in manifests.items()})
+    for log, manifest in manifests.items():
         check_held(manifest)
         if txn.is_kept and (last := _last_of(manifest, txn.app)) is not None and last[0] != txn.query:
             raise TransactionRefused(
                 f"application {txn.app!r} committed version {last[1]} to log {log} as query {last[0] or '(batch)'}; "
-                f"this is query {txn.query or '(batch)'}, which counts anew. Go on with the old checkpoint, or choose "
-                "another txnAppId: then everything this query reads is appended, whatever the old one has appended"
+                f"this is query {txn.query or '(batch)'}, which restarts the count. Go on with the old checkpoint, or "
+                "choose another txnAppId: then all rows of this query are appended, also those that the old one wrote"
             )
     opened = {
         log: left
-        for log, manifest in found.items()
-        if (left := [each for each in manifest.open_ledgers if each not in ends])
+        for log, manifest in manifests.items()
+        if (left := [ledger_id for ledger_id in manifest.open_ledgers if ledger_id not in ends])
     }
     if opened:
         return OpenTail(opened)
-    return Swap({log: _swapped(manifest, txn, log, ends, now_ms) for log, manifest in found.items()})
+    return Swap({log: _swapped(manifest, txn, log, ends, now_ms) for log, manifest in manifests.items()})
 
 
 def _swapped(manifest: Manifest, txn: Transaction, log: str, ends: Mapping[int, LedgerEnd], now_ms: int) -> Manifest:
@@ -121,7 +124,7 @@ def _swapped(manifest: Manifest, txn: Transaction, log: str, ends: Mapping[int, 
 
 
 def _knows(manifest: Manifest, txn: Transaction, written: tuple[Written, ...]) -> bool:
-    """Whether a list says that the transaction was committed, to this log and so to all of its logs."""
+    """Report whether a list shows that the transaction was committed, to this log and so to all of its logs."""
     if len(unlisted(manifest, written)) < len(written):
         return True
     last = _last_of(manifest, txn.app) if txn.is_kept else None
@@ -129,13 +132,13 @@ def _knows(manifest: Manifest, txn: Transaction, written: tuple[Written, ...]) -
 
 
 def unlisted(manifest: Manifest, written: tuple[Written, ...]) -> list[int]:
-    """Those ledgers that a list does not name, neither as its own nor as still to be deleted."""
+    """Return the ledgers that a list names neither as its own nor as still to be deleted."""
     listed = {*manifest.ledger_ids, *manifest.deleting}
-    return [each.ledger_id for each in written if each.ledger_id not in listed]
+    return [ledger.ledger_id for ledger in written if ledger.ledger_id not in listed]
 
 
 def _last_of(manifest: Manifest, app: str) -> tuple[str, int] | None:
-    """(query, version) of an application's last transaction."""
+    """Return (query, version) of an application's last transaction."""
     last = manifest.txns.get(app)
     if not isinstance(last, Mapping):
         return None
@@ -143,7 +146,7 @@ def _last_of(manifest: Manifest, app: str) -> tuple[str, int] | None:
 
 
 def _used_ms(last: Any) -> int:
-    """When a transaction was committed. What cannot be read was never used, and is forgotten."""
+    """Return when a transaction was committed; 0 if that is unreadable, so that the list drops it."""
     return int(last.get("at", 0)) if isinstance(last, Mapping) else 0
 
 
@@ -151,7 +154,7 @@ def _used_ms(last: Any) -> int:
 
 
 class Origin(NamedTuple):
-    """Who writes ledgers for a log, as their labels say. `attempt`: tells tries at one partition apart."""
+    """Writer of ledgers for a log, as in their labels. `attempt`: distinguishes attempts at one partition."""
 
     app: str
     version: int
@@ -161,19 +164,19 @@ class Origin(NamedTuple):
 
 
 def labels_of(origin: Origin, log: str, token: str, now_ms: int) -> Mapping[str, str]:
-    """What the record of a ledger says of where it belongs. `token`: of the log."""
+    """Return the labels for a ledger's record that say where it belongs. `token`: of the log."""
     app, version, query, partition, attempt = origin
     values = (log, token, app, str(version), query, str(partition), attempt, str(now_ms))
     return {f"sink.{name}": value for name, value in zip(LABELS, values, strict=True)}
 
 
 def label(metadata: LedgerMetadata, name: str) -> str:
-    """One of `LABELS` in a ledger's record; empty when it has none."""
+    """Return one of `LABELS` in a ledger's record; empty when it has none."""
     return metadata.custom_metadata.get(f"sink.{name}", b"").decode(errors="replace")
 
 
 def unfitness(metadata: LedgerMetadata, txn: Transaction, log: str, written: Written) -> str:
-    """Why a ledger must not be put into a log; empty when it may be. It has to be closed besides."""
+    """Return why a ledger must not be appended to a log; empty when it may. It must be closed besides."""
     if label(metadata, "log") != log or label(metadata, "token") != txn.tokens[log]:
         return f"it was written for log {label(metadata, 'log')!r}, perhaps an earlier one of that name"
     if (label(metadata, "app"), label(metadata, "version")) != (txn.app, str(txn.version)):
@@ -185,11 +188,11 @@ def unfitness(metadata: LedgerMetadata, txn: Transaction, log: str, written: Wri
 
 
 class Fate(enum.Enum):
-    """What the reaper does with a ledger of a transaction."""
+    """Classification of a transaction's ledger by the reaper, which deletes only garbage."""
 
     LISTED = "listed"
-    YOUNG = "young"  # its transaction may still be under way
-    MIGRATED = "migrated"  # copied from another cluster, with the labels it has there: its migration may be under way
+    YOUNG = "young"  # its transaction may still be in progress
+    MIGRATED = "migrated"  # copied from another cluster, with the labels it has there; its migration may be in progress
     GARBAGE = "garbage"
 
 
@@ -201,12 +204,12 @@ def fate(
     orphan_grace_ms: int = ORPHAN_GRACE_MS,
     replay_grace_ms: int = REPLAY_GRACE_MS,
 ) -> Fate:
-    """Of a ledger that was written for the log with this list; None: there is no such log.
+    """Classify a ledger that was written for the log with this list. `manifest` None: there is no such log.
 
-    A ledger that is not listed, of a transaction that was committed, is left from another attempt at it. Of one that
-    was not, nothing is known; a query that resumes writes it again, so after `orphan_grace_ms` it is garbage. A copy
-    from another cluster is no transaction's, whatever its labels say: a migration lists it, how much later nobody
-    knows, or somebody wanted that ledger alone; so it is never garbage, and a person decides.
+    A ledger of a committed transaction that is not listed is left over from another attempt. One of a transaction that
+    was not committed may still be in use; a query that resumes writes it again, so it is garbage after
+    `orphan_grace_ms`. A copy from another cluster belongs to no transaction, despite its labels. A migration may list
+    it at any later time, or an operator copied that ledger alone; so it is never garbage, and an operator decides.
     """
     if manifest is not None and metadata.ledger_id in (*manifest.ledger_ids, *manifest.deleting):
         return Fate.LISTED

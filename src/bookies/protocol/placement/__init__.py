@@ -1,4 +1,4 @@
-"""Choice of ensembles under placement rules."""
+"""Choice of ensembles and replacements under placement rules."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The bookies that may be chosen: where they are, indexed once per change, and in which order to take them.
+"""Candidates of a choice: an index of bookies by location, and the order of preference.
 
-`Cluster` is the index. It is made anew when bookies come or go or a location changes, and serves any number of choices.
-`Candidates` is one choice's view of it: an order of preference (random, weighted, by health; the caller's business),
-drawn as far as it is needed, so that a choice among thousands of bookies looks at a few dozen.
+`Cluster` is the index. The caller rebuilds it when bookies come or go or a location changes; it serves any number of
+choices. `Candidates` is one choice's view of it: an order of preference that the caller decides (random, weighted, by
+health). It is drawn lazily, so that a choice among thousands of bookies draws a few dozen.
 
-Bookies that cannot be told apart by where they are need not all be tried: two fresh hosts of one rack with as many
-bookies each are the same to a search, and so are two untouched racks with as many hosts of each size. `Cluster.alike`
-numbers the domains by that: equal numbers, and the one can be swapped for the other.
+A search need not try interchangeable bookies. Two fresh hosts of one rack with equally many bookies are the same to it,
+and so are two untouched racks with equally many hosts of each size. `Cluster.alike` numbers the domains accordingly:
+domains with equal numbers are interchangeable.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from bookies.protocol.placement.placement_policy import PlacementPolicy
 from bookies.protocol.placement.topology import Kind, Place, Problem, Topology
 from bookies.protocol.placement.write_sets import Condition
 
-HEAD_MAX = 48  # drawn in order of preference before the index is asked for one bookie of each sort
+HEAD_MAX = 48  # drawn in order of preference before the search takes one bookie of each sort from the index
 
 
 class Cluster:
-    """`bookies`: the writable ones. `unplaced`: those that are nowhere, and may not be used because of that."""
+    """Index of writable bookies by fault domain.
+
+    `unplaced`: bookies that must not be used, because the policy is a rule and they have no valid location.
+    """
 
     def __init__(self, bookies: Iterable[BookieId], topology: Topology, policy: PlacementPolicy) -> None:
         self.topology = topology
@@ -52,30 +55,32 @@ class Cluster:
             place = self.places[bookies_there[0]]
             around = place[-2] if len(place) > 1 else None
             self.sorts.setdefault((around, self.alike[host]), []).append(host)
-        self.met: dict[tuple[int, int, int], tuple[Condition, ...]] = {}  # by quorums: the best that can be asked for
+        self.met: dict[
+            tuple[int, int, int], tuple[Condition, ...]
+        ] = {}  # by quorums: the most conditions that can hold
         self._within: dict[str, list[BookieId]] | None = None
         self._wishes: dict[int, list[list[Condition]]] = {}
 
     def within(self, domain: str) -> Sequence[BookieId]:
-        """The bookies in a fault domain."""
+        """Return the bookies in a fault domain."""
         if self._within is None:
             self._within = {}
             for bookie, place in self.places.items():
-                for each in place:
-                    if each is not None:
-                        self._within.setdefault(each, []).append(bookie)
+                for own_domain in place:
+                    if own_domain is not None:
+                        self._within.setdefault(own_domain, []).append(bookie)
         return self._within.get(domain, ())
 
     def wishes(self, write_quorum: int) -> list[list[Condition]]:
-        """What to ask for here beyond the rules (`PlacementPolicy.wishes`)."""
+        """Return the wishes beyond the rules for this cluster (`PlacementPolicy.wishes`)."""
         wishes = self._wishes.get(write_quorum)
         if wishes is None:
-            sizes = [each.values() for each in self.sizes]
+            sizes = [by_domain.values() for by_domain in self.sizes]
             wishes = self._wishes[write_quorum] = self.policy.wishes(write_quorum, sizes)
         return wishes
 
     def _sorts(self) -> dict[str, int]:
-        """A number for every domain, equal for those that look alike."""
+        """Return a number for every domain, equal for interchangeable ones."""
         numbers: dict[object, int] = {}
         alike: dict[str, int] = {}
         for host, bookies in self.on_host.items():
@@ -98,9 +103,10 @@ class Cluster:
 class Candidates(Sequence[BookieId]):
     """Bookies of a cluster in order of preference.
 
-    `order`: drawn lazily; those that it leaves out come after it. `last`: taken only when there is no ensemble without
-    them, because they do not work now. `first`: preferred for the first position, as they are near. `turn`: any number;
-    where among equals to begin when the order has been drawn far enough.
+    order: drawn lazily; the bookies that it leaves out follow it.
+    last: bookies that do not work now; chosen only when there is no ensemble without them.
+    first: nearby bookies, preferred for the first position.
+    turn: any number; rotates the choice among interchangeable hosts and bookies when the order has been drawn.
     """
 
     def __init__(
@@ -128,14 +134,14 @@ class Candidates(Sequence[BookieId]):
         policy: PlacementPolicy | None = None,
         topology: Topology | None = None,
     ) -> Candidates:
-        """Of bookies that are there already, in order; without a policy any of them do for any position."""
+        """Return candidates from available bookies in order; without a policy any of them fits any position."""
         if isinstance(bookies, Candidates) and policy is None and topology is None:
             return bookies
         order = list(dict.fromkeys(bookies))
         return cls(Cluster(order, topology or Topology(), policy or PlacementPolicy(Kind.RANDOM)), order)
 
     def head(self) -> Iterator[BookieId]:
-        """The most preferred ones; all of them if there are not many more."""
+        """Yield the most preferred bookies, at most `HEAD_MAX`."""
         for index in range(HEAD_MAX):
             while len(self._drawn) <= index:
                 if not self._draw():
@@ -144,7 +150,7 @@ class Candidates(Sequence[BookieId]):
 
     @property
     def is_in_head(self) -> bool:
-        """Whether `head` has given every one."""
+        """Report whether `head` has yielded every bookie."""
         return len(self._drawn) >= len(self.cluster) and len(self.cluster) <= HEAD_MAX
 
     def _draw(self) -> bool:
@@ -174,5 +180,5 @@ class Candidates(Sequence[BookieId]):
         return iter(self._all())
 
     def __getitem__(self, index: Any) -> Any:
-        """One by its index, or a list by a slice."""
+        """Return one bookie by its index, or a list by a slice."""
         return self._all()[index]

@@ -1,4 +1,4 @@
-"""How much more often than others a bookie with much free space is chosen. Source: metadata 9.6."""
+"""Weights of bookies in a choice by their free space. Source: metadata 9.6."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bookies.model import BookieId
 
 
 def weights_of(bookies: Sequence[BookieId], free: Mapping[BookieId, int], multiple_max: float) -> dict[BookieId, float]:
-    """The chance of each bookie relative to the best one's, above 0 and at most 1. Empty: all are the same.
+    """Return the chance of each bookie relative to the best one's, above 0 and at most 1. Empty: all are the same.
 
-    `free`: bytes that bookies have said they have; one that has not, or has none, counts as the one with the fewest.
-    No bookie counts as more than `multiple_max` times the median; 0: there is no such limit.
+    free: reported free bytes; a bookie without a report, or with 0, counts as the one with the fewest.
+    multiple_max: no bookie counts as more than this multiple of the median; 0: no limit.
     """
     known = {bookie: space for bookie in bookies if (space := free.get(bookie, 0)) > 0}
     if not known:

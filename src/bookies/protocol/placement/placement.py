@@ -1,18 +1,19 @@
-"""Choose an ensemble, choose replacements, judge what was chosen: pure functions over an order of preference.
+"""Choice and judgement of ensembles and replacements: pure functions over an order of preference.
 
-Randomness comes in as data: `Candidates` has the writable bookies in the order in which they shall be taken, and knows
-where they are and what the policy asks for. Members of an ensemble are always distinct, and entry e goes to the
-positions (e + k) mod E, so the order of the members decides which of them hold the same entries.
+Randomness is data: `Candidates` has the writable bookies in their order of preference, their locations, and the policy.
+Members of an ensemble are always distinct. Entry e goes to the positions (e + k) mod E, so the order of the members
+decides which of them hold the same entries.
 
-What is found
--------------
-An ensemble that keeps every rule is found exactly when there is one (`placement_search`); otherwise `NotEnoughBookies`
-says which rule stands in the way and where the bookies are, or that it could not be decided in so many steps. Of
-several the best degree wins: wishes are met in their order of importance, each as far as it can be without giving up
-one before it. Bookies that do not work now are used only when the rules cannot be kept without them.
+Result of a choice
+------------------
+The search finds an ensemble that keeps every rule exactly when there is one (`placement_search`). Otherwise
+`NotEnoughBookies` names the violated rule and the locations of the bookies, or reports that the search was undecided
+after its step limit. Of several ensembles the best wins: wishes are met in their order of importance, each as far as
+possible without giving up an earlier one. Bookies that do not work now are used only when the rules cannot be kept
+without them.
 
-A replacement is bound by rules as far as those who stay allow: a write set that did not keep a rule before need not
-keep it afterwards, but no write set gets worse for it. Source: client-protocol 2.2 and 2.7; metadata 9.
+Rules bind a replacement as far as the remaining members allow. A write set that violated a rule before may still
+violate it, but no write set gets worse. Source: client-protocol 2.2 and 2.7; metadata 9.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from bookies.protocol.placement.write_sets import Condition, Spread, distinct, w
 
 
 class Finding(NamedTuple):
-    """A write set that does not meet a condition. `bookies`: its members, from position `start` on."""
+    """Write set that does not meet a condition. `bookies`: its members, from position `start` on."""
 
     start: int
     bookies: tuple[BookieId, ...]
@@ -49,7 +50,10 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`findings`: why the adherence is not strict, by write set. `problems`: members that are nowhere."""
+    """Adherence of an ensemble to a policy.
+
+    `findings`: why the adherence is not strict, by write set. `problems`: members without a valid location.
+    """
 
     adherence: Adherence
     findings: tuple[Finding, ...] = ()
@@ -61,7 +65,7 @@ class Judgement:
 
 
 class Change(NamedTuple):
-    """`new` instead of `old` at a position."""
+    """Replacement of `old` by `new` at a position."""
 
     position: int
     old: BookieId
@@ -72,7 +76,7 @@ class Change(NamedTuple):
 def choose_ensemble(
     candidates: Candidates, size: int, write_quorum: int, ack_quorum: int, exclude: Collection[BookieId] = ()
 ) -> Ensemble:
-    """Distinct candidates that are not excluded, as well spread as they can be. Raises `NotEnoughBookies`."""
+    """Return distinct candidates that are not excluded, as well spread as possible. Raises `NotEnoughBookies`."""
     cluster = candidates.cluster
     rules = cluster.policy.required(write_quorum, ack_quorum)
     quorums = (size, write_quorum, ack_quorum)
@@ -107,12 +111,19 @@ def choose_replacements(
     ack_quorum: int,
     exclude: Collection[BookieId] = (),
 ) -> Ensemble:
-    """The ensemble with fresh bookies, no members before, at all these positions. Raises `NotEnoughBookies`."""
+    """Return the ensemble with a new bookie, not yet a member, at each of these positions.
+
+    Raises `NotEnoughBookies`.
+    """
     policy, topology = candidates.cluster.policy, candidates.cluster.topology
     places = [topology.place(bookie, policy.kind) for bookie in ensemble]
     kept = [None if position in positions else bookie for position, bookie in enumerate(ensemble)]
     members = {position: place for position, place in enumerate(places) if position not in positions}
-    concerned = [each for each in write_sets(len(ensemble), write_quorum) if any(at in positions for at in each)]
+    affected = [
+        write_set
+        for write_set in write_sets(len(ensemble), write_quorum)
+        if any(position in positions for position in write_set)
+    ]
     rules = policy.required(write_quorum, ack_quorum)
     wishes = candidates.cluster.wishes(write_quorum)
 
@@ -122,14 +133,18 @@ def choose_replacements(
         wanted: tuple[Condition, ...],
     ) -> Ensemble | None:
         conditions: Conditions = [
-            (each, tuple(without_implied([*required(each), *_in_reach(wanted, each, members)]))) for each in concerned
+            (
+                write_set,
+                tuple(without_implied([*required(write_set), *_in_reach(wanted, write_set, members)])),
+            )
+            for write_set in affected
         ]
         steps_max = WISH_STEPS_MAX if wanted else STEPS_MAX
         return Search(candidates, kept, members, conditions, [*ensemble, *unwanted], steps_max).run()
 
     ways: tuple[Callable[[Sequence[int]], Iterable[Condition]], ...] = (
-        lambda each: _in_reach(rules, each, members),
-        lambda each: _as_before(rules, [places[at] for at in each]),
+        lambda write_set: _in_reach(rules, write_set, members),
+        lambda write_set: _as_before(rules, [places[at] for at in write_set]),
     )
     for required in ways if rules else ways[:1]:
         for unwanted in _without(candidates, exclude):
@@ -148,16 +163,16 @@ def replace_failed(
     write_quorum: int | None = None,
     ack_quorum: int = 1,
 ) -> Ensemble:
-    """Put a fresh bookie at every failed (position, bookie) whose bookie is still there.
+    """Return the ensemble with a new bookie at every failed (position, bookie) that is still a member.
 
-    Bookies that failed are never chosen, nor are those in `exclude` (replaced earlier in the same change, D-21). When
-    some but not all can be replaced the partial result counts: the others stay, and will fail again.
-    Raises `NotEnoughBookies` when not even one can be replaced.
+    Never choose bookies that failed, nor those in `exclude` (replaced earlier in the same change, D-21). If only some
+    can be replaced, the result is partial: the others stay, and will fail again. Raises `NotEnoughBookies` when none
+    can be replaced.
     """
-    there = [(position, bookie) for position, bookie in failed if ensemble[position] == bookie]
+    members = [(position, bookie) for position, bookie in failed if ensemble[position] == bookie]
     unwanted = list(exclude)
     choose = _Replacing(Candidates.of(candidates), ensemble, write_quorum or len(ensemble), ack_quorum, unwanted)
-    positions = [position for position, _ in there]
+    positions = [position for position, _ in members]
     try:
         return choose(positions) if positions else ensemble
     except NotEnoughBookies:
@@ -202,10 +217,10 @@ def fewest_changes(
     ack_quorum: int,
     exclude: Collection[BookieId] = (),
 ) -> tuple[Change, ...]:
-    """What makes the ensemble adhere to the policy with as few new bookies as possible; nothing if it does.
+    """Return the fewest changes that make the ensemble adhere to the policy; empty if it does.
 
-    Members keep their positions; no member moves to another one, for that would be two copies more. Raises
-    `NotEnoughBookies`: no choice of new bookies makes it adhere.
+    Members keep their positions: moving one to another position would cost two more copies. Raises `NotEnoughBookies`
+    when no choice of new bookies makes it adhere.
     """
     topology, policy = candidates.cluster.topology, candidates.cluster.policy
     minimum = policy.minimum(write_quorum, ack_quorum)
@@ -220,11 +235,11 @@ def fewest_changes(
         return Search(candidates, kept, members, everywhere(len(ensemble), write_quorum, minimum), taken).run()
 
     def broken(positions: Collection[int]) -> tuple[int, ...] | None:
-        """A write set that needs another change. None: there is no such."""
-        for each in sets:
-            members = [places[at] for at in each if at not in positions]
-            if not all(condition.holds(members, len(each) - len(members)) for condition in minimum):
-                return each
+        """Return a write set that needs another change; None: there is none."""
+        for write_set in sets:
+            members = [places[at] for at in write_set if at not in positions]
+            if not all(condition.holds(members, len(write_set) - len(members)) for condition in minimum):
+                return write_set
         return None
 
     def of_size(count: int, positions: tuple[int, ...], seen: set[frozenset[int]]) -> Ensemble | None:
@@ -250,7 +265,7 @@ def fewest_changes(
 
 
 def _without(candidates: Candidates, exclude: Collection[BookieId]) -> Iterator[Collection[BookieId]]:
-    """Whom not to choose: first those that do not work now either."""
+    """Yield the bookies not to choose: first including those that do not work now, then without them."""
     if candidates.last:
         yield [*exclude, *candidates.last]
     yield exclude
@@ -261,9 +276,9 @@ def _best(
     rules: tuple[Condition, ...],
     wishes: Sequence[Sequence[Condition]],
 ) -> tuple[Ensemble, tuple[Condition, ...]] | None:
-    """What is found for the most that can be had, and what that is. None: not even the rules can be kept.
+    """Return an ensemble that meets the most wishes, and its conditions. None: the rules cannot be kept.
 
-    First everything is asked for; then the best of each wish that leaves all before it as they are.
+    First ask for all wishes; then, wish by wish, for the best alternative that keeps all earlier ones.
     """
     granted = (*rules, *(alternatives[0] for alternatives in wishes))
     ensemble = find(granted)
@@ -282,7 +297,7 @@ def _best(
 
 
 def _as_before(rules: Iterable[Condition], members: Sequence[Place]) -> Iterator[Condition]:
-    """The rules as far as a write set keeps them now. Members that are nowhere may be anywhere."""
+    """Yield the rules as far as a write set keeps them now. Members without a location may be anywhere."""
     for rule in rules:
         if isinstance(rule, Spread):
             nowhere = sum(place[rule.level] is None for place in members)
@@ -294,13 +309,13 @@ def _as_before(rules: Iterable[Condition], members: Sequence[Place]) -> Iterator
 def _in_reach(
     wishes: Iterable[Condition], write_set: Sequence[int], members: Mapping[int, Place]
 ) -> Iterator[Condition]:
-    """The wishes as far as the members of a write set who stay leave room for them."""
-    there = [members[at] for at in write_set if at in members]
-    free = len(write_set) - len(there)
+    """Yield the wishes as far as the remaining members of a write set leave them possible."""
+    places = [members[at] for at in write_set if at in members]
+    free = len(write_set) - len(places)
     for wish in wishes:
         if isinstance(wish, Spread):
-            yield replace(wish, count=min(wish.count, distinct(there, wish.level) + free))
-        elif wish.holds(there, free):
+            yield replace(wish, count=min(wish.count, distinct(places, wish.level) + free))
+        elif wish.holds(places, free):
             yield wish
 
 
@@ -308,9 +323,9 @@ def _in_reach(
 def judge(
     topology: Topology, policy: PlacementPolicy, ensemble: Sequence[BookieId], write_quorum: int, ack_quorum: int
 ) -> Judgement:
-    """How well an ensemble meets a policy, and what is wrong with which write sets.
+    """Judge how well an ensemble meets a policy, and which write sets do not.
 
-    Whether its bookies run does not matter: one that is down for a while has not moved.
+    Whether its bookies run does not matter: a bookie that is down has not moved.
     """
     places = [topology.place(bookie, policy.kind) for bookie in ensemble]
     problems = tuple(topology.problems(ensemble, policy.kind))
@@ -334,13 +349,13 @@ def judge(
 def acks_adhere(
     topology: Topology, policy: PlacementPolicy, acked: Collection[BookieId], write_quorum: int, ack_quorum: int
 ) -> bool:
-    """Whether acknowledgements from these bookies alone are in as many fault domains as the policy asks for."""
+    """Report whether acknowledgements from these bookies alone span as many fault domains as the policy asks for."""
     places = [topology.place(bookie, policy.kind) for bookie in acked]
     if len(places) < ack_quorum:
         return False
-    spreads = [each for each in policy.minimum(write_quorum, ack_quorum) if isinstance(each, Spread)]
+    spreads = [rule for rule in policy.minimum(write_quorum, ack_quorum) if isinstance(rule, Spread)]
     regions = policy.regions_min if policy.kind.levels[0] == "region" else 0
-    return distinct(places, 0) >= regions and all(each.holds(places, 0) for each in spreads)
+    return distinct(places, 0) >= regions and all(spread.holds(places, 0) for spread in spreads)
 
 
 def _where(place: Place) -> str:

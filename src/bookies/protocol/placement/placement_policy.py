@@ -1,8 +1,8 @@
-"""What placement asks for, as a value, and what follows from it for the write sets of an ensemble.
+"""Placement policy as a value, and its conditions on the write sets of an ensemble.
 
-A *minimum* is what adhering to the policy means. As a rule it is never gone below: there is an ensemble that meets it
-or none at all. As a wish it is met when it can be, else as nearly as it can. Beyond the minimum more is better:
-as many racks as an entry has replicas, if that does not give some bookies far more than their share, and as many
+An ensemble adheres to a policy if it meets the *minimum*. As a rule the minimum is binding: without an ensemble that
+meets it, the choice fails. As a wish it is met if possible, else as nearly as possible. Beyond the minimum more is
+better: as many racks as an entry has replicas, unless that gives some bookies far more than their share, and as many
 hosts. Source: metadata 9.1, 9.4, 9.5, 9.7.
 """
 
@@ -16,25 +16,27 @@ from bookies.errors import ConfigError
 from bookies.protocol.placement.topology import Kind
 from bookies.protocol.placement.write_sets import Condition, Outlives, Spread, UpgradeDomains
 
-SHARE_MAX = 3.0  # times its fair share that a bookie may get for the sake of more domains than the minimum
-HOSTS_WISHED = 2  # whatever their shares
+SHARE_MAX = 3.0  # multiple of its fair share that a bookie may get for more domains than the minimum
+HOSTS_WISHED = 2  # regardless of their shares
 
 
 class Adherence(enum.IntEnum):
-    """How well an ensemble meets a policy; numbers as Apache's. Source: metadata 9.1."""
+    """Degree to which an ensemble meets a policy; the numbers are Apache's. Source: metadata 9.1."""
 
     FAIL = 1
-    SOFT = 3  # the minimum, and less than desired
+    SOFT = 3  # the minimum, but less than desired
     STRICT = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    """`racks_min`, `zones_min`: in so many racks (zones) is every entry, or in as many as it has replicas.
+    """Placement policy.
 
-    `is_rule`: whether those are rules. `regions_min`: any ack quorum of an entry's replicas is in so many regions,
-    always as a rule; less than 2: entries are spread over `racks_min` regions, as a wish. `zones_desired`: what strict
-    adherence asks for.
+    racks_min, zones_min: racks (zones) that hold every entry, at most as many as it has replicas.
+    is_rule: whether these two are rules; otherwise they are wishes.
+    regions_min: regions that any ack quorum of an entry's replicas spans, always a rule; below 2: entries are spread
+        over `racks_min` regions, as a wish.
+    zones_desired: zones for strict adherence.
     """
 
     kind: Kind = Kind.RACK
@@ -49,7 +51,7 @@ class PlacementPolicy:
             raise ConfigError(f"zones_min = {self.zones_min} is more than zones_desired = {self.zones_desired}")
 
     def minimum(self, write_quorum: int, ack_quorum: int) -> tuple[Condition, ...]:
-        """What every write set has to meet for the ensemble to adhere."""
+        """Return the conditions that every write set must meet for the ensemble to adhere."""
         conditions: list[Condition] = []
         if self.kind is Kind.ZONE:
             conditions = [Spread(0, min(write_quorum, self.zones_min), "zone"), UpgradeDomains()]
@@ -58,16 +60,16 @@ class PlacementPolicy:
             conditions = [Spread(level, min(write_quorum, self.racks_min), "rack")]
             if self.kind is Kind.REGION and self.regions_min > 1:
                 conditions.insert(0, Outlives(self.regions_min, ack_quorum))
-        return tuple(each for each in conditions if not (isinstance(each, Spread) and each.count < 2))
+        return tuple(rule for rule in conditions if not (isinstance(rule, Spread) and rule.count < 2))
 
     def required(self, write_quorum: int, ack_quorum: int) -> tuple[Condition, ...]:
-        """The part of the minimum that is a rule."""
+        """Return the conditions of the minimum that are rules."""
         return tuple(
-            each for each in self.minimum(write_quorum, ack_quorum) if self.is_rule or isinstance(each, Outlives)
+            rule for rule in self.minimum(write_quorum, ack_quorum) if self.is_rule or isinstance(rule, Outlives)
         )
 
     def desired(self, write_quorum: int) -> tuple[Condition, ...]:
-        """What every write set meets in an ensemble that adheres strictly, beyond the minimum."""
+        """Return the conditions beyond the minimum that every write set of a strictly adhering ensemble meets."""
         if self.kind is Kind.ZONE:
             return (Spread(0, min(write_quorum, self.zones_desired), "zone"),)
         if self.kind is Kind.REGION and self.regions_min < 2:
@@ -75,9 +77,9 @@ class PlacementPolicy:
         return ()
 
     def wishes(self, write_quorum: int, sizes: Sequence[Iterable[int]]) -> list[list[Condition]]:
-        """What to ask for beyond the rules, the most important first; of each the alternatives, the best first.
+        """Return the wishes beyond the rules, the most important first; each is a list of alternatives, the best first.
 
-        `sizes`: of each level how many bookies each domain has.
+        `sizes`: by level, the number of bookies of each domain.
         """
         wishes: list[list[Condition]] = []
         for level, name in enumerate(self.kind.levels):
@@ -93,24 +95,24 @@ class PlacementPolicy:
                     if count <= asked or _share(of_level, count, write_quorum) <= SHARE_MAX
                 ]
             )
-        return [each for each in wishes if each]
+        return [alternatives for alternatives in wishes if alternatives]
 
     def _asked(self, name: str, write_quorum: int) -> tuple[int, int]:
-        """How many domains of a level are asked for in any case, and how many at most."""
+        """Return how many domains of a level are asked for in any case, and how many at most."""
         if name == "zone":
             return self.zones_desired, min(write_quorum, self.zones_desired)
         return HOSTS_WISHED if name == "host" else self.racks_min, write_quorum
 
 
 def _share(sizes: Sequence[int], count: int, write_quorum: int) -> float:
-    """How many times its fair share the busiest bookie gets when every write set is in `count` of these domains.
+    """Return the busiest bookie's multiple of its fair share if every write set is in `count` of these domains.
 
-    `sizes`: bookies of each domain, the largest first. A domain gets at most as many replicas as leave one for each of
-    the others; what large ones may not take is shared out among the small ones.
+    `sizes`: number of bookies of each domain, the largest first. A domain gets at most as many replicas as leave one
+    for each of the others; the small domains share the excess of the large ones.
     """
     most = (write_quorum - count + 1) / write_quorum
     share, left, total = 1.0, sum(sizes), sum(sizes)
-    for size in sizes[: count - 1]:  # That many can be full at most: the shares of `count` are more than all.
+    for size in sizes[: count - 1]:  # At most this many domains can be full: `count` full shares exceed the total.
         if size * share / left <= most:
             break
         share -= most

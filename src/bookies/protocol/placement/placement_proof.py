@@ -1,4 +1,4 @@
-"""Why there is no ensemble, in words: which rule stands in the way, where the bookies are, and what would help."""
+"""Errors of a choice without result: the violated rule, the locations of the bookies, and a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bookies.protocol.placement.placement_search import STEPS_MAX, Search, every
 from bookies.protocol.placement.topology import Problem, name_of
 from bookies.protocol.placement.write_sets import Condition, Spread
 
-NAMES_MAX = 8  # of bookies or places, in one error
+NAMES_MAX = 8  # bookies or places in one message
 
 
 def no_ensemble(
@@ -23,14 +23,14 @@ def no_ensemble(
     *,
     is_proved: bool = True,
 ) -> NotEnoughBookies:
-    """The error of a search that has found none. `is_proved`: it has not given up before it knew."""
-    usable = [each for each in candidates.cluster.bookies if each not in exclude]
-    nowhere = [each for each in candidates.cluster.unplaced if each not in exclude]
+    """Return the error of a search without result. `is_proved`: there is no ensemble; False: it was undecided."""
+    usable = [bookie for bookie in candidates.cluster.bookies if bookie not in exclude]
+    nowhere = [bookie for bookie in candidates.cluster.unplaced if bookie not in exclude]
     if len(usable) < size <= len(usable) + len(nowhere):
         return NotEnoughBookies(
-            f"an ensemble of {size} needs {size} writable bookies whose location is known, as the placement rule asks, "
-            f"and {len(usable)} are available of {len(usable) + len(nowhere)} that are writable: say where the others "
-            f"are{unplaced(candidates)}"
+            f"the placement rule needs {size} writable bookies with a known location for an ensemble of {size}; "
+            f"{len(usable)} of the {len(usable) + len(nowhere)} writable bookies have one: set the locations of the "
+            f"others{unplaced(candidates)}"
         )
     if len(usable) < size:
         text = (
@@ -39,14 +39,14 @@ def no_ensemble(
         )
         return NotEnoughBookies(text + unplaced(candidates))
 
-    def stands_in_the_way(rule: Condition) -> bool:
+    def is_unsatisfiable(rule: Condition) -> bool:
         search = Search(candidates, [None] * size, {}, everywhere(size, write_quorum, [rule]), exclude)
         return search.run() is None and not search.is_undecided
 
-    reasons = [rule for rule in rules if stands_in_the_way(rule)] if is_proved else []
+    reasons = [rule for rule in rules if is_unsatisfiable(rule)] if is_proved else []
     reasons = reasons or list(rules)
     asked = ", and ".join(rule.wanted(write_quorum) for rule in reasons)
-    given_up = "" if is_proved else f"no ensemble of {size} was found, nor that there is none, in {STEPS_MAX:,} steps: "
+    given_up = "" if is_proved else f"the search for an ensemble of {size} was undecided after {STEPS_MAX:,} steps: "
     shape = "" if size == write_quorum else f" in each write set of an ensemble of {size}"
     return NotEnoughBookies(
         f"{given_up}{asked}{shape}; {where(candidates, usable, reasons)}: start bookies elsewhere, or correct their "
@@ -62,9 +62,9 @@ def no_replacement(
     rules: Sequence[Condition],
     exclude: Collection[BookieId] = (),
 ) -> NotEnoughBookies:
-    """The error when nobody can take these positions."""
-    usable = [each for each in candidates.cluster.bookies if each not in exclude and each not in ensemble]
-    failed = some([ensemble[position] for position in positions])
+    """Return the error for positions that no bookie can take."""
+    usable = [bookie for bookie in candidates.cluster.bookies if bookie not in exclude and bookie not in ensemble]
+    failed = abbreviated([ensemble[position] for position in positions])
     count = len(candidates) + len(candidates.cluster.unplaced)
     text = f"none of the {count} writable bookies can take the place of {failed} in [{', '.join(ensemble)}]"
     if len(usable) < len(positions) or not rules:
@@ -78,7 +78,7 @@ def no_replacement(
 
 
 def where(candidates: Candidates, bookies: Sequence[BookieId], rules: Sequence[Condition]) -> str:
-    """Where these bookies are, at the level that the rules are about."""
+    """Return the text about the locations of these bookies, at the level that the rules are about."""
     level = next((rule.level for rule in rules if isinstance(rule, Spread)), 0)
     counts: dict[str, int] = {}
     for bookie in bookies:
@@ -88,24 +88,25 @@ def where(candidates: Candidates, bookies: Sequence[BookieId], rules: Sequence[C
     if len(counts) == 1:
         only = next(iter(counts))
         return f"{count} all in {only}" if len(bookies) > 1 else f"{count} in {only}"
-    return f"{count} in " + some([f"{name} ({of_name})" for name, of_name in sorted(counts.items())])
+    return f"{count} in " + abbreviated([f"{name} ({of_name})" for name, of_name in sorted(counts.items())])
 
 
 def unplaced(candidates: Candidates) -> str:
-    """Which bookies are left out because nobody knows where they are."""
+    """Return the text about bookies that are not used because they have no valid location; empty if there are none."""
     problems = list(candidates.cluster.unplaced.values())
     if not problems:
         return ""
     example = candidates.cluster.policy.kind.example
-    return f"; not used, for where they are has to be known: {said(problems)} (a location looks like {example})"
+    return (
+        f"; not used, because the rule needs their location: {_reasons(problems)} (a location has the form {example})"
+    )
 
 
-def said(problems: Iterable[Problem]) -> str:
-    """The bookies and why each is nowhere."""
-    return some([f"{problem.bookie} ({problem.reason})" for problem in problems])
+def _reasons(problems: Iterable[Problem]) -> str:
+    return abbreviated([f"{problem.bookie} ({problem.reason})" for problem in problems])
 
 
-def some(names: Sequence[str]) -> str:
-    """All of a few, the first of many and how many more."""
+def abbreviated(names: Sequence[str]) -> str:
+    """Return the names as text: all, or the first `NAMES_MAX` and how many more."""
     more = len(names) - NAMES_MAX
     return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")

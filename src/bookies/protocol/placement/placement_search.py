@@ -1,15 +1,15 @@
-"""Fill positions of an ensemble so that conditions on its write sets hold, or prove that nobody can.
+"""Backtracking search for an ensemble whose write sets meet given conditions, or the proof that there is none.
 
-Depth first, position after position, each time in the candidates' order of preference, going back when a position
-cannot be filled. The first ensemble found is thus the most preferred one that a greedy choice with hindsight finds, and
-if there is one at all it is found. What keeps the search small:
+The search goes depth first, position after position, in the candidates' order of preference, and backtracks when a
+position cannot be filled. So the first ensemble found is the most preferred one of a greedy choice with backtracking,
+and the search finds an ensemble whenever there is one. Three rules keep it small:
 
-* a partly filled write set that nobody could fill well any more is given up at once;
-* of candidates that are alike (`Cluster.alike`) one is tried: if it leads nowhere the others do not either;
-* what cannot be because domains are too few, or too small for the write sets there are, is told by counting.
+* it abandons a partly filled write set at once when no completion can meet the conditions;
+* of interchangeable candidates (`Cluster.alike`) it tries one: if that fails, the others would too;
+* counting shows that domains are too few, or too small for the number of write sets.
 
-Arranging things on a ring can be a puzzle all the same, for ensembles of a dozen bookies and more in a few racks of
-very different sizes. A search that has taken so many steps ends undecided, and says so (`is_undecided`).
+Arrangements on a ring can still be hard, for ensembles of a dozen bookies and more in a few racks of very different
+sizes. A search that reaches its step limit ends undecided (`is_undecided`).
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ from bookies.protocol.placement.topology import Place
 from bookies.protocol.placement.write_sets import Condition, Spread, write_sets
 
 STEPS_MAX = 50_000  # for rules; about a second
-WISH_STEPS_MAX = 2_000  # for what goes beyond them
+WISH_STEPS_MAX = 2_000  # for wishes beyond them
 
 Conditions = Sequence[tuple[tuple[int, ...], tuple[Condition, ...]]]
-"""Positions of a write set, and what it has to meet."""
+"""Positions of a write set, and the conditions that it must meet."""
 
 
 def everywhere(size: int, write_quorum: int, conditions: Sequence[Condition]) -> Conditions:
-    """The same conditions for every write set."""
+    """Return the same conditions for every write set."""
     strongest = tuple(without_implied(conditions))
     return [(positions, strongest) for positions in write_sets(size, write_quorum)]
 
 
 def without_implied(conditions: Sequence[Condition]) -> Iterator[Condition]:
-    """Those that do not follow from another: more domains of one level are fewer, too."""
+    """Yield the conditions that do not follow from another: a spread over more domains implies one over fewer."""
     most: dict[int, int] = {}
-    for each in conditions:
-        if isinstance(each, Spread):
-            most[each.level] = max(each.count, most.get(each.level, 0))
-    for each in dict.fromkeys(conditions):
-        if not isinstance(each, Spread) or each.count == most[each.level]:
-            yield each
+    for condition in conditions:
+        if isinstance(condition, Spread):
+            most[condition.level] = max(condition.count, most.get(condition.level, 0))
+    for condition in dict.fromkeys(conditions):
+        if not isinstance(condition, Spread) or condition.count == most[condition.level]:
+            yield condition
 
 
 class Search:
-    """One search. `ensemble`: None where a bookie is to be found. `members`: the places of those who stay.
+    """One search.
 
-    `conditions`: those that the members alone do not break already. `exclude`: who must not be chosen, beside the
-    members.
+    ensemble: None at each position to fill.
+    members: places of the members that stay, by position.
+    conditions: conditions that the members alone do not violate.
+    exclude: bookies that must not be chosen, beside the members.
     """
 
     def __init__(
@@ -68,12 +70,15 @@ class Search:
         self._chosen: list[BookieId | None] = list(ensemble)
         self._slots: list[Place | None] = [members.get(position) for position in range(len(ensemble))]
         self._open = [position for position, bookie in enumerate(ensemble) if bookie is None]
-        self._taken: dict[BookieId, None] = dict.fromkeys(each for each in (*ensemble, *exclude) if each is not None)
-        self._conditions = [each for each in conditions if each[1]]
+        self._taken: dict[BookieId, None] = dict.fromkeys(
+            bookie for bookie in (*ensemble, *exclude) if bookie is not None
+        )
+        self._conditions = [constraint for constraint in conditions if constraint[1]]
         self._at: list[Conditions] = [
-            [each for each in self._conditions if position in each[0]] for position in range(len(ensemble))
+            [constraint for constraint in self._conditions if position in constraint[0]]
+            for position in range(len(ensemble))
         ]
-        # Domains that are not like others any more, since somebody in them is a member, is taken or is excluded.
+        # Domains that are no longer interchangeable, because a bookie in them is a member, is taken or is excluded.
         self._touched: dict[str, int] = {}
         for bookie in self._taken:
             for domain in self._cluster.places.get(bookie, ()):
@@ -89,45 +94,46 @@ class Search:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it has ended before it could find an ensemble or prove that there is none."""
+        """Report whether the search ended before it found an ensemble or proved that there is none."""
         return self._steps >= self._steps_max
 
     def run(self) -> Ensemble | None:
-        """The ensemble, or None: there is none, unless `is_undecided`."""
+        """Return the ensemble, or None: there is none, unless `is_undecided`."""
         if self._free < len(self._open) or not all(map(self._may_hold, self._conditions)) or not self._may_reach():
             return None
         if not self._fill(0):
             return None
         return tuple(bookie for bookie in self._chosen if bookie is not None)
 
-    def _may_hold(self, each: tuple[tuple[int, ...], tuple[Condition, ...]]) -> bool:
-        """A quick look: there are enough domains at all."""
-        positions, conditions = each
+    def _may_hold(self, constraint: tuple[tuple[int, ...], tuple[Condition, ...]]) -> bool:
+        """Report whether there are enough domains for the conditions on one write set."""
+        positions, conditions = constraint
         members, _ = self._members(positions)
         for condition in conditions:
             if isinstance(condition, Spread):
                 sizes = self._cluster.sizes[condition.level]
-                there = {place[condition.level] for place in members} - {None}
-                others = sum(domain not in sizes for domain in there)
+                occupied = {place[condition.level] for place in members} - {None}
+                others = sum(domain not in sizes for domain in occupied)
                 if len(sizes) + others < condition.count:
                     return False
         return True
 
     def _may_reach(self) -> bool:
-        """Another: a bookie is in `write_quorum` write sets, so a domain of few bookies is not in many of them."""
+        """Report whether the domains are large enough: a bookie is in `write_quorum` write sets, so a domain of few
+        bookies is in few of them."""
         wanted: dict[int, int] = {}
         for _, conditions in self._conditions:
-            for each in conditions:
-                if isinstance(each, Spread):
-                    wanted[each.level] = wanted.get(each.level, 0) + each.count
+            for condition in conditions:
+                if isinstance(condition, Spread):
+                    wanted[condition.level] = wanted.get(condition.level, 0) + condition.count
         count = len(self._conditions)
-        each_bookie = len(self._conditions[0][0]) if count > 1 else 1
+        sets_per_bookie = len(self._conditions[0][0]) if count > 1 else 1
         for level, needed in wanted.items():
             sizes = self._cluster.sizes[level]
             staying = Counter(place[level] for place in self._slots if place is not None)
-            for domain in chain(staying, (each for each in sizes if each not in staying)):
+            for domain in chain(staying, (domain for domain in sizes if domain not in staying)):
                 if domain is not None:
-                    needed -= min(count, each_bookie * (sizes.get(domain, 0) + staying[domain]))
+                    needed -= min(count, sets_per_bookie * (sizes.get(domain, 0) + staying[domain]))
                     if needed <= 0:
                         break
             if needed > 0:
@@ -140,7 +146,7 @@ class Search:
         return members, len(positions) - len(members)
 
     def _fill(self, index: int) -> bool:
-        """Fill the open positions from this one on."""
+        """Fill the open positions from this index on; report success."""
         if index == len(self._open):
             return True
         position = self._open[index]
@@ -163,26 +169,26 @@ class Search:
         return False
 
     def _offers(self, position: int) -> Iterator[BookieId]:
-        """Bookies in order of preference, then one of every sort that there is."""
+        """Yield bookies in order of preference, then one of every sort."""
         candidates, cluster = self._candidates, self._cluster
         if position == 0:
-            yield from (each for each in candidates.first if each in cluster.places)
+            yield from (bookie for bookie in candidates.first if bookie in cluster.places)
         yield from candidates.head()
         if candidates.is_in_head:
             return
         for hosts in cluster.sorts.values():
             begin = candidates.turn % len(hosts)
-            for at in range(begin, begin + len(hosts)):
-                host = hosts[at % len(hosts)]
+            for index in range(begin, begin + len(hosts)):
+                host = hosts[index % len(hosts)]
                 if host not in self._touched:
-                    there = cluster.on_host[host]
-                    yield there[candidates.turn % len(there)]
+                    bookies = cluster.on_host[host]
+                    yield bookies[candidates.turn % len(bookies)]
                     break
         for domain in list(self._touched):
-            yield from (each for each in cluster.on_host.get(domain, ()) if each not in self._taken)
+            yield from (bookie for bookie in cluster.on_host.get(domain, ()) if bookie not in self._taken)
 
     def _sort(self, place: Place) -> object:
-        """Equal for candidates of which either could stand for the other."""
+        """Return a key that is equal for interchangeable candidates."""
         around: str | None = None
         for domain in place:
             if domain is not None:

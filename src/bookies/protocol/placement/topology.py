@@ -1,10 +1,10 @@
-"""Where bookies are: a path for each of them, from which follows what they share and can lose together.
+"""Locations of bookies: paths that determine which fault domains bookies share.
 
 A location is an absolute path without the host: `/rack`, `/region/rack` or `/zone/upgradeDomain`. Below it every host
-is a fault domain of its own, and several bookies on one host are normal. A bookie without a location is nowhere: it
-counts for no rack at all, never for one that all such bookies share, since that would look like a spread that is not
-there. How many parts a location has to have depends on the kind of placement; one that does not fit counts as none,
-and `problem` says so. Source: metadata 9.3, 9.7.
+is a fault domain of its own; several bookies on one host are normal. A bookie without a location is *nowhere*: it
+counts for no rack, never for a default rack shared by all such bookies, because that would look like a spread that does
+not exist. The kind of placement decides how many parts a location must have. A location that does not fit counts as
+none, and `problem` reports it. Source: metadata 9.3, 9.7.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookies.model import BookieId
 
 
 class Kind(enum.Enum):
-    """What an ensemble is spread over."""
+    """Kind of fault domains over which an ensemble is spread."""
 
     RANDOM = "random"  # hosts only
     RACK = "rack"
@@ -28,12 +28,12 @@ class Kind(enum.Enum):
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """The fault domains from the widest to the host, by name."""
+        """Return the names of the fault domains, from the widest to the host."""
         return _LEVELS[self]
 
     @property
     def example(self) -> str:
-        """How a location looks."""
+        """Return an example of a location."""
         return _EXAMPLES[self]
 
 
@@ -46,30 +46,30 @@ _LEVELS = {
 _EXAMPLES = {Kind.RANDOM: "", Kind.RACK: "/rack", Kind.REGION: "/region/rack", Kind.ZONE: "/zone/upgradeDomain"}
 
 Place = tuple[str | None, ...]
-"""The fault domains of a bookie, widest first, as many as its kind has levels; None: it is not known. Each name holds
-those before it, so that two are the same domain exactly if they are equal."""
+"""Fault domains of a bookie, widest first, one per level of the kind; None: unknown. Each name contains those before
+it, so two domains are the same exactly if their names are equal."""
 
 
 class Problem(NamedTuple):
-    """A bookie that counts as being nowhere, and why."""
+    """Bookie that counts as nowhere, and the reason."""
 
     bookie: BookieId
     reason: str
 
 
 def parse_location(text: str) -> str:
-    """A location in its one spelling: a trailing slash does not count. Raises `ConfigError`."""
+    """Return a location in canonical form, without a trailing slash. Raises `ConfigError`."""
     path = text.strip()
     if not path.startswith("/"):
-        raise ConfigError(f"location {text!r}: must be an absolute path as /rack or /region/rack")
+        raise ConfigError(f"location {text!r}: must be an absolute path such as /rack or /region/rack")
     parts = path.rstrip("/").split("/")[1:]
-    if not parts or not all(parts) or any(each.isspace() for each in path):
-        raise ConfigError(f"location {text!r}: must have a name after each slash, without spaces, as /rack")
+    if not parts or not all(parts) or any(character.isspace() for character in path):
+        raise ConfigError(f"location {text!r}: must have a name after each slash, without spaces, such as /rack")
     return "/" + "/".join(parts)
 
 
 def parse_fault_domains(text: str) -> dict[str, str]:
-    """Locations by bookie or host, from `bookie=location` pairs separated by commas. Raises `ConfigError`.
+    """Parse `bookie=location` pairs separated by commas into locations by bookie or host. Raises `ConfigError`.
 
     A location without a slash is the name of a rack.
     """
@@ -83,10 +83,10 @@ def parse_fault_domains(text: str) -> dict[str, str]:
 
 
 def parse_location_lines(text: str, source: str) -> dict[str, str]:
-    """Locations by bookie or host, from lines `bookie-or-host location`; `#` begins a comment. Raises `ConfigError`.
+    """Parse lines `bookie-or-host location` into locations by bookie or host; `#` begins a comment.
 
-    `source`: what the lines are from, for errors. A file without any line is one too: it would mean that no bookie is
-    anywhere.
+    `source`: origin of the lines, for errors. Raises `ConfigError`, also for a text without locations: it would mean
+    that no bookie has one.
     """
     locations: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -100,22 +100,23 @@ def parse_location_lines(text: str, source: str) -> dict[str, str]:
         except ConfigError as error:
             raise ConfigError(f"{source}, line {number}: {error.message}") from error
         if locations.setdefault(words[0], location) != location:
-            raise ConfigError(f"{source}, line {number}: {words[0]} is in {locations[words[0]]} by an earlier line")
+            raise ConfigError(f"{source}, line {number}: an earlier line has {locations[words[0]]} for {words[0]}")
     if not locations:
-        raise ConfigError(f"{source} names no location: give it lines `bookie-or-host location`, or do not use it")
+        raise ConfigError(f"{source} contains no location: add lines `bookie-or-host location`, or do not use it")
     return locations
 
 
 def host_of(bookie: BookieId) -> str:
-    """The host in an id of the form `host:port`; another id is its own host, as long as nobody knows better."""
+    """Return the host in an id of the form `host:port`; any other id is its own host."""
     host, colon, port = bookie.rpartition(":")
     return host if colon and host and port.isdecimal() else bookie
 
 
 class Topology:
-    """The locations of bookies, by bookie or by host. A value: changes make a new one.
+    """Locations of bookies. Immutable.
 
-    `hosts`: of bookies whose id does not tell. `locations`: a bookie's own counts more than its host's.
+    locations: by bookie or by host; a bookie's own location takes precedence over its host's.
+    hosts: hosts of bookies whose id does not contain them.
     """
 
     def __init__(self, locations: Mapping[str, str] | None = None, hosts: Mapping[BookieId, str] | None = None) -> None:
@@ -132,18 +133,18 @@ class Topology:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no location is known at all: nobody has named racks."""
+        """Report whether no location is known."""
         return not self._locations
 
     def host(self, bookie: BookieId) -> str:
         return self._hosts.get(bookie) or host_of(bookie)
 
     def location(self, bookie: BookieId) -> str | None:
-        """As it was given, whether it fits or not."""
+        """Return the configured location, even if it does not fit the kind of placement."""
         return self._locations.get(bookie) or self._locations.get(self.host(bookie))
 
     def place(self, bookie: BookieId, kind: Kind) -> Place:
-        """Its fault domains; a bookie with a problem has only its host."""
+        """Return the fault domains of a bookie; one with a problem has only its host."""
         place = self._places.get((kind, bookie))
         if place is None:
             place = self._places[kind, bookie] = self._place(bookie, kind)
@@ -160,7 +161,7 @@ class Topology:
         return below if kind is Kind.RACK else (location[: location.index("/", 1)], *below)
 
     def problem(self, bookie: BookieId, kind: Kind) -> Problem | None:
-        """Why the bookie is nowhere. None: it has a location that fits, or needs none."""
+        """Return why the bookie is nowhere; None: it has a location that fits, or needs none."""
         if kind is Kind.RANDOM:
             return None
         location = self.location(bookie)
@@ -173,10 +174,10 @@ class Topology:
         return None
 
     def problems(self, bookies: Iterable[BookieId], kind: Kind) -> list[Problem]:
-        """Those of these bookies that are nowhere."""
+        """Return the problems of those of these bookies that are nowhere."""
         return [problem for bookie in bookies if (problem := self.problem(bookie, kind)) is not None]
 
 
 def name_of(domain: str | None) -> str:
-    """A fault domain for people: a host without the location that its name begins with."""
+    """Return the display name of a fault domain: a host without the location that its name begins with."""
     return "nowhere" if domain is None else domain.rpartition(" ")[2]

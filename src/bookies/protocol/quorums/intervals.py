@@ -1,7 +1,7 @@
-"""A set of entry ids that is nearly always "everything below a bound": the bound, and the runs above it.
+"""Set of entry ids that is nearly always "everything below a bound": the bound, and the runs above it.
 
-Acknowledgements of one bookie arrive in order, so a watermark says it all; what arrives out of order waits as runs
-until the gap below closes. Costs do not depend on how many entries are acknowledged, only on how many gaps there are.
+Acknowledgements of one bookie arrive in order, so a watermark describes them. Ids that arrive out of order wait as runs
+until the gap below closes. Costs depend on the number of gaps, not on the number of acknowledged entries.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from bisect import bisect_right
 
 
 class IdSet:
-    """All ids below `bound`, and those in `runs`: disjoint [start, stop) pairs above it, ascending, not touching."""
+    """Set of all ids below `bound`, and those in `runs`: [start, stop) pairs above it, ascending, never adjacent."""
 
     __slots__ = ("bound", "runs")
 
@@ -45,7 +45,7 @@ class IdSet:
             runs[first:past] = [(start, stop)]
 
     def reach(self, entry_id: int) -> int:
-        """The first id from `entry_id` on that is not in the set."""
+        """Return the first id from `entry_id` on that is not in the set."""
         if entry_id < self.bound:
             return self.bound
         if self.runs:
@@ -55,7 +55,7 @@ class IdSet:
         return entry_id
 
     def next_in(self, entry_id: int) -> int | None:
-        """The first id from `entry_id` on that is in the set."""
+        """Return the first id from `entry_id` on that is in the set; None: there is none."""
         if entry_id < self.bound:
             return entry_id
         for start, stop in self.runs:
@@ -67,7 +67,7 @@ class IdSet:
         return self.reach(entry_id) > entry_id
 
     def cut(self, first: int) -> list[tuple[int, int]]:
-        """Take out, and return as runs, everything from `first` on that stands above the bound."""
+        """Remove, and return as runs, all ids from `first` on that are above the bound."""
         taken = [(max(start, first), stop) for start, stop in self.runs if stop > first]
         self.runs = [(start, min(stop, first)) for start, stop in self.runs if start < first]
         return taken

@@ -1,18 +1,18 @@
-"""Who stores what, and how many answers are enough: arithmetic only.
+"""Arithmetic of quorums: which positions store an entry, and how many answers suffice.
 
 An entry goes to `write_quorum` consecutive positions of its ensemble, beginning at `entry_id mod ensemble_size` and
-wrapping around. Everything below follows from that one rule:
+wrapping around. All else follows from this rule:
 
 * position `p` stores entry `e` exactly if `(p - e) mod E < Qw`, so the ids a position stores repeat with period E;
 * an ensemble of E positions has E distinct write sets (one, as a set, if `Qw = E`);
 * an entry may have been confirmed only if `Qa` positions of its write set hold it.
 
-The last point read backwards is *coverage*: answers cover an ensemble if no write set has `Qa` positions that we know
-nothing about, for then no entry can have been, or ever be, confirmed behind our back. It is not a count over the
-ensemble: 5/3/2 needs four answers, 4/2/2 may do with two. For a single entry the same argument says that
+The converse of the last point is *coverage*: answers cover an ensemble if no write set has `Qa` positions that are
+still unknown, because then no other entry can have been, or ever be, confirmed. Coverage is not a count over the
+ensemble: 5/3/2 needs four answers, 4/2/2 may do with two. For a single entry the same argument shows that
 `Qw - Qa + 1` definite negatives prove it unconfirmed.
 
-Ids are unbounded integers, the modulus is taken of the absolute id (not of the offset in a fragment, D-13).
+Ids are unbounded integers. The modulus is that of the absolute id (not of the offset in a fragment, D-13).
 Source: client-protocol 1.6 and 1.7.
 """
 
@@ -23,34 +23,34 @@ from collections.abc import Sequence
 
 
 def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Positions that store the entry, in the order in which they are asked."""
+    """Return the positions that store the entry, in the order in which to ask them."""
     return tuple((entry_id + offset) % ensemble_size for offset in range(write_quorum))
 
 
 def write_sets_of(first: int, last: int, ensemble_size: int, write_quorum: int) -> list[tuple[int, ...]]:
-    """The write sets of entries first..last, each once: they repeat."""
+    """Return the distinct write sets of entries first..last."""
     end = min(last, first + ensemble_size - 1)
     return [write_set(entry_id, ensemble_size, write_quorum) for entry_id in range(first, end + 1)]
 
 
 def ensemble_set(entry_id: int, ensemble_size: int) -> tuple[int, ...]:
-    """All positions, in the order in which an ensemble-wide operation about the entry asks them."""
+    """Return all positions, in the order in which an ensemble-wide operation about the entry asks them."""
     return write_set(entry_id, ensemble_size, ensemble_size)
 
 
 def stores(position: int, entry_id: int, ensemble_size: int, write_quorum: int) -> bool:
-    """Whether the position is in the entry's write set."""
+    """Report whether the position is in the entry's write set."""
     return (position - entry_id) % ensemble_size < write_quorum
 
 
 def next_stored(position: int, entry_id: int, ensemble_size: int, write_quorum: int) -> int:
-    """The first id from `entry_id` on that the position stores."""
+    """Return the first id from `entry_id` on that the position stores."""
     ahead = (position - entry_id) % ensemble_size - write_quorum + 1
     return entry_id + ahead if ahead > 0 else entry_id
 
 
 def stored_ids(position: int, first: int, last: int, ensemble_size: int, write_quorum: int) -> Sequence[int]:
-    """The ids first..last that the position stores, ascending: a `range` where they are consecutive."""
+    """Return the ids in first..last that the position stores, ascending: a `range` where they are consecutive."""
     if write_quorum == ensemble_size:
         return range(first, last + 1)
     # Stored ids come in runs of `write_quorum`; `begin` starts the one that holds `first` or ends before it.
@@ -62,10 +62,10 @@ def stored_ids(position: int, first: int, last: int, ensemble_size: int, write_q
 
 
 def covered(known: Sequence[bool], write_quorum: int, ack_quorum: int) -> bool:
-    """Whether answers from the positions marked `known` cover the ensemble.
+    """Report whether answers from the positions marked `known` cover the ensemble.
 
-    Known is a position that stored its answer's consequence and told us all it has: success, "no such entry" and
-    "no such ledger". Silence, every error and an answer whose digest fails are unknown (D-9).
+    A position is known if its bookie stored the answer's consequence and reported its state: success, "no such entry"
+    and "no such ledger". Silence, every error, and an answer whose digest fails are unknown (D-9).
     """
     size = len(known)
     return all(
@@ -74,14 +74,15 @@ def covered(known: Sequence[bool], write_quorum: int, ack_quorum: int) -> bool:
 
 
 def negatives_needed(write_quorum: int, ack_quorum: int) -> int:
-    """How many definite "no such entry" of one write set prove that the entry is not, and never will be, confirmed.
+    """Return how many definite "no such entry" of one write set prove that the entry is not, and never will be,
+    confirmed.
 
-    Only if each came from a bookie that was fenced before it answered.
+    The proof holds only if each bookie was fenced before it answered.
     """
     return write_quorum - ack_quorum + 1
 
 
 def quorum_bound(bounds: list[int], ack_quorum: int) -> int:
-    """The greatest bound that `ack_quorum` of these reach: the k-th largest. Sorts `bounds` in place."""
+    """Return the greatest bound that `ack_quorum` of these reach: the k-th largest. Sorts `bounds` in place."""
     bounds.sort()
     return bounds[-ack_quorum]

@@ -1,4 +1,4 @@
-"""Under-replication: which fragments lack replicas, what to copy, in which order, how fast."""
+"""Re-replication: which fragments lack replicas, what to copy, in which order, and at which rate."""
 
 from __future__ import annotations
 

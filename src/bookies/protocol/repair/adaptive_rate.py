@@ -1,17 +1,22 @@
-"""A pace that gives way: copies go as fast as they can without being felt by those who write and read.
+"""Adaptive copy rate: copies run as fast as possible without slowing the requests of writers and readers.
 
-The shell reports how long ordinary requests took (`felt`), how long copies took to be stored elsewhere (`took`), and
-what was copied (`spent`). Of windows of a quarter of a second the slowest counts, on the average of the last second,
-because one that is slow by chance says nothing: if either kind took much more than it usually takes, the rate is
-lowered; if not, and the rate was used, it grows: by little, so that it is seldom too high, and by a quarter where there
-are no requests to be disturbed. What is usual is learnt while nothing is copied, and drifts slowly otherwise, so that a
-load which grows by itself is not taken for our doing for ever. Without requests nobody feels anything; copies say how
-the bookies are that they go to, where ordinary requests are not seen.
+The caller reports the latency of ordinary requests (`observe_request`), the time until copies were durable on their
+targets (`observe_copy`), and the bytes copied (`charge`). Time is divided into windows of a quarter of a second. The
+slowest latency of a window counts, averaged over about the last second, because a single slow window may be chance.
 
-A copy costs, beside its bytes, questions to bookies and to the metadata store, about as much as `COPY_COST` bytes;
-otherwise many small ledgers would not be held back by a rate at all.
+* If requests or copies took much longer than usual, the rate is lowered.
+* Otherwise, if the rate was used, it grows: slightly, so that it is seldom too high; by a quarter if there are no
+  ordinary requests.
+* The usual latency (baseline) is learnt while nothing is copied. It follows the load slowly at other times, so the rate
+  does not stay low because of traffic that copies did not cause.
 
-One object for all copies of a process: together they keep to one rate. Source: pains 29 and 31.
+Ordinary requests show the load of this process's own bookie. Copies show the load of their targets, whose requests are
+not seen here.
+
+Besides its bytes, a copy costs requests to bookies and to the metadata store, equivalent to about `COPY_COST` bytes;
+otherwise the rate would not limit copies of many small ledgers.
+
+Use one object for all copies of a process: together they keep to one rate. Source: pains 29 and 31.
 """
 
 from __future__ import annotations
@@ -19,18 +24,18 @@ from __future__ import annotations
 from bookies.protocol.repair.replicate import RateLimit
 
 WINDOW_S = 0.25
-SLOWDOWN = 1.7  # times the usual latency that we may cause: the average of what is slow, so that p99 is not doubled
+SLOWDOWN = 1.7  # allowed multiple of the usual latency: an average of slowest values, so that p99 is not doubled
 SLOWER, FASTER, FASTER_ALONE = 0.7, 1.08, 1.25
-RATE_FIRST, RATE_MIN, RATE_MAX = 16e6, 1e6, 4e9  # bytes a second
-COPY_COST = 256 * 1024  # bytes that take about as long as what a copy needs beside its own
-COPY_COST_S = 0.01  # at most, at the highest rate that somebody allows
-LATENCY_MIN_S, COPY_MIN_S = 0.002, 0.050  # nobody feels less; copies come by the megabyte
-CALM_WEIGHT, BUSY_WEIGHT = 0.1, 0.01  # of a window's latency in what is usual, while nothing is copied and otherwise
+RATE_FIRST, RATE_MIN, RATE_MAX = 16e6, 1e6, 4e9  # bytes per second
+COPY_COST = 256 * 1024  # bytes that take about as long as the overhead of one copy
+COPY_COST_S = 0.01  # upper limit of that overhead, at the highest rate allowed
+LATENCY_MIN_S, COPY_MIN_S = 0.002, 0.050  # never too slow; a copy transfers about a megabyte
+CALM_WEIGHT, BUSY_WEIGHT = 0.1, 0.01  # of a window's latency in the usual one, while nothing is copied and otherwise
 PRESENT_WEIGHT = 0.3  # of a window's latency in the present one
 
 
 class _Meter:
-    """Latencies of one kind, window by window. `least_s`: what is never too long."""
+    """Latencies of one sort of operation, window by window. `least_s`: a latency up to which nothing is too slow."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
@@ -44,7 +49,7 @@ class _Meter:
         self._worst_s = max(self._worst_s, seconds)
 
     def end_window(self, *, is_calm: bool) -> bool:
-        """Whether it took too long."""
+        """End the window; report whether latencies are too long."""
         count, worst_s = self.count, self._worst_s
         self.count, self._worst_s = 0, 0.0
         if not count:
@@ -59,7 +64,7 @@ def _mixed(average: float | None, value: float, weight: float) -> float:
 
 
 class AdaptiveRate(RateLimit):
-    """`bytes_per_s_max`: never more than that; None: whatever is not felt."""
+    """Rate limit that yields to ordinary requests. `bytes_per_s_max`: upper limit; None: only requests limit it."""
 
     def __init__(self, bytes_per_s_max: float | None = None) -> None:
         self._rate_max = RATE_MAX if bytes_per_s_max is None else bytes_per_s_max
@@ -71,43 +76,43 @@ class AdaptiveRate(RateLimit):
 
     @property
     def bytes_per_s(self) -> float:
-        """The present rate."""
+        """Return the present rate."""
         assert self._bytes_per_s is not None
         return self._bytes_per_s
 
     @property
     def usual_s(self) -> float | None:
-        """What the slowest request of a window usually takes, seconds; None: not known yet."""
+        """Return the usual latency of a window's slowest request, seconds; None: not known yet."""
         return self._requests.usual_s
 
-    def felt(self, seconds: float, now: float) -> None:
-        """An ordinary request took so long."""
-        self._turn(now)
+    def observe_request(self, seconds: float, now: float) -> None:
+        """Report the latency of an ordinary request."""
+        self._advance_window(now)
         self._requests.observe(seconds)
 
-    def begins(self, now: float) -> float:
-        return self.spent(self._copy_cost, now)
+    def start_copy(self, now: float) -> float:
+        return self.charge(self._copy_cost, now)
 
-    def took(self, seconds: float, now: float) -> None:
-        self._turn(now)
+    def observe_copy(self, seconds: float, now: float) -> None:
+        self._advance_window(now)
         self._copies.observe(seconds)
 
-    def spent(self, size: int, now: float) -> float:
-        self._turn(now)
+    def charge(self, size: int, now: float) -> float:
+        self._advance_window(now)
         self._copied += size
-        return super().spent(size, now)
+        return super().charge(size, now)
 
-    def _turn(self, now: float) -> None:
-        """Judge the window that has ended, and begin another."""
+    def _advance_window(self, now: float) -> None:
+        """Evaluate a window that has ended, and start the next."""
         if now < self._window_end:
             return
         lasted_s = now - self._window_end + WINDOW_S
         is_calm, has_requests = not self._copied, self._requests.count > 0
-        are_felt = [meter.end_window(is_calm=is_calm) for meter in (self._requests, self._copies)]
+        are_slow = [meter.end_window(is_calm=is_calm) for meter in (self._requests, self._copies)]
         if self._copied:
             is_used = self._copied >= 0.5 * self.bytes_per_s * min(lasted_s, WINDOW_S)
             growth = FASTER if has_requests else FASTER_ALONE
-            factor = SLOWER if any(are_felt) else growth if is_used else 1.0
+            factor = SLOWER if any(are_slow) else growth if is_used else 1.0
             self._bytes_per_s = min(self._rate_max, max(min(RATE_MIN, self._rate_max), self.bytes_per_s * factor))
         self._window_end = now + WINDOW_S
         self._copied = 0

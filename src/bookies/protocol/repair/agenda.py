@@ -1,21 +1,21 @@
-"""A replication worker's agenda: which marked ledger to work on next, and when one that failed is worth another try.
+"""Agenda of a replication worker: which marked ledger to repair next, and when to retry one that failed.
 
-Order: fewest replicas left first, then the oldest mark. How many are left is known only from a ledger's record, so the
-agenda asks for the records of some ledgers in advance (`to_rank`), of those first for which the most bookies are named;
-what nobody has looked at comes after what is known. A ledger with nothing left comes last of those: nothing can be
-copied, and all there is to do is to say so.
+Order: fewest replicas left first, then the oldest mark. Only a ledger's record shows how many replicas are left. So the
+agenda requests the records of some ledgers in advance (`to_rank`), starting with the marks that name the most bookies.
+Unranked ledgers come after ranked ones. Of the ranked ones a ledger without any replica comes last: nothing can be
+copied, only reported.
 
-A ledger that could not be repaired waits. What for decides for how long: always for a bookie that it names to come
-back, for a target when bookies were too few, and for a while that grows with every try, except when its entries are
-lost: then no time that passes makes a difference. A mark that somebody renews is looked at at once.
+A ledger that could not be repaired waits. Any of these makes it due again: a bookie that it names returns; a target
+appears, if bookies were too few; a backoff ends that grows with every attempt. If entries are lost there is no backoff,
+because time alone changes nothing. A renewed mark is due at once.
 
-Workers divide the marked ledgers among themselves, so that they do not all look at, rank and try to lock the same ones:
-each has a `Share`, and takes up what is others' only when nothing of its own is to be done, in small parts that a
-listing has just shown to be marked still, and not locked; for some seconds it leaves a new mark to whom it belongs to.
-Nothing depends on the shares being disjoint or complete: the lock decides.
+Workers divide the marked ledgers among themselves, so that not all of them read, rank and try to lock the same ones.
+Each has a `Share`. It takes up ledgers of other shares only when none of its own is due, in small batches that a
+listing has just shown to be still marked and not locked. It leaves a new mark to its owner for some seconds.
+Correctness does not depend on disjoint or complete shares: the lock decides.
 
-Time and chance are data. Every operation but `returned`, `targets_came` and the two ends of a listing takes logarithmic
-time. Source: metadata 8.7, 8.8.
+Time and chance are data. Every operation takes logarithmic time, except `returned`, `targets_came` and the two ends of
+a listing. Source: metadata 8.7, 8.8.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from typing import NamedTuple
 
 from bookies.model import BookieId
 
-UNREAD = -1  # version of a mark that nobody has looked at
+UNREAD = -1  # version of a mark that has not been read
 RANKED_MAX = 64  # ledgers whose record is read in advance
-ITEMS_MAX = 50_000  # remembered; of more marks than that the rest is taken up when there is room
-OTHERS_MAX = 10_000  # of them such as are others'
-LEFT_ALONE_S = 5.0  # that a mark of another's share is known before it is taken up
-TAKEN_UP_MAX = 32  # of other shares at a time
+ITEMS_MAX = 50_000  # items in memory; further marks are added when there is room
+OTHERS_MAX = 10_000  # of these, items of other shares
+LEFT_ALONE_S = 5.0  # for which a mark of another share is known before it is taken up
+TAKEN_UP_MAX = 32  # items of other shares at a time
 UNRANKED = 1 << 20
 NEVER = float("inf")
 
 
 class Share(NamedTuple):
-    """Of one of so many workers."""
+    """Share of one worker in the marked ledgers."""
 
     position: int = 0
     workers: int = 1
 
     def has(self, ledger_id: int) -> bool:
-        """Evenly, however ids were given out."""
+        """Report whether the ledger belongs to the share; even for any distribution of ids."""
         return (ledger_id * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF) % self.workers == self.position
 
 
@@ -53,10 +53,14 @@ EVERYTHING = Share()
 
 @dataclass(slots=True)
 class Item:
-    """One marked ledger. `named`: bookies that the mark names. `left`: replicas of the entry that is worst off.
+    """One marked ledger.
 
-    `due_at`: not before. `bookies`: whose return makes it due; `wants_target`: so does any bookie that can be written.
-    `is_ours`: of our share, or taken up; `known_at`: since when we know of the mark.
+    named: number of bookies that the mark names.
+    is_ours: of this worker's share, or taken up from another.
+    known_at: when this worker first saw the mark.
+    left: replicas left of the entry with the fewest.
+    due_at: time before which it is not due.
+    bookies, wants_target: the return of one of these bookies, or any new writable bookie, makes it due.
     """
 
     ledger_id: int
@@ -73,8 +77,8 @@ class Item:
     bookies: tuple[BookieId, ...] = ()
     wants_target: bool = False
     is_busy: bool = False
-    is_listed: bool = True  # in the listing that goes on
-    stamp: int = 0  # of its place in a queue; others are out of date
+    is_listed: bool = True  # in the present listing
+    stamp: int = 0  # of its valid place in a queue; places with other stamps are stale
 
     @property
     def urgency(self) -> tuple[int, int, int, int]:
@@ -83,7 +87,7 @@ class Item:
 
 
 class _Queue:
-    """Items by a key, smallest first. An item that was put anywhere else since is not in it any more."""
+    """Priority queue of items, smallest key first. An item that was placed elsewhere later is no longer in it."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[object, int, Item]] = []
@@ -104,7 +108,7 @@ class _Queue:
 
 
 class Agenda:
-    """The marked ledgers, as far as they are known. `pick(n)`: a random number below n."""
+    """Known marked ledgers of a worker. `pick(n)`: a random number below n."""
 
     def __init__(self, backoff_s: float, backoff_max_s: float, pick: Callable[[int], int]) -> None:
         self._backoff_s = backoff_s
@@ -116,7 +120,7 @@ class Agenda:
         self._stamp = 0
         self._others = 0  # items that are not ours
         self.share = EVERYTHING
-        self.is_cut = False  # more were marked than are remembered
+        self.is_cut = False  # there are more marks than items may be kept
 
     def __len__(self) -> int:
         return len(self._items)
@@ -129,7 +133,10 @@ class Agenda:
 
     # -- listing the marks ---------------------------------------------------------------------------------------
     def begin_listing(self, share: Share = EVERYTHING) -> None:
-        """What is not offered before `end_listing` is not marked any more. `share`: ours from now on."""
+        """Begin a listing of the marks; a ledger not offered before `end_listing` is no longer marked.
+
+        `share`: the share of this worker from now on.
+        """
         self.is_cut = False
         for item in self._items.values():
             item.is_listed = False
@@ -140,14 +147,14 @@ class Agenda:
                     self._own(item, share.has(item.ledger_id))
 
     def needs(self, ledger_id: int) -> bool:
-        """Whether what is in this ledger's mark makes a difference now."""
+        """Report whether this ledger's mark has to be read now."""
         item = self._items.get(ledger_id)
         if item is None:
             return self.share.has(ledger_id)
         return item.is_ours and not item.is_busy and (item.version == UNREAD or item.due_at > 0)
 
     def offer(self, ledger_id: int, named: int, ctime_ms: int | None, version: int, now: float = 0.0) -> None:
-        """A mark, with the number of bookies that it names, and when it was made (None: nobody knows, long ago)."""
+        """Report a mark: the number of bookies that it names, and when it was created (None: unknown, long ago)."""
         item = self._items.get(ledger_id)
         if item is None:
             is_ours = self.share.has(ledger_id)
@@ -161,7 +168,7 @@ class Agenda:
             self._place(item)
             return
         item.is_listed = True
-        if version not in (item.version, UNREAD):  # It was not known, or there is new damage.
+        if version not in (item.version, UNREAD):  # The mark was unread, or there is new damage.
             is_new = item.version != UNREAD
             item.version, item.named, item.ctime_ms = version, named, ctime_ms or 0
             if is_new:
@@ -169,9 +176,9 @@ class Agenda:
             self._place(item)
 
     def end_listing(self, locked: Collection[int] = (), now: float = 0.0) -> None:
-        """Forget what is not marked any more; if nothing of ours is to be done, take up some of what is others', unless
-        it is `locked`."""
-        for item in [each for each in self._items.values() if not each.is_listed and not each.is_busy]:
+        """Remove ledgers that are no longer marked. If none of this share is due, take up some of other shares that are
+        not `locked`."""
+        for item in [item for item in self._items.values() if not item.is_listed and not item.is_busy]:
             self.done(item.ledger_id)
         if not self.is_idle:
             return
@@ -180,18 +187,18 @@ class Agenda:
             for item in self._items.values()
             if not item.is_ours and now - item.known_at >= LEFT_ALONE_S and item.ledger_id not in locked
         ]
-        for item in sorted(others, key=lambda each: (-each.named, each.order))[:TAKEN_UP_MAX]:
+        for item in sorted(others, key=lambda other: (-other.named, other.order))[:TAKEN_UP_MAX]:
             item.is_taken_up = True
             self._own(item, True)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing of ours is to be done now."""
+        """Report whether no ledger of this share is due."""
         return self._ranked.peek() is None and self._unranked.peek() is None
 
     @property
     def has_others(self) -> bool:
-        """Something is marked that is not ours."""
+        """Report whether ledgers of other shares are marked."""
         return self._others > 0
 
     def _own(self, item: Item, is_ours: bool) -> None:
@@ -201,26 +208,27 @@ class Agenda:
 
     # -- choosing ------------------------------------------------------------------------------------------------
     def to_rank(self, now: float) -> Sequence[int]:
-        """Ledgers whose records are to be read, for `rank`, before the next is taken; none when enough are ranked."""
+        """Return ledgers whose records the caller should read, for `rank`, before the next `take`; none when enough are
+        ranked."""
         self._wake(now)
         if 2 * len(self._ranking) >= RANKED_MAX:
             return ()
-        found: list[Item] = []
-        while len(found) + len(self._ranking) < RANKED_MAX and (item := self._unranked.pop()) is not None:
-            found.append(item)
-        for item in found:
-            self._place(item)  # Whoever does not come to rank them leaves them where they were.
-        return [item.ledger_id for item in found]
+        unranked: list[Item] = []
+        while len(unranked) + len(self._ranking) < RANKED_MAX and (item := self._unranked.pop()) is not None:
+            unranked.append(item)
+        for item in unranked:
+            self._place(item)  # A caller that does not rank them leaves them where they were.
+        return [item.ledger_id for item in unranked]
 
     def rank(self, ledger_id: int, left: int) -> None:
-        """By its record, so many replicas are left of the entry that is worst off."""
+        """Rank a ledger: by its record, `left` replicas are left of the entry with the fewest."""
         item = self._items.get(ledger_id)
         if item is not None and not item.is_busy:
             item.left = left
             self._place(item)
 
     def take(self, now: float) -> Item | None:
-        """The most urgent one that is due; it stays busy until `done`, `postpone` or `release`."""
+        """Take the most urgent ledger that is due; it stays busy until `done`, `postpone` or `release`."""
         self._wake(now)
         item = self._ranked.pop() or self._unranked.pop()
         if item is not None:
@@ -229,13 +237,13 @@ class Agenda:
         return item
 
     def next_due(self) -> float | None:
-        """When the next of those that wait is due; None: nothing waits for a time."""
+        """Return when the next waiting ledger is due; None: no ledger waits for a time."""
         item = self._later.peek()
         return None if item is None else item.due_at
 
     # -- outcomes ------------------------------------------------------------------------------------------------
     def done(self, ledger_id: int) -> None:
-        """It needs nothing, or its mark is gone."""
+        """Remove a ledger that needs no repair, or whose mark is deleted."""
         item = self._items.pop(ledger_id, None)
         if item is not None:
             self._others -= not item.is_ours
@@ -243,12 +251,12 @@ class Agenda:
             item.stamp = -1
 
     def stale(self, ledger_id: int) -> None:
-        """Its mark is not as it was listed."""
+        """Report that a ledger's mark differs from the listing."""
         if (item := self._items.get(ledger_id)) is not None:
             item.version = UNREAD
 
     def release(self, ledger_id: int) -> None:
-        """Nothing was tried."""
+        """Return a ledger without an attempt."""
         if (item := self._items.get(ledger_id)) is not None:
             item.is_busy = False
             self._place(item)
@@ -263,9 +271,10 @@ class Agenda:
         is_lost: bool = False,
         for_s: float = 0.0,
     ) -> float:
-        """It could not be finished; when it is due again. `is_lost`: not by itself.
+        """Postpone a ledger that could not be finished; return when it is due again.
 
-        `for_s`: it makes no sense to come earlier, and this was no attempt that failed.
+        is_lost: entries are lost, so it does not become due by time.
+        for_s: seconds before which a retry is useless; this does not count as a failed attempt.
         """
         item = self._items.get(ledger_id)
         if item is None:
@@ -285,11 +294,11 @@ class Agenda:
         return item.due_at
 
     def returned(self, bookies: Collection[BookieId]) -> None:
-        """These are registered again, or what their absence means has changed."""
+        """Report bookies that are registered again, or whose absence has changed its meaning."""
         self._hurry([item for item in self._items.values() if any(bookie in bookies for bookie in item.bookies)])
 
     def targets_came(self) -> None:
-        """There are more bookies to copy to than before."""
+        """Report that there are more bookies to copy to than before."""
         self._hurry([item for item in self._items.values() if item.wants_target])
 
     def _hurry(self, items: Sequence[Item]) -> None:
@@ -305,7 +314,7 @@ class Agenda:
             self._place(item)
 
     def _place(self, item: Item) -> None:
-        """Put it where it belongs now."""
+        """Put an item into the queue of its state."""
         self._stamp += 1
         item.stamp = self._stamp
         self._ranking.pop(item.ledger_id, None)

@@ -1,12 +1,12 @@
-"""Which fragments to move so that bookies hold as much as they have room for: the plan, without IO.
+"""Balance plan: which fragments to move so that bookies hold data in proportion to their capacity. Without IO.
 
-A bookie's *share* is what it would hold if all held the same fraction of their room. Bookies above their share by more
-than the tolerance give, those below it take, until nobody is above. The largest giver gives first, to the emptiest
-taker; of its fragments the largest that neither makes the taker larger than its share nor the giver smaller. So every
-move brings two bookies nearer to their shares, nothing is moved twice, and no more bytes are moved than are above.
+A bookie's *share* is what it would hold if all bookies held the same fraction of their capacity. Bookies above their
+share by more than the tolerance give, those below it take, until none is above. The largest giver gives first, to the
+emptiest taker. It gives its largest fragment that neither lifts the taker above its share nor drops the giver below
+its own. So every move brings two bookies nearer to their shares, no replica moves twice, and no more bytes move than
+are above the shares.
 
-Where a fragment may go by the rules of placement is not decided here: a move that is refused is left out by the shell.
-Source: pains 27.
+The placement rules are not checked here: the caller skips a move that they refuse. Source: pains 27.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bookies.model import BookieId, Ensemble
 
 @dataclass(frozen=True, slots=True)
 class Movable:
-    """What a bookie has of a finished fragment. `first`: its first entry; `size`: bytes that the bookie has of it."""
+    """Replica of a finished fragment. `first`: the fragment's first entry; `size`: bytes that the bookie holds."""
 
     ledger_id: int
     first: int
@@ -31,7 +31,7 @@ class Movable:
 
 @dataclass(frozen=True, slots=True)
 class BalanceMove:
-    """One replica, `size` bytes, goes from one bookie to another."""
+    """Move of one replica, `size` bytes, from one bookie to another."""
 
     ledger_id: int
     first: int
@@ -43,7 +43,7 @@ class BalanceMove:
 
 @dataclass(frozen=True, slots=True)
 class BalancePlan:
-    """`before`, `after`: bytes by bookie, `shares`: as they ought to be."""
+    """Moves of a balance. `before`, `after`, `shares` (the ideal): bytes by bookie."""
 
     moves: Sequence[BalanceMove]
     before: Mapping[BookieId, int]
@@ -52,19 +52,19 @@ class BalancePlan:
 
     @property
     def size(self) -> int:
-        """Bytes to move."""
+        """Return the bytes to move."""
         return sum(move.size for move in self.moves)
 
 
 def shares_of(held: Mapping[BookieId, int], room: Mapping[BookieId, int]) -> dict[BookieId, float]:
-    """What each bookie of `room` ought to hold of what they hold together. `room`: bytes; equal shares without any."""
+    """Return each bookie's share of what they hold together. `room`: capacity in bytes; equal shares if all are 0."""
     total = sum(held.get(bookie, 0) for bookie in room)
     whole = sum(room.values())
     return {bookie: total * (size / whole if whole else 1 / len(room)) for bookie, size in room.items()}
 
 
 def givers(held: Mapping[BookieId, int], shares: Mapping[BookieId, float], tolerance: float) -> list[BookieId]:
-    """The bookies that hold more than their share and the tolerance, a fraction of it; the largest first."""
+    """Return the bookies above their share by more than the tolerance, a fraction of it; the largest excess first."""
     above = [bookie for bookie, share in shares.items() if held.get(bookie, 0) > share * (1 + tolerance)]
     return sorted(above, key=lambda bookie: (shares[bookie] - held[bookie], bookie))
 
@@ -75,16 +75,23 @@ def plan_balance(
     movable: Mapping[BookieId, Sequence[Movable]],
     tolerance: float,
 ) -> BalancePlan:
-    """`held`: bytes by bookie. `room`: of the bookies that give and take. `movable`: by giver."""
+    """Plan a balance.
+
+    held: bytes by bookie.
+    room: capacity in bytes of the bookies that take part.
+    movable: replicas that may move, by giver.
+    tolerance: fraction of its share that a bookie may exceed it by.
+    """
     shares = shares_of(held, room)
     now = {bookie: held.get(bookie, 0) for bookie in room}
-    moved: dict[tuple[int, int], Ensemble] = {}  # fragments as they are by the moves so far
+    moved: dict[tuple[int, int], Ensemble] = {}  # ensembles of fragments after the moves so far
     moves: list[BalanceMove] = []
     for source in givers(held, shares, tolerance):
-        waiting = sorted(movable.get(source, ()), key=lambda each: (each.size, each.ledger_id, each.first))
+        waiting = sorted(movable.get(source, ()), key=lambda replica: (replica.size, replica.ledger_id, replica.first))
         while waiting and now[source] > shares[source] * (1 + tolerance):
             takers = sorted(
-                (each for each in room if now[each] < shares[each]), key=lambda each: (now[each] - shares[each], each)
+                (bookie for bookie in room if now[bookie] < shares[bookie]),
+                key=lambda bookie: (now[bookie] - shares[bookie], bookie),
             )
             move = _next(source, takers, now, shares, waiting, moved)
             if move is None:
@@ -103,18 +110,18 @@ def _next(
     waiting: list[Movable],
     moved: dict[tuple[int, int], Ensemble],
 ) -> BalanceMove | None:
-    """The largest fragment, of those that wait, that somebody can take; it waits no more. None: there is none."""
+    """Remove the largest waiting replica that a taker can hold, and return its move. None: there is none."""
     for target in takers:
         limit = min(now[source] - shares[source], shares[target] - now[target])
-        for index in range(bisect_right(waiting, limit, key=lambda each: each.size) - 1, -1, -1):
-            each = waiting[index]
-            if not each.size:
+        for index in range(bisect_right(waiting, limit, key=lambda replica: replica.size) - 1, -1, -1):
+            replica = waiting[index]
+            if not replica.size:
                 break
-            key = each.ledger_id, each.first
-            ensemble = moved.get(key, each.ensemble)
+            key = replica.ledger_id, replica.first
+            ensemble = moved.get(key, replica.ensemble)
             if target in ensemble:
                 continue
             del waiting[index]
             moved[key] = tuple(target if bookie == source else bookie for bookie in ensemble)
-            return BalanceMove(each.ledger_id, each.first, each.position, source, target, each.size)
+            return BalanceMove(replica.ledger_id, replica.first, replica.position, source, target, replica.size)
     return None

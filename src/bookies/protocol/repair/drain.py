@@ -1,10 +1,10 @@
-"""Emptying a bookie, or doing without it for a while: what depends on it, how much there is to copy, how long it takes.
+"""Figures for a drain or a maintenance of a bookie: what depends on it, how much to copy, how long it takes.
 
-Pure: records in, figures out. How much a ledger has is known exactly in entries and, of a sealed ledger, in bytes as
-far as its entries are of one size: a record has the length of the whole and not that of a part.
+Pure functions of records. The number of a ledger's entries is exact. Bytes are estimated from the length of the whole
+ledger, since a record has no length of a part; they are exact if all entries have the same size.
 
-A forecast is what was done so far, continued. That is only right if what was done is like what is left, so the ledgers
-are taken in an order of which every beginning has the same share of large and of small ones (`interleaved`).
+A forecast extrapolates the progress so far. That requires that the finished part is like the rest, so the ledgers are
+processed in interleaved size order: any prefix is a representative sample (`interleaved`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bookies.protocol.quorums.quorum import write_sets_of
 from bookies.protocol.repair.fragments import Fragment
 
 GOLDEN = 0.6180339887498949  # its multiples, modulo 1, fill the unit interval evenly, however many are taken
-LEDGER_SIZE = 4096  # bytes; what a ledger counts beside its own, so that empty ones count too
+LEDGER_SIZE = 4096  # bytes; overhead of a ledger beside its entries, so that empty ones count too
 FORECAST_AFTER_S = 3.0
 FORECAST_AFTER = 0.05  # of the work
 
 
 def replicas_elsewhere(record: LedgerMetadata, away: Collection[BookieId]) -> int:
-    """Of the entry that is worst off, how many replicas are left by the record when these bookies are away.
+    """Return how many replicas, by the record, the entry with the fewest has left when these bookies are away.
 
-    An entry that a writer will yet add counts; of a ledger without any the write quorum is left.
+    Entries that a writer may yet add count. A ledger without entries has its write quorum left.
     """
     size = record.ensemble_size
     # The last fragment of a ledger that is not closed may receive entries of every write set.
@@ -43,8 +43,7 @@ def replicas_elsewhere(record: LedgerMetadata, away: Collection[BookieId]) -> in
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What a bookie has of one ledger. `size`: bytes as they are copied, estimated; `needs_sealing`: its writer may go
-    on writing to it."""
+    """A bookie's part of one ledger. `size`: bytes to copy, estimated; `needs_sealing`: its writer may add to it."""
 
     ledger_id: int
     fragments: int
@@ -56,17 +55,20 @@ class Portion:
 def portion_of(
     record: LedgerMetadata, fragments: Sequence[Fragment], bookie: BookieId, last: int, length: int
 ) -> Portion:
-    """`fragments`: of the ledger, those that have the bookie count; `last`, `length`: its last entry, and the bytes of
-    all its payloads."""
+    """Return a bookie's part of a ledger.
+
+    fragments: fragments of the ledger; those without the bookie are ignored.
+    last, length: the ledger's last entry, and the bytes of all its payloads.
+    """
     count = entries = 0
     for fragment in fragments:
         if bookie in fragment.ensemble:
             count += 1
             entries += len(fragment.stored(fragment.ensemble.index(bookie)))
     digest_size = record.digest_type.size if record.digest_type is not None else 0
-    each = ENTRY_HEADER_SIZE + digest_size + (length / (last + 1) if last >= 0 else 0.0)
+    entry_size = ENTRY_HEADER_SIZE + digest_size + (length / (last + 1) if last >= 0 else 0.0)
     needs_sealing = not record.is_closed and bookie in record.last_ensemble
-    return Portion(record.ledger_id, count, entries, round(entries * each), needs_sealing)
+    return Portion(record.ledger_id, count, entries, round(entries * entry_size), needs_sealing)
 
 
 class _Sized(Protocol):
@@ -78,33 +80,33 @@ S = TypeVar("S", bound=_Sized)
 
 
 def interleaved(items: Sequence[S]) -> list[S]:
-    """The items in an order of which every beginning has about the sizes that the whole has."""
-    ordered = sorted(items, key=lambda each: each.size)
-    return [item for _, item in sorted(enumerate(ordered), key=lambda each: (each[0] * GOLDEN) % 1.0)]
+    """Return the items in an order in which any prefix has about the size distribution of the whole."""
+    ordered = sorted(items, key=lambda item: item.size)
+    return [item for _, item in sorted(enumerate(ordered), key=lambda pair: (pair[0] * GOLDEN) % 1.0)]
 
 
 class Forecast:
-    """How long what is left will take, if it goes on as it went. Sizes in bytes, times in seconds of one clock."""
+    """Forecast of the remaining time at the speed so far. Sizes in bytes, times in seconds of one clock."""
 
     def __init__(self, ledgers: int, size: int, now: float) -> None:
         self._begun = now
         self.set_work(ledgers, size)
 
     def set_work(self, ledgers: int, size: int) -> None:
-        """What there is to do, done or not, without what waits for something: how long that takes nobody can tell."""
+        """Set the total work, finished or not, without ledgers that wait for something: their time is unknown."""
         self._work = size + LEDGER_SIZE * ledgers
 
     def idled(self, seconds: float) -> None:
-        """Nothing could be done for so long, which says nothing about how fast the rest goes."""
+        """Exclude idle seconds, in which no work was possible, from the speed."""
         self._begun += seconds
 
     def share(self, ledgers_done: float, size_done: int) -> float:
-        """How much of the work is done, 0 to 1. `ledgers_done`: those under way as the fraction that is done."""
+        """Return the finished fraction of the work. `ledgers_done`: with fractions of those in progress."""
         done = size_done + LEDGER_SIZE * ledgers_done
         return min(1.0, done / self._work) if self._work else 1.0
 
     def remaining_s(self, ledgers_done: float, size_done: int, now: float, owed_s: float = 0.0) -> float | None:
-        """None: too little was done to tell. `owed_s`: for how long the pace that is kept forbids to copy more."""
+        """Return the remaining seconds; None: too little is finished. `owed_s`: seconds that the rate limit adds."""
         share, elapsed_s = self.share(ledgers_done, size_done), now - self._begun
         if share >= 1.0:
             return owed_s
@@ -114,5 +116,5 @@ class Forecast:
 
 
 def assumed_s(ledgers: int, size: int, bytes_per_s: float) -> float:
-    """How long a copy takes at a rate that is assumed, before anything was measured."""
+    """Return the seconds that a copy takes at an assumed rate, before any was measured."""
     return (size + LEDGER_SIZE * ledgers) / bytes_per_s

@@ -1,15 +1,15 @@
-"""Fragments of a ledger's record: which entries each of their bookies must hold, and whether it does.
+"""Fragments of a ledger's record: the entries that each bookie must hold, and the check whether it does.
 
 A fragment is finished when it can receive no more entries: its ledger is closed, or another fragment follows and the
-last add confirmed has reached that one's start. (The second half is cautious: with an empty last fragment the value
-learnt from bookies may lag, and a copy that stops where it does would be incomplete.) Source: client-protocol 7.2.
+last add confirmed (LAC) has reached that one's start. The second condition is cautious: with an empty last fragment the
+LAC from bookies may lag, and a copy that stops at it would be incomplete. Source: client-protocol 7.2.
 
-Checking is: ask the bookie of each position for its first entry, its last, and a sample of those between; one that is
-not there, or not good, makes the replica bad. A bookie that is not registered is not asked. The last fragment of a
-ledger that is not closed may begin with an entry that was never written; if nobody has it, nobody lacks it.
+A check asks the bookie of each position for its first entry, its last, and a sample of those between. An entry that is
+missing or damaged makes the replica bad. Unregistered bookies are not asked. The last fragment of a ledger that is not
+closed may begin with an entry that was never written; if no bookie has it, no replica lacks it.
 
-A ledger that bookies were allowed to forget, its entries being in files, has no fragment here: nothing of it can be
-missing, renewed, copied or lost, whomever its record still names (`offload.is_given_up`).
+A ledger whose entries are in files and may be deleted from bookies has no fragment here: none of its replicas can be
+missing, renewed, copied or lost, even if its record still names bookies (`offload.is_given_up`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bookies.protocol.quorums.quorum import next_stored, stores, write_sets_of
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Entries first..last of a ledger, which share an ensemble. Empty fragments are never made.
+    """Entries first..last of a ledger, which share an ensemble; never empty.
 
     `is_doubtful`: its only entry may never have been written.
     """
@@ -45,39 +45,41 @@ class Fragment:
 
     @property
     def is_striped(self) -> bool:
-        """Whether a bookie holds only some of the entries."""
+        """Report whether a bookie holds only part of the entries."""
         return self.write_quorum < len(self.ensemble)
 
     @property
     def write_sets(self) -> list[tuple[int, ...]]:
-        """Those of its entries, as positions, each once."""
+        """Return the distinct write sets of its entries, as positions."""
         return write_sets_of(self.first, self.last, len(self.ensemble), self.write_quorum)
 
     def stored(self, position: int) -> Sequence[int]:
-        """The ids that the bookie at this position must hold, ascending; a `range` where they are consecutive.
+        """Return the ids that the bookie at this position must hold, ascending; a `range` where they are consecutive.
 
-        Takes no memory, however many there are.
+        The result uses constant memory.
         """
         if not self.is_striped:
             return range(self.first, self.last + 1)
         return _StripedIds(self.first_stored(position), self.last_stored(position), position, self)
 
     def first_stored(self, position: int) -> int:
-        """The first id that the position must hold, -1: none."""
-        found = next_stored(position, self.first, len(self.ensemble), self.write_quorum)
-        return found if found <= self.last else INVALID_ENTRY_ID
+        """Return the first id that the position must hold; -1: none."""
+        entry_id = next_stored(position, self.first, len(self.ensemble), self.write_quorum)
+        return entry_id if entry_id <= self.last else INVALID_ENTRY_ID
 
     def last_stored(self, position: int) -> int:
-        """The last id that the position must hold, -1: none."""
+        """Return the last id that the position must hold; -1: none."""
         size = len(self.ensemble)
         ahead = (position - self.last) % size
-        found = self.last if ahead < self.write_quorum else self.last - (size - ahead)
-        return found if found >= self.first else INVALID_ENTRY_ID
+        entry_id = self.last if ahead < self.write_quorum else self.last - (size - ahead)
+        return entry_id if entry_id >= self.first else INVALID_ENTRY_ID
 
 
 class _StripedIds(Sequence[int]):
-    """Ids first..last that a position of a striped fragment stores: runs of `write_quorum`, one per turn of the
-    ensemble, of which the first may have begun before. `first` -1: none."""
+    """Ids first..last that a position of a striped fragment stores. `first` -1: none.
+
+    They form runs of `write_quorum` ids, one per round of the ensemble; the first run may begin before `first`.
+    """
 
     def __init__(self, first: int, last: int, position: int, fragment: Fragment) -> None:
         self._period, self._size = len(fragment.ensemble), fragment.write_quorum
@@ -91,13 +93,13 @@ class _StripedIds(Sequence[int]):
 
     def __getitem__(self, index: Any) -> Any:  # an id of an index, a list of a slice, as `Sequence` declares
         if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(self._count))]
+            return [self[item] for item in range(*index.indices(self._count))]
         turn, offset = divmod(range(self._count)[index] + self._skipped, self._size)
         return self._origin + turn * self._period + offset
 
 
 def fragments_to_check(record: LedgerMetadata, last_add_confirmed: int) -> list[Fragment]:
-    """The fragments that hold entries, in order. `last_add_confirmed` counts only while the ledger is not closed."""
+    """Return the fragments that hold entries, in order. `last_add_confirmed`: ignored for a closed ledger."""
     if is_given_up(record):
         return []
     starts = [first for first, _ in record.ensembles]
@@ -105,13 +107,13 @@ def fragments_to_check(record: LedgerMetadata, last_add_confirmed: int) -> list[
         end, is_doubtful = record.last_entry_id, False
     else:
         end, is_doubtful = max(last_add_confirmed, starts[-1]), last_add_confirmed < starts[-1]
-    found = []
+    fragments = []
     for index, (first, ensemble) in enumerate(record.ensembles):
         is_last = index == len(starts) - 1
         last = end if is_last else min(end, starts[index + 1] - 1)
         if last >= first:
             is_finished = record.is_closed or (not is_last and last_add_confirmed >= starts[-1] - 1)
-            found.append(
+            fragments.append(
                 Fragment(
                     record.ledger_id,
                     first,
@@ -123,21 +125,21 @@ def fragments_to_check(record: LedgerMetadata, last_add_confirmed: int) -> list[
                     record.ack_quorum,
                 )
             )
-    return found
+    return fragments
 
 
 def fragments_on(fragments: Sequence[Fragment], bookies: Collection[BookieId]) -> list[tuple[Fragment, list[int]]]:
-    """The fragments whose ensemble has any of these bookies, each with their positions."""
-    found = []
+    """Return the fragments whose ensemble has any of these bookies, with the bookies' positions."""
+    matches = []
     for fragment in fragments:
         positions = [position for position, bookie in enumerate(fragment.ensemble) if bookie in bookies]
         if positions:
-            found.append((fragment, positions))
-    return found
+            matches.append((fragment, positions))
+    return matches
 
 
 def is_stored_on(record: LedgerMetadata, bookie: BookieId) -> bool:
-    """Whether, by the record, the bookie holds entries of the ledger, or may yet receive some.
+    """Report whether, by the record, the bookie holds entries of the ledger, or may receive some.
 
     Source: client-protocol 7.6.
     """
@@ -157,37 +159,37 @@ def is_stored_on(record: LedgerMetadata, bookie: BookieId) -> bool:
 
 
 def missing_runs(expected: Sequence[int], held: Sequence[range]) -> list[range]:
-    """The expected ids that are not held, as runs. Both ascend; `held` as a bookie lists its entries.
+    """Return the expected ids that are not held, as runs. Both ascend; `held`: as a bookie lists its entries.
 
     Source: client-protocol 7.5.
     """
     missing: list[range] = []
     for run in runs_of(expected):
-        at = run.start
-        index = max(0, bisect_right(held, at, key=lambda each: each.start) - 1)
-        while at < run.stop:
-            while index < len(held) and held[index].stop <= at:
+        start = run.start
+        index = max(0, bisect_right(held, start, key=lambda held_run: held_run.start) - 1)
+        while start < run.stop:
+            while index < len(held) and held[index].stop <= start:
                 index += 1
             gap_end = min(run.stop, held[index].start) if index < len(held) else run.stop
-            if at < gap_end:
-                missing.append(range(at, gap_end))
-            at = max(gap_end, min(run.stop, held[index].stop)) if index < len(held) else run.stop
+            if start < gap_end:
+                missing.append(range(start, gap_end))
+            start = max(gap_end, min(run.stop, held[index].stop)) if index < len(held) else run.stop
     return missing
 
 
 def stored_in(stored: Sequence[int], runs: Sequence[range]) -> list[int]:
-    """Those of the ids that are in any of the runs. Both ascend; work per id found, not per id."""
-    found: list[int] = []
+    """Return the ids that are in any of the runs. Both ascend; the cost is per id in the result, not per id."""
+    ids: list[int] = []
     for run in runs:
-        at = bisect_left(stored, max(run.start, found[-1] + 1 if found else run.start))
-        while at < len(stored) and stored[at] < run.stop:
-            found.append(stored[at])
-            at += 1
-    return found
+        index = bisect_left(stored, max(run.start, ids[-1] + 1 if ids else run.start))
+        while index < len(stored) and stored[index] < run.stop:
+            ids.append(stored[index])
+            index += 1
+    return ids
 
 
 def runs_of(ids: Sequence[int]) -> Iterator[range]:
-    """Ascending ids as maximal runs."""
+    """Yield ascending ids as maximal runs."""
     if not ids:
         return
     if isinstance(ids, range):
@@ -206,8 +208,11 @@ def runs_of(ids: Sequence[int]) -> Iterator[range]:
 
 
 class ReplicaState(enum.Enum):
-    """OK: it has what it was asked for. MISSING: certainly not, or a damaged copy. UNAVAILABLE: its bookie is gone,
-    for now or for ever. CANNOT_TELL: it answered that it does not know, or cannot read."""
+    """State of a replica by its bookie's answer.
+
+    OK: it has all entries asked for. MISSING: it certainly lacks one, or has a damaged one. UNAVAILABLE: the bookie is
+    unreachable, for now or for ever. CANNOT_TELL: it answered that its state is unknown, or that it cannot read.
+    """
 
     OK = "ok"
     MISSING = "missing"
@@ -216,7 +221,7 @@ class ReplicaState(enum.Enum):
 
 
 class Ask(NamedTuple):
-    """Read these entries at this bookie: all good, or the first that is not."""
+    """Request to read these entries at this bookie; the answer: all good, or the first that is not."""
 
     position: int
     bookie: BookieId
@@ -224,7 +229,7 @@ class Ask(NamedTuple):
 
 
 class ReplicaVerdict(NamedTuple):
-    """What is known of the replica at one position. `entry_id`: the first bad entry, with its `error`."""
+    """State of the replica at one position. `entry_id`: the first bad entry, with its `error`."""
 
     position: int
     bookie: BookieId
@@ -234,37 +239,38 @@ class ReplicaVerdict(NamedTuple):
 
 
 class FragmentVerdict(NamedTuple):
-    """What is known of a fragment: one verdict per position."""
+    """State of a fragment: one verdict per position."""
 
     fragment: Fragment
     replicas: tuple[ReplicaVerdict, ...]
 
     @property
     def is_ok(self) -> bool:
-        """Whether every replica is known to be good."""
+        """Report whether every replica is known to be good."""
         return not self.bad_positions
 
     @property
     def bad_positions(self) -> list[int]:
-        """Positions that are not known to be good: the fragment is under-replicated."""
+        """Return the positions that are not known to be good; with any, the fragment is under-replicated."""
         return self.positions(ReplicaState.MISSING, ReplicaState.UNAVAILABLE, ReplicaState.CANNOT_TELL)
 
     def positions(self, *states: ReplicaState) -> list[int]:
-        """The positions whose replicas are in any of these states."""
+        """Return the positions whose replicas are in any of these states."""
         return [replica.position for replica in self.replicas if replica.state in states]
 
     @property
     def fewest_replicas(self) -> int:
-        """Of the entry that is worst off, how many replicas are on positions known to be good."""
+        """Return how many replicas known to be good the entry with the fewest has."""
         good = self.positions(ReplicaState.OK)
         return min(sum(position in good for position in members) for members in self.fragment.write_sets)
 
 
 class FragmentCheck:
-    """Ask what `asks` says, report each with `held` or `failed`, then take the `verdict`.
+    """Check of one fragment. Send the `asks`, report each with `held` or `failed`, then take the `verdict`.
 
-    `known`: the registered bookies, in whatever mode. `percentage`: how many of the entries between first and last to
-    ask for, 100: all. `pick(n)`: a random number below n.
+    known: the registered bookies, in any mode.
+    percentage: share of the entries between the first and the last to ask for; 100: all.
+    pick(n): a random number below n.
     """
 
     def __init__(
@@ -285,42 +291,43 @@ class FragmentCheck:
                 self.held(position)
 
     def held(self, position: int) -> None:
-        """Every entry asked for at this position is there and good."""
+        """Report that every entry asked for at this position is present and good."""
         self._verdicts[position] = ReplicaVerdict(position, self._fragment.ensemble[position], ReplicaState.OK)
 
     def failed(self, position: int, entry_id: int, error: BookKeeperError) -> None:
-        """The first entry that was not delivered, or does not verify."""
+        """Report the first entry that was not delivered, or does not verify."""
         bookie = self._fragment.ensemble[position]
         self._verdicts[position] = ReplicaVerdict(position, bookie, state_of(error), entry_id, error)
 
     def verdict(self) -> FragmentVerdict:
-        """Every ask has been reported."""
+        """Return the verdict, after every ask has been reported."""
         fragment = self._fragment
         replicas = [self._verdicts[position] for position in range(len(fragment.ensemble))]
         if fragment.is_doubtful and not any(
-            each.state is ReplicaState.OK and stores(each.position, fragment.last, len(replicas), fragment.write_quorum)
-            for each in replicas
+            replica.state is ReplicaState.OK
+            and stores(replica.position, fragment.last, len(replicas), fragment.write_quorum)
+            for replica in replicas
         ):
             replicas = [
-                ReplicaVerdict(each.position, each.bookie, ReplicaState.OK)
-                if isinstance(each.error, NEGATIVE)
-                else each
-                for each in replicas
+                ReplicaVerdict(replica.position, replica.bookie, ReplicaState.OK)
+                if isinstance(replica.error, NEGATIVE)
+                else replica
+                for replica in replicas
             ]
         return FragmentVerdict(fragment, tuple(replicas))
 
 
 def state_of(error: BookKeeperError) -> ReplicaState:
-    """What an answer to a read says of the replica."""
+    """Return the state of a replica by the error of a read."""
     if isinstance(error, (*NEGATIVE, DigestMismatch)):
         return ReplicaState.MISSING
     return ReplicaState.UNAVAILABLE if isinstance(error, BookieUnreachable) else ReplicaState.CANNOT_TELL
 
 
 def sample_of(fragment: Fragment, position: int, percentage: float, pick: Callable[[int], int]) -> Sequence[int]:
-    """Which of its entries to ask a position for: the first, the last, and one out of each of equally long parts.
+    """Return the ids to ask a position for: the first, the last, and one out of each of equally long parts.
 
-    Ascending, without repetition; empty when the position holds nothing.
+    Ascending and distinct; empty when the position holds no entry.
     """
     first, last = fragment.first_stored(position), fragment.last_stored(position)
     if first == INVALID_ENTRY_ID:

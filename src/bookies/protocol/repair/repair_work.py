@@ -1,27 +1,26 @@
-"""What is to be done about one ledger that is marked: which replicas to make again, what to wait for, what is lost.
+"""Assessment of one marked ledger: which replicas to repair, what to wait for, what is lost.
 
-A replica is *bad* only when that is certain: its bookie says that it lacks an entry, or has a damaged one; or its
-bookie is not registered and counts as lost (`protocol/repair/absence.py`). Whatever is not known, because a bookie does not
-answer, is busy, cannot read, or is away for less than the delay, is waited for and never copied: unknown is not
-missing.
+A replica is *bad* only when that is certain: its bookie answers that it lacks an entry or has a damaged one, or its
+bookie is not registered and counts as lost (`protocol/repair/absence.py`). A replica is unknown if its bookie does not
+answer, is busy, cannot read, or has been away for less than the delay. Unknown is not missing: such a replica is waited
+for and never copied.
 
-    bad, bookie registered   made again where it is: nothing but what it lacks is copied, the record stays as it is
-    bad, bookie lost         copied to another bookie, which then takes its place in the record
-    good, bookie leaving     likewise (it is being emptied)
+    bad, bookie registered   renewed in place: only the missing entries are copied, the record does not change
+    bad, bookie lost         copied to another bookie, which then replaces it in the record
+    good, bookie leaving     likewise (the bookie is being emptied)
 
-A replica can be made again elsewhere when every entry of it may be on some bookie. If not, and if that is certain,
-entries are *lost*: that is a state with evidence and not an error to be repeated, and only a bookie that comes back can
-change it. So its place in the record stays: another bookie there would not have all that the record says (I-18), and
-the one that comes back would not be asked for the entries that it alone has, and delete them as surplus. What other
-entries it had stay at the replicas they have, which the loss says (`Loss.left`). All other replicas of the fragment are
-made again.
+A replica can be replaced when every entry of it may be on some bookie. If that is certainly not so, entries are *lost*.
+A loss is a state with evidence, not an error to retry; only a bookie that returns can change it. So the lost bookie
+keeps its place in the record. Another bookie there would not hold all that the record says (I-18), and a returned
+bookie would not be asked for the entries that it alone has, and would delete them as surplus. The lost bookie's other
+entries keep the replicas they have, as the loss reports (`Loss.left`). All other replicas of the fragment are repaired.
 
-Fragments that may still grow are never copied (X-70). Their writer replaces the bookie as soon as it has something to
-write; if a lost bookie is still in the *last* ensemble after a grace period the ledger is sealed, for it may have no
-writer any more, and with one more bookie lost its end might be undecidable. Nothing else ends a writer: not a lost
-bookie that it has replaced, though nobody can say yet that it has gone on; not a bookie that is lost by a mark alone;
-and not that a bookie lacks an entry which was only just written. A ledger in recovery has no writer any more: if nobody
-finishes the recovery within the grace period, it is gone on with.
+Fragments that may still grow are never copied (X-70). Their writer replaces the bookie with its next write. If a lost
+bookie is still in the *last* ensemble after a grace period, the ledger is sealed: it may have no writer any more, and
+with one more lost bookie its end might be undecidable. No other condition ends a writer: not a lost bookie that it has
+replaced, although its progress is not confirmed yet; not a bookie that is lost by a mark alone; and not a missing entry
+that was only just written. A ledger in recovery has no writer any more: if its recovery is not finished within the
+grace period, the repair continues it.
 Source: metadata 8.6 and 8.7, client-protocol 7.2 to 7.4.
 """
 
@@ -35,7 +34,7 @@ from typing import NamedTuple
 from bookies.errors import BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.offload import is_given_up
-from bookies.protocol.placement.placement_proof import some
+from bookies.protocol.placement.placement_proof import abbreviated
 from bookies.protocol.quorums import write_set
 from bookies.protocol.repair.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict, state_of
 
@@ -43,7 +42,7 @@ LEFTOVERS = "; what copies that broke off have left on a full one is deleted by 
 
 
 class RepairState(enum.Enum):
-    """How it stands with one ledger. LOST: entries are nowhere; WAITING: for something that `Wait` names."""
+    """State of one ledger. LOST: entries are on no bookie; WAITING: for something that `Wait` names."""
 
     HEALTHY = "healthy"
     REPAIRABLE = "repairable"
@@ -52,7 +51,7 @@ class RepairState(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """What a repair waits for."""
+    """Cause for which a repair waits."""
 
     BOOKIE = "a bookie to come back, or to count as lost"
     MAINTENANCE = "the end of a bookie's maintenance"
@@ -65,7 +64,7 @@ class Cause(enum.Enum):
 
 
 class Wait(NamedTuple):
-    """Entries first..last wait for something. `bookie`: whose; `reason`: in words."""
+    """Wait of entries first..last. `bookie`: the one concerned, if any; `reason`: text."""
 
     cause: Cause
     first: int
@@ -75,10 +74,12 @@ class Wait(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Entries first..last are on no replica. `evidence`: each bookie that ought to have them, and why it does not.
+    """Loss of entries first..last, which are on no replica.
 
-    `step`: only every so many-th of them, if the ensemble is larger than the write set. `left`: good replicas, at the
-    least, of the other entries that those bookies have; they stay so few, as `repair_work` says. None: there are none.
+    evidence: each bookie that should have them, and why it does not.
+    step: the loss covers every `step`-th entry only; above 1 if the ensemble is larger than the write set.
+    left: fewest good replicas of the other entries of those bookies, which are not repaired (see the module); None:
+        there are no such entries.
     """
 
     first: int
@@ -89,22 +90,22 @@ class Loss(NamedTuple):
 
     @property
     def entries(self) -> str:
-        """Which, in words."""
+        """Return the entries as text."""
         return f"entries {self.first} to {self.last}{f', one in {self.step},' if self.step > 1 else ''}"
 
     def touches(self, fragment: Fragment, position: int) -> bool:
-        """Whether any of them is to be stored at a position of their fragment."""
+        """Report whether any of the entries belongs to a position of their fragment."""
         size = len(fragment.ensemble)
         if self.last < fragment.first or self.first > fragment.last:
             return False
-        some_ids = range(self.first, min(self.last + 1, self.first + size * self.step), self.step)
-        return any(position in write_set(each, size, fragment.write_quorum) for each in some_ids)
+        samples = range(self.first, min(self.last + 1, self.first + size * self.step), self.step)
+        return any(position in write_set(entry_id, size, fragment.write_quorum) for entry_id in samples)
 
 
 class Job(NamedTuple):
-    """Make replicas of a fragment again: those at `renewed` where they are, those at `replaced` elsewhere.
+    """Repair of replicas of a fragment: those at `renewed` in place, those at `replaced` on other bookies.
 
-    `good`: replicas known to be good of the entry that is worst off.
+    `good`: fewest replicas known to be good of any entry concerned.
     """
 
     verdict: FragmentVerdict
@@ -119,11 +120,15 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What is known of bookies. `lost`: those not registered that count as lost; `excused`: away for maintenance.
+    """Known states of bookies.
 
-    `leaving`: those to be emptied. `unwanted`: not to be copied to, and why. `read_only`: those that cannot be.
-    `claimed`: of the lost, those that are so by a mark alone, which cannot say why it names them; enough for a copy,
-    which costs nobody anything, and not for ending a writer, nor for saying that entries are lost.
+    lost: unregistered bookies that count as lost.
+    excused: bookies away for maintenance.
+    leaving: bookies to be emptied.
+    unwanted: bookies not to copy to, and why.
+    read_only: bookies that cannot be copied to.
+    claimed: of the lost, those that are lost by a mark alone, which does not say why it names them. That is enough for
+        a copy, which harms no client. It is not enough to end a writer or to report entries as lost.
     """
 
     registered: Collection[BookieId]
@@ -135,32 +140,32 @@ class Circumstances:
     claimed: Collection[BookieId] = ()
 
     def asks_for_sealing(self, record: LedgerMetadata) -> bool:
-        """Whether a ledger has to be sealed, after a grace period: for a lost bookie, or because somebody has begun to.
-        Then it has no writer any more, and perhaps nobody who finishes what was begun."""
+        """Report whether a ledger has to be sealed after a grace period: for a lost bookie, or because a recovery has
+        begun. In recovery it has no writer any more, and the client that began the recovery may not finish it."""
         if record.is_closed:
             return False
         return record.state is LedgerState.IN_RECOVERY or bool(self.lost_at_the_end_of(record))
 
     def lost_at_the_end_of(self, record: LedgerMetadata) -> list[BookieId]:
-        """Bookies of the last ensemble whose loss is a reason to end the ledger's writer."""
-        return [each for each in record.last_ensemble if each in self.lost and each not in self.claimed]
+        """Return the bookies of the last ensemble whose loss is a reason to end the ledger's writer."""
+        return [bookie for bookie in record.last_ensemble if bookie in self.lost and bookie not in self.claimed]
 
     def left_out(self, members: Collection[BookieId] = (), *, by_word: bool = True) -> str:
-        """The end of a sentence about a target that is missing: bookies that are there and were not thought of, and
-        why; nothing: all were. `members`: those that have the entries already. `by_word`: also the unwanted ones."""
+        """Return the end of a sentence about a missing target: registered bookies that were not used, and why; empty:
+        all were. `members`: bookies that have the entries already. `by_word`: include the unwanted ones."""
         reasons = dict.fromkeys(self.read_only, "read-only: its disks are full, or somebody wants it so")
         if by_word:
             reasons |= {bookie: why for bookie, why in self.unwanted.items() if bookie in self.registered}
-        said = [f"{bookie} ({why})" for bookie, why in sorted(reasons.items()) if bookie not in members]
-        if not said:
+        unused = [f"{bookie} ({why})" for bookie, why in sorted(reasons.items()) if bookie not in members]
+        if not unused:
             return ""
         has_full = any(bookie not in members for bookie in self.read_only)
-        return f"; not used: {some(said)}{LEFTOVERS if has_full else ''}"
+        return f"; not used: {abbreviated(unused)}{LEFTOVERS if has_full else ''}"
 
 
 @dataclass(slots=True)
 class Assessment:
-    """What is to be done about a ledger. `wants_sealing`: once its grace period is over."""
+    """Result of assessing a ledger. `wants_sealing`: seal it once its grace period is over."""
 
     jobs: list[Job] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
@@ -169,7 +174,7 @@ class Assessment:
 
     @property
     def state(self) -> RepairState:
-        """The worst that is true of any part."""
+        """Return the worst state of any part."""
         if self.losses:
             return RepairState.LOST
         if self.jobs or self.wants_sealing:
@@ -178,25 +183,27 @@ class Assessment:
 
     @property
     def bookies(self) -> list[BookieId]:
-        """Whose return may change something."""
+        """Return the bookies whose return may change the assessment."""
         waited = [wait.bookie for wait in self.waits if wait.bookie is not None]
         return list(dict.fromkeys([*waited, *(bookie for loss in self.losses for bookie, _ in loss.evidence)]))
 
 
 def assess(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], circumstances: Circumstances) -> Assessment:
-    """What the check of a ledger means."""
-    found = Assessment()
-    found.wants_sealing = circumstances.asks_for_sealing(record)
+    """Assess a ledger by the verdicts of its check."""
+    assessment = Assessment()
+    assessment.wants_sealing = circumstances.asks_for_sealing(record)
     for verdict in verdicts:
         if verdict.fragment.is_finished:
-            _assess_finished(verdict, circumstances, found)
-        elif not found.wants_sealing:
-            _assess_growing(verdict, circumstances, found, is_last=verdict.fragment.first == record.ensembles[-1][0])
-    found.jobs.sort(key=lambda job: job.good)
-    return found
+            _assess_finished(verdict, circumstances, assessment)
+        elif not assessment.wants_sealing:
+            _assess_growing(
+                verdict, circumstances, assessment, is_last=verdict.fragment.first == record.ensembles[-1][0]
+            )
+    assessment.jobs.sort(key=lambda job: job.good)
+    return assessment
 
 
-def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, found: Assessment) -> None:
+def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, assessment: Assessment) -> None:
     fragment = verdict.fragment
     renewed: list[int] = []
     replaced: list[int] = []
@@ -204,7 +211,7 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, fou
     claimed: list[int] = []
     for replica in verdict.replicas:
         if fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
-            continue  # A short fragment has nothing there, so nothing can be missing.
+            continue  # A short fragment has no entry at this position, so none can be missing.
         is_leaving = replica.bookie in circumstances.leaving
         if replica.state is ReplicaState.OK:
             if is_leaving:
@@ -217,23 +224,25 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, fou
                 claimed.append(replica.position)
         else:
             unknown.append(replica.position)
-            found.waits.append(_wait_for(fragment, replica, circumstances))
+            assessment.waits.append(_wait_for(fragment, replica, circumstances))
     if not renewed and not replaced:
         return
     may_hold = verdict.positions(ReplicaState.OK, ReplicaState.MISSING)
-    hopeless = [members for members in fragment.write_sets if not any(each in may_hold for each in members)]
+    hopeless = [members for members in fragment.write_sets if not any(position in may_hold for position in members)]
     stuck = {position for members in hopeless for position in members}
     moved = [position for position in replaced if position not in stuck]
     if renewed or moved:
-        found.jobs.append(Job(verdict, tuple(renewed), tuple(moved), _good(verdict, [*renewed, *moved]) or 0))
+        assessment.jobs.append(Job(verdict, tuple(renewed), tuple(moved), _good(verdict, [*renewed, *moved]) or 0))
     for position in sorted(stuck.intersection(claimed)):
-        found.waits.append(_wait_for(fragment, verdict.replicas[position], circumstances))
-    gone = [members for members in hopeless if not any(each in unknown or each in claimed for each in members)]
-    found.losses += _losses(verdict, gone)
+        assessment.waits.append(_wait_for(fragment, verdict.replicas[position], circumstances))
+    lost = [
+        members for members in hopeless if not any(position in unknown or position in claimed for position in members)
+    ]
+    assessment.losses += _losses(verdict, lost)
 
 
 def _good(verdict: FragmentVerdict, positions: Collection[int]) -> int | None:
-    """Good replicas of the entry that is worst off of those that these positions store; None: they store none."""
+    """Return the fewest good replicas of any entry that these positions store; None: they store none."""
     good = verdict.positions(ReplicaState.OK)
     counts = [
         sum(position in good for position in members)
@@ -246,63 +255,69 @@ def _good(verdict: FragmentVerdict, positions: Collection[int]) -> int | None:
 def most_urgent_first(
     verdict: FragmentVerdict, positions: Sequence[int], leaving: Sequence[BookieId] = ()
 ) -> list[int]:
-    """In the order in which to replace them if not all can be: lost replicas before good ones of bookies that leave,
-    those with the fewest good replicas of an entry first, then those whose bookie is named first as leaving."""
+    """Return the positions in the order in which to replace them if not all can be.
+
+    Lost replicas come before good ones of leaving bookies, then those with the fewest good replicas of an entry, then
+    those whose bookie comes first in `leaving`.
+    """
     good, ensemble = verdict.positions(ReplicaState.OK), verdict.fragment.ensemble
 
     def urgency(position: int) -> tuple[bool, int, int]:
-        turn = leaving.index(ensemble[position]) if ensemble[position] in leaving else len(leaving)
-        return position in good, _good(verdict, [position]) or 0, turn
+        rank = leaving.index(ensemble[position]) if ensemble[position] in leaving else len(leaving)
+        return position in good, _good(verdict, [position]) or 0, rank
 
     return sorted(positions, key=urgency)
 
 
-def _losses(verdict: FragmentVerdict, gone: Sequence[tuple[int, ...]]) -> Iterator[Loss]:
-    """Exactly the entries whose write set is one of these, of which every bookie is lost."""
+def _losses(verdict: FragmentVerdict, lost: Sequence[tuple[int, ...]]) -> Iterator[Loss]:
+    """Yield the losses: exactly the entries whose write set is one of `lost`, of which every bookie is lost."""
     fragment = verdict.fragment
-    size, is_all = len(fragment.ensemble), len(gone) == len(fragment.write_sets)
-    if is_all and gone:
+    size, is_all = len(fragment.ensemble), len(lost) == len(fragment.write_sets)
+    if is_all and lost:
         yield Loss(
-            fragment.first, fragment.last, _lost(fragment, sorted({each for members in gone for each in members}))
+            fragment.first,
+            fragment.last,
+            _evidence(fragment, sorted({position for members in lost for position in members})),
         )
         return
-    lost_ids = [set(members) for members in gone]
+    lost_sets = [set(members) for members in lost]
     for first in range(fragment.first, min(fragment.last + 1, fragment.first + size)):
         members = write_set(first, size, fragment.write_quorum)
-        if set(members) in lost_ids:
+        if set(members) in lost_sets:
             last = first + (fragment.last - first) // size * size
-            others = [each for each in fragment.write_sets if set(each) not in lost_ids and {*each} & {*members}]
+            others = [other for other in fragment.write_sets if set(other) not in lost_sets and {*other} & {*members}]
             good = verdict.positions(ReplicaState.OK)
-            left = min((sum(position in good for position in each) for each in others), default=None)
-            yield Loss(first, last, _lost(fragment, sorted(members)), size, left)
+            left = min((sum(position in good for position in other) for other in others), default=None)
+            yield Loss(first, last, _evidence(fragment, sorted(members)), size, left)
 
 
-def _lost(fragment: Fragment, positions: Sequence[int]) -> tuple[tuple[BookieId, str], ...]:
-    return tuple((fragment.ensemble[each], "it is lost: not registered") for each in positions)
+def _evidence(fragment: Fragment, positions: Sequence[int]) -> tuple[tuple[BookieId, str], ...]:
+    return tuple((fragment.ensemble[position], "it is lost: not registered") for position in positions)
 
 
 def _assess_growing(
-    verdict: FragmentVerdict, circumstances: Circumstances, found: Assessment, *, is_last: bool
+    verdict: FragmentVerdict, circumstances: Circumstances, assessment: Assessment, *, is_last: bool
 ) -> None:
-    """`is_last`: its writer adds to it; of others it is only not known yet whether all that they hold is confirmed."""
+    """Assess a fragment that is not finished. `is_last`: its writer adds to it; of the others it is only unknown yet
+    whether all their entries are confirmed."""
     fragment = verdict.fragment
     undecided = "whether the last add confirmed has got beyond these entries is not known yet"
     for replica in verdict.replicas:
         if not is_last and fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
             continue
         if not is_last and replica.bookie in circumstances.lost:
-            found.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is lost; {undecided}"))
+            assessment.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is lost; {undecided}"))
         elif replica.bookie in circumstances.leaving and replica.state is ReplicaState.OK:
             text = "and receives entries" if is_last else undecided
-            found.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is to be emptied, {text}"))
+            assessment.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is to be emptied, {text}"))
         elif replica.state is ReplicaState.MISSING:
             text = f"it lacks entry {replica.entry_id}, which may be on its way"
             if isinstance(replica.error, DigestMismatch):
                 text = f"its entry {replica.entry_id} does not verify"
             text = f"{text}; a ledger that is sealed is repaired"
-            found.waits.append(_waits_for_writer(fragment, replica.bookie, text))
+            assessment.waits.append(_waits_for_writer(fragment, replica.bookie, text))
         elif replica.state is not ReplicaState.OK:
-            found.waits.append(_wait_for(fragment, replica, circumstances))
+            assessment.waits.append(_wait_for(fragment, replica, circumstances))
 
 
 def _waits_for_writer(fragment: Fragment, bookie: BookieId, reason: str) -> Wait:
@@ -310,7 +325,7 @@ def _waits_for_writer(fragment: Fragment, bookie: BookieId, reason: str) -> Wait
 
 
 def _wait_for(fragment: Fragment, replica: ReplicaVerdict, circumstances: Circumstances) -> Wait:
-    """Nothing certain is known of this replica."""
+    """Return the wait for a replica whose state is unknown."""
     bookie, reason = replica.bookie, replica.error.message if replica.error is not None else "nothing is known of it"
     cause = Cause.ANSWER
     if bookie in circumstances.excused:
@@ -326,10 +341,10 @@ def judge_entry(
     answers: Sequence[tuple[BookieId, BookKeeperError | None]],
     circumstances: Circumstances,
 ) -> Loss | Wait | None:
-    """What it means that a copy broke off because nobody delivered an entry, after each of its bookies was asked again.
+    """Judge an entry that no bookie delivered during a copy, after each of its bookies was asked again.
 
-    `answers`: of every bookie that holds it by the record; None: it delivered. None: it is there, so the copy may
-    simply be repeated.
+    `answers`: of every bookie that holds it by the record; error None: it delivered. Return None if the entry exists,
+    so that the copy may be repeated.
     """
     evidence: list[tuple[BookieId, str]] = []
     for bookie, error in answers:
@@ -345,13 +360,13 @@ def judge_entry(
     return Loss(entry_id, entry_id, tuple(evidence))
 
 
-def fewest_left(record: LedgerMetadata, gone: Collection[BookieId]) -> int:
-    """Replicas left, by the record alone, of the entry that is worst off when these bookies are gone."""
+def fewest_left(record: LedgerMetadata, lost: Collection[BookieId]) -> int:
+    """Return how many replicas, by the record alone, the entry with the fewest has left without these bookies."""
     size = record.ensemble_size
-    if not gone or is_given_up(record):
+    if not lost or is_given_up(record):
         return record.write_quorum
     return min(
-        sum(ensemble[position] not in gone for position in write_set(start, size, record.write_quorum))
+        sum(ensemble[position] not in lost for position in write_set(start, size, record.write_quorum))
         for _, ensemble in record.ensembles
         for start in range(size)
     )

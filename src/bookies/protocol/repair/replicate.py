@@ -1,17 +1,17 @@
-"""Re-replication's decisions: what to copy from whom to whom, and when the record may name the new bookies.
+"""Decisions of re-replication: what to copy between which bookies, and when the record may name the new ones.
 
     choose targets  ->  copy every entry that the positions store  ->  swap the bookies in the record
 
-In this order and no other (I-18): a record that names a bookie sends readers there, so the copies must be complete
-and durable first. Until the swap nothing has changed; a copy that breaks off leaves garbage that a bookie forgets by
-itself, and can be repeated at any time (X-72).
+I-18: this order is fixed. A record that names a bookie sends readers to it, so the copies must be complete and durable
+first. Until the swap the record is unchanged. An aborted copy leaves garbage that its bookie collects automatically,
+and can be repeated at any time (X-72).
 
-Only finished fragments are copied. One that may still grow would hide what is written meanwhile, and the swap would
-race with the writer's own (X-70).
+Only finished fragments are copied. A copy of one that may still grow would miss entries written meanwhile, and the swap
+would race with the writer's own (X-70).
 
-Entries are copied as they are, byte by byte: their digest needs no password, and every replica stays identical to
-what the writer sent. Adds carry the recovery flag, since the ledger is usually fenced at the target or will be
-(X-71). A position gets only the ids it stores (D-22). Source: client-protocol 7.3.
+Entries are copied byte by byte: their digest needs no password, and every replica stays identical to what the writer
+sent. Adds carry the recovery flag, because the ledger usually is, or will be, fenced at the target (X-71). A position
+gets only the ids it stores (D-22). Source: client-protocol 7.3.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from bookies.protocol.quorums.quorum import next_stored, stores
 from bookies.protocol.repair.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict
 
 ENTRIES_MAX = 1000  # copied at a time
-STRIPED_ENTRIES_MAX = 64  # of a striped fragment, whose entries are read one by one, all at once
-SIZE_MAX = 1 << 20  # bytes copied at a time, as far as the size of entries can be told
+STRIPED_ENTRIES_MAX = 64  # of a striped fragment, whose entries are read one by one, concurrently
+SIZE_MAX = 1 << 20  # bytes copied at a time, by the estimated entry size
 ENTRY_SIZE_GUESS = 1024.0
 OLD_WEIGHT = 0.8  # of the average entry size, when new sizes come in
 
 
 class Replacement(NamedTuple):
-    """`new` takes the place of `old` at a position; the same one: its copies are renewed."""
+    """Replacement of `old` by `new` at a position; if both are the same, its entries are renewed in place."""
 
     position: int
     old: BookieId
@@ -46,7 +46,7 @@ class Replacement(NamedTuple):
 
 
 def check_finished(fragment: Fragment) -> None:
-    """Raises `FragmentNotFinished`."""
+    """Check that a fragment is finished. Raises `FragmentNotFinished`."""
     if not fragment.is_finished:
         raise FragmentNotFinished(
             f"the fragment of entries {fragment.first} to {fragment.last} can still receive entries, or is not known "
@@ -61,7 +61,7 @@ def choose_targets(
     candidates: Sequence[BookieId],
     exclude: Collection[BookieId] = (),
 ) -> tuple[Replacement, ...]:
-    """One new bookie for each position, none of them a member already, as well placed as can be.
+    """Choose a new bookie, not yet a member, for each position, as well placed as possible.
 
     `candidates`: in order of preference. Raises `NotEnoughBookies`.
     """
@@ -84,10 +84,10 @@ def choose_some_targets(
     candidates: Sequence[BookieId],
     exclude: Collection[BookieId] = (),
 ) -> tuple[Replacement, ...]:
-    """As `choose_targets`, for as many of the positions as there are bookies for, the first ones first.
+    """Choose a new bookie for as many of the positions as possible, the first ones first.
 
-    What stands in the way of the others is what `choose_targets` says of them once the record names the new bookies.
-    Raises `NotEnoughBookies` when not even one of them can be replaced.
+    To learn why the others have none, call `choose_targets` for them once the record names the new bookies.
+    Raises `NotEnoughBookies` when none of them can be replaced.
     """
     try:
         return choose_targets(fragment, positions, candidates, exclude)
@@ -95,20 +95,20 @@ def choose_some_targets(
         chosen: tuple[Replacement, ...] = ()
         for position in positions if len(positions) > 1 else ():
             with contextlib.suppress(NotEnoughBookies):
-                chosen = choose_targets(fragment, [*(each.position for each in chosen), position], candidates, exclude)
+                chosen = choose_targets(fragment, [*(item.position for item in chosen), position], candidates, exclude)
         if not chosen:
             raise
         return chosen
 
 
 def replaced_in(fragment: Fragment, replacements: Sequence[Replacement]) -> Fragment:
-    """The fragment once the record names the new bookies."""
-    new = {each.position: each.new for each in replacements}
+    """Return the fragment as it is when the record names the new bookies."""
+    new = {replacement.position: replacement.new for replacement in replacements}
     return replace(fragment, ensemble=tuple(new.get(at, bookie) for at, bookie in enumerate(fragment.ensemble)))
 
 
 def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement, ...]:
-    """Bookies that stay where they are, and get again what they have lost."""
+    """Return the replacements for bookies that stay in place and get their missing entries again."""
     members = fragment.ensemble
     return tuple(Replacement(position, members[position], members[position]) for position in positions)
 
@@ -119,16 +119,17 @@ def repairs(
     exclude: Collection[BookieId] = (),
     lost: Collection[BookieId] = (),
 ) -> tuple[Replacement, ...]:
-    """What makes an under-replicated fragment whole as far as it is known what it lacks: writable bookies that lost
-    entries get them again; those that cannot take them, and `lost` bookies, are replaced, as many of them as can be.
-    Raises `NotEnoughBookies` when there is nothing that can be done.
+    """Return the replacements that repair an under-replicated fragment, except for its unknown replicas.
+
+    Writable bookies that lost entries get them again. Bookies that cannot accept them, and `lost` ones, are replaced,
+    as many of them as possible. Raises `NotEnoughBookies` when nothing can be repaired.
     """
     fragment = verdict.fragment
     members = fragment.ensemble
-    unknown = [each.position for each in unknown_replicas(verdict, lost)]
+    unknown = [replica.position for replica in unknown_replicas(verdict, lost)]
     missing = verdict.positions(ReplicaState.MISSING)
-    renewed = [each for each in missing if members[each] in candidates and members[each] not in exclude]
-    replaced = [each for each in verdict.bad_positions if each not in renewed and each not in unknown]
+    renewed = [at for at in missing if members[at] in candidates and members[at] not in exclude]
+    replaced = [at for at in verdict.bad_positions if at not in renewed and at not in unknown]
     try:
         targets = choose_some_targets(fragment, replaced, candidates, exclude)
     except NotEnoughBookies:
@@ -139,13 +140,13 @@ def repairs(
 
 
 def unknown_replicas(verdict: FragmentVerdict, lost: Collection[BookieId]) -> list[ReplicaVerdict]:
-    """Those that may be as good as ever: their bookies do not answer, or cannot tell, and do not count as lost."""
+    """Return the replicas that may be good: their bookies do not answer, or cannot tell, and do not count as lost."""
     unknown = verdict.positions(ReplicaState.UNAVAILABLE, ReplicaState.CANNOT_TELL)
-    return [each for each in verdict.replicas if each.position in unknown and each.bookie not in lost]
+    return [replica for replica in verdict.replicas if replica.position in unknown and replica.bookie not in lost]
 
 
 class FragmentCopy:
-    """What to copy next. Read `next_ids`, write their `shares`, report with `copied`, until it is done.
+    """Progress of a fragment's copy. Read `next_ids`, write their `shares`, report with `copied`, until `is_done`.
 
     Raises `FragmentNotFinished`, and `InvalidArgument` for replacements that do not fit the fragment.
     """
@@ -156,7 +157,7 @@ class FragmentCopy:
         self.fragment = fragment
         self.replacements = tuple(replacements)
         self.swap = Swap(fragment, self.replacements)  # to be committed when everything is copied, not before
-        self._positions = [each.position for each in replacements]
+        self._positions = [replacement.position for replacement in replacements]
         self._next = self._first_from(fragment.first)
         self._entry_size = ENTRY_SIZE_GUESS
 
@@ -165,7 +166,7 @@ class FragmentCopy:
         return self._next > self.fragment.last
 
     def next_ids(self) -> Sequence[int]:
-        """The ids to copy now, ascending; consecutive (a `range`) unless the fragment is striped."""
+        """Return the ids to copy now, ascending; consecutive (a `range`) unless the fragment is striped."""
         fragment = self.fragment
         count = max(1, int(SIZE_MAX / self._entry_size))
         if not fragment.is_striped:
@@ -178,15 +179,15 @@ class FragmentCopy:
         return ids
 
     def sources(self, entry_id: int) -> list[BookieId]:
-        """Whom to ask for an entry: those that stay, then those that are replaced, then those that lost something,
-        though perhaps not this entry."""
+        """Return the bookies to read an entry from: those that stay, then those that are replaced, then those that are
+        renewed, which may lack the entry."""
         fragment, size = self.fragment, len(self.fragment.ensemble)
         holders = [fragment.ensemble[position] for position in write_set(entry_id, size, fragment.write_quorum)]
-        distrust = {each.old: 2 if each.old == each.new else 1 for each in self.replacements}
+        distrust = {item.old: 2 if item.old == item.new else 1 for item in self.replacements}
         return sorted(holders, key=lambda bookie: distrust.get(bookie, 0))
 
     def shares(self, ids: Sequence[int]) -> list[tuple[BookieId, Sequence[int]]]:
-        """Which of these ids to write to whom; nobody with nothing."""
+        """Return which of these ids to write to each bookie; without bookies that get none."""
         fragment, size = self.fragment, len(self.fragment.ensemble)
         shares: list[tuple[BookieId, Sequence[int]]] = []
         for position, _, target in self.replacements:
@@ -198,7 +199,7 @@ class FragmentCopy:
         return shares
 
     def copied(self, last: int, count: int, size: int) -> None:
-        """`count` entries up to `last`, in all `size` bytes, are durable on every target that is to store them."""
+        """Report that `count` entries up to `last`, `size` bytes in all, are durable on every target of theirs."""
         assert last >= self._next
         self._next = self._first_from(last + 1)
         self._entry_size = OLD_WEIGHT * self._entry_size + (1 - OLD_WEIGHT) * size / count
@@ -214,31 +215,31 @@ def _check_replacements(fragment: Fragment, replacements: Sequence[Replacement])
         if not 0 <= position < len(after) or fragment.ensemble[position] != old:
             raise InvalidArgument(f"bookie {old} is not at position {position} of [{', '.join(fragment.ensemble)}]")
         after[position] = new
-    positions = {each.position for each in replacements}
-    is_twice = any(after.count(each.new) > 1 for each in replacements)
+    positions = {replacement.position for replacement in replacements}
+    is_twice = any(after.count(replacement.new) > 1 for replacement in replacements)
     if not replacements or len(positions) < len(replacements) or is_twice:
         raise InvalidArgument(f"no way to replace {len(replacements)} bookies of [{', '.join(fragment.ensemble)}]")
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """The change of the record, as a pair for the metadata update loop. Touches this fragment's positions only."""
+    """Change of the record, as a pair of functions for the metadata update loop. Changes this fragment only."""
 
     fragment: Fragment
     replacements: tuple[Replacement, ...]
 
     def check_unchanged(self, record: LedgerMetadata) -> None:
-        """Before copying: raises `VersionConflict` unless the record has the fragment as it was planned for."""
+        """Check, before a copy, that the record has the fragment as planned. Raises `VersionConflict`."""
         if self._ensemble_in(record) != self.fragment.ensemble:
             raise self._conflict("other bookies hold it now")
 
     def needed(self, record: LedgerMetadata) -> bool:
-        """Whether an old bookie is still there. Raises `VersionConflict` when it is not the same fragment any more."""
+        """Report whether an old bookie is still a member. Raises `VersionConflict` if the fragment has changed."""
         ensemble = self._ensemble_in(record)
         return any(ensemble[position] == old != new for position, old, new in self.replacements)
 
     def apply(self, record: LedgerMetadata) -> LedgerMetadata:
-        """The record with the new bookies. Somebody else's replacements are kept.
+        """Return the record with the new bookies; keep replacements made by other processes.
 
         Raises `VersionConflict` when a new bookie has become a member elsewhere in the ensemble meanwhile.
         """
@@ -252,7 +253,7 @@ class Swap:
         return changed_record(
             record,
             ensembles=tuple(
-                (each, tuple(changed) if each == first else ensemble) for each, ensemble in record.ensembles
+                (start, tuple(changed) if start == first else ensemble) for start, ensemble in record.ensembles
             ),
         )
 
@@ -277,24 +278,24 @@ class Swap:
 
 
 class RateLimit:
-    """Keep to a rate. `bytes_per_s`: None: as fast as it goes."""
+    """Rate limit. `bytes_per_s` None: unlimited."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         if bytes_per_s is not None and bytes_per_s <= 0:
-            raise InvalidArgument(f"bytes_per_s={bytes_per_s}: must be above 0; None: as fast as it goes")
+            raise InvalidArgument(f"bytes_per_s={bytes_per_s}: must be above 0, or None for no limit")
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
-    def spent(self, size: int, now: float) -> float:
-        """`size` bytes were moved: seconds to wait before the next."""
+    def charge(self, size: int, now: float) -> float:
+        """Count `size` copied bytes; return the seconds to wait before the next."""
         if self._bytes_per_s is None:
             return 0.0
         self._free_at = max(self._free_at, now) + size / self._bytes_per_s
         return self._free_at - now
 
-    def begins(self, now: float) -> float:
-        """A copy is to begin, however small: seconds to wait before. Of interest to a pace that gives way."""
+    def start_copy(self, now: float) -> float:
+        """Count the overhead of a copy; return the seconds to wait before it. For adaptive rates."""
         return 0.0
 
-    def took(self, seconds: float, now: float) -> None:
-        """It took so long until a copy was durable: of interest to a pace that gives way."""
+    def observe_copy(self, seconds: float, now: float) -> None:
+        """Report the seconds until a copy was durable. For adaptive rates."""

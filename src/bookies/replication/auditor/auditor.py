@@ -1,12 +1,12 @@
-"""The auditor: notices bookies that are lost, and marks the ledgers that need them; looks at replicas now and then.
+"""Auditor: detects lost bookies, marks the ledgers that need them, and checks replicas periodically.
 
-Two tasks. One follows the bookies: when one counts as lost, or is to be emptied, it reads every ledger's record and
-marks those that need it; when several are away that are not lost yet it marks those that have one replica left
-(`protocol/repair/absence.py` says why not more). The other makes the checks that are due, which ask bookies and take long, in
-one pass over the records.
+It runs two tasks. One follows the bookies. When a bookie counts as lost, or is to be emptied, the task reads every
+ledger's record and marks those that need the bookie. When several bookies are away that are not lost yet, it marks the
+ledgers with one replica left (`protocol/repair/absence.py` says why only these). The other task runs the periodic
+checks that are due, which ask bookies and take long, in one pass over the records.
 
-A mark is a claim that workers look into: an auditor that is wrong costs them a look, not a copy. Everything it writes
-can be repeated, so one that dies, or two at a time, do no harm. Source: metadata 8.1 to 8.4.
+A mark is a claim that workers verify: a wrong mark costs them a check, not a copy. Everything the auditor writes can be
+repeated, so an auditor that crashes, or two at a time, do no harm. Source: metadata 8.1 to 8.4.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from bookies.runtime.ports import Clock
 from bookies.runtime.tasks import all_of
 
 WAITING = "waiting for its election"
-PATROL_S = 60.0  # between two looks at which checks are due
+PATROL_S = 60.0  # longest wait before it determines again which checks are due
 
 
 @dataclass(slots=True)
 class PassReport:
-    """One pass over all ledgers. Times: wall clock, ms; `ended_ms` None: under way, or broken off."""
+    """Report of one pass over all ledgers. Times: wall clock, ms; `ended_ms` None: in progress, or aborted."""
 
     checks: tuple[str, ...]
     began_ms: int
@@ -50,7 +50,7 @@ class PassReport:
 
 
 class Auditor:
-    """The work of the auditor that is elected. `run` it; `last`: its passes, by what they look for."""
+    """Elected auditor. `run` it; `last`: its last pass by the name of each check."""
 
     def __init__(
         self,
@@ -72,33 +72,33 @@ class Auditor:
         self._clock = clock
         self._events = events
         self._rate = RateLimit(config.audit_metadata_rate)
-        self._news = asyncio.Event()
+        self._bookies_changed = asyncio.Event()
         self._audited: dict[BookieId, None] = {}
         self._hurried: tuple[BookieId, ...] = ()
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it is the one that is elected."""
+        """Report whether this auditor is the elected one."""
         return self.doing != WAITING
 
     async def run(self) -> None:
-        """Audit until cancelled. Raises `MetadataError`; then call it again, later."""
+        """Audit until cancelled. Raises `MetadataError`; then call it again later."""
         self._audited, self._hurried = {}, ()
-        self._membership.listen(self._news.set)
+        self._membership.listen(self._bookies_changed.set)
         try:
             await all_of((self._follow_bookies(), self._patrol()))
         finally:
-            self._membership.unlisten(self._news.set)
+            self._membership.unlisten(self._bookies_changed.set)
             self.doing = WAITING
 
-    # -- bookies that go -----------------------------------------------------------------------------------------
+    # -- lost and absent bookies ---------------------------------------------------------------------------------
     async def _follow_bookies(self) -> None:
         loop = asyncio.get_running_loop()
         membership, config = self._membership, self._config
         triggers = membership.triggered
         next_check: float = loop.time()
         while True:
-            self._news.clear()
+            self._bookies_changed.clear()
             await self._switch.wait_on()
             await membership.refresh()
             if membership.triggered != triggers:
@@ -113,12 +113,12 @@ class Auditor:
                     next_check = loop.time() + interval_s if interval_s else float("inf")
                 continue
             self._audited = dict.fromkeys(lost)
-            if await self._hurry():
+            if await self._mark_endangered():
                 continue
             await self._wait(next_check - loop.time())
 
     async def _find_ledgers_of(self, lost: Sequence[BookieId]) -> bool:
-        """Mark the ledgers that need these, which are lost or to be emptied. False: switched off meanwhile."""
+        """Mark the ledgers that need these bookies, which are lost or to be emptied. False: switched off meanwhile."""
         check = LostBookies(lost)
         if not await self._pass([check], self._rate):
             return False
@@ -126,11 +126,11 @@ class Auditor:
         self._audited = dict.fromkeys(lost)
         return True
 
-    async def _hurry(self) -> bool:
-        """Mark what cannot wait for the delay; whether there was anything to look at."""
+    async def _mark_endangered(self) -> bool:
+        """Mark the ledgers that cannot wait for the delay; report whether there was anything to check."""
         away = tuple(self._membership.absence.endangering(asyncio.get_running_loop().time()))
         if away != self._hurried:
-            self._hurried = ()  # Who came back and goes again is looked at again.
+            self._hurried = ()  # A bookie that returned and is away again is checked again.
         if not away or away == self._hurried or all(bookie in self._audited for bookie in away):
             return False
         if await self._pass([Endangered(away)], self._rate):
@@ -144,11 +144,11 @@ class Auditor:
         self.doing = "watching the bookies"
         try:
             async with asyncio.timeout(None if timeout_s == float("inf") else max(0.001, timeout_s)):
-                await self._news.wait()
+                await self._bookies_changed.wait()
         except TimeoutError:
             return
 
-    # -- checks that take long -----------------------------------------------------------------------------------
+    # -- periodic checks -----------------------------------------------------------------------------------------
     async def _patrol(self) -> None:
         config, store = self._config, self._driver.recovery
         intervals = {
@@ -182,7 +182,7 @@ class Auditor:
 
     # -- one pass ------------------------------------------------------------------------------------------------
     async def _pass(self, checks: Sequence[Check], rate: RateLimit) -> bool:
-        """Show every record to these checks, mark what they find. False: switched off meanwhile."""
+        """Run these checks on every record, and mark ledgers accordingly. False: switched off meanwhile."""
         report = PassReport(tuple(check.name for check in checks), self._clock.wall_ms())
         for check in checks:
             self.last[check.name] = report
@@ -191,7 +191,7 @@ class Auditor:
         async for page in records(self._driver, rate, coverage):
             if await self._switch.is_off():
                 return False
-            await self._look_at(page, checks, report)
+            await self._inspect_page(page, checks, report)
             report.ledgers, report.unreadable = coverage.ledgers, coverage.unreadable_count
             report.unreadable_ids = coverage.unreadable
         report.facts = {name: value for check in checks for name, value in check.facts().items()}
@@ -201,28 +201,28 @@ class Auditor:
             self._events.error("audit.unreadable_records", count=report.unreadable, first=coverage.unreadable[0])
         return True
 
-    async def _look_at(self, page: Sequence[Versioned], checks: Sequence[Check], report: PassReport) -> None:
+    async def _inspect_page(self, page: Sequence[Versioned], checks: Sequence[Check], report: PassReport) -> None:
         waiting = iter(page)
 
         async def work() -> None:
-            for found in waiting:
-                marked = await self._look(found, checks)
+            for ledger in waiting:
+                marked = await self._inspect(ledger, checks)
                 report.marked += marked
 
         asks_bookies = any(check.asks_bookies for check in checks)
         lanes = min(len(page), self._config.audit_ledgers_at_once if asks_bookies else READ_AT_ONCE)
         await all_of(work() for _ in range(lanes))
 
-    async def _look(self, found: Versioned, checks: Sequence[Check]) -> int:
-        """How many marks were made or grew: 0 or 1."""
+    async def _inspect(self, ledger: Versioned, checks: Sequence[Check]) -> int:
+        """Run the checks on one ledger; return the number of marks created or extended, 0 or 1."""
         replicas: dict[BookieId, None] = {}
         is_bad = False
         for check in checks:
-            bad = await check.look(found)
+            bad = await check.inspect(ledger)
             if bad is not None:
                 is_bad = True
                 replicas.update(dict.fromkeys(bad))
         if not is_bad:
             return 0
-        marked = await self._driver.recovery.mark(found.metadata.ledger_id, list(replicas), self._clock.wall_ms())
+        marked = await self._driver.recovery.mark(ledger.metadata.ledger_id, list(replicas), self._clock.wall_ms())
         return int(marked)

@@ -1,8 +1,8 @@
-"""The checks of an auditor: what each looks for in one ledger, and whom it takes for lost there.
+"""Checks of an auditor: each inspects one ledger and returns the bookies whose replicas need a repair.
 
-A check is given every record of a pass and answers with the bookies to mark the ledger with; None: nothing is wrong,
-or nothing is known. Only what is certain is marked: a bookie that does not answer, or cannot say, is not one that has
-lost an entry. Source: metadata 8.3.
+A check receives every record of a pass and returns the bookies to mark the ledger with; None: the ledger is in order,
+or its state is unknown. Only certain damage is marked: a bookie that does not answer, or cannot determine its state,
+has not lost an entry. Source: metadata 8.3.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from bookies.replication.base import Membership
 
 
 class Check(Protocol):
-    """`name`: as in reports. `asks_bookies`: it takes long, and only some ledgers are checked at a time."""
+    """Check of an auditor. `name`: as in reports. `asks_bookies`: slow, so only some ledgers are checked at a time."""
 
     name: str
     asks_bookies: bool
 
-    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
-        """The bookies to mark the ledger with; they may be none. None: it needs no mark. Raises `MetadataError`."""
+    async def inspect(self, ledger: Versioned) -> Sequence[BookieId] | None:
+        """Return the bookies to mark the ledger with, possibly none; None: it needs no mark. Raises `MetadataError`."""
 
     def facts(self) -> dict[str, object]:
-        """What people may want to know of it, beside the marks."""
+        """Return the facts for the operator's report, beside the marks."""
 
 
 class LostBookies:
-    """Ledgers that need one of these bookies, which are lost or to be emptied. Remembers whom records name."""
+    """Check for ledgers that need one of these bookies, which are lost or to be emptied.
+
+    `named`: collects the bookies that records name.
+    """
 
     name = "lost bookies"
     asks_bookies = False
@@ -44,17 +47,17 @@ class LostBookies:
         self._lost = lost
         self.named: dict[BookieId, None] = {}
 
-    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
-        if not is_given_up(found.metadata):  # Nobody has to come back for what is in files.
-            self.named.update(dict.fromkeys(found.metadata.bookies))
-        return [each for each in self._lost if is_stored_on(found.metadata, each)] or None
+    async def inspect(self, ledger: Versioned) -> Sequence[BookieId] | None:
+        if not is_given_up(ledger.metadata):  # No bookie has to return for a ledger in files.
+            self.named.update(dict.fromkeys(ledger.metadata.bookies))
+        return [bookie for bookie in self._lost if is_stored_on(ledger.metadata, bookie)] or None
 
     def facts(self) -> dict[str, object]:
         return {"lost": list(self._lost)}
 
 
 class Endangered:
-    """Ledgers with one replica left while several bookies are away that are not lost yet."""
+    """Check for ledgers with one replica left while several bookies are away that are not lost yet."""
 
     name = "endangered ledgers"
     asks_bookies = False
@@ -62,18 +65,20 @@ class Endangered:
     def __init__(self, away: Collection[BookieId]) -> None:
         self._away = away
 
-    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
-        if not is_endangered(found.metadata, self._away):
+    async def inspect(self, ledger: Versioned) -> Sequence[BookieId] | None:
+        if not is_endangered(ledger.metadata, self._away):
             return None
-        return [each for each in self._away if is_stored_on(found.metadata, each)]
+        return [bookie for bookie in self._away if is_stored_on(ledger.metadata, bookie)]
 
     def facts(self) -> dict[str, object]:
         return {"away": list(self._away)}
 
 
 class Replicas:
-    """Ledgers of which a registered bookie says that it lacks an entry, or has a damaged one. Reads the first and the
-    last entry of every replica, and a sample of the others."""
+    """Check for ledgers of which a registered bookie lacks an entry, or has a damaged one.
+
+    Reads the first and the last entry of every replica, and a sample of the others.
+    """
 
     name = "replicas by reading"
     asks_bookies = True
@@ -84,16 +89,16 @@ class Replicas:
         self._percentage = percentage
         self._unknown = 0
 
-    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
+    async def inspect(self, ledger: Versioned) -> Sequence[BookieId] | None:
         try:
             check = await self._administration.check_record(
-                found, self._membership.registered, percentage=self._percentage
+                ledger, self._membership.registered, percentage=self._percentage
             )
         except ClientClosed:
             raise
         except BookKeeperError:
             self._unknown += 1
-            return None  # Whatever it is, it is no proof.
+            return None  # An error is no proof of damage.
         self._unknown += any(
             replica.state in (ReplicaState.UNAVAILABLE, ReplicaState.CANNOT_TELL)
             for verdict in check.fragments
@@ -102,7 +107,7 @@ class Replicas:
         missing = {
             replica.bookie: None
             for verdict in check.fragments
-            if verdict.fragment.is_finished  # In others entries may be on their way.
+            if verdict.fragment.is_finished  # In others entries may be in flight.
             for replica in verdict.replicas
             if replica.state is ReplicaState.MISSING
         }
@@ -113,8 +118,10 @@ class Replicas:
 
 
 class Listings:
-    """Sealed ledgers of which a bookie's own list, or its not knowing the ledger, leaves out an entry. Reads no entry:
-    one request a replica."""
+    """Check for sealed ledgers of which a bookie's own list lacks an entry, or the bookie has no ledger.
+
+    Reads no entries: one request per replica.
+    """
 
     name = "replicas by lists"
     asks_bookies = True
@@ -123,8 +130,8 @@ class Listings:
         self._administration = administration
         self._membership = membership
 
-    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
-        record = found.metadata
+    async def inspect(self, ledger: Versioned) -> Sequence[BookieId] | None:
+        record = ledger.metadata
         if not record.is_closed or record.last_entry_id < 0:
             return None
         fragments = fragments_to_check(record, -1)
@@ -152,8 +159,10 @@ class Listings:
 
 
 class Placement:
-    """Sealed ledgers that do not meet the placement policy. `repairs`: whether they are marked; then without naming a
-    bookie, for none has lost anything. Counts them in any case."""
+    """Check for sealed ledgers that do not meet the placement policy; counts them.
+
+    `repairs`: also mark them, without naming a bookie, because none has lost entries.
+    """
 
     name = "placement"
     asks_bookies = False
@@ -163,8 +172,8 @@ class Placement:
         self._repairs = repairs
         self._counts = {Adherence.FAIL: 0, Adherence.SOFT: 0}
 
-    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
-        record = found.metadata
+    async def inspect(self, ledger: Versioned) -> Sequence[BookieId] | None:
+        record = ledger.metadata
         if not record.is_closed or record.last_entry_id < 0:
             return None
         worst = Adherence.STRICT

@@ -1,4 +1,4 @@
-"""Do something for as long as one is the cluster's auditor. Source: metadata 8.1."""
+"""Election of the cluster's auditor: work runs while this process is elected. Source: metadata 8.1."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from bookies.runtime.tasks import all_of
 
 
 async def lead(store: RecoveryStore, bookie: BookieId, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Stand for auditor until cancelled. `work` begins whenever one has been elected, and is cancelled when one is
-    not any more. Raises what it raises, `MetadataError`; then the vote has been given back."""
+    """Campaign for auditor until cancelled; run `work` while elected, and cancel it when the election is lost.
+
+    Raises the errors of `work`, and `MetadataError`. The candidacy is resigned at the end in every case.
+    """
     changed = asyncio.Event()
     candidacy = await store.campaign(bookie, changed.set)
 
@@ -39,4 +41,4 @@ async def lead(store: RecoveryStore, bookie: BookieId, work: Callable[[], Corout
 
 
 class _Deposed(Exception):
-    """Somebody else leads, or nobody knows."""
+    """Another process leads, or the leader is unknown."""

@@ -1,4 +1,4 @@
-"""What auditor and workers share: members of the cluster, the switch, records."""
+"""Shared parts of auditor and workers: cluster membership, the switch of auto-recovery, records."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The bookies of a cluster as auto-recovery sees them: who is registered, who is away, and who counts as lost.
+"""Cluster membership as auto-recovery sees it: registered bookies, absent bookies, and those that count as lost.
 
-One object for the auditor and the worker of a process. It watches the two sets of registered bookies and the delay,
-reads the cookies and what is announced for single bookies when something changes, and tells whoever wants to know. The
-decisions are those of `protocol/repair/absence.py`. Source: metadata 8.2 and 8.3.
+The auditor and the worker of a process share one object. It watches the two sets of registered bookies and the delay.
+On a change it reads the cookies and the notes about single bookies, and notifies its listeners. The decisions are
+those of `protocol/repair/absence.py`. Source: metadata 8.2 and 8.3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from bookies.runtime.ports import Clock
 
 
 class Membership:
-    """`delay_s`: until the store's own is read; `writes_delay`: and the store's from now on, if it has none."""
+    """Membership of a cluster's bookies.
+
+    delay_s: lost-bookie delay until the store's own is read.
+    writes_delay: write it to the store if the store has none.
+    """
 
     def __init__(
         self, driver: MetadataDriver, clock: Clock, delay_s: int, events: Events, *, writes_delay: bool = True
@@ -40,18 +44,18 @@ class Membership:
         self.absence = Absence(delay_s)
         self._sets: dict[BookieMode, BookieSet | None] = dict.fromkeys(BookieMode)
         self._cookies: tuple[BookieId, ...] = ()
-        self._named: tuple[BookieId, ...] = ()  # by records, though they have no cookie
-        self._emptying: dict[BookieId, float] = {}  # those to be emptied, as far as known since when
-        self._emptied: dict[BookieId, tuple[float, float]] = {}  # those that are not any more, and when they were
+        self._named: tuple[BookieId, ...] = ()  # named by records, perhaps without a cookie
+        self._emptying: dict[BookieId, float] = {}  # bookies to be emptied, and when this process first saw that
+        self._emptied: dict[BookieId, tuple[float, float]] = {}  # bookies no longer to be emptied, and when they were
         self._watches: list[Watch] = []
         self._listeners: dict[Callable[[], None], None] = {}
-        self._is_stale = True  # something changed that has to be read
-        self._delay_written = -1  # the first call of the watch says nothing
+        self._is_stale = True  # a change has to be read
+        self._delay_written = -1  # the first call of the watch is not a change
         self._seen_delay: int | None = None
-        self.triggered = 0  # how often somebody asked for an audit by writing the delay that was there
+        self.triggered = 0  # audits requested by writing the delay unchanged
 
     async def start(self) -> None:
-        """Begin to watch; everything is known when it returns. Raises `MetadataError`."""
+        """Begin to watch; the state is complete when it returns. Raises `MetadataError`."""
         if self._writes_delay:
             await self._driver.recovery.init_lost_bookie_delay_s(self._delay_s)
         for mode in BookieMode:
@@ -73,24 +77,24 @@ class Membership:
     def unlisten(self, callback: Callable[[], None]) -> None:
         self._listeners.pop(callback, None)
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
     @property
     def writable(self) -> tuple[BookieId, ...]:
         return self._of(BookieMode.WRITABLE)
 
     @property
     def targets(self) -> list[BookieId]:
-        """Bookies that can be copied to."""
-        return [each for each in self.writable if each not in self._notes.by_bookie]
+        """Return the bookies that can be copied to."""
+        return [bookie for bookie in self.writable if bookie not in self._notes.by_bookie]
 
     @property
     def registered(self) -> frozenset[BookieId]:
-        """In whatever mode. For membership tests: its order means nothing."""
+        """Return the registered bookies of both modes. For membership tests: the order is arbitrary."""
         return frozenset((*self.writable, *self._of(BookieMode.READ_ONLY)))
 
     @property
     def draining(self) -> list[BookieId]:
-        """Bookies that are to be emptied."""
+        """Return the bookies that are to be emptied."""
         return list(self._notes.draining)
 
     def circumstances(
@@ -99,14 +103,16 @@ class Membership:
         claimed: Iterable[BookieId] = (),
         declared: Collection[BookieId] = (),
     ) -> Circumstances:
-        """What a repair has to know. `named`: by somebody who takes them for lost; if they are not registered now, nor
-        under maintenance, they are. `claimed`: likewise, but by marks alone. `declared`: by the operator who asks for
-        the repair, whose word counts for more than a maintenance that was announced before.
+        """Return the states of bookies for a repair.
+
+        named: bookies that other processes consider lost; they are, if they are neither registered nor excused.
+        claimed: likewise, but named by marks alone.
+        declared: bookies that the operator declares lost; this overrides an announced maintenance.
         """
-        self._look()
+        self._update()
         now, registered = self._now(), self.registered
         away = self.absence.away
-        excused = [each for each in away if self.absence.is_excused(each, now) and each not in declared]
+        excused = [bookie for bookie in away if self.absence.is_excused(bookie, now) and bookie not in declared]
         named = *self.absence.lost(now), *named, *declared
         known = [bookie for bookie in named if bookie not in (*registered, *excused)]
         only_claimed = [bookie for bookie in claimed if bookie not in (*registered, *excused, *known)]
@@ -123,19 +129,22 @@ class Membership:
         )
 
     def long_away(self, bookies: Iterable[BookieId]) -> list[BookieId]:
-        """Those that have not been registered for some seconds, or that nobody expects: no mere restart."""
-        self._look()
+        """Return the bookies that have not been registered for `HURRY_S`, or are not expected: no mere restart."""
+        self._update()
         now, registered = self._now(), self.registered
-        return [each for each in bookies if each not in registered and self.absence.is_away_for(each, HURRY_S, now)]
+        return [
+            bookie for bookie in bookies if bookie not in registered and self.absence.is_away_for(bookie, HURRY_S, now)
+        ]
 
     def away_when_marked(self, seen: Mapping[BookieId, float]) -> list[BookieId]:
-        """Those of the bookies that a mark names which somebody may have taken for lost, and which still stay away.
+        """Return the bookies named by a mark that an auditor may have considered lost, and that are still away.
 
-        `seen`: when the mark was first seen to name each, loop time. Who was there then, or later, had lost entries or
-        was to be emptied, or has been back since; then that it is away now is another matter, and the delay decides.
+        `seen`: loop time at which the mark was first seen to name each. A bookie that was registered then or later had
+        lost entries, was to be emptied, or has returned since. If it has returned since the mark was written, only the
+        lost-bookie delay applies to its present absence.
         """
         claimed = []
-        for bookie in self.long_away(each for each in seen if each not in self._notes.draining):
+        for bookie in self.long_away(bookie for bookie in seen if bookie not in self._notes.draining):
             since = self.absence.away_since(bookie)
             if since is None or since <= seen[bookie]:
                 claimed.append(bookie)
@@ -144,17 +153,18 @@ class Membership:
     def may_lack(
         self, named: Collection[BookieId], marked_ms: int | None, seen: Mapping[BookieId, float] | None = None
     ) -> dict[BookieId, bool]:
-        """Of the bookies that a mark names: those that are registered and stay, for which it may stand for entries
-        that they lack; and for each whether it may stand for anything else than that the bookie was away.
+        """Return the bookies named by a mark that are registered, not leaving, and may lack entries.
 
-        `marked_ms`: when the mark grew last, by the wall clock of whoever made it; None, 0: nobody knows. Of several
-        bookies one may have been added much earlier, so each must have been away, too, when the mark was first `seen`
-        to name it, loop time.
+        The value is True if the mark may have a reason other than the bookie's absence.
+
+        marked_ms: when the mark last grew, by its writer's wall clock; None, 0: unknown.
+        seen: loop time at which the mark was first seen to name each bookie. If the mark names several, one may have
+            been added much earlier; so each must have been away at this time too.
         """
-        self._look()
+        self._update()
         when = self._now() + ((marked_ms or 0) - self._clock.wall_ms()) / 1000
         registered, leaving = self.registered, self._notes.draining
-        found = {}
+        suspects = {}
         for bookie in named:
             if bookie in registered and bookie not in leaving:
                 began, ended = self._emptied.get(bookie, (when + 1, when + 1))
@@ -162,32 +172,34 @@ class Membership:
                 if len(named) > 1:
                     seen_at = None if seen is None else seen.get(bookie)
                     was_away = was_away and seen_at is not None and self.absence.was_away_at(bookie, seen_at)
-                found[bookie] = not (was_away or began <= when <= ended)
-        return found
+                suspects[bookie] = not (was_away or began <= when <= ended)
+        return suspects
 
     async def settle(self, bookies: Iterable[BookieId]) -> None:
-        """Some seconds at most: afterwards those of them that stay away are `long_away`. For those who have only begun
-        to watch, and were told by others that a bookie is lost, which may be starting just now."""
-        self._look()
+        """Wait at most `HURRY_S` until those of these bookies that stay away are `long_away`.
+
+        For callers that have just begun to watch. A bookie that others report as lost may be starting at this moment.
+        """
+        self._update()
         now, registered = self._now(), self.registered
-        since = [self.absence.away_since(each) for each in bookies if each not in registered]
-        wait_s = max((HURRY_S - (now - each) for each in since if each is not None), default=0.0)
+        starts = [self.absence.away_since(bookie) for bookie in bookies if bookie not in registered]
+        wait_s = max((HURRY_S - (now - start) for start in starts if start is not None), default=0.0)
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 
     def lost(self) -> list[BookieId]:
-        self._look()
+        self._update()
         return self.absence.lost(self._now())
 
     def next_loss_s(self) -> float | None:
-        """In how many seconds another bookie will count as lost; None: none is away."""
-        self._look()
+        """Return in how many seconds another bookie will count as lost; None: none will."""
+        self._update()
         when = self.absence.next_loss(self._now())
         return None if when is None else max(0.0, when - self._now())
 
     # -- changes -------------------------------------------------------------------------------------------------
     async def refresh(self, *, is_forced: bool = False) -> None:
-        """Read what cannot be watched, if anything has changed since the last time. Raises `MetadataError`."""
+        """Read what cannot be watched, if there was a change since the last read. Raises `MetadataError`."""
         if not (self._is_stale or is_forced):
             return
         self._is_stale = False
@@ -198,20 +210,20 @@ class Membership:
         except BaseException:
             self._is_stale = True
             raise
-        self._look()
+        self._update()
 
     def note_named(self, bookies: Collection[BookieId]) -> None:
-        """Records name these, and no others, though perhaps they have no cookie."""
+        """Set the bookies that ledgers' records name, with or without a cookie."""
         self._named = tuple(sorted(bookies))
-        self._look()
+        self._update()
 
     @property
     def notes_version(self) -> int:
-        """Of what is announced for single bookies, as far as known."""
+        """Return the version of the known notes about single bookies."""
         return self._notes.version
 
     async def read_notes(self) -> None:
-        """What is announced is not older than the call afterwards. Raises `MetadataError`."""
+        """Read the notes about single bookies; afterwards they are not older than the call. Raises `MetadataError`."""
         notes = await self._reader.read()
         if self._notes_watch is None or notes.version != self._notes.version:
             if self._notes_watch is not None:
@@ -219,8 +231,10 @@ class Membership:
             self._notes_watch = self._reader.watch(notes, self._note_changed)
         self._notes = notes
         now = self._now()
-        self._emptied |= {each: (at, now) for each, at in self._emptying.items() if each not in notes.draining}
-        self._emptying = {each: self._emptying.get(each, now) for each in notes.draining}
+        self._emptied |= {
+            bookie: (since, now) for bookie, since in self._emptying.items() if bookie not in notes.draining
+        }
+        self._emptying = {bookie: self._emptying.get(bookie, now) for bookie in notes.draining}
 
     async def _read_delay(self) -> None:
         try:
@@ -235,35 +249,35 @@ class Membership:
         if delay_s is not None:
             self.absence.delay_s = delay_s
 
-    def _look(self) -> None:
-        """Bring the judgement up to now."""
+    def _update(self) -> None:
+        """Update the absences to the present time."""
         now, wall_ms = self._now(), self._clock.wall_ms()
         until = {bookie: now + (at - wall_ms) / 1000 for bookie, at in self._notes.exempt.items()}
         self.absence.expect((*self._cookies, *self._named))
         self.absence.observe(self.registered, now, until)
 
     def _of(self, mode: BookieMode) -> tuple[BookieId, ...]:
-        found = self._sets[mode]
-        return () if found is None else found.bookies
-
-    def _changed(self, mode: BookieMode, found: BookieSet) -> None:
         known = self._sets[mode]
-        if known is None or found.version >= known.version:
-            self._sets[mode] = found
+        return () if known is None else known.bookies
+
+    def _changed(self, mode: BookieMode, bookies: BookieSet) -> None:
+        known = self._sets[mode]
+        if known is None or bookies.version >= known.version:
+            self._sets[mode] = bookies
         self._is_stale = True
-        self._look()
-        self._tell()
+        self._update()
+        self._notify()
 
     def _note_changed(self) -> None:
         self._is_stale = True
-        self._tell()
+        self._notify()
 
     def _delay_changed(self) -> None:
         self._delay_written += 1
         self._is_stale = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for callback in list(self._listeners):
             callback()
 

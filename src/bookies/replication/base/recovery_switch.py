@@ -1,4 +1,4 @@
-"""The switch of auto-recovery, watched. Source: metadata 8.10."""
+"""Switch of auto-recovery, with a watch. Source: metadata 8.10."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from bookies.metadata.interface import RecoveryStore, Watch
 
 
 class Switch:
-    """Whether ledgers may be repaired, as far as we know; whoever waits for it asks the store."""
+    """Switch that allows repairs of ledgers. `is_on`: the last known state; `wait_on` and `is_off` ask the store."""
 
     def __init__(self, store: RecoveryStore) -> None:
         self._store = store
         self._is_stale = True
-        self._news = asyncio.Event()  # another one after each piece of news, so that all who wait hear of it
+        self._change = asyncio.Event()  # replaced after each change, so that every waiter is notified
         self._watch: Watch | None = None
         self.is_on = True
 
     async def start(self) -> None:
-        """Raises `MetadataError`."""
+        """Watch the switch and read it. Raises `MetadataError`."""
         self._watch = self._store.watch_switch(self._changed)
         await self._read()
 
@@ -30,21 +30,21 @@ class Switch:
     async def wait_on(self) -> None:
         """Return when repairs are allowed. Raises `MetadataError`."""
         while await self.is_off():
-            await self._news.wait()
+            await self._change.wait()
 
     async def is_off(self) -> bool:
-        """Whether work that is under way has to stop. Raises `MetadataError`."""
+        """Report whether work in progress has to stop. Raises `MetadataError`."""
         if self._is_stale:
             await self._read()
         return not self.is_on
 
     def _changed(self) -> None:
         self._is_stale = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def _notify(self) -> None:
+        change, self._change = self._change, asyncio.Event()
+        change.set()
 
     async def _read(self) -> None:
         self._is_stale = False
@@ -54,4 +54,4 @@ class Switch:
             self._is_stale = True
             raise
         finally:
-            self._tell()
+            self._notify()

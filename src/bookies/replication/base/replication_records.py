@@ -1,7 +1,7 @@
-"""Every ledger's record, once, in pages: what the checks of an auditor have in common.
+"""Pass over the records of all ledgers, each once, in pages: the common part of an auditor's checks.
 
-One pass over the ledgers serves all checks that are due; a check keeps of each record what it needs. Reads of the
-metadata store are bounded in number and in rate. A record that cannot be read stops nobody: it is counted and named.
+One pass serves all checks that are due; each check keeps what it needs of a record. Reads of the metadata store are
+bounded in number and in rate. An unreadable record does not stop the pass: it is counted and named.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.protocol.repair import RateLimit
 
-NAMED_MAX = 100  # ledgers whose record cannot be read
+NAMED_MAX = 100  # named ledgers with unreadable records
 
 
 @dataclass(slots=True)
 class Coverage:
-    """How far a pass is. `unreadable`: ids of some of the ledgers whose record says nothing."""
+    """Coverage of a pass so far. `unreadable`: the first ids of ledgers whose record is unreadable."""
 
     ledgers: int = 0
     unreadable_count: int = 0
@@ -27,15 +27,15 @@ class Coverage:
 
 
 def records(driver: MetadataDriver, rate: RateLimit, coverage: Coverage) -> AsyncIterator[Sequence[Versioned]]:
-    """The records of all ledgers that exist during the whole pass, ascending. `rate`: of operations.
+    """Return pages with the records of all ledgers that exist during the whole pass, by ascending id.
 
-    Iterating raises `MetadataError`.
+    `rate`: limit in records per second. Iterating raises `MetadataError`.
     """
     return _Pages(driver, rate, coverage)
 
 
 class _Pages(AsyncIterator[Sequence[Versioned]]):
-    """No generator, for one that is given up in the middle of its reads could not end in an orderly way."""
+    """Pages of records. Not a generator: one abandoned in the middle of its reads could not close in an orderly way."""
 
     def __init__(self, driver: MetadataDriver, rate: RateLimit, coverage: Coverage) -> None:
         self._driver = driver
@@ -48,15 +48,15 @@ class _Pages(AsyncIterator[Sequence[Versioned]]):
         while not self._listed:
             self._listed = await anext(self._listing)
         part, self._listed = self._listed[:READ_AT_ONCE], self._listed[READ_AT_ONCE:]
-        if (pause_s := self._rate.spent(len(part), asyncio.get_running_loop().time())) > 0:
+        if (pause_s := self._rate.charge(len(part), asyncio.get_running_loop().time())) > 0:
             await asyncio.sleep(pause_s)
-        coverage, found = self._coverage, list[Versioned]()
+        coverage, page = self._coverage, list[Versioned]()
         for ledger_id, record in zip(part, await self._driver.read_ledgers(part), strict=True):
             coverage.ledgers += 1
             if isinstance(record, Versioned):
-                found.append(record)
+                page.append(record)
             elif record is not None:  # otherwise it was deleted since it was listed
                 coverage.unreadable_count += 1
                 if len(coverage.unreadable) < NAMED_MAX:
                     coverage.unreadable.append(ledger_id)
-        return found
+        return page

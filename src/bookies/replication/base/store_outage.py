@@ -1,4 +1,4 @@
-"""Work that a person waits for, and that a metadata store which is away for a while need not end."""
+"""Retries of operator commands while the metadata store is unavailable."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from bookies.errors import MetadataError
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.recovery_store import LedgerLock
 
-AWAY_S = 90.0  # that the store may be away, beside what a single call takes
-AGAIN_S = 5.0  # between two tries
+AWAY_S = 90.0  # longest outage of the store, in addition to the time of a single call
+AGAIN_S = 5.0  # between two attempts
 
 
 class StoreOutageRetry:
-    """`trouble`: of the store, since it answered last; None: it does. `kept`: locks to be given back."""
+    """Retries work while the metadata store is unavailable.
+
+    trouble: error of the store since its last answer; None: it answers.
+    kept: locks still to be released.
+    """
 
     def __init__(self, driver: MetadataDriver) -> None:
         self.trouble: str | None = None
@@ -23,22 +27,25 @@ class StoreOutageRetry:
         self._driver = driver
 
     def failed(self, error: MetadataError) -> None:
-        """The store has not answered."""
+        """Record that the store has not answered."""
         self.trouble = str(error)
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do it, and again when the store was away. Raises `MetadataError` when that lasts, or will not pass."""
+        """Run `work`; repeat it after an outage of the store.
+
+        Raises `MetadataError` for an outage of `AWAY_S`, or an error that is not retriable.
+        """
         loop = asyncio.get_running_loop()
-        away_s: float | None = None  # loop time of the first failure in a row
+        failed_since: float | None = None  # loop time of the first of the consecutive failures
         while True:
             begun = loop.time()
             try:
                 await work()
             except MetadataError as error:
                 self.failed(error)
-                if away_s is None or loop.time() - begun > AWAY_S:  # The store has been there meanwhile.
-                    away_s = loop.time()
-                if not error.retriable or loop.time() - away_s >= AWAY_S:
+                if failed_since is None or loop.time() - begun > AWAY_S:  # The store was available meanwhile.
+                    failed_since = loop.time()
+                if not error.retriable or loop.time() - failed_since >= AWAY_S:
                     raise
             else:
                 self.trouble = None
@@ -46,7 +53,7 @@ class StoreOutageRetry:
             await asyncio.sleep(AGAIN_S)
 
     async def unlock(self, lock: LedgerLock | None = None) -> None:
-        """Give it back, and those that could not be before. Raises `MetadataError`; then they are kept."""
+        """Release a lock, and those that could not be released before. Raises `MetadataError`; then they are kept."""
         self.kept += [] if lock is None else [lock]
         while self.kept:
             oldest = self.kept.pop(0)

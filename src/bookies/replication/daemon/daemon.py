@@ -1,8 +1,8 @@
-"""`AutoRecovery`: the auditor (if elected) and the worker of one process, supervised, with a status for people.
+"""`AutoRecovery`: the auditor (if elected) and the worker of one process, supervised, with a status for operators.
 
-It has a client of its own, with a session, connections and memory of its own: what happens to it does not happen to the
-bookie that it may share a process with. Every part is started again when it fails; nothing it raises gets out.
-Source: metadata 8 (the roles of one process); it does not end with its session, as Apache's does, but begins anew.
+It uses its own client, with its own session, connections and memory. So its failures do not affect a bookie in the same
+process. A part that fails is restarted; no exception of a part leaves this class.
+Source: metadata 8 (the roles of one process). Unlike Apache's it restarts when its session ends.
 """
 
 from __future__ import annotations
@@ -36,15 +36,20 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
-# What always changes, and is no reason to write a status.
+# Facts that change permanently, and are no reason to write a status.
 RESTLESS = ("busy", "metadata_operations", "metadata_operations_by_name")
-REWRITE_S = 120.0  # a status is written, even if nothing has changed: it says that the process is there
-SILENCE_S = 180.0  # of the store; then a new session is tried
-STOP_S = 5.0  # for giving back what is held; then the session's end does
+REWRITE_S = 120.0  # after which an unchanged status is rewritten, as a sign that the process lives
+SILENCE_S = 180.0  # without an answer of the store, after which a new session is tried
+STOP_S = 5.0  # for an orderly release; after that the end of the session releases everything
 
 
 class AutoRecovery:
-    """`client`, `driver`: open, and not closed here. `bookie`: stands for auditor under this id. `owner`: of locks."""
+    """Auto-recovery of one process.
+
+    client, driver: open; not closed here.
+    bookie: id under which it campaigns for auditor.
+    owner: name in its locks.
+    """
 
     def __init__(
         self,
@@ -72,9 +77,9 @@ class AutoRecovery:
         self._record = StatusRecord(driver, self._name)
 
     async def run(self) -> None:
-        """Take part until cancelled. Gives back locks and vote, and removes its status, when the store lets it.
+        """Run until cancelled. Then release locks and candidacy, and remove the status, if the store answers.
 
-        Raises `MetadataError` when the store has not answered for long: perhaps another session can reach it.
+        Raises `MetadataError` when the store has not answered for `SILENCE_S`: another session may reach it.
         """
         try:
             await self._begin()
@@ -85,7 +90,8 @@ class AutoRecovery:
                 self._publish,
             ]
             supervised = [
-                supervise(task, each, self._events, jitter) for task, each in zip(self._tasks, work, strict=True)
+                supervise(task, run_task, self._events, jitter)
+                for task, run_task in zip(self._tasks, work, strict=True)
             ]
             await all_of((self._watch_session(), *supervised))
         finally:
@@ -96,7 +102,7 @@ class AutoRecovery:
                     await self._record.delete()
 
     async def _begin(self) -> None:
-        """Learn what there is; as often as it takes."""
+        """Start membership and switch; retry until the store answers."""
         while True:
             try:
                 await self.membership.start()
@@ -122,11 +128,13 @@ class AutoRecovery:
                         f"the metadata store has not answered for {SILENCE_S:.0f} s: {error}"
                     ) from error
 
-    # -- what people see -----------------------------------------------------------------------------------------
+    # -- status --------------------------------------------------------------------------------------------------
     def status(self) -> ProcessStatus:
-        """What this process does, and what it cannot do."""
+        """Return what this process does, and which ledgers it could not repair."""
         worker, loop = self.worker, asyncio.get_running_loop()
-        reports = sorted(worker.reports.values(), key=lambda each: (-len(each.losses), each.fewest or 0, each.since_ms))
+        reports = sorted(
+            worker.reports.values(), key=lambda report: (-len(report.losses), report.fewest or 0, report.since_ms)
+        )
         doing = {"auditor": self.auditor.doing, "worker": worker.doing, "status": "writes this"}
         tasks: list[dict[str, Any]] = [
             {
@@ -138,7 +146,7 @@ class AutoRecovery:
             }
             for task in self._tasks
         ]
-        passes = {id(each): each for each in self.auditor.last.values()}
+        passes = {id(report): report for report in self.auditor.last.values()}
         facts = {
             "waiting": worker.waiting_count,
             "busy": {str(ledger_id): round(loop.time() - since, 1) for ledger_id, since in worker.busy.items()},
@@ -159,14 +167,14 @@ class AutoRecovery:
             self._bookie,
             now_ms,
             tasks,
-            [pass_facts(each) for each in passes.values()],
+            [pass_facts(report) for report in passes.values()],
             facts,
-            [report_facts(each) for each in reports],
+            [report_facts(report) for report in reports],
             lost=tuple(self.membership.lost()),
         )
 
     async def _publish(self) -> None:
-        """Keep the record in the metadata store up to date, now and then."""
+        """Update the status record in the metadata store periodically."""
         interval_s = self._config.recovery_report_interval_ms / 1000
         tidy = partial(remove_old, self._driver)
         written: dict[str, Any] = {}

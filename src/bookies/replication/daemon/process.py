@@ -1,7 +1,7 @@
-"""Auto-recovery as a part of a process: of a bookie's, which it must never harm, or of one of its own.
+"""Auto-recovery as a part of a process: beside a bookie, which it must never harm, or in a process of its own.
 
-The client that it works with is made here, and made again when it, or the way to the metadata store, has failed for
-good. Source: metadata 8 (the roles, the embedding), pains 33.
+This module creates the client of auto-recovery, and recreates it when the client or its session with the metadata store
+has failed permanently. Source: metadata 8 (the roles, the embedding), pains 33.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from bookies.runtime.ports import Runtime
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """Who takes part. `open_driver`: a new session with the store, not opened yet; `owner`: the host's name."""
+    """Parameters of a process in auto-recovery.
+
+    `open_driver`: returns a new session with the store, not opened yet. `owner`: the host's name.
+    """
 
     runtime: Runtime
     open_driver: Callable[[], MetadataDriver]
@@ -33,7 +36,10 @@ class Participant:
 
 
 class RecoveryProcess:
-    """Takes part until `run` is cancelled, whatever fails. `current`: while it has a client."""
+    """Supervised auto-recovery, restarted after any failure until `run` is cancelled.
+
+    `current`: None while it has no client.
+    """
 
     def __init__(self, participant: Participant) -> None:
         self.current: AutoRecovery | None = None
@@ -43,21 +49,21 @@ class RecoveryProcess:
         self._task = Supervised("auto-recovery")
 
     async def run(self) -> None:
-        await supervise(self._task, self._take_part, self._events, self._participant.runtime.random.uniform)
+        await supervise(self._task, self._run_once, self._events, self._participant.runtime.random.uniform)
 
     async def status(self) -> object:
-        """For the control endpoint."""
+        """Return the status for the control endpoint."""
         if self.current is None:
             return {"state": "not running", "failures": self._task.failures, "error": self._task.error}
         return asdict(self.current.status())
 
-    async def _take_part(self) -> None:
-        who = self._participant
-        driver = who.open_driver()
-        client = Client(who.runtime, driver, who.client_config)
+    async def _run_once(self) -> None:
+        part = self._participant
+        driver = part.open_driver()
+        client = Client(part.runtime, driver, part.client_config)
         try:
             await client.open_session()
-            self.current = AutoRecovery(who.runtime, client, driver, who.config, who.bookie, who.owner)
+            self.current = AutoRecovery(part.runtime, client, driver, part.config, part.bookie, part.owner)
             self.on_begin(self.current)
             await self.current.run()
         finally:
@@ -68,14 +74,14 @@ class RecoveryProcess:
 def beside_bookie(
     config: RecoveryConfig, client_config: ClientConfig, open_driver: Callable[[], MetadataDriver]
 ) -> Callable[[BookieServer, Runtime], Awaitable[None]]:
-    """What `bookie.main.run` runs beside a bookie: copies give way to the adds that it serves."""
+    """Return the function that `bookie.main.run` runs beside a bookie. Copies yield to the adds that it serves."""
 
     async def beside(server: BookieServer, runtime: Runtime) -> None:
         host = server.config.advertised_host or server.config.host
         process = RecoveryProcess(Participant(runtime, open_driver, config, client_config, server.bookie_id, host))
 
         def begin(recovery: AutoRecovery) -> None:
-            server.on_add_latency(lambda seconds: recovery.pace.felt(seconds, runtime.clock.monotonic()))
+            server.on_add_latency(lambda seconds: recovery.pace.observe_request(seconds, runtime.clock.monotonic()))
 
         process.on_begin = begin
         server.extend_control({"recovery": process.status})

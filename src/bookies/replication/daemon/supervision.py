@@ -1,7 +1,7 @@
-"""Tasks that are started again when they die: what auto-recovery runs as, so that nothing of it ends in silence.
+"""Supervised tasks: the parts of auto-recovery are restarted when they end, so that none stops silently.
 
-A task that fails is counted and started again after a pause, which grows while it fails soon and often. Nothing that
-it raises gets out, whatever it is, for the process has other things to do. Source: pains 33.
+A failure is counted, and the task is restarted after a pause that grows while failures follow each other quickly. No
+exception of a task reaches the process, which has other work. Source: pains 33.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bookies.metadata.interface.request_counts import asking_as
 from bookies.runtime.events import Events
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
-SOUND_S = 60.0  # a task that lived for so long is not one that fails again and again
+SOUND_S = 60.0  # runtime of a task after which the pause is reset
 
 
 @dataclass(slots=True)
 class Supervised:
-    """A task's life so far. `error`: that ended it last."""
+    """Counters of a supervised task. `error`: the last that ended it."""
 
     name: str
     starts: int = 0
@@ -35,7 +35,7 @@ async def supervise(
     events: Events,
     jitter: Callable[[float, float], float],
 ) -> None:
-    """Run `work` again and again until cancelled. `jitter(a, b)`: a random number between."""
+    """Run `work`, and restart it, until cancelled. `jitter(a, b)`: a random number between a and b."""
     loop = asyncio.get_running_loop()
     pause_s = PAUSE_FIRST_S
     while True:
@@ -54,7 +54,7 @@ async def supervise(
 
 
 async def _ended(task: asyncio.Task[None]) -> BaseException | None:
-    """Wait for its end: what it died of. Whoever cancels this cancels the task, and waits for that, however often."""
+    """Wait for the end of a task; return its error. Cancelling this cancels the task, and waits for its end."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -1,4 +1,4 @@
-"""What operators start themselves: status, repair, drain, balance."""
+"""Operations started by operators: status, repair, drain, balance."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Move replicas from bookies that hold more than their share to those that hold less.
+"""Balance: moves replicas from bookies that hold more than their share to those that hold less.
 
-The plan is made of the records and of what bookies say of their disks; nothing is kept anywhere. So it can be broken
-off at any time, and is gone on with by making another plan: what was moved is where it is. Each replica is copied, then
-swapped in the record, under the ledger's lock; the bookie that had it deletes its copy in its next collection of
-surplus replicas. Source: pains 27.
+The plan follows from the records and the disk sizes that bookies report; no state is stored. So a balance can be
+aborted at any time, and continues with a new plan: moved replicas stay where they are. Each replica is copied, then
+swapped in the record, under the ledger's lock. The source deletes its copy in its next collection of surplus replicas.
+Source: pains 27.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LANES = 8  # moves at a time
 
 @dataclass(frozen=True, slots=True)
 class BalanceProgress:
-    """How far it is. `size_done`, `size`: bytes; `remaining_s`: None while nobody can tell."""
+    """Progress of a balance. `size_done`, `size`: bytes; `remaining_s`: None while it cannot be estimated."""
 
     moves_done: int
     moves: int
@@ -47,7 +47,7 @@ class BalanceProgress:
 
 @dataclass(slots=True)
 class BalanceResult:
-    """`refused`: moves that were not made, and why: by the rules of placement, or because the ledger has changed."""
+    """Result of a balance. `refused`: moves not made, and why: placement rules, or a change of the ledger."""
 
     moves: int = 0
     entries: int = 0
@@ -66,7 +66,7 @@ class _Ledger:
 
 
 class Balance:
-    """`owner`: of locks, for people."""
+    """Balance of a cluster. `owner`: name in its locks."""
 
     def __init__(
         self, runtime: Runtime, client: Client, driver: MetadataDriver, owner: str, pace: RateLimit | None = None
@@ -79,38 +79,40 @@ class Balance:
         self._notes = BookieNotes(driver, runtime.clock.wall_ms)
 
     async def plan(self, tolerance: float) -> BalancePlan:
-        """What to move where; changes nothing. `tolerance`: above its share, a fraction of it, that a bookie may be.
+        """Plan the moves; change nothing. `tolerance`: fraction of its share that a bookie may exceed it by.
 
         Bookies that are not writable, or in maintenance, or being emptied, neither give nor take. Raises
-        `MetadataError`, `BookieUnreachable` when a bookie does not say how large its disks are.
+        `MetadataError`, `BookieUnreachable` (a bookie does not report the size of its disks).
         """
         avoided = (await self._notes.read()).avoided
-        writable = [each for each in (await self._driver.bookies(BookieMode.WRITABLE)).bookies if each not in avoided]
+        writable = [
+            bookie for bookie in (await self._driver.bookies(BookieMode.WRITABLE)).bookies if bookie not in avoided
+        ]
         spaces = await all_of(map(self._client.bookie_space, writable))
         room = {bookie: total for bookie, (total, _) in zip(writable, spaces, strict=True)}
         reaches: dict[int, tuple[int, int]] = {}
         held: dict[BookieId, int] = {}
         async for page in records(self._driver, RateLimit(None), Coverage()):
-            for replicas in await all_of(self._replicas(each, reaches) for each in page):
+            for replicas in await all_of(self._replicas(ledger, reaches) for ledger in page):
                 for movable, bookie in replicas:
                     held[bookie] = held.get(bookie, 0) + movable.size
         giving = givers(held, shares_of(held, room), tolerance) if room else []
         by_giver: dict[BookieId, list[Movable]] = {bookie: [] for bookie in giving}
         if giving:
             async for page in records(self._driver, RateLimit(None), Coverage()):
-                for replicas in await all_of(self._replicas(each, reaches) for each in page):
+                for replicas in await all_of(self._replicas(ledger, reaches) for ledger in page):
                     for movable, bookie in replicas:
                         if bookie in by_giver:
                             by_giver[bookie].append(movable)
         return plan_balance(held, room, by_giver, tolerance)
 
-    async def _replicas(self, found: Versioned, reaches: dict[int, tuple[int, int]]) -> list[tuple[Movable, BookieId]]:
-        """What each bookie has of each finished fragment. The bookies of an open ledger are asked how much that is.
+    async def _replicas(self, ledger: Versioned, reaches: dict[int, tuple[int, int]]) -> list[tuple[Movable, BookieId]]:
+        """Return the replicas of each finished fragment, by bookie.
 
-        Unless it has no other fragment than the one that grows. `reaches`: last entry and length of those that were
-        asked for before; added to.
+        Asks the bookies of an open ledger for its size, unless its only fragment is the one that grows. `reaches`: last
+        entry and length of the ledgers asked for so far; extended here.
         """
-        record = found.metadata
+        record = ledger.metadata
         last, length = record.last_entry_id, record.length
         if not record.is_closed:
             if len(record.ensembles) == 1:
@@ -121,7 +123,7 @@ class Balance:
                 except (ClientClosed, MetadataError):
                     raise
                 except BookKeeperError:
-                    return []  # It is gone, or nobody says how far it reaches.
+                    return []  # It was deleted, or no bookie reports its end.
                 reaches[record.ledger_id] = reader.last_add_confirmed, reader.length
                 await reader.close()
             last, length = reaches[record.ledger_id]
@@ -134,7 +136,7 @@ class Balance:
         ]
 
     async def run(self, plan: BalancePlan, report: Callable[[BalanceProgress], None] | None = None) -> BalanceResult:
-        """Move, as far as placement allows. Raises `MetadataError`, `ClientClosed`."""
+        """Carry out the moves that placement allows. Raises `MetadataError`, `ClientClosed`."""
         loop = asyncio.get_running_loop()
         begun, result = loop.time(), BalanceResult()
         forecast = Forecast(len(plan.moves), plan.size, begun)
@@ -143,29 +145,29 @@ class Balance:
             by_ledger.setdefault(move.ledger_id, []).append(move)
         waiting: Iterator[_Ledger] = iter(interleaved([_Ledger(tuple(moves)) for moves in by_ledger.values()]))
 
-        def tell() -> None:
+        def notify() -> None:
             if report is not None:
                 now = loop.time()
-                left_s = forecast.remaining_s(result.moves, result.size, now, self._pace.spent(0, now))
+                left_s = forecast.remaining_s(result.moves, result.size, now, self._pace.charge(0, now))
                 report(BalanceProgress(result.moves, len(plan.moves), result.entries, result.size, plan.size, left_s))
 
         async def lane() -> None:
-            for each in waiting:  # One lane for all of a ledger, for it has one lock.
-                for move in each.moves:
-                    await self._move(move, result, plan, tell)
-                    tell()
+            for ledger in waiting:  # One lane for all moves of a ledger, because it has one lock.
+                for move in ledger.moves:
+                    await self._move(move, result, plan, notify)
+                    notify()
 
         await all_of(lane() for _ in range(min(LANES, len(by_ledger))))
         result.took_s = loop.time() - begun
         return result
 
     async def _move(
-        self, move: BalanceMove, result: BalanceResult, plan: BalancePlan, tell: Callable[[], None]
+        self, move: BalanceMove, result: BalanceResult, plan: BalancePlan, notify: Callable[[], None]
     ) -> None:
         store = self._driver.recovery
         lock = await store.lock(move.ledger_id, self._owner, needs_mark=False)
         if lock is None:
-            result.refused.append((move, "somebody is repairing the ledger"))
+            result.refused.append((move, "another process is repairing the ledger"))
             return
         entries = size = 0
 
@@ -174,7 +176,7 @@ class Balance:
             result.entries += progress.entries - entries
             result.size += progress.size - size
             entries, size = progress.entries, progress.size
-            tell()
+            notify()
 
         try:
             problem = await self._copy(move, list(plan.before), count, lock)
@@ -192,19 +194,19 @@ class Balance:
         count: Callable[[CopyProgress], None],
         lock: LedgerLock,
     ) -> str | None:
-        """None: done; otherwise why not. Raises `MetadataError`, `ClientClosed`."""
+        """Copy a replica; return why it was not done, or None. Raises `MetadataError`, `ClientClosed`."""
         administration = self._client.administration()
         try:
             _, fragments = await administration.fragments(move.ledger_id)
-            fragment = next((each for each in fragments if each.first == move.first), None)
+            fragment = next((candidate for candidate in fragments if candidate.first == move.first), None)
             if fragment is None or fragment.ensemble[move.position] != move.source:
                 return "the ledger has changed meanwhile"
             if move.target in fragment.ensemble:
-                return f"{move.target} has another position of the fragment by now"
+                return f"{move.target} already has another position of the fragment"
             worse = await self._is_worse(fragment, move)
             if worse is not None:
                 return worse
-            others = [each for each in bookies if each != move.target]
+            others = [bookie for bookie in bookies if bookie != move.target]
             await administration.replicate_fragment(
                 fragment,
                 [move.position],
@@ -224,9 +226,9 @@ class Balance:
         return None
 
     async def _is_worse(self, fragment: Fragment, move: BalanceMove) -> str | None:
-        """In which way the fragment would be placed less well than it is."""
+        """Return how the move would worsen the fragment's placement; None: it would not."""
         administration = self._client.administration()
-        ensemble = [move.target if at == move.position else each for at, each in enumerate(fragment.ensemble)]
+        ensemble = [move.target if at == move.position else bookie for at, bookie in enumerate(fragment.ensemble)]
         before, _ = await administration.judge_placement(fragment)
         after, findings = await administration.judge_placement(replace(fragment, ensemble=tuple(ensemble)))
         return f"it would be placed less well: {'; '.join(findings)}" if after < before else None

@@ -1,19 +1,19 @@
-"""Empty a bookie: copy what it has to others, ledger by ledger, until no record names it for an entry.
+"""Drain: empties a bookie, ledger by ledger, by copying its entries to others until no record names it for an entry.
 
-    announce it  ->  find its ledgers  ->  repair each under its lock  ->  look again, until none is left
+    announce it  ->  find its ledgers  ->  repair each under its lock  ->  list again, until none is left
 
-The intent is a note that writers and auto-recovery heed (`metadata/shared/bookie_notes.py`): writers take the bookie last,
-and nobody copies to it. It stays when the command is interrupted or finds ledgers that it cannot do; then whoever
-begins again goes on, since every ledger is either done, and its record says so, or as it was.
+The intent is a note that writers and auto-recovery respect (`metadata/shared/bookie_notes.py`): writers choose the
+bookie last, and repairs do not copy to it. The note stays when the command is interrupted or cannot move some ledgers.
+A new drain then continues: each ledger is either finished, as its record shows, or unchanged.
 
-The work is that of a worker (`repair.py`: check, copy before swap, check again), done here and at once, and not left to
-workers by marks: so it works in a cluster where nobody takes part in auto-recovery or where that is switched off, its
-pace is the operator's, and how far it is is known and not guessed. Workers that take part help: they find the same
-intent, and the ledger's lock sees to it that no ledger is copied twice.
+The work is that of a worker (`ledger_repair.py`: check, copy before swap, check again). The drain does it at once
+instead of leaving it to workers by marks. So it works in a cluster without auto-recovery or with auto-recovery switched
+off, the operator sets its rate, and its progress is known exactly. Running workers help: they see the same intent, and
+the ledger's lock prevents that a ledger is copied twice.
 
-A bookie that is stopped counts as lost here, by the word of the operator; all others only as auto-recovery judges: by
-marks and by what processes that take part have seen, as in `by_hand.py`, for this one has only begun to watch.
-Source: metadata 8.11 and 8.12, client-protocol 7.4; pains 34.
+If the bookie is stopped, it counts as lost here, because the operator declares it. All other bookies count as lost only
+by the judgement of auto-recovery, as in `manual_repair.py`: by marks, and by reports of running processes, because this
+process has just begun to watch. Source: metadata 8.11 and 8.12, client-protocol 7.4; pains 34.
 """
 
 from __future__ import annotations
@@ -59,18 +59,21 @@ from bookies.runtime.tasks import all_of
 
 LANES = 8  # ledgers at a time
 PERCENTAGE = 0  # of entries read by the check, beside the first and the last
-STATE_S = 5.0  # between two notes of how far it is
-STOP_S = 2.0  # for a last note, when it is interrupted
-AGAIN_S = 5.0  # before another look at ledgers that wait for something
-STORE_TRIES = 3  # for ledgers of which the store did not answer, though it does by now
-LOCKED = "whoever is repairing it"
-DELAY_S = RecoveryConfig().lost_bookie_delay_s  # where the store has none: nobody takes part in auto-recovery
+STATE_S = 5.0  # between two notes of the progress
+STOP_S = 2.0  # for a last note after an interrupt
+AGAIN_S = 5.0  # before the next attempt at ledgers that wait for something
+STORE_TRIES = 3  # rounds for ledgers that failed at the store, although it answers again
+LOCKED = "the process that is repairing it"
+DELAY_S = RecoveryConfig().lost_bookie_delay_s  # if the store has none, because no process runs auto-recovery
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Entries first..last of a ledger that keep the bookie from being empty, `last` -1: all from there on. `cause`:
-    what kind of thing; `reason`: in words. `can_be_sealed`: sealing the ledger would help."""
+    """Entries first..last of a ledger that cannot be moved from the bookie now; `last` -1: all from `first` on.
+
+    cause, reason: the kind of obstacle, and its text.
+    can_be_sealed: sealing the ledger would help.
+    """
 
     ledger_id: int
     first: int
@@ -82,11 +85,12 @@ class Blocked:
 
 @dataclass(slots=True)
 class DrainPlan:
-    """What there is to do. `targets`: bytes that each bookie would get, as the choice falls today.
+    """Plan of a drain.
 
-    `unreadable`: ledgers whose record says nothing, so that nobody knows whether they name the bookie. `helpers`:
-    processes that take part in auto-recovery, which find the intent and copy, too, each at the rate of its own
-    settings, and go on when this one stops; none while that is switched off.
+    targets: bytes that each bookie would get by the present choice.
+    unreadable: ledgers with an unreadable record, of which it is unknown whether they name the bookie.
+    helpers: processes that run auto-recovery. They see the intent and copy too, each at the rate of its own settings,
+        and continue when this one stops. Empty while auto-recovery is switched off.
     """
 
     bookie: BookieId
@@ -99,22 +103,24 @@ class DrainPlan:
 
     @property
     def fragments(self) -> int:
-        return sum(each.fragments for each in self.portions)
+        return sum(portion.fragments for portion in self.portions)
 
     @property
     def entries(self) -> int:
-        return sum(each.entries for each in self.portions)
+        return sum(portion.entries for portion in self.portions)
 
     @property
     def size(self) -> int:
-        return sum(each.size for each in self.portions)
+        return sum(portion.size for portion in self.portions)
 
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """How far it is. `size_done`, `size`: bytes, estimated; `waits_for`: some ledgers that cannot be done now.
+    """Progress of a drain.
 
-    `trouble`: of the metadata store, since it answered last.
+    size_done, size: bytes, estimated.
+    waits_for: ledgers that cannot be moved now, with the first obstacle of each.
+    trouble: error of the metadata store since its last answer.
     """
 
     ledgers_done: int
@@ -129,10 +135,13 @@ class DrainProgress:
 
 @dataclass(slots=True)
 class DrainResult:
-    """What came of it. `is_empty`: no record names the bookie for an entry. `blocked`: why not.
+    """Result of a drain.
 
-    `entries`, `size`: copied here, in bytes. `took_s`; `predicted_s`: what the first forecast made of that.
-    `marked`: ledgers that still lack replicas for another reason, which auto-recovery has been told.
+    is_empty: no record names the bookie for an entry.
+    blocked: obstacles, if it is not empty.
+    entries, size: copied by this process; `size` in bytes.
+    took_s, predicted_s, predicted_after_s: duration, the first forecast of it, and when that was made.
+    marked: ledgers that still lack replicas for another reason; marked for auto-recovery.
     """
 
     is_empty: bool = False
@@ -148,9 +157,10 @@ class DrainResult:
 
 
 class Drain:
-    """Of one bookie. `start` first, `stop` at the end. `owner`: of locks and of the intent, for people.
+    """Drain of one bookie. `start` first, `stop` at the end.
 
-    `seals`: whether ledgers whose writer goes on writing to the bookie are sealed, which ends the writer.
+    owner: name in the locks and the intent.
+    seals: seal ledgers whose writer still adds to the bookie, which ends the writer.
     """
 
     def __init__(
@@ -165,8 +175,8 @@ class Drain:
         seals: bool = False,
     ) -> None:
         self._driver = driver
-        self._outlasting = StoreOutageRetry(driver)
-        self._updating = partial(MetadataLoop, runtime, driver, on_trouble=self._outlasting.failed)
+        self._outages = StoreOutageRetry(driver)
+        self._updating = partial(MetadataLoop, runtime, driver, on_trouble=self._outages.failed)
         self._bookie = bookie
         self._owner = owner
         self._pace = pace or RateLimit(None)
@@ -179,7 +189,7 @@ class Drain:
         self._blocked: dict[int, list[Blocked]] = {}
         self._busy: dict[int, tuple[Portion, Totals]] = {}
         self._done = Totals()
-        self._total: dict[int, Portion] = {}  # all that there was or is to do
+        self._total: dict[int, Portion] = {}  # all work, finished or not
         self._finished: dict[int, Portion] = {}
         self._expected_to_wait: dict[int, None] = {}  # by the plan
         self._is_cancelled = False
@@ -187,38 +197,38 @@ class Drain:
         self._witnesses: list[ProcessStatus] = []
 
     async def start(self) -> None:
-        """Raises `MetadataError`."""
+        """Start to watch the cluster. Raises `MetadataError`."""
         await self._membership.start()
 
     def stop(self) -> None:
         self._membership.stop()
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- planning ------------------------------------------------------------------------------------------------
     async def plan(self) -> DrainPlan:
-        """What there is to do, and what stands in the way as far as records and registrations tell; changes nothing."""
+        """Return the work, and the obstacles that records and registrations show; change nothing."""
         plan = DrainPlan(self._bookie, await self._mode())
         if await self._driver.recovery.is_enabled():
-            plan.helpers = [each.name for each in await witnesses(self._driver)]
-        plan.unreadable = await self._each(lambda found: self._plan_ledger(found, plan))
-        plan.portions.sort(key=lambda each: each.ledger_id)
-        plan.blocked.sort(key=lambda each: (each.ledger_id, each.first))
+            plan.helpers = [process.name for process in await witnesses(self._driver)]
+        plan.unreadable = await self._visit_records(lambda ledger: self._plan_ledger(ledger, plan))
+        plan.portions.sort(key=lambda portion: portion.ledger_id)
+        plan.blocked.sort(key=lambda blocked: (blocked.ledger_id, blocked.first))
         return plan
 
     async def _mode(self) -> str:
         mode = (await self._driver.modes()).get(self._bookie)
         return "down" if mode is None else mode.value
 
-    async def _each(self, visit: Callable[[Versioned], Coroutine[Any, Any, None]]) -> list[int]:
-        """Show every record that names the bookie for entries; the ids of those that cannot be read."""
+    async def _visit_records(self, visit: Callable[[Versioned], Coroutine[Any, Any, None]]) -> list[int]:
+        """Visit every record that names the bookie for entries; return the ids of ledgers with unreadable records."""
         coverage = Coverage()
         async for page in records(self._driver, RateLimit(None), coverage):
-            named = [found for found in page if is_stored_on(found.metadata, self._bookie)]
+            named = [ledger for ledger in page if is_stored_on(ledger.metadata, self._bookie)]
             await all_of(map(visit, named))
         return coverage.unreadable
 
-    async def _plan_ledger(self, found: Versioned, plan: DrainPlan) -> None:
+    async def _plan_ledger(self, ledger: Versioned, plan: DrainPlan) -> None:
         try:
-            portion, fragments = await self._portion(found)
+            portion, fragments = await self._portion(ledger)
         except LedgerNotFound:
             return
         plan.portions.append(portion)
@@ -229,9 +239,9 @@ class Drain:
             if blocked is not None:
                 plan.blocked.append(blocked)
 
-    async def _portion(self, found: Versioned) -> tuple[Portion, list[Fragment]]:
-        """Raises `LedgerNotFound`, `MetadataError`."""
-        record = found.metadata
+    async def _portion(self, ledger: Versioned) -> tuple[Portion, list[Fragment]]:
+        """Return the bookie's portion of a ledger, and the fragments. Raises `LedgerNotFound`, `MetadataError`."""
+        record = ledger.metadata
         last, length = record.last_entry_id, record.length
         if not record.is_closed:
             try:
@@ -239,27 +249,27 @@ class Drain:
             except (ClientClosed, LedgerNotFound, MetadataError):
                 raise
             except BookKeeperError:
-                pass  # Nobody says how far it reaches, so it counts for little.
+                pass  # No bookie reports its end, so it counts for little.
             else:
                 last, length = reader.last_add_confirmed, reader.length
                 await reader.close()
-        fragments = await self._administration.fragments_of(found)
+        fragments = await self._administration.fragments_of(ledger)
         return portion_of(record, fragments, self._bookie, last, length), fragments
 
     def _foreseen(self, fragment: Fragment) -> Blocked | None:
-        """What is certain to stand in the way, without asking a bookie for an entry."""
+        """Return an obstacle that is certain without asking a bookie for an entry."""
         if not fragment.is_finished:
             return None if self._seals else self._unfinished(fragment)
         registered = self._membership.registered
         for members in fragment.write_sets:
-            holders = [fragment.ensemble[each] for each in members]
-            if self._bookie in holders and not any(each in registered for each in holders):
+            holders = [fragment.ensemble[position] for position in members]
+            if self._bookie in holders and not any(bookie in registered for bookie in holders):
                 why = f"none of {', '.join(holders)}, which have its entries, is registered: start one of them"
                 return Blocked(fragment.ledger_id, fragment.first, fragment.last, Cause.BOOKIE.value, why)
         return None
 
     def _unfinished(self, fragment: Fragment) -> Blocked:
-        why = "it is open, and what its writer adds may go on going to the bookie; sealing it ends the writer"
+        why = "it is open, and its writer may continue to add entries to the bookie; sealing it ends the writer"
         return Blocked(fragment.ledger_id, fragment.first, -1, Cause.WRITER.value, why, can_be_sealed=True)
 
     async def _choose(
@@ -277,32 +287,34 @@ class Drain:
             plan.targets[replacement.new] = plan.targets.get(replacement.new, 0) + size
         return None
 
-    # -- doing ---------------------------------------------------------------------------------------------------
+    # -- moving --------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
-        """Say that the bookie is to be emptied; what another one has said already stays."""
+        """Announce that the bookie is to be emptied; an existing announcement of another process stays."""
         await self._notes.begin_draining(self._bookie, self._owner)
         await self._membership.refresh(is_forced=True)
 
     async def cancel(self) -> bool:
-        """False: nobody wanted it emptied. What was copied stays where it is."""
+        """End the drain; False: there was none. Copied replicas stay where they are."""
         return await self._notes.end_draining(self._bookie)
 
     async def run(
         self, plan: DrainPlan, report: Callable[[DrainProgress], None] | None = None, *, waits: bool = False
     ) -> DrainResult:
-        """Empty it, after `begin`. Ends when it is empty; or when nothing but blocked ledgers is left, unless it
-        `waits` for what they wait for; or when somebody cancels it. A metadata store that is away is waited for, for
-        `outlast.AWAY_S`. Raises `MetadataError` then; the intent stays, and who begins again goes on.
+        """Empty the bookie, after `begin`.
+
+        Ends when it is empty, when an operator cancels the drain, or when only blocked ledgers are left, unless it
+        `waits` for their obstacles to end. Retries during an outage of the metadata store, for `store_outage.AWAY_S`;
+        then raises `MetadataError`. The intent stays, and a new drain continues.
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        self._total = {each.ledger_id: each for each in plan.portions}
-        self._expected_to_wait = dict.fromkeys(each.ledger_id for each in plan.blocked)
+        self._total = {portion.ledger_id: portion for portion in plan.portions}
+        self._expected_to_wait = dict.fromkeys(blocked.ledger_id for blocked in plan.blocked)
         forecast = Forecast(len(self._total), plan.size, begun)
         result = DrainResult()
         watching = loop.create_task(self._watch(forecast, result, report, begun))
         try:
-            await self._outlasting.run(lambda: self._rounds(self._left(), forecast, result, waits=waits))
+            await self._outages.run(lambda: self._rounds(self._left(), forecast, result, waits=waits))
         except asyncio.CancelledError:
             with contextlib.suppress(MetadataError, TimeoutError):
                 async with asyncio.timeout(STOP_S):
@@ -316,11 +328,11 @@ class Drain:
         result.is_cancelled = self._is_cancelled
         result.marked = sorted(self._marked)
         end = "it is empty" if result.is_empty else f"{len(result.blocked):,} ledgers are in the way"
-        await self._outlasting.run(lambda: self._note(end))
+        await self._outages.run(lambda: self._note(end))
         return result
 
     def _left(self) -> list[Portion]:
-        return [each for ledger_id, each in self._total.items() if ledger_id not in self._finished]
+        return [portion for ledger_id, portion in self._total.items() if ledger_id not in self._finished]
 
     async def _rounds(
         self, portions: Sequence[Portion], forecast: Forecast, result: DrainResult, *, waits: bool
@@ -328,27 +340,27 @@ class Drain:
         loop = asyncio.get_running_loop()
         todo, tries = list(portions), 0
         while not self._is_cancelled:
-            await self._outlasting.unlock()
+            await self._outages.unlock()
             self._witnesses = await witnesses(self._driver)
-            self._outlasting.trouble = None
+            self._outages.trouble = None
             before, began = len(self._finished), loop.time()
             await self._work(interleaved(todo))
             left: dict[int, Portion] = {}
 
-            async def look(found: Versioned, left: dict[int, Portion] = left) -> None:
+            async def collect(ledger: Versioned, left: dict[int, Portion] = left) -> None:
                 try:
-                    left[found.metadata.ledger_id] = (await self._portion(found))[0]
+                    left[ledger.metadata.ledger_id] = (await self._portion(ledger))[0]
                 except LedgerNotFound:
                     return
 
-            result.unreadable = await self._each(look)
+            result.unreadable = await self._visit_records(collect)
             self._settle(todo, left)
             if not left:
                 result.is_empty, result.blocked = not result.unreadable, []
                 return
-            result.blocked = [each for ledger_id in sorted(left) for each in self._blocked.get(ledger_id, ())]
+            result.blocked = [blocked for ledger_id in sorted(left) for blocked in self._blocked.get(ledger_id, ())]
             if len(self._finished) == before and all(ledger_id in self._blocked for ledger_id in left):
-                causes = {each.cause for each in result.blocked}
+                causes = {blocked.cause for blocked in result.blocked}
                 tries += Cause.STORE.value in causes
                 is_passing = LOCKED in causes or (Cause.STORE.value in causes and tries < STORE_TRIES)
                 if not waits and not is_passing:
@@ -359,7 +371,7 @@ class Drain:
             todo = list(left.values())
 
     def _settle(self, done: Sequence[Portion], left: Mapping[int, Portion]) -> None:
-        """After another look at the records: what others have done is done, what has come is to be done too."""
+        """Apply a new listing of the records: finish ledgers that others have moved, and add new ones."""
         for portion in done:
             if portion.ledger_id not in left:
                 self._finish(portion)
@@ -383,17 +395,17 @@ class Drain:
         await all_of(lane() for _ in range(min(LANES, len(portions))))
 
     async def _ledger(self, portion: Portion) -> None:
-        """Do one under its lock; afterwards it is done, or it is known what it waits for."""
+        """Process one ledger under its lock; afterwards it is finished, or its obstacle is known."""
         store, ledger_id = self._driver.recovery, portion.ledger_id
         mark = await store.mark_of(ledger_id)
         is_marked = mark is not None
         believed = taken_for_lost(None, self._witnesses)
-        claimed = [each for each in taken_for_lost(mark, ()) if each not in (*believed, self._bookie)]
-        await self._membership.settle([each for each in (*believed, *claimed) if each != self._bookie])
+        claimed = [bookie for bookie in taken_for_lost(mark, ()) if bookie not in (*believed, self._bookie)]
+        await self._membership.settle([bookie for bookie in (*believed, *claimed) if bookie != self._bookie])
         version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
         lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked, mark_version=version)
         if lock is None:
-            holder = (await store.locks()).get(ledger_id, "somebody")
+            holder = (await store.locks()).get(ledger_id, "another process")
             self._blocked[ledger_id] = [Blocked(ledger_id, 0, -1, LOCKED, f"{holder} has its lock")]
             return
         totals = Totals()
@@ -407,14 +419,14 @@ class Drain:
             elif outcome.state is not RepairState.HEALTHY and ledger_id not in self._blocked:
                 self._marked[ledger_id] = None
                 known = self._membership.circumstances()
-                named = [each for each in outcome.bookies if each in known.registered or each in known.lost]
-                # Who is away for less than the delay is not named: workers would take that for a loss.
+                named = [bookie for bookie in outcome.bookies if bookie in known.registered or bookie in known.lost]
+                # A bookie that is away for less than the delay is not named: workers would treat it as lost.
                 await store.mark(ledger_id, named, self._wall_ms())
         finally:
             self._busy.pop(ledger_id, None)
             self._done.entries += totals.entries
             self._done.size += totals.size
-            await self._outlasting.unlock(lock)
+            await self._outages.unlock(lock)
 
     async def _repair(
         self,
@@ -424,15 +436,18 @@ class Drain:
         believed: tuple[Sequence[BookieId], Sequence[BookieId]],
         mark: Mark | None,
     ) -> Outcome | None:
-        """Raises `MetadataError`. None: the ledger is gone. `mark`: its own. `believed`: lost, as processes say, and as
-        only the mark does."""
+        """Repair one ledger; None: it was deleted. Raises `MetadataError`.
+
+        believed: bookies reported as lost by processes, and those that only the mark names.
+        mark: the ledger's mark.
+        """
         ledger_id = lock.ledger_id
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
             self._administration,
             partial(self._updating, lock=lock),
             partial(self._circumstances, *believed),
-            lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
+            lambda ledger: 0.0 if self._may_seal(ledger) else UNLIMITED_S,
             self._pace,
             totals,
             PERCENTAGE,
@@ -440,11 +455,11 @@ class Drain:
             may_lack=lambda: self._named_by_mark(mark),
         )
         try:
-            found = await self._administration.record(ledger_id)
-            if self._may_seal(found):
+            record = await self._administration.record(ledger_id)
+            if self._may_seal(record):
                 await self._administration.recover(ledger_id)
             outcome = await repair.run(ledger_id)
-            found = await self._administration.record(ledger_id)
+            record = await self._administration.record(ledger_id)
         except LedgerNotFound:
             return None
         except (ClientClosed, MetadataError):
@@ -452,32 +467,34 @@ class Drain:
         except BookKeeperError as error:
             self._blocked[ledger_id] = [self._waiting(ledger_id, not_sealed(error, self._membership.circumstances()))]
             return Outcome(RepairState.WAITING)
-        if is_stored_on(found.metadata, self._bookie):
-            self._blocked[ledger_id] = self._reasons(found, outcome)
+        if is_stored_on(record.metadata, self._bookie):
+            self._blocked[ledger_id] = self._reasons(record, outcome)
         else:
             self._finish(portion)
         return outcome
 
-    def _circumstances(self, said: Sequence[BookieId], claimed: Sequence[BookieId]) -> Circumstances:
-        """`said`: by processes to be lost; `claimed`: only by a mark. Of bookies that are to be emptied this one comes
-        first."""
+    def _circumstances(self, reported: Sequence[BookieId], claimed: Sequence[BookieId]) -> Circumstances:
+        """Return the states of bookies, with this one first of those to be emptied.
+
+        `reported`: reported as lost by processes; `claimed`: only named by a mark.
+        """
         membership = self._membership
         known = membership.circumstances(
-            membership.long_away(said), membership.long_away(claimed), declared=[self._bookie]
+            membership.long_away(reported), membership.long_away(claimed), declared=[self._bookie]
         )
-        return replace(known, leaving=sorted(known.leaving, key=lambda each: each != self._bookie))
+        return replace(known, leaving=sorted(known.leaving, key=lambda bookie: bookie != self._bookie))
 
     def _named_by_mark(self, mark: Mark | None) -> dict[BookieId, bool]:
-        """Of the bookies that a mark names, those that it may stand for beside the one that is emptied."""
+        """Return the bookies that a mark may stand for, beside the one that is emptied."""
         named = () if mark is None else mark.replicas
-        return self._membership.may_lack([each for each in named if each != self._bookie], None)
+        return self._membership.may_lack([bookie for bookie in named if bookie != self._bookie], None)
 
-    def _may_seal(self, found: Versioned) -> bool:
-        return self._seals and not found.metadata.is_closed and self._bookie in found.metadata.last_ensemble
+    def _may_seal(self, ledger: Versioned) -> bool:
+        return self._seals and not ledger.metadata.is_closed and self._bookie in ledger.metadata.last_ensemble
 
-    def _reasons(self, found: Versioned, outcome: Outcome) -> list[Blocked]:
-        """Why the bookie still has entries of this ledger."""
-        ledger_id = found.metadata.ledger_id
+    def _reasons(self, ledger: Versioned, outcome: Outcome) -> list[Blocked]:
+        """Return why the bookie still has entries of this ledger."""
+        ledger_id = ledger.metadata.ledger_id
         blocked = [self._waiting(ledger_id, wait) for wait in outcome.waits]
         for loss in outcome.losses:
             evidence = "; ".join(f"{bookie}: {why}" for bookie, why in loss.evidence)
@@ -485,18 +502,18 @@ class Drain:
                 Blocked(ledger_id, loss.first, loss.last, "lost", f"no bookie has {loss.entries}: {evidence}")
             )
         if not blocked:
-            first = found.metadata.ensembles[-1][0]
-            blocked = [Blocked(ledger_id, first, -1, Cause.WRITER.value, "its writer has taken the bookie meanwhile")]
-        return list(dict.fromkeys(blocked))  # Two things that are waited for may be one to whoever asks.
+            first = ledger.metadata.ensembles[-1][0]
+            blocked = [Blocked(ledger_id, first, -1, Cause.WRITER.value, "its writer has chosen the bookie meanwhile")]
+        return list(dict.fromkeys(blocked))  # Two waits may be the same obstacle to the operator.
 
     def _waiting(self, ledger_id: int, wait: Wait) -> Blocked:
         if wait.cause in (Cause.WRITER, Cause.GRACE):
-            why = "it is open, and its writer has not gone on without the bookie yet; sealing it ends the writer"
+            why = "it is open, and its writer has not replaced the bookie yet; sealing it ends the writer"
             return Blocked(ledger_id, wait.first, -1, Cause.WRITER.value, why, can_be_sealed=True)
         bookie = f"{wait.bookie}: " if wait.bookie is not None else ""
         return Blocked(ledger_id, wait.first, wait.last, wait.cause.value, f"{bookie}{wait.reason}")
 
-    # -- how far -------------------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------------
     async def _watch(
         self,
         forecast: Forecast,
@@ -504,7 +521,7 @@ class Drain:
         report: Callable[[DrainProgress], None] | None,
         begun: float,
     ) -> None:
-        """Tell how far it is, here and in the note; learn there whether somebody has cancelled it."""
+        """Report the progress, here and in the note; detect there that the drain was cancelled."""
         loop = asyncio.get_running_loop()
         noted_at = loop.time()
         while True:
@@ -523,21 +540,21 @@ class Drain:
                     self._events.warning("drain.state_not_noted", bookie=self._bookie, error=error)
 
     def progress(self, forecast: Forecast) -> DrainProgress:
-        """By what is finished and by what is under way; a ledger that others do counts when it is done."""
-        under_way = [each for each in self._busy.values() if each[0].ledger_id not in self._finished]
-        size_done = sum(each.size for each in self._finished.values())
-        shares = [min(1.0, totals.size / portion.size) if portion.size else 0.0 for portion, totals in under_way]
-        size_done += round(sum(share * portion.size for share, (portion, _) in zip(shares, under_way, strict=True)))
+        """Return the progress of finished ledgers, and of those in progress here. Others' ledgers count when done."""
+        in_progress = [pair for pair in self._busy.values() if pair[0].ledger_id not in self._finished]
+        size_done = sum(portion.size for portion in self._finished.values())
+        shares = [min(1.0, totals.size / portion.size) if portion.size else 0.0 for portion, totals in in_progress]
+        size_done += round(sum(share * portion.size for share, (portion, _) in zip(shares, in_progress, strict=True)))
         entries = self._done.entries + sum(totals.entries for _, totals in self._busy.values())
         now = asyncio.get_running_loop().time()
-        sizes = [each.size for ledger_id, each in self._total.items() if not self._waits(ledger_id)]
+        sizes = [portion.size for ledger_id, portion in self._total.items() if not self._waits(ledger_id)]
         forecast.set_work(len(sizes), sum(sizes))
-        remaining_s = forecast.remaining_s(len(self._finished) + sum(shares), size_done, now, self._pace.spent(0, now))
+        remaining_s = forecast.remaining_s(len(self._finished) + sum(shares), size_done, now, self._pace.charge(0, now))
         waits_for = [blocked[0] for blocked in self._blocked.values()]
-        size = sum(each.size for each in self._total.values())
+        size = sum(portion.size for portion in self._total.values())
         ledgers_done, ledgers = len(self._finished), len(self._total)
         return DrainProgress(
-            ledgers_done, ledgers, entries, size_done, size, remaining_s, waits_for, self._outlasting.trouble
+            ledgers_done, ledgers, entries, size_done, size, remaining_s, waits_for, self._outages.trouble
         )
 
     def _waits(self, ledger_id: int) -> bool:
@@ -546,8 +563,8 @@ class Drain:
         blocked = self._blocked.get(ledger_id)
         if blocked is None:
             return ledger_id in self._expected_to_wait
-        # A lock ends soon, with its holder's session at the latest: then the ledger has been copied, or is copied here.
-        return any(each.cause != LOCKED for each in blocked)
+        # A lock ends soon, with its holder's session at the latest. Then the ledger has been copied, or is copied here.
+        return any(obstacle.cause != LOCKED for obstacle in blocked)
 
     async def _note(self, state: str) -> None:
         if not await self._notes.set_draining_state(self._bookie, state):
@@ -555,11 +572,11 @@ class Drain:
 
     # -- the end -------------------------------------------------------------------------------------------------
     async def remove(self) -> None:
-        """Let the cluster forget the bookie, which is stopped and empty: delete its cookie, and then the intent.
+        """Remove the bookie, which is stopped and empty, from the cluster: delete its cookie, and then the intent.
 
-        The cookie is deleted as it was before the last look at the records. Raises `VersionConflict` if it has changed,
-        so somebody has started the bookie with other directories; `BookKeeperError` if it is registered, or has
-        entries.
+        Deletes the cookie only in the version that was read before the last listing of the records. Raises
+        `VersionConflict` if it has changed (the bookie was started with other directories), `BookKeeperError` if the
+        bookie is registered or has entries.
         """
         try:
             _, version = await self._driver.read_cookie(self._bookie)
@@ -572,21 +589,21 @@ class Drain:
             )
         left: list[int] = []
 
-        async def look(found: Versioned) -> None:
-            left.append(found.metadata.ledger_id)
+        async def collect(ledger: Versioned) -> None:
+            left.append(ledger.metadata.ledger_id)
 
-        unreadable = await self._each(look)
+        unreadable = await self._visit_records(collect)
         if left or unreadable:
-            what = "have entries on it" if left else "have records that cannot be read"
+            problem = "have entries on it" if left else "have records that cannot be read"
             ids = ", ".join(map(str, (left or unreadable)[:5]))
             raise BookKeeperError(
-                f"bookie {self._bookie} keeps its cookie: {len(left or unreadable):,} ledgers {what} ({ids})"
+                f"bookie {self._bookie} keeps its cookie: {len(left or unreadable):,} ledgers {problem} ({ids})"
             )
         if version is not None:
             try:
                 await self._driver.delete_cookie(self._bookie, version)
             except CookieNotFound:
-                pass  # Somebody was quicker.
+                pass  # Another process has deleted it.
             except VersionConflict as error:
                 raise VersionConflict(
                     f"the cookie of bookie {self._bookie} has changed meanwhile, so it was started again; it stays"
@@ -596,7 +613,7 @@ class Drain:
 
 
 def described(progress: DrainProgress, *, goes_on: bool = True) -> str:
-    """How far it is, in a line."""
+    """Return the progress as a line of text."""
     text = f"{progress.ledgers_done:,} of {progress.ledgers:,} ledgers, {progress.entries:,} entries copied"
     if progress.remaining_s is not None and goes_on:
         text += f", about {progress.remaining_s:,.0f} s left"

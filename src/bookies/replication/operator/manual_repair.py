@@ -1,15 +1,15 @@
-"""One ledger, looked at or repaired at once because somebody asks: what auto-recovery would do, and why it has not yet.
+"""Manual diagnosis and repair of one ledger: what auto-recovery would do, and why it has not done it yet.
 
-Both judge as the auditor and the workers do, with the same functions; but for the bookies that whoever asks declares to
-be lost, since a person knows that before any delay is over.
+Both judge with the same functions as the auditor and the workers. In addition the operator may declare bookies lost
+before the delay is over.
 
-Who asks has only begun to watch, and must not count a bookie's absence from then on. What is known of it before comes
-from others: a *mark* that names the bookie, for it was lost, or had lost entries, or was to be emptied when that was
-written; and *witnesses*, processes that take part and have watched all the time, and say which bookies count as lost to
-them. Neither proves that the bookie is not starting again at this moment: a mark stays until somebody repairs, and what
-a witness says may be some seconds old. So for a look, which changes nothing, a bookie that is named and not registered
-is lost; for a repair it has to stay away for as long as workers, too, want to see with their own eyes
-(`Membership.long_away`). Source: metadata 8.3, 8.6, 8.7 and 8.12.
+This process has just begun to watch, so its own view cannot show how long a bookie has been away. Two sources know
+more. A *mark* that names the bookie: it was lost, had lost entries, or was to be emptied when the mark was written.
+*Witnesses*: processes that run auto-recovery, have watched all the time, and report which bookies count as lost.
+Neither proves that the bookie is not starting at this moment: a mark stays until a repair, and a witness's report may
+be some seconds old. So in a diagnosis, which changes nothing, a bookie that is named and not registered counts as lost.
+In a repair it must stay away for the time that workers require too (`Membership.long_away`).
+Source: metadata 8.3, 8.6, 8.7 and 8.12.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ from bookies.runtime.ports import Runtime
 
 SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
 TRIES = 3  # of a ledger that is marked again meanwhile
-UNSEEN = "it is not registered, and no process takes part in auto-recovery that would know for how long"
+UNSEEN = "it is not registered, and no auto-recovery process is running that knows since when"
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerDiagnosis:
-    """How it stands with a ledger now. `reports`: what processes that take part have said of it, the latest first.
+    """Present state of a ledger.
 
-    `is_enabled`: whether auto-recovery is switched on. `trouble`: why its replicas could not be looked at; then nothing
-    is known of them. `percentage`: as given to `look`. `listed`: bookies whose own lists of entries were looked at.
+    reports: reports of auto-recovery processes on it, the latest first.
+    is_enabled: whether auto-recovery is switched on.
+    trouble: why its replicas could not be checked; then their state is unknown.
+    percentage: as given to `diagnose`.
+    listed: bookies whose own lists of entries were checked.
     """
 
     record: LedgerMetadata
@@ -63,7 +66,7 @@ class LedgerDiagnosis:
 
     @property
     def depth(self) -> str:
-        """How much of the replicas was looked at, in words."""
+        """Return the depth of the check as text."""
         text = f"the first and the last entry of each replica and {self.percentage:g} % of the others"
         if not self.percentage:
             text = "the first and the last entry of each replica"
@@ -75,7 +78,11 @@ class LedgerDiagnosis:
 
 
 class ManualRepair:
-    """`membership`: started, and stopped by whoever made it. `on_trouble`: as of `MetadataLoop`."""
+    """Diagnosis and repair of single ledgers.
+
+    membership: started; the caller stops it.
+    on_trouble: as of `MetadataLoop`.
+    """
 
     def __init__(
         self,
@@ -90,12 +97,18 @@ class ManualRepair:
         self._administration = administration
         self._membership = membership
 
-    async def look(self, ledger_id: int, *, lost: Sequence[BookieId] = (), percentage: float = 0) -> LedgerDiagnosis:
-        """Ask the store and the ledger's bookies. `percentage`: of the entries of each replica to read beside its first
-        and last. `lost`: as in `repair`. Raises `LedgerNotFound`, `MetadataError`, `InvalidArgument`."""
+    async def diagnose(
+        self, ledger_id: int, *, lost: Sequence[BookieId] = (), percentage: float = 0
+    ) -> LedgerDiagnosis:
+        """Diagnose a ledger from the store and its bookies, without a change.
+
+        lost: as in `repair`.
+        percentage: share of the entries of each replica to read beside its first and last.
+        Raises `LedgerNotFound`, `MetadataError`, `InvalidArgument`.
+        """
         self._check_lost(lost)
         store = self._driver.recovery
-        found = await self._administration.record(ledger_id)
+        ledger = await self._administration.record(ledger_id)
         mark = await store.mark_of(ledger_id)
         believed, claimed, has_witness = await self._believed(mark, lost)
         circumstances = self._membership.circumstances(believed, claimed, declared=lost)
@@ -103,20 +116,20 @@ class ManualRepair:
         assessment, trouble = Assessment(), None
         listed: list[BookieId] = []
         try:
-            check = await self._administration.check_record(found, circumstances.registered, percentage=percentage)
+            check = await self._administration.check_record(ledger, circumstances.registered, percentage=percentage)
         except (ClientClosed, LedgerNotFound, MetadataError):
             raise
         except BookKeeperError as error:
             trouble = str(error)
         else:
             named = self._membership.may_lack(() if mark is None else mark.replicas, None)
-            close_look = FullReplicaCheck(self._administration)
-            verdicts = await close_look.at(found.metadata, check.fragments, dict.fromkeys(named, False))
-            listed = list(close_look.bookies)
-            assessment = assess(found.metadata, verdicts, circumstances)
-            assessment.waits = _said(ledger_id, assessment.waits, has_witness)
+            full_check = FullReplicaCheck(self._administration)
+            verdicts = await full_check.run(ledger.metadata, check.fragments, dict.fromkeys(named, False))
+            listed = list(full_check.bookies)
+            assessment = assess(ledger.metadata, verdicts, circumstances)
+            assessment.waits = _advised(ledger_id, assessment.waits, has_witness)
         return LedgerDiagnosis(
-            found.metadata,
+            ledger.metadata,
             mark,
             (await store.locks()).get(ledger_id),
             await reports_on(self._driver, ledger_id),
@@ -139,17 +152,18 @@ class ManualRepair:
         pace: RateLimit | None = None,
         percentage: int = 0,
     ) -> tuple[Outcome, Totals]:
-        """Repair it under its lock, whatever the switch says; its mark goes when it is whole. `lost`: bookies that
-        are away and shall count as lost; for others of which somebody else says so that is made sure of first, which
-        takes some seconds. `seals`: an open ledger that a lost bookie is in is sealed, which ends its writer.
+        """Repair a ledger under its lock, even with auto-recovery switched off; remove its mark when it is whole.
 
-        Raises `LedgerNotFound`, `LedgerLocked`, `MetadataError`, `InvalidArgument` for a bookie that is registered.
+        lost: absent bookies that count as lost by the operator's declaration. For bookies that other processes report
+            as lost, the repair first waits some seconds whether they stay away.
+        seals: seal an open ledger whose last ensemble has a lost bookie, which ends its writer.
+        Raises `LedgerNotFound`, `LedgerLocked`, `MetadataError`, `InvalidArgument` (a bookie in `lost` is registered).
         """
         self._check_lost(lost)
         await self._administration.record(ledger_id)
         store, totals = self._driver.recovery, Totals()
 
-        def grace(found: Versioned) -> float:
+        def grace(ledger: Versioned) -> float:
             return 0.0 if seals else UNLIMITED_S
 
         for _ in range(TRIES):
@@ -165,7 +179,7 @@ class ManualRepair:
                     pace or RateLimit(None),
                     totals,
                     percentage,
-                    # A mark that names nobody is one for the placement.
+                    # A mark that names no bookie is one for the placement.
                     repairs_placement=mark is not None and not mark.replicas,
                     may_lack=partial(self._membership.may_lack, () if mark is None else mark.replicas, None),
                 ).run(ledger_id)
@@ -173,37 +187,37 @@ class ManualRepair:
                     break
             # It was marked again meanwhile, perhaps for something else.
         else:
-            raise LedgerLocked("others keep marking it; repeat it when that is over", ledger_id=ledger_id)
-        outcome.waits = _said(ledger_id, outcome.waits, has_witness)
+            raise LedgerLocked("other processes keep marking the ledger; repeat the repair later", ledger_id=ledger_id)
+        outcome.waits = _advised(ledger_id, outcome.waits, has_witness)
         return outcome, totals
 
     async def _believed(
         self, mark: Mark | None, lost: Sequence[BookieId]
     ) -> tuple[list[BookieId], list[BookieId], bool]:
-        """Bookies that others take for lost, beside `lost`; those that only a mark names; and whether there is anybody
-        who would know."""
+        """Return the bookies that witnesses report as lost, beside `lost`; those that only a mark names; and whether
+        there is a witness."""
         seen = await witnesses(self._driver)
-        believed = [each for each in taken_for_lost(None, seen) if each not in lost]
-        claimed = [each for each in taken_for_lost(mark, ()) if each not in (*lost, *believed)]
+        believed = [bookie for bookie in taken_for_lost(None, seen) if bookie not in lost]
+        claimed = [bookie for bookie in taken_for_lost(mark, ()) if bookie not in (*lost, *believed)]
         return believed, claimed, bool(seen)
 
     def _circumstances(
         self, believed: Sequence[BookieId], claimed: Sequence[BookieId], lost: Sequence[BookieId]
     ) -> Circumstances:
-        """As they are now, for a repair."""
+        """Return the present states of bookies, for a repair."""
         long_away = self._membership.long_away
         return self._membership.circumstances(long_away(believed), long_away(claimed), declared=lost)
 
     def _check_lost(self, lost: Collection[BookieId]) -> None:
         for bookie in lost:
             if bookie in self._membership.registered:
-                text = f"bookie {bookie} is registered, so it is not lost; one that runs is emptied by"
+                text = f"bookie {bookie} is registered, so it is not lost; to empty a running bookie, use"
                 raise InvalidArgument(f"{text} bk bookie drain {bookie}")
 
 
-def _said(ledger_id: int, waits: Sequence[Wait], has_witness: bool) -> list[Wait]:
-    """With reasons, and ways out, for those who ask."""
-    found = []
+def _advised(ledger_id: int, waits: Sequence[Wait], has_witness: bool) -> list[Wait]:
+    """Return the waits with reasons and advice for the operator."""
+    advised = []
     for wait in waits:
         if wait.cause is Cause.GRACE:
             wait = wait._replace(reason=SEALING)
@@ -212,8 +226,8 @@ def _said(ledger_id: int, waits: Sequence[Wait], has_witness: bool) -> list[Wait
             wait = wait._replace(reason=f"{reason}; {_way_out(ledger_id, wait.bookie)}")
         elif wait.cause is Cause.MAINTENANCE and wait.bookie is not None:
             wait = wait._replace(reason=f"{wait.reason}; {_way_out(ledger_id, wait.bookie)}")
-        found.append(wait)
-    return found
+        advised.append(wait)
+    return advised
 
 
 def _way_out(ledger_id: int, bookie: BookieId) -> str:

@@ -1,8 +1,8 @@
-"""What auto-recovery does and cannot do, for people: written by each process that takes part, read by whoever asks.
+"""Status of auto-recovery: written by each process that runs it, read on request.
 
-Every process keeps one named record, `autorecovery/NAME`, with what its auditor and its worker did last and a report
-for each ledger that it could not repair. The record goes when the process stops in an orderly way; one that was killed
-leaves an old one behind, which counts no more after `STALE_MS` and is removed by the auditor.
+Every process keeps one named record, `autorecovery/NAME`, with the last actions of its auditor and its worker, and a
+report for each ledger that it could not repair. A process that stops in an orderly way deletes its record. A killed one
+leaves it behind; it is ignored after `STALE_MS` and later removed by other processes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from bookies.replication.auditor.auditor import PassReport
 from bookies.replication.repair.worker import LedgerReport
 
 PREFIX = "autorecovery/"
-STALE_MS = 600_000  # since a process wrote its record last
-REMOVED_MS = 86_400_000  # then nobody wants to know of it any more
+STALE_MS = 600_000  # since the last write of a record, after which it is ignored
+REMOVED_MS = 86_400_000  # since the last write of a record, after which it is removed
 SIZE_MAX = 512 * 1024  # bytes of one record; further reports are left out, and counted
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process that takes part, as it says itself.
+    """Status of one process, as it reports itself.
 
-    `written_ms`: when, wall clock. `tasks`: what each does, how often it was started, and why the last time.
-    `auditor`: its passes, if it was the auditor. `reports`: ledgers that it could not repair. `lost`: bookies that
-    counted as lost when it wrote this.
+    written_ms: wall clock of the write.
+    tasks: for each, what it does, how often it was started, and the error that ended it last.
+    auditor: its passes, if it was the auditor.
+    reports: ledgers that it could not repair.
+    lost: bookies that counted as lost at the write.
     """
 
     name: str
@@ -48,10 +50,13 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryStatus:
-    """A cluster's auto-recovery. `marked`: ledgers; `locks`: ledger -> who works on it; `checked_ms`: by kind.
+    """Status of a cluster's auto-recovery.
 
-    `stuck`: ids of marked ledgers that a process could not repair, each once. `gone`: names of processes that have left
-    a record, and whose session with the store has ended: they died, or cannot reach it.
+    marked: number of marked ledgers.
+    locks: ledger -> owner of its lock.
+    checked_ms: wall clock of the last check, by its kind.
+    stuck: distinct ids of marked ledgers that a process could not repair.
+    gone: names of processes with a record whose session with the store has ended: they died, or cannot reach it.
     """
 
     is_enabled: bool
@@ -66,15 +71,15 @@ class RecoveryStatus:
 
 
 async def read_status(driver: MetadataDriver, now_ms: int) -> RecoveryStatus:
-    """Ask the store. Raises `MetadataError`."""
+    """Read the status from the store. Raises `MetadataError`."""
     store = driver.recovery
-    processes = [each for each in await read_processes(driver) if now_ms - each.written_ms < STALE_MS]
+    processes = [process for process in await read_processes(driver) if now_ms - process.written_ms < STALE_MS]
     reported = latest_reports(processes)
     marked, stuck = 0, list[int]()
     async for ids in store.marked_ids():
         marked += len(ids)
         stuck += [ledger_id for ledger_id in ids if ledger_id in reported]
-    living = {each.name for each in _living(processes, await store.candidates())}
+    living = {process.name for process in _living(processes, await store.candidates())}
     return RecoveryStatus(
         await store.is_enabled(),
         await store.auditor(),
@@ -84,61 +89,65 @@ async def read_status(driver: MetadataDriver, now_ms: int) -> RecoveryStatus:
         {kind.value: await store.checked_at_ms(kind) for kind in AuditKind},
         processes,
         stuck,
-        [each.name for each in processes if each.name not in living],
+        [process.name for process in processes if process.name not in living],
     )
 
 
 async def read_processes(driver: MetadataDriver) -> list[ProcessStatus]:
-    """What every process has written last, however long ago. Raises `MetadataError`."""
-    found = []
+    """Return the last status of every process, however old. Raises `MetadataError`."""
+    statuses = []
     for name in await driver.record_names(PREFIX):
         try:
             data, _ = await driver.read_record(name)
         except RecordNotFound:
             continue  # It has just stopped.
         if (status := parse(data)) is not None:
-            found.append(status)
-    return found
+            statuses.append(status)
+    return statuses
 
 
 async def witnesses(driver: MetadataDriver) -> list[ProcessStatus]:
-    """Processes that take part now: their sessions live, so what they have written is what they know, but for the
-    seconds between two writings. Raises `MetadataError`."""
+    """Return the status of running processes: their sessions live, so it is at most some seconds old.
+
+    Raises `MetadataError`.
+    """
     processes = await read_processes(driver)
     return _living(processes, await driver.recovery.candidates())
 
 
 def taken_for_lost(mark: Mark | None, processes: Iterable[ProcessStatus]) -> list[BookieId]:
-    """Bookies that others take for lost, perhaps: a ledger's mark names them, or these processes say so. Each once."""
+    """Return the distinct bookies that may be lost: those that a ledger's mark names, or these processes report."""
     named = () if mark is None else mark.replicas
-    return list(dict.fromkeys([*named, *(each for process in processes for each in process.lost)]))
+    return list(dict.fromkeys([*named, *(bookie for process in processes for bookie in process.lost)]))
 
 
-def _living(processes: Sequence[ProcessStatus], standing: Collection[BookieId]) -> list[ProcessStatus]:
-    """Those that stand for auditor. Of several with the same id, on other hosts, only the last to write does."""
-    latest = {each.bookie: each for each in sorted(processes, key=lambda each: each.written_ms)}
-    return [each for each in processes if each.bookie in standing and latest[each.bookie] is each]
+def _living(processes: Sequence[ProcessStatus], candidates: Collection[BookieId]) -> list[ProcessStatus]:
+    """Return the processes that campaign for auditor; of several with the same bookie id, only the last to write."""
+    latest = {process.bookie: process for process in sorted(processes, key=lambda process: process.written_ms)}
+    return [process for process in processes if process.bookie in candidates and latest[process.bookie] is process]
 
 
 async def reports_on(driver: MetadataDriver, ledger_id: int) -> list[tuple[ProcessStatus, Mapping[str, Any]]]:
-    """What processes say of a ledger that they could not repair, the latest first. Raises `MetadataError`."""
-    found = [
+    """Return the reports on a ledger that processes could not repair, the latest first. Raises `MetadataError`."""
+    reports = [
         (process, report)
         for process in await read_processes(driver)
         for report in process.reports
         if report["ledger_id"] == ledger_id
     ]
-    return sorted(found, key=lambda each: -each[1]["checked_ms"])
+    return sorted(reports, key=lambda pair: -pair[1]["checked_ms"])
 
 
 def latest_reports(processes: Iterable[ProcessStatus]) -> dict[int, Mapping[str, Any]]:
-    """Of each ledger that could not be repaired what was said of it last, by ascending id."""
-    reports = sorted((each for process in processes for each in process.reports), key=lambda each: each["checked_ms"])
+    """Return the latest report on each ledger that could not be repaired, by ascending id."""
+    reports = sorted(
+        (report for process in processes for report in process.reports), key=lambda report: report["checked_ms"]
+    )
     return dict(sorted({report["ledger_id"]: report for report in reports}.items()))
 
 
 def pack(status: ProcessStatus) -> bytes:
-    """As JSON, with as many reports as fit."""
+    """Return a status as JSON, with as many reports as fit into `SIZE_MAX`."""
     facts = {name: getattr(status, name) for name in ProcessStatus.__slots__}
     reports, size = [], len(json.dumps({**facts, "reports": []}))
     for report in status.reports:
@@ -150,21 +159,21 @@ def pack(status: ProcessStatus) -> bytes:
 
 
 def parse(data: bytes) -> ProcessStatus | None:
-    """None: it says nothing that we understand."""
+    """Parse a status; None: it is unreadable."""
     try:
         facts = json.loads(data)
-        names = [each.name for each in fields(ProcessStatus) if each.default is MISSING or each.name in facts]
+        names = [item.name for item in fields(ProcessStatus) if item.default is MISSING or item.name in facts]
         status = ProcessStatus(**{name: facts[name] for name in names} | {"lost": tuple(facts.get("lost", ()))})
     except (ValueError, KeyError, TypeError):
         return None
     is_sound = isinstance(status.written_ms, int) and all(
-        isinstance(each, dict) and {"ledger_id", "checked_ms"} <= each.keys() for each in status.reports
+        isinstance(report, dict) and {"ledger_id", "checked_ms"} <= report.keys() for report in status.reports
     )
     return status if is_sound else None
 
 
 class StatusRecord:
-    """This process's own record."""
+    """Status record of this process."""
 
     def __init__(self, driver: MetadataDriver, name: str) -> None:
         self._driver = driver
@@ -172,29 +181,29 @@ class StatusRecord:
         self._version = 0
 
     async def write(self, data: bytes) -> None:
-        """Raises `MetadataError`."""
+        """Write the record, and create it if necessary. Raises `MetadataError`."""
         try:
             if self._version:
                 self._version = await self._driver.write_record(self._name, data, self._version)
                 return
             self._version = await self._driver.create_record(self._name, data)
         except (RecordExists, VersionConflict):
-            _, version = await self._driver.read_record(self._name)  # of our own, before, or with its reply lost
+            _, version = await self._driver.read_record(self._name)  # an earlier one of ours, or the reply was lost
             self._version = await self._driver.write_record(self._name, data, version)
         except RecordNotFound:
             self._version = 0
 
     async def delete(self) -> None:
-        """Raises `MetadataError`."""
+        """Delete the record, if it exists. Raises `MetadataError`."""
         try:
             _, version = await self._driver.read_record(self._name)
             await self._driver.delete_record(self._name, version)
         except RecordNotFound:
-            pass  # Somebody has tidied up.
+            pass  # Another process has removed it.
 
 
 async def remove_old(driver: MetadataDriver, now_ms: int) -> None:
-    """Remove what processes have left behind that are gone for long. Raises `MetadataError`."""
+    """Remove records older than `REMOVED_MS`, and unreadable ones. Raises `MetadataError`."""
     for name in await driver.record_names(PREFIX):
         try:
             data, version = await driver.read_record(name)
@@ -206,12 +215,14 @@ async def remove_old(driver: MetadataDriver, now_ms: int) -> None:
 
 
 def record_name(name: str) -> str:
-    """The name of a process as part of a record's name: what is not allowed there as `_` and its number."""
-    return "".join(each if each.isascii() and (each.isalnum() or each in "-.") else f"_{ord(each):x}" for each in name)
+    """Return the name of a process as part of a record's name: disallowed characters become `_` and their number."""
+    return "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter in "-.") else f"_{ord(letter):x}" for letter in name
+    )
 
 
 def report_facts(report: LedgerReport) -> dict[str, Any]:
-    """A report as JSON takes it."""
+    """Return a report as JSON values."""
     return {
         "ledger_id": report.ledger_id,
         "state": report.state.value,
@@ -225,7 +236,7 @@ def report_facts(report: LedgerReport) -> dict[str, Any]:
 
 
 def problem_facts(waits: Sequence[Wait], losses: Sequence[Loss]) -> dict[str, Any]:
-    """What a ledger waits for, and what it has lost, as JSON takes it."""
+    """Return the waits and losses of a ledger as JSON values."""
     return {
         "waits": [
             {"for": wait.cause.value, "first": wait.first, "last": wait.last, "bookie": wait.bookie, "why": wait.reason}
@@ -245,13 +256,13 @@ def problem_facts(waits: Sequence[Wait], losses: Sequence[Loss]) -> dict[str, An
 
 
 def lost_entries(loss: Mapping[str, Any]) -> str:
-    """Which entries one of the losses of `problem_facts`, or of another version's, is about."""
+    """Return the entries of one of the losses of `problem_facts`, or of another version's, as text."""
     step = loss.get("step", 1)
     return f"entries {loss['first']:,} to {loss['last']:,}{f', one in {step},' if step > 1 else ''}"
 
 
 def pass_facts(report: PassReport) -> dict[str, Any]:
-    """A pass of the auditor as JSON takes it."""
+    """Return a pass of the auditor as JSON values."""
     return {
         "checks": list(report.checks),
         "began_ms": report.began_ms,

@@ -1,10 +1,10 @@
-"""The replicas that a mark may stand for, looked at completely: before a mark goes, and for those who ask.
+"""Full check of every replica that a mark may stand for. Runs before the mark is removed, and on request.
 
-A check reads the first and the last entry of every replica, and of the others a sample. That finds a bookie that is
-gone or has lost a ledger; but a mark may stand for a single entry in the middle, and cannot say for which. So of every
-bookie that it names and that is registered all entries are asked for: by the bookie's own list, one request, if the
-mark can only stand for its absence; otherwise, or if it cannot list them, by reading each, at the pace of copies.
-Source: metadata 8.4, 8.6 and 8.7; client-protocol 7.5.
+An ordinary check reads the first and the last entry of every replica, and a sample of the others. That detects a bookie
+that is unavailable or has lost a ledger. But a mark may stand for a single entry in the middle, which it does not name.
+So this check covers all entries of every registered bookie that the mark names. If the mark can only stand for the
+bookie's absence, one request for the bookie's own list of entries suffices. Otherwise, or if the bookie cannot list
+them, it reads every entry at the rate of copies. Source: metadata 8.4, 8.6 and 8.7; client-protocol 7.5.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from bookies.protocol.repair.fragments import ReplicaState, ReplicaVerdict, stat
 
 
 class FullReplicaCheck:
-    """Of one ledger. What was found to be complete is not looked at again."""
+    """Full check of one ledger. Replicas found to be complete are not checked again."""
 
     def __init__(self, administration: Administration, pace: RateLimit | None = None) -> None:
         self._administration = administration
         self._pace = pace
-        self.bookies: dict[BookieId, None] = {}  # that were asked
+        self.bookies: dict[BookieId, None] = {}  # bookies that were asked
         self._complete: dict[tuple[int, BookieId], None] = {}  # by the first entry of the fragment
 
-    async def at(
+    async def run(
         self, record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], bookies: Mapping[BookieId, bool]
     ) -> list[FragmentVerdict]:
-        """The verdicts of a check, with what a look at all entries of these registered bookies says.
+        """Return the verdicts of a check, updated by a check of all entries of these registered bookies.
 
-        `bookies`: True: read every entry, which finds damage; False: their lists will do. Of fragments that may still
-        grow what is confirmed is asked for: an entry of it that is missing may be on its way, but the mark that may
-        stand for it must not go. Raises `ClientClosed`.
+        `bookies`: True: read every entry, which detects damage; False: the bookie's list suffices. In fragments that
+        may still grow, check the confirmed entries: a missing one may be in flight, but the mark that may stand for it
+        must stay. Raises `ClientClosed`.
         """
-        found = []
+        updated = []
         for verdict in verdicts:
             replicas = list(verdict.replicas)
             for replica in verdict.replicas:
                 if self._is_due(verdict.fragment, replica, bookies):
                     self.bookies[replica.bookie], is_read = None, bookies[replica.bookie]
                     replicas[replica.position] = await self._replica(record, verdict.fragment, replica, is_read=is_read)
-            found.append(verdict._replace(replicas=tuple(replicas)))
-        return found
+            updated.append(verdict._replace(replicas=tuple(replicas)))
+        return updated
 
     def _is_due(self, fragment: Fragment, replica: ReplicaVerdict, bookies: Collection[BookieId]) -> bool:
         return (
@@ -61,7 +61,7 @@ class FullReplicaCheck:
         scan = await ask(record, replica.bookie, ids, pace=self._pace, is_listing=not is_read)
         if not is_read and not scan.is_listed and scan.stopped is None:
             scan = await ask(record, replica.bookie, ids, pace=self._pace)
-        for bad in sorted(scan.bad, key=lambda each: (state_of(each.error) is not ReplicaState.MISSING, each.first)):
+        for bad in sorted(scan.bad, key=lambda run: (state_of(run.error) is not ReplicaState.MISSING, run.first)):
             return replica._replace(state=state_of(bad.error), entry_id=bad.first, error=bad.error)
         if scan.stopped is not None:
             return replica._replace(state=state_of(scan.stopped), error=scan.stopped)

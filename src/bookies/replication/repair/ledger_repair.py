@@ -1,13 +1,13 @@
-"""Repair one marked ledger, whose lock the caller holds: check, decide, copy, and check again.
+"""Repair of one marked ledger, whose lock the caller holds: check, decide, copy, and check again.
 
-The check before finds out what is true now, whatever the mark says; the bookies that it names are looked at completely
-(`closely.py`). The check after finds out whether it was enough, and it is this one that allows the mark to go: it sees,
-too, when a target has lost its copy before the record named it. What cannot be repaired ends as a `Wait` or a `Loss` of
-the assessment, never as an exception; of those only the metadata store's and those of a client that is closed come
-through.
+The first check determines the present state, independent of the mark; it covers all entries of the bookies that the
+mark names (`full_check.py`). The last check determines whether the repair was complete, and only this check allows
+removal of the mark. It also detects a target that lost its copy before the record named it. Damage that cannot be
+repaired becomes a `Wait` or a `Loss` of the assessment, not an exception. Only errors of the metadata store and of a
+closed client are raised.
 
-Partial copies stay bounded: a copy begins only when every entry may be somewhere, and once an entry has turned out to
-be nowhere the replicas that have to have it are not copied again before a bookie comes back. Source: metadata 8.7.
+Partial copies stay bounded. A copy begins only when every entry may be on some bookie. Once an entry proves to be on
+none, the replicas that must hold it are not copied again before a bookie returns. Source: metadata 8.7.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from bookies.replication.repair.full_check import FullReplicaCheck
 from bookies.runtime.tasks import all_of
 
 Problem = Wait | Loss
-UNLIMITED_S = float("inf")  # a grace that never ends: the writer is left alone
+UNLIMITED_S = float("inf")  # a grace period that never ends: the writer is never ended
 ROUNDS_MAX = 4  # of check and repair; then the rest waits
-LOSSES_MAX = 16  # entries of a replica that are passed over, one by one, because they are nowhere
+LOSSES_MAX = 16  # entries of a replica that are skipped, one by one, because they are on no bookie
 FRAGMENTS_AT_ONCE = 4
 
 
 @dataclass(slots=True)
 class Totals:
-    """What all repairs of a process have copied: `entries`, `size` in bytes, both of all copies.
+    """Totals of all repairs of a process. `entries`, `size` in bytes: of all copies.
 
-    `renewed`: those entries of bookies that stayed where they are.
+    `renewed`: the entries that were copied to bookies that already had the position.
     """
 
     ledgers: int = 0
@@ -76,9 +76,10 @@ class Totals:
 
 @dataclass(slots=True)
 class Outcome:
-    """How it stands with a ledger now. `fewest`: good replicas of the entry worst off; None: nobody knows, or no entry.
+    """State of a ledger after a repair.
 
-    `grace_s`: how long its writer still has.
+    fewest: good replicas of the entry with the fewest; None: unknown, or no entries.
+    grace_s: rest of the writer's grace period.
     """
 
     state: RepairState
@@ -90,11 +91,15 @@ class Outcome:
 
 
 class LedgerRepair:
-    """`updating`: changes a record that was just read. `circumstances`: as they are when it is called.
+    """Repair of ledgers, one after the other.
 
-    `grace`: how long to leave the writer of this record alone, in seconds, 0: no more. `totals`: added to. `slots`: of
-    which each fragment takes one while it is copied. `may_lack`: bookies that the mark names, which are looked at
-    completely; as `FullReplicaCheck.at` has them. None: the ledger is not marked.
+    updating: returns the loop that changes a record that was just read.
+    circumstances: returns the present states of bookies.
+    grace: returns the rest of the grace period of a record's writer, seconds; 0: it is over.
+    totals: increased by what is copied.
+    slots: each fragment uses one while it is copied.
+    may_lack: returns the bookies that the mark names, for a full check, as in `FullReplicaCheck.run`; None: the ledger
+        is not marked.
     """
 
     def __init__(
@@ -121,11 +126,14 @@ class LedgerRepair:
         self._slots = slots or asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         self._repairs_placement = repairs_placement
         self._may_lack = may_lack or dict
-        self._close_look: FullReplicaCheck  # of each run its own
+        self._full_check: FullReplicaCheck  # a new one for each run
 
     async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:
-        """`known`: found to be lost before, and nothing came back since. Raises `MetadataError`, `ClientClosed`."""
-        self._close_look = FullReplicaCheck(self._administration, self._pace)
+        """Repair a ledger. `known`: losses found before, if no bookie has returned since.
+
+        Raises `MetadataError`, `ClientClosed`.
+        """
+        self._full_check = FullReplicaCheck(self._administration, self._pace)
         try:
             return await self._rounds(ledger_id, known)
         except LedgerNotFound:
@@ -135,21 +143,21 @@ class LedgerRepair:
         failed: dict[int, list[Problem]] = {}  # by the first entry of the fragment
         written: Versioned | None = None
         for _ in range(ROUNDS_MAX):
-            found = written or await self._administration.record(ledger_id)
+            ledger = written or await self._administration.record(ledger_id)
             written = None
-            assessment, verdicts = await self._check(found)
+            assessment, verdicts = await self._check(ledger)
             grace_s = 0.0
             if assessment.wants_sealing:
-                grace_s = self._grace(found)
-                if found.metadata.state is LedgerState.IN_RECOVERY and grace_s == UNLIMITED_S:
-                    grace_s = 0.0  # There is no writer left to be spared.
-                problem = _in_grace(found, grace_s) if grace_s > 0 else await self._seal(ledger_id)
+                grace_s = self._grace(ledger)
+                if ledger.metadata.state is LedgerState.IN_RECOVERY and grace_s == UNLIMITED_S:
+                    grace_s = 0.0  # In recovery there is no writer to end.
+                problem = _in_grace(ledger, grace_s) if grace_s > 0 else await self._seal(ledger_id)
                 if problem is None:
                     continue
                 assessment.waits.append(problem)
             jobs: list[Job] = []
             for job in assessment.jobs:
-                losses = [each for each in known if any(each.touches(job.fragment, at) for at in job.replaced)]
+                losses = [loss for loss in known if any(loss.touches(job.fragment, at) for at in job.replaced)]
                 job = job._replace(replaced=_untouched(job.fragment, job.replaced, losses))
                 if not job.renewed and not job.replaced:
                     failed.setdefault(job.fragment.first, [*losses])
@@ -157,47 +165,49 @@ class LedgerRepair:
                     jobs.append(job)
             if not jobs:
                 break
-            update = self._updating(found)
+            update = self._updating(ledger)
             outcomes = await self._work(jobs, update)
-            if (away := _store_of(outcomes)) is not None:  # Nothing can be learnt from it now, either.
-                losses = [each for problems in outcomes for each in problems if isinstance(each, Loss)]
-                left = Assessment([], [*assessment.waits, away], [*assessment.losses, *losses])
+            if (store_wait := _store_wait(outcomes)) is not None:  # The store cannot be read now, either.
+                losses = [problem for problems in outcomes for problem in problems if isinstance(problem, Loss)]
+                left = Assessment([], [*assessment.waits, store_wait], [*assessment.losses, *losses])
                 return Outcome(left.state, left.waits, left.losses, left.bookies)
             for job, problems in zip(jobs, outcomes, strict=True):
-                losses = [each for each in problems if isinstance(each, Loss)]
+                losses = [problem for problem in problems if isinstance(problem, Loss)]
                 known = [*known, *losses]
                 remains = not job.renewed and _untouched(job.fragment, job.replaced, losses)
                 if problems and not (remains and len(losses) == len(problems)):
                     failed[job.fragment.first] = problems
-            if found.metadata.is_closed and update.current.version > found.version:
-                written = update.current  # As it has been since; of an unfinished ledger its writer may know better.
+            if ledger.metadata.is_closed and update.current.version > ledger.version:
+                written = (
+                    update.current
+                )  # The newest record. An unfinished ledger is read again: its writer may change it.
         return _outcome(assessment, verdicts, failed, grace_s)
 
-    async def _check(self, found: Versioned) -> tuple[Assessment, Sequence[FragmentVerdict]]:
+    async def _check(self, ledger: Versioned) -> tuple[Assessment, Sequence[FragmentVerdict]]:
         circumstances = self._circumstances()
         try:
             check = await self._administration.check_record(
-                found, circumstances.registered, percentage=self._percentage
+                ledger, circumstances.registered, percentage=self._percentage
             )
         except (ClientClosed, LedgerNotFound, MetadataError):
             raise
         except BookKeeperError as error:
-            # Where an unfinished ledger ends cannot be learnt. With a lost bookie only a recovery would find out.
+            # The end of an unfinished ledger is unknown. With a lost bookie only a recovery can determine it.
             assessment = Assessment()
-            assessment.wants_sealing = circumstances.asks_for_sealing(found.metadata)
+            assessment.wants_sealing = circumstances.asks_for_sealing(ledger.metadata)
             if not assessment.wants_sealing:
                 assessment.waits.append(Wait(Cause.ANSWER, 0, -1, None, str(error)))
             return assessment, ()
-        verdicts = await self._close_look.at(found.metadata, check.fragments, self._may_lack())
-        assessment = assess(found.metadata, verdicts, circumstances)
-        if self._repairs_placement and found.metadata.is_closed:
+        verdicts = await self._full_check.run(ledger.metadata, check.fragments, self._may_lack())
+        assessment = assess(ledger.metadata, verdicts, circumstances)
+        if self._repairs_placement and ledger.metadata.is_closed:
             await self._add_misplaced(assessment, verdicts, circumstances)
         return assessment, verdicts
 
     async def _add_misplaced(
         self, assessment: Assessment, verdicts: Sequence[FragmentVerdict], circumstances: Circumstances
     ) -> None:
-        """Fragments that are well, and not where the placement policy wants them."""
+        """Add jobs for intact fragments that violate the placement policy."""
         at_work = [job.fragment.first for job in assessment.jobs]
         for verdict in verdicts:
             fragment = verdict.fragment
@@ -215,7 +225,7 @@ class LedgerRepair:
                 assessment.jobs.append(Job(verdict, (), tuple(positions), verdict.fewest_replicas))
 
     async def _seal(self, ledger_id: int) -> Wait | None:
-        """End the writer; None: done."""
+        """Seal a ledger, which ends its writer; return what that waits for, or None: done."""
         try:
             await self._administration.recover(ledger_id)
         except (ClientClosed, LedgerNotFound, MetadataError):
@@ -227,34 +237,34 @@ class LedgerRepair:
 
     # -- copying -------------------------------------------------------------------------------------------------
     async def _work(self, jobs: Sequence[Job], update: MetadataLoop) -> list[list[Problem]]:
-        """What came of each job; nothing: done, or not needed any more."""
+        """Carry out the jobs; return the problems of each; none: done, or no longer needed."""
         outcomes: list[list[Problem]] = [[] for _ in jobs]
         waiting: Iterator[tuple[int, Job]] = iter(enumerate(jobs))
 
         async def work() -> None:
             for index, job in waiting:
                 async with self._slots:
-                    if _store_of(outcomes) is None:
+                    if _store_wait(outcomes) is None:
                         outcomes[index] = await self._carry_out(job, update)
 
         await all_of(work() for _ in range(min(FRAGMENTS_AT_ONCE, len(jobs))))
         return outcomes
 
     async def _carry_out(self, job: Job, update: MetadataLoop) -> list[Problem]:
-        fragment, problems, found = job.fragment, list[Problem](), update.current
+        fragment, problems, ledger = job.fragment, list[Problem](), update.current
         try:
             replaced = self._still_to_replace(job)
             for position in job.renewed:
                 try:
-                    problems += await self._renew(job.verdict, position, found)
+                    problems += await self._renew(job.verdict, position, ledger)
                 except (BookieReadOnly, WriteFailed):
-                    replaced.append(position)  # It is there, and cannot store anything: another one has to.
-            if any(isinstance(each, Wait) for each in problems):
+                    replaced.append(position)  # The bookie is up, but cannot store entries: another one has to.
+            if any(isinstance(problem, Wait) for problem in problems):
                 return problems
-            replaced = [*_untouched(fragment, replaced, [each for each in problems if isinstance(each, Loss)])]
-            nowhere = await self._nowhere(job, replaced, found) if replaced and job.good == 0 else []
-            problems += nowhere
-            if replaced and not nowhere:
+            replaced = [*_untouched(fragment, replaced, [problem for problem in problems if isinstance(problem, Loss)])]
+            missing = await self._missing_everywhere(job, replaced, ledger) if replaced and job.good == 0 else []
+            problems += missing
+            if replaced and not missing:
                 await self._administration.replicate_fragment(
                     fragment,
                     most_urgent_first(job.verdict, replaced, self._circumstances().leaving),
@@ -266,19 +276,19 @@ class LedgerRepair:
         except (ClientClosed, LedgerNotFound):
             raise
         except (VersionConflict, FragmentNotFinished):
-            return problems  # Somebody else changed the record: the next check sees what is left to do.
+            return problems  # Another process changed the record: the next check determines the remaining work.
         except MetadataError as error:
             return [Wait(Cause.STORE, fragment.first, fragment.last, None, str(error))]
         except NotEnoughBookies as error:
             reason = error.message + self._circumstances().left_out(fragment.ensemble)
             return [*problems, Wait(Cause.TARGET, fragment.first, fragment.last, None, reason)]
         except BookKeeperError as error:
-            return [*problems, await self._explained(fragment, error, found)]
+            return [*problems, await self._explained(fragment, error, ledger)]
         self._totals.fragments += not problems
         return problems
 
     def _still_to_replace(self, job: Job) -> list[int]:
-        """Without bookies that have come back since they were checked: they have all they had."""
+        """Return the positions to replace, without bookies that returned since the check: they have their entries."""
         circumstances = self._circumstances()
         came_back = [
             replica.position
@@ -289,12 +299,12 @@ class LedgerRepair:
         ]
         return [position for position in job.replaced if position not in came_back]
 
-    async def _renew(self, verdict: FragmentVerdict, position: int, found: Versioned) -> list[Problem]:
-        """Give a bookie again what it lacks of a fragment, or has damaged, and nothing else; what is lost of that."""
+    async def _renew(self, verdict: FragmentVerdict, position: int, ledger: Versioned) -> list[Problem]:
+        """Copy to a bookie only the entries of a fragment that it lacks, or has damaged; return those that are lost."""
         fragment, replica = verdict.fragment, verdict.replicas[position]
         is_damaged = isinstance(replica.error, DigestMismatch)
         scan = await self._administration.scan_replica(
-            found.metadata, replica.bookie, fragment.stored(position), pace=self._pace, is_listing=not is_damaged
+            ledger.metadata, replica.bookie, fragment.stored(position), pace=self._pace, is_listing=not is_damaged
         )
         if scan.stopped is not None:
             raise scan.stopped
@@ -309,10 +319,10 @@ class LedgerRepair:
                 )
                 self._totals.renewed += renewed
             except BookKeeperError as error:
-                problem = await self._explained(fragment, error, found)
+                problem = await self._explained(fragment, error, ledger)
                 if not isinstance(problem, Loss) or len(losses) >= LOSSES_MAX:
                     raise
-                losses.append(problem)  # The others can be made good all the same.
+                losses.append(problem)  # The other entries can still be renewed.
                 after = problem.last + 1
                 runs = [range(max(run.start, after), run.stop) for run in runs if run.stop > after]
             else:
@@ -320,7 +330,7 @@ class LedgerRepair:
         return losses
 
     def _counter(self) -> Callable[[CopyProgress], None]:
-        """Adds what one operation has copied to the totals as it goes."""
+        """Return a callback that adds the progress of one copy to the totals."""
         entries = size = 0
 
         def count(progress: CopyProgress) -> None:
@@ -332,28 +342,27 @@ class LedgerRepair:
         return count
 
     # -- evidence ------------------------------------------------------------------------------------------------
-    async def _nowhere(self, job: Job, positions: Sequence[int], found: Versioned) -> list[Problem]:
-        """Before these positions of a fragment are copied that has no good replica of some entries: whether those are
-        anywhere.
+    async def _missing_everywhere(self, job: Job, positions: Sequence[int], ledger: Versioned) -> list[Problem]:
+        """Return the problems that would break a copy to these positions of a fragment without a good replica.
 
-        The entries that the check has missed are looked for at every bookie that must have them.
+        Asks every bookie that must have them for the entries that the check missed.
         """
         fragment = job.fragment
-        suspects = [each.entry_id for each in job.verdict.replicas if each.entry_id is not None]
-        suspects += [each for at in positions for each in (fragment.first_stored(at), fragment.last_stored(at))]
+        suspects = [replica.entry_id for replica in job.verdict.replicas if replica.entry_id is not None]
+        suspects += [entry for at in positions for entry in (fragment.first_stored(at), fragment.last_stored(at))]
         size, write_quorum = len(fragment.ensemble), fragment.write_quorum
-        stored = [each for each in suspects if any(stores(at, each, size, write_quorum) for at in positions)]
+        stored = [entry for entry in suspects if any(stores(at, entry, size, write_quorum) for at in positions)]
         problems: list[Problem] = []
         for entry_id in sorted(dict.fromkeys(stored)):
-            problem = await self._judge(fragment, entry_id, found)
+            problem = await self._judge(fragment, entry_id, ledger)
             if problem is not None:
                 problems.append(problem)
         return problems
 
-    async def _explained(self, fragment: Fragment, error: BookKeeperError, found: Versioned) -> Problem:
-        """Why a copy failed: an entry that nobody delivers, or a bookie that does not take it."""
+    async def _explained(self, fragment: Fragment, error: BookKeeperError, ledger: Versioned) -> Problem:
+        """Return why a copy failed: an entry that no bookie delivers, or a bookie that does not accept it."""
         if error.entry_id is not None and fragment.first <= error.entry_id <= fragment.last:
-            problem = await self._judge(fragment, error.entry_id, found)
+            problem = await self._judge(fragment, error.entry_id, ledger)
             if problem is not None:
                 return problem
         bookie = None if error.bookie is None else BookieId(error.bookie)
@@ -362,38 +371,38 @@ class LedgerRepair:
         reason = f"{error}{self._circumstances().left_out(fragment.ensemble)}"
         return Wait(Cause.TARGET, fragment.first, fragment.last, bookie, reason)
 
-    async def _judge(self, fragment: Fragment, entry_id: int, found: Versioned) -> Problem | None:
+    async def _judge(self, fragment: Fragment, entry_id: int, ledger: Versioned) -> Problem | None:
         circumstances = self._circumstances()
-        answers = await self._administration.ask_holders(found.metadata, entry_id, circumstances.registered)
+        answers = await self._administration.ask_holders(ledger.metadata, entry_id, circumstances.registered)
         return judge_entry(fragment, entry_id, answers, circumstances)
 
 
-def _store_of(outcomes: Sequence[Sequence[Problem]]) -> Wait | None:
-    """What waits for the metadata store, if anything does."""
-    waits = [each for problems in outcomes for each in problems if isinstance(each, Wait)]
-    return next((each for each in waits if each.cause is Cause.STORE), None)
+def _store_wait(outcomes: Sequence[Sequence[Problem]]) -> Wait | None:
+    """Return the first wait for the metadata store; None: there is none."""
+    waits = [problem for problems in outcomes for problem in problems if isinstance(problem, Wait)]
+    return next((wait for wait in waits if wait.cause is Cause.STORE), None)
 
 
 def _untouched(fragment: Fragment, positions: Sequence[int], losses: Sequence[Loss]) -> tuple[int, ...]:
-    """Those of the positions that store nothing which is lost."""
-    return tuple(at for at in positions if not any(each.touches(fragment, at) for each in losses))
+    """Return the positions that store no lost entry."""
+    return tuple(at for at in positions if not any(loss.touches(fragment, at) for loss in losses))
 
 
 def not_sealed(error: BookKeeperError, circumstances: Circumstances) -> Wait:
-    """What a ledger waits for whose recovery has failed: what the recovery failed of, not that it did."""
+    """Return what a ledger waits for after a failed recovery: the cause of that failure."""
     cause, failure = Cause.ANSWER, error.__cause__ or error
     left_out = ""
     if isinstance(failure, NotEnoughBookies):
-        # A recovery takes bookies that are not wanted when there are no others.
+        # A recovery uses unwanted bookies when there are no others.
         cause, left_out = Cause.TARGET, circumstances.left_out(by_word=False)
     elif isinstance(failure, MetadataError):
         cause = Cause.STORE
     return Wait(cause, 0, -1, None, f"its end cannot be decided: {error}{left_out}")
 
 
-def _in_grace(found: Versioned, grace_s: float) -> Wait:
-    first, last = found.metadata.ensembles[-1][0], -1
-    if found.metadata.state is LedgerState.IN_RECOVERY:
+def _in_grace(ledger: Versioned, grace_s: float) -> Wait:
+    first, last = ledger.metadata.ensembles[-1][0], -1
+    if ledger.metadata.state is LedgerState.IN_RECOVERY:
         return Wait(Cause.RECOVERY, first, last, None, f"for {grace_s:.0f} s; after that it is gone on with")
     return Wait(Cause.GRACE, first, last, None, f"for {grace_s:.0f} s; after that the ledger is sealed")
 
@@ -401,11 +410,11 @@ def _in_grace(found: Versioned, grace_s: float) -> Wait:
 def _outcome(
     assessment: Assessment, verdicts: Sequence[FragmentVerdict], failed: Mapping[int, Sequence[Problem]], grace_s: float
 ) -> Outcome:
-    """What is left, once nothing more can be done now."""
-    problems = [each for job in assessment.jobs for each in failed.get(job.fragment.first, ())]
+    """Return the outcome, when nothing more can be repaired now."""
+    problems = [problem for job in assessment.jobs for problem in failed.get(job.fragment.first, ())]
     unsettled = [job for job in assessment.jobs if job.fragment.first not in failed]
-    waits = [*assessment.waits, *(each for each in problems if isinstance(each, Wait))]
-    losses = [*assessment.losses, *(each for each in problems if isinstance(each, Loss))]
+    waits = [*assessment.waits, *(problem for problem in problems if isinstance(problem, Wait))]
+    losses = [*assessment.losses, *(problem for problem in problems if isinstance(problem, Loss))]
     waits += [
         Wait(Cause.BOOKIE, job.fragment.first, job.fragment.last, None, "it changes as fast as it is repaired")
         for job in unsettled
@@ -415,7 +424,7 @@ def _outcome(
     left = Assessment([], waits, losses)
     fewest = min((verdict.fewest_replicas for verdict in verdicts), default=None)
     bookies = left.bookies
-    if assessment.wants_sealing:  # Whose return may help to decide the end.
+    if assessment.wants_sealing:  # The return of these bookies may help to decide the end.
         bookies += [
             replica.bookie
             for verdict in verdicts

@@ -1,15 +1,15 @@
-"""The replication worker: takes marked ledgers, the most urgent first, and repairs several at a time.
+"""Replication worker: takes marked ledgers, the most urgent first, and repairs several at a time.
 
-    list the marks  ->  rank some by their records  ->  lock one  ->  repair  ->  delete the mark, or say why not
+    list the marks  ->  rank some by their records  ->  lock one  ->  repair  ->  delete the mark, or report why not
 
-What that asks of the metadata store is bounded: the workers of a cluster divide the ledgers among themselves by their
-places in the line for auditor, records are ranked many at a time, and a ledger's repair is one lock, one read, one swap
-of the record, and the deletions of mark and lock.
+The load on the metadata store is bounded. The workers of a cluster divide the ledgers among themselves by their places
+in the queue of auditor candidates. Records are ranked many at a time. The repair of a ledger costs one lock, one read,
+one swap of the record, and the deletions of mark and lock.
 
-Which one is next, and when a failed one is worth another try, is the agenda's to say (`protocol/repair/agenda.py`); how one
-is repaired, `repair.py`'s. A lock is held only while its ledger is worked on, and given back however that ends. When
-the session with the metadata store is lost, so are the locks, and everything under way is broken off: it can be
-repeated, and until a copy is complete nothing has changed.
+The agenda decides which ledger is next, and when to retry a failed one (`protocol/repair/agenda.py`). The repair itself
+is in `ledger_repair.py`. A lock is held only during the work on its ledger, and released on every outcome. When the
+session with the metadata store ends, so do the locks, and all work in progress is aborted: it can be repeated, and
+until a copy is complete the record is unchanged.
 
 Every ledger that could not be repaired has a report: what it waits for, or which entries are lost and why.
 Source: metadata 8.5, 8.7 and 8.8.
@@ -42,20 +42,23 @@ from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
 LISTING_MIN_S, LISTING_MAX_S = 1.0, 60.0  # between two listings of the marks
-LISTING_SHARE = 20  # times as long as one takes
-IDLE_SHARE = 0.25  # of that time, when nothing else is to be done
-LISTED_PER_S = 1000  # marks in listings, on average; a listing may be a request for each
-ANNOUNCED_S = 30.0  # between two looks at what is announced for bookies
+LISTING_SHARE = 20  # minimal pause between two listings, as a multiple of the time that one takes
+IDLE_SHARE = 0.25  # fraction of that pause, when there is no other work
+LISTED_PER_S = 1000  # marks in listings, on average; a listing may need a request for each
+ANNOUNCED_S = 30.0  # between two reads of the notes about bookies
 STORE_PAUSE_S = 1.0  # after a failure of the store
-AGAIN_S = 0.1  # before another look at a ledger whose mark is not as it was listed
-HELD_S = 5.0  # before another look at a ledger that somebody else has locked
-REPORTS_MAX = 2_000  # ledgers that could not be repaired, the worst off first
+AGAIN_S = 0.1  # before the next attempt at a ledger whose mark differs from the listing
+HELD_S = 5.0  # before the next attempt at a ledger that another process has locked
+REPORTS_MAX = 2_000  # ledgers that could not be repaired
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """Why a ledger could not be repaired. Times: wall clock, ms. `next_ms`: of the next try; None: when something that
-    it waits for happens. `tries`: in a row."""
+    """Report on a ledger that could not be repaired. Times: wall clock, ms.
+
+    next_ms: the next attempt; None: when a bookie that it waits for returns.
+    tries: consecutive failed attempts.
+    """
 
     ledger_id: int
     state: RepairState
@@ -69,7 +72,7 @@ class LedgerReport:
 
 
 class Worker:
-    """`owner`: shown to people who ask for locks. `run` it; the rest is for those who look."""
+    """Replication worker of a process. `run` it; the other members are for its status. `owner`: name in its locks."""
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class Worker:
         self.reports: dict[int, LedgerReport] = {}
         self.busy: dict[int, float] = {}  # ledgers being repaired, since when by the loop's clock
         self.doing = "not started"
-        self.acted_ms: int | None = None  # when something was done last
+        self.acted_ms: int | None = None  # wall clock of the last repair
         self.trouble: str | None = None  # the last failure of the metadata store
         self._runtime = runtime
         self._client = client
@@ -105,21 +108,21 @@ class Worker:
         self._rate = RateLimit(config.recovery_metadata_rate)
         self._named: dict[int, dict[BookieId, float]] = {}  # by marks of ledgers on the agenda, and when seen first
         self._grace: dict[int, tuple[object, dict[object, float]]] = {}  # unfinished ledgers: ensembles, reasons since
-        self._news = asyncio.Event()  # something for the lanes
+        self._has_work = asyncio.Event()  # wakes the lanes
         self._wants_listing = asyncio.Event()
-        self._is_idle = asyncio.Event()  # all that is ours is done
-        self._ranking = asyncio.Lock()  # lanes that come meanwhile would read the same records again
+        self._is_idle = asyncio.Event()  # this worker's share is done
+        self._ranking = asyncio.Lock()  # prevents that several lanes read the same records
         self._known_registered: Sequence[BookieId] = ()
         self._known_targets: Sequence[BookieId] = ()
         self._known_lost: Sequence[BookieId] = ()
 
     @property
     def waiting_count(self) -> int:
-        """Marked ledgers that this worker knows of."""
+        """Return the number of marked ledgers that this worker knows."""
         return len(self._agenda)
 
     async def run(self) -> None:
-        """Repair until cancelled. Raises `MetadataError`; then call it again, later. No lock is held afterwards."""
+        """Repair until cancelled. Raises `MetadataError`; then call it again later. Holds no lock afterwards."""
         expired = asyncio.Event()
         watches = [
             self._driver.on_session_expired(expired.set),
@@ -139,9 +142,9 @@ class Worker:
                 watch.cancel()
             self.doing = "stopped"
 
-    # -- what there is to do -------------------------------------------------------------------------------------
+    # -- listing -------------------------------------------------------------------------------------------------
     async def _list(self) -> None:
-        """Keep the agenda up to date with the marks. The more there are the more rarely all are listed."""
+        """Keep the agenda up to date with the marks. The more marks, the more rarely all are listed."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -150,16 +153,16 @@ class Worker:
             begun = loop.time()
             try:
                 await self._switch.wait_on()
-                begun = loop.time()  # What was waited for is no part of what a listing takes.
+                begun = loop.time()  # The wait does not count as time of the listing.
                 self._wants_listing.clear()
                 await self._list_once()
             except MetadataError as error:
-                await self._pass_over(error)
+                await self._wait_for_store(error)
                 self._wants_listing.set()
             await self._pause(LISTING_SHARE * (loop.time() - begun))
 
     async def _pause(self, at_least_s: float) -> None:
-        """Between two listings: shorter when there is nothing to do but what others have not come to yet."""
+        """Pause between two listings; shorter when only ledgers of other shares are left."""
         longest_s = min(LISTING_MAX_S, max(LISTING_MIN_S, at_least_s, len(self._agenda) / LISTED_PER_S))
         shortest_s = max(LISTING_MIN_S, IDLE_SHARE * longest_s)
         await asyncio.sleep(shortest_s)
@@ -182,19 +185,19 @@ class Worker:
                     seen = self._named.get(mark.ledger_id, {})
                     is_read = mark.version != UNREAD
                     listed[mark.ledger_id] = (
-                        {each: seen.get(each, begun) for each in mark.replicas} if is_read else seen
+                        {bookie: seen.get(bookie, begun) for bookie in mark.replicas} if is_read else seen
                     )
             self._named |= listed
-            self._news.set()
+            self._has_work.set()
         takes_up = agenda.is_idle and agenda.has_others
         agenda.end_listing(await store.locked_ids() if takes_up else (), loop.time())
         self._named = listed
-        for ledger_id in [each for each in self.reports if each not in self._agenda]:
+        for ledger_id in [ledger_id for ledger_id in self.reports if ledger_id not in self._agenda]:
             self._forget(ledger_id)
-        self._news.set()
+        self._has_work.set()
 
     async def _follow_bookies(self) -> None:
-        """A bookie that counts as lost from now on is news, too; so is what operators announce."""
+        """Update the agenda when a bookie begins to count as lost, and when operators announce a change."""
         loop = asyncio.get_running_loop()
         announced_at = loop.time()
         while True:
@@ -204,24 +207,24 @@ class Worker:
             try:
                 await self._membership.refresh(is_forced=is_due)
             except MetadataError as error:
-                await self._pass_over(error)
+                await self._wait_for_store(error)
             else:
                 announced_at = loop.time() if is_due else announced_at
             self._bookies_changed()
 
-    async def _pass_over(self, error: MetadataError) -> None:
-        """The store failed in a way that passes: go on in a while. Raises the error if it does not."""
+    async def _wait_for_store(self, error: MetadataError) -> None:
+        """Pause after a retriable failure of the store; raise any other."""
         if not error.retriable:
             raise error
         self.trouble = str(error)
         await asyncio.sleep(STORE_PAUSE_S * self._runtime.random.uniform(0.5, 1.5))
 
     def _bookies_changed(self) -> None:
-        """Those that came back, or are lost by now, make ledgers due that wait for them."""
+        """Make ledgers due that wait for bookies which returned, or count as lost now."""
         registered, targets = self._membership.registered, self._membership.targets
         lost = self._membership.lost()
-        changed = [each for each in sorted(registered) if each not in self._known_registered]
-        changed += [each for each in lost if each not in self._known_lost]
+        changed = [bookie for bookie in sorted(registered) if bookie not in self._known_registered]
+        changed += [bookie for bookie in lost if bookie not in self._known_lost]
         if changed:
             self._agenda.returned(changed)
             for ledger_id, report in list(self.reports.items()):
@@ -230,11 +233,11 @@ class Worker:
         if any(bookie not in self._known_targets for bookie in targets):
             self._agenda.targets_came()
         if changed or targets != self._known_targets:
-            self._news.set()
+            self._has_work.set()
         self._known_registered, self._known_targets = sorted(registered), targets
         self._known_lost = lost
 
-    # -- doing it ------------------------------------------------------------------------------------------------
+    # -- repairing -----------------------------------------------------------------------------------------------
     async def _lane(self) -> None:
         """Repair one ledger after the other."""
         loop = asyncio.get_running_loop()
@@ -243,7 +246,7 @@ class Worker:
                 await self._switch.wait_on()
                 await self._rank()
             except MetadataError as error:
-                await self._pass_over(error)
+                await self._wait_for_store(error)
                 continue
             item = self._agenda.take(loop.time())
             if item is None:
@@ -256,7 +259,7 @@ class Worker:
             except MetadataError as error:
                 self._postpone(item, Outcome(RepairState.WAITING, [Wait(Cause.STORE, 0, -1, None, str(error))]))
                 if error.retriable:
-                    await self._pass_over(error)
+                    await self._wait_for_store(error)
             finally:
                 self.busy.pop(item.ledger_id, None)
                 if item.is_busy:
@@ -265,35 +268,37 @@ class Worker:
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
         due_at = self._agenda.next_due()
-        self._news.clear()
+        self._has_work.clear()
         self._is_idle.set()
         if not self.busy:
             self.doing = "waiting for something to repair"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if due_at is None else max(0.01, due_at - loop.time())):
-                await self._news.wait()
+                await self._has_work.wait()
 
     async def _rank(self) -> None:
-        """Read the records of the ledgers that may be next, to know how urgent they are."""
+        """Read the records of the ledgers that may be next, and rank these by urgency."""
         loop = asyncio.get_running_loop()
         async with self._ranking:
             ids = self._agenda.to_rank(loop.time())
             if not ids:
                 return
-            if (pause_s := self._rate.spent(len(ids), loop.time())) > 0:
+            if (pause_s := self._rate.charge(len(ids), loop.time())) > 0:
                 await asyncio.sleep(pause_s)
             lost = self._membership.lost()
-            for ledger_id, found in zip(ids, await self._driver.read_ledgers(ids), strict=True):
-                gone = [*lost, *self._named.get(ledger_id, ())]
-                # Of one that is deleted, or says nothing, its turn will tell.
-                self._agenda.rank(ledger_id, fewest_left(found.metadata, gone) if isinstance(found, Versioned) else 0)
+            for ledger_id, record in zip(ids, await self._driver.read_ledgers(ids), strict=True):
+                missing = [*lost, *self._named.get(ledger_id, ())]
+                # A deleted or unreadable record is handled when the ledger is taken.
+                self._agenda.rank(
+                    ledger_id, fewest_left(record.metadata, missing) if isinstance(record, Versioned) else 0
+                )
 
     async def _attempt(self, item: Item) -> None:
-        """Take one ledger's lock, repair it, delete its mark or write down why not."""
+        """Lock a ledger and repair it; delete its mark, or record why not."""
         store, ledger_id = self._driver.recovery, item.ledger_id
         version = None if item.version == UNREAD else item.version
         lock = await store.lock(ledger_id, self._owner, needs_mark=True, mark_version=version)
-        if lock is None:  # Somebody works on it, or has; the listings tell.
+        if lock is None:  # Another process repairs it, or has done so; the next listing shows which.
             self._agenda.postpone(ledger_id, self._now(), for_s=HELD_S * self._runtime.random.uniform(0.5, 1.5))
             self._agenda.stale(ledger_id)
             self._wants_listing.set()
@@ -308,7 +313,7 @@ class Worker:
         marked_ms: int | None = item.ctime_ms
         if item.version == UNREAD and (mark := await store.mark_of(ledger_id)) is not None:
             seen, now, marked_ms = self._named.get(ledger_id, {}), self._now(), mark.ctime_ms
-            self._named[ledger_id] = {each: seen.get(each, now) for each in mark.replicas}
+            self._named[ledger_id] = {bookie: seen.get(bookie, now) for bookie in mark.replicas}
         repair = LedgerRepair(
             self._client.administration(),
             partial(MetadataLoop, self._runtime, self._driver, lock=lock),
@@ -336,20 +341,21 @@ class Worker:
             self.totals.ledgers += 1
             self._agenda.done(ledger_id)
             self._forget(ledger_id)
-        else:  # It was marked again meanwhile, or somebody else has done it.
+        else:  # The mark was renewed meanwhile, or another process has deleted it.
             self._agenda.postpone(ledger_id, self._now(), for_s=AGAIN_S)
             self._agenda.stale(ledger_id)
             self._wants_listing.set()
 
     def _circumstances(self, ledger_id: int) -> Circumstances:
-        """What the mark names, some auditor perhaps took for lost: enough for copies, not for ending a writer."""
+        """Return the states of bookies. Those named by the mark are only `claimed` lost: enough for copies, not for
+        ending a writer."""
         return self._membership.circumstances(claimed=self._membership.away_when_marked(self._named.get(ledger_id, {})))
 
     async def _is_outdated(self, ledger_id: int, notes_version: int) -> bool:
-        """Whether a ledger was found to be well by what was announced before it was marked.
+        """Report whether a ledger was found healthy with notes that are older than its mark.
 
-        A mark may name a bookie that is there: because it came back, or because it is to be emptied, which we may not
-        have heard of yet.
+        A mark may name a registered bookie: one that returned, or one that is to be emptied, which this process may not
+        have read yet.
         """
         named, registered = self._named.get(ledger_id, ()), self._membership.registered
         if not named or any(bookie in registered for bookie in named):
@@ -390,11 +396,14 @@ class Worker:
             self._events.warning("recovery.not_repaired", ledger=item.ledger_id, state=report.state.value, why=why[0])
 
     # -- writers of unfinished ledgers ---------------------------------------------------------------------------
-    def _grace_left(self, found: Versioned) -> float:
-        """How long the ledger is left to its writer. It begins anew when the writer has changed its bookies, and with
-        every absence: a bookie that came back, and is lost again, has not been in the way all the time. Whoever has
-        begun a recovery has as long to finish it."""
-        record, now = found.metadata, self._now()
+    def _grace_left(self, ledger: Versioned) -> float:
+        """Return the rest of the grace period, in seconds, before the ledger is sealed.
+
+        The period restarts when the writer has changed its bookies, and with every absence: a bookie that returned and
+        is lost again has not blocked the ledger all the time. A client that has begun a recovery has the same time to
+        finish it.
+        """
+        record, now = ledger.metadata, self._now()
         known, before = self._grace.get(record.ledger_id, (None, {}))
         if known != record.ensembles:
             before = {}
@@ -416,7 +425,7 @@ class Worker:
 
 
 def _without_losses(report: LedgerReport) -> LedgerReport:
-    """What was lost is to be looked for again."""
+    """Return the report without losses, because the lost entries are searched for again."""
     return LedgerReport(
         report.ledger_id,
         RepairState.WAITING,

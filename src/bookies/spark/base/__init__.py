@@ -1,1 +1,1 @@
-"""What reading, writing and jobs share: options, positions, sessions."""
+"""Shared parts of reading, writing and jobs: options, positions, sessions."""

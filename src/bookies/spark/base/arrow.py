@@ -1,4 +1,4 @@
-"""The rows of the source: its columns, and verified entries as an Arrow record batch built from buffers.
+"""Columns and record batches of the source. Builds verified entries into Arrow record batches from buffers.
 
 A record batch must match the schema that Spark expects exactly: same order, nullable fields, `timestamp[us, UTC]`,
 `binary`. Source: spark 3.2 and 3.5.
@@ -22,8 +22,8 @@ from bookies.spark.base.options import flag
 from bookies.spark.base.plan import Gap, Range
 
 BATCH_SIZE_MAX = 8 << 20  # bytes of records in one record batch; a single larger entry is a batch of its own
-STRETCH_SIZE_MAX = 1 << 30  # bytes of records in one record batch, whatever is asked for: offsets have 31 bits
-CONSTANTS_MAX = 64  # columns of one value that are kept for the next batch
+STRETCH_SIZE_MAX = 1 << 30  # upper limit of bytes of records in one record batch: offsets have 31 bits
+CONSTANTS_MAX = 64  # cached columns of one constant value
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _GAP = pa.struct(
@@ -56,14 +56,14 @@ COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
     ),
 }
 METADATA_COLUMNS = ("length", "lac", "crc32c")
-ENVELOPE_COLUMNS = ("timestamp", "key", "value", "headers")  # those that are inside the payload of an envelope
+ENVELOPE_COLUMNS = ("timestamp", "key", "value", "headers")  # columns inside the payload of an envelope
 _constants: dict[tuple[int | str | None, pa.DataType], pa.Array] = {}
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that `columns`, `includeValue`, `includeHeaders`, `includeMetadata` and `failOnDataLoss` ask for.
+    """Return the columns that the options select. Raises `InvalidArgument`.
 
-    Raises `InvalidArgument`.
+    The options: `columns`, `includeValue`, `includeHeaders`, `includeMetadata`, `failOnDataLoss`.
     """
     with_gap = not flag(options, "failOnDataLoss", True)
     if options.get("columns"):
@@ -81,7 +81,7 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def spark_schema(columns: Sequence[str]) -> str:
-    """The schema as Spark's DDL."""
+    """Return the schema as Spark's DDL."""
     return ", ".join(f"{name} {COLUMNS[name][0]}" for name in columns)
 
 
@@ -90,7 +90,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
-    """The entries in batches of at most `BATCH_SIZE_MAX` bytes, or of one entry."""
+    """Split the entries into batches of at most `BATCH_SIZE_MAX` bytes, or of one entry."""
     if batch.size <= BATCH_SIZE_MAX:
         yield batch
         return
@@ -111,7 +111,7 @@ def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive entries of one range, in the batches that they came in; one record batch."""
+    """Consecutive entries of one range, in the batches that they arrived in. Becomes one record batch."""
 
     origin: Range
     batches: Sequence[EntryBatch]
@@ -133,9 +133,9 @@ class Stretch:
 
 
 def stretches(items: Iterable[tuple[Range, EntryBatch] | Gap], size_max: int) -> Iterator[Stretch | Gap]:
-    """Batches put together, up to `size_max` bytes of records, or taken apart at `BATCH_SIZE_MAX`.
+    """Join batches up to `size_max` bytes of records, and split those above `BATCH_SIZE_MAX`.
 
-    An empty one is left out. Shares the entries' data.
+    Empty batches are left out. Shares the entries' data.
     """
     size_max = min(size_max, STRETCH_SIZE_MAX)
     origin: Range | None = None
@@ -163,12 +163,12 @@ def stretches(items: Iterable[tuple[Range, EntryBatch] | Gap], size_max: int) ->
 
 
 def record_batch(rows: Stretch, schema: pa.Schema) -> pa.RecordBatch:
-    """The entries as rows."""
+    """Return the entries as rows."""
     return pa.RecordBatch.from_arrays([column(rows, name) for name in schema.names], schema=schema)
 
 
 def column(rows: Stretch, name: str) -> pa.Array:
-    """One column of the source."""
+    """Return one column of the source."""
     count, origin = len(rows), rows.origin
     if name == "value":
         return values(rows.batches)
@@ -186,19 +186,19 @@ def column(rows: Stretch, name: str) -> pa.Array:
     return _repeated(None, COLUMNS[name][1], count)
 
 
-def _repeated(value: int | str | None, kind: pa.DataType, count: int) -> pa.Array:
-    """`count` times the same, from what was made for an earlier batch: a constant costs no more than being sent."""
-    made = _constants.get((value, kind))
-    if made is None or len(made) < count:
+def _repeated(value: int | str | None, data_type: pa.DataType, count: int) -> pa.Array:
+    """Return `count` times the same value, from a cached column: a constant only costs its transfer."""
+    constant = _constants.get((value, data_type))
+    if constant is None or len(constant) < count:
         if len(_constants) >= CONSTANTS_MAX:
             _constants.clear()
-        scalar = pa.scalar(value, kind)
-        made = _constants[value, kind] = pa.repeat(scalar, count)
-    return made.slice(0, count)
+        scalar = pa.scalar(value, data_type)
+        constant = _constants[value, data_type] = pa.repeat(scalar, count)
+    return constant.slice(0, count)
 
 
 def header_column(batch: EntryBatch, name: str) -> pa.Array:
-    """What the entries' own headers say: `entry_id`, `length`, `lac`, `crc32c`."""
+    """Return a field of the entries' own headers: `entry_id`, `length`, `lac` or `crc32c`."""
     if name == "entry_id":
         return pa.arange(batch.first_entry_id, batch.last_entry_id + 1)
     if name == "crc32c":
@@ -207,21 +207,21 @@ def header_column(batch: EntryBatch, name: str) -> pa.Array:
 
 
 def values(batches: Sequence[EntryBatch]) -> pa.Array:
-    """The payloads of batches of one ledger, as binary."""
-    data, offsets = gather_payloads([(each.data, each.starts) for each in batches], batches[0].header_size)
+    """Return the payloads of batches of one ledger as a `binary` column."""
+    data, offsets = gather_payloads([(batch.data, batch.starts) for batch in batches], batches[0].header_size)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 def gap_batch(gap: Gap, schema: pa.Schema) -> pa.RecordBatch:
-    """One row that says what is missing; everything else in it is null."""
-    told: dict[str, int | str | None] = {
+    """Return one row that describes the gap; its other columns are null."""
+    gap_fields: dict[str, int | str | None] = {
         "from_seq": gap.from_seq,
         "from_entry": gap.from_entry,
         "until_seq": gap.until_seq,
     }
-    told |= {"until_entry": gap.until_entry, "rows": gap.rows, "reason": gap.reason}
-    row = {"log": gap.log, "ledger_id": gap.ledger_id, "offset": gap.row, "gap": told}
+    gap_fields |= {"until_entry": gap.until_entry, "rows": gap.rows, "reason": gap.reason}
+    row = {"log": gap.log, "ledger_id": gap.ledger_id, "offset": gap.row, "gap": gap_fields}
     return pa.RecordBatch.from_arrays([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
 
 
@@ -230,7 +230,7 @@ def _int64(numbers: array[int]) -> pa.Array:
 
 
 def _fields(batch: EntryBatch, offset: int) -> array[int]:
-    """An int64 of every entry's header, `offset` bytes into the body."""
+    """Return an int64 of every entry's header, `offset` bytes into the body."""
     at = 4 + offset
     numbers = array("q", b"".join([batch.data[start + at : start + at + 8] for start in batch.starts[:-1]]))
     if sys.byteorder == "little":
@@ -239,7 +239,7 @@ def _fields(batch: EntryBatch, offset: int) -> array[int]:
 
 
 def _checksums(batch: EntryBatch) -> Any:
-    """The stored CRC-32C as a signed int32; null for ledgers with another digest."""
+    """Return the stored CRC-32C as a signed int32; null for ledgers with another digest."""
     if batch.header_size != ENTRY_HEADER_SIZE + 4:
         return pa.nulls(len(batch), pa.int32())
     at = 4 + ENTRY_HEADER_SIZE

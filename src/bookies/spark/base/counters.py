@@ -1,7 +1,7 @@
-"""What a task did, as a line of JSON in its log: for whoever asks why a query was slow, or which replica was bad.
+"""Counters of a task that reads, logged as one line of JSON: why a query was slow, which replica was bad.
 
-Spark counts the rows and bytes of a Python source and nothing else. With `spark.sql.pyspark.worker.logging.enabled` it
-collects what its workers log, and `spark.tvf.python_worker_logs()` shows that. Source: spark 1.2, 7.3.
+Spark counts only the rows and bytes of a Python source. With `spark.sql.pyspark.worker.logging.enabled` it collects
+its workers' logs, and `spark.tvf.python_worker_logs()` shows them. Source: spark 1.2, 7.3.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from bookies.client.read.fetch import FetchCounts
 
 logger = logging.getLogger("bookies.spark.tasks")
-# Spark's collector takes what the loggers let through. Without it nobody listens at this level, and nothing is written.
+# Spark's collector receives what the loggers let through. Without the collector no line is written.
 logger.setLevel(logging.INFO)
 
 
 def _fetch_counts() -> FetchCounts:
-    from bookies.client.read.fetch import FetchCounts  # The planner has no use for all that comes with it.
+    from bookies.client.read.fetch import FetchCounts  # The planner does not need its imports.
 
     return FetchCounts()
 
 
 @dataclass(slots=True)
 class TaskCounts:
-    """Of one task that reads. `size`: bytes as bookies sent them; `wait_s`: for the next batch, ahead of the rows."""
+    """Counters of one task that reads. `size`: bytes as bookies sent them; `wait_s`: waiting for the next batch."""
 
     ranges: int = 0
     gaps: int = 0
@@ -38,13 +38,13 @@ class TaskCounts:
     fetch: FetchCounts = field(default_factory=_fetch_counts)
 
     def log(self) -> None:
-        """Write the line."""
+        """Log the counters as one line."""
         if not logger.isEnabledFor(logging.INFO) or not logger.hasHandlers():
             return
-        found: dict[str, str | int] = {"event": "read", **_place()}
-        found |= {"ranges": self.ranges, "gaps": self.gaps, "batches": self.batches, "entries": self.entries}
-        found |= {"bytes": self.size, **asdict(self.fetch), "wait_ms": round(1000 * self.wait_s)}
-        logger.info(json.dumps(found))
+        counts: dict[str, str | int] = {"event": "read", **_place()}
+        counts |= {"ranges": self.ranges, "gaps": self.gaps, "batches": self.batches, "entries": self.entries}
+        counts |= {"bytes": self.size, **asdict(self.fetch), "wait_ms": round(1000 * self.wait_s)}
+        logger.info(json.dumps(counts))
 
 
 def _place() -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""Records with key, headers and timestamp as entries of a log: columns of Arrow to entries and back, a batch at a time.
+"""Records with key, headers and timestamp as entries of a log: conversion from Arrow columns and back, in batches.
 
-An entry is a fixed header, then key, headers and value one behind the other; docs/reference/formats/envelope.md has the layout.
-Both directions work on whole columns: nothing here runs once a row, except reading the headers of rows that have any.
+An entry is a fixed header, then key, headers and value; docs/reference/formats/envelope.md has the layout. Both
+directions work on whole columns. Only the headers of rows that have any are read row by row.
 
 Source: spark 3.2, 4.1.
 """
@@ -22,7 +22,7 @@ VERSION = 1
 HEADER_SIZE = 18  # version u8, flags u8, timestamp i64, key length u32, headers length u32; all big-endian
 HAS_KEY, HAS_TIMESTAMP, HAS_HEADERS, HAS_VALUE = 1, 2, 4, 8
 FLAGS = HAS_KEY | HAS_TIMESTAMP | HAS_HEADERS | HAS_VALUE
-NULL_SIZE = 0xFFFFFFFF  # of a header's value that is null
+NULL_SIZE = 0xFFFFFFFF  # value length of a header whose value is null
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 COLUMNS = {"key": pa.binary(), "value": pa.binary(), "headers": HEADERS_TYPE, "timestamp": TIMESTAMP_TYPE}
@@ -40,7 +40,7 @@ def encode(
     headers: pa.Array | None = None,
     timestamp: pa.Array | None = None,
 ) -> pa.Array:
-    """One entry per row, as a `binary` column. Columns: `COLUMNS`; None: null in every row."""
+    """Return one entry per row as a `binary` column. Columns: `COLUMNS`; None: null in every row."""
     count = len(value)
     key = pa.nulls(count, pa.binary()) if key is None else key
     timestamp = pa.nulls(count, TIMESTAMP_TYPE) if timestamp is None else timestamp
@@ -58,7 +58,7 @@ def encode(
 
 
 def _flags(bits: Sequence[tuple[pa.Array, int]]) -> bytes:
-    """A byte per row: the bits of the columns that are not null in it."""
+    """Return a byte per row: the bits of the columns that are not null in it."""
     flags = pa.nulls(len(bits[0][0]), pa.uint8()).fill_null(0)
     for column, bit in bits:
         flags = pc.add(flags, pc.multiply(column.is_valid().cast(pa.uint8()), pa.scalar(bit, pa.uint8())))
@@ -66,8 +66,8 @@ def _flags(bits: Sequence[tuple[pa.Array, int]]) -> bytes:
 
 
 def _pack_headers(headers: pa.Array) -> pa.Array:
-    """The headers of each row as bytes: of each (key length u32, key, value length u32 or `NULL_SIZE`, value)."""
-    pairs = headers.flatten()  # Without those of rows that are null, which may have some all the same.
+    """Return the headers of each row as bytes. Each: key length u32, key, value length u32 or `NULL_SIZE`, value."""
+    pairs = headers.flatten()  # Leaves out those of null rows: a null row may still have elements.
     keys, values = pairs.field("key").cast(pa.binary()).fill_null(_EMPTY), pairs.field("value")
     packed = pc.binary_join_element_wise(
         _sizes(pc.binary_length(keys)),
@@ -84,7 +84,7 @@ def _pack_headers(headers: pa.Array) -> pa.Array:
 
 
 def _sizes(numbers: pa.Array) -> pa.Array:
-    """Each number as four bytes."""
+    """Return each number as four big-endian bytes."""
     packed = array("I", _raw(numbers.cast(pa.uint32()), 4))
     if sys.byteorder == "little":
         packed.byteswap()
@@ -92,7 +92,7 @@ def _sizes(numbers: pa.Array) -> pa.Array:
 
 
 def _set_field(front: bytearray, at: int, width: int, numbers: array[int]) -> None:
-    """Put a number of `width` bytes into every header, `at` bytes from its start."""
+    """Write a number of `width` bytes into every header, `at` bytes from its start."""
     if sys.byteorder == "little":
         numbers.byteswap()
     raw = numbers.tobytes()
@@ -101,7 +101,7 @@ def _set_field(front: bytearray, at: int, width: int, numbers: array[int]) -> No
 
 
 def _raw(numbers: pa.Array, width: int) -> bytes:
-    """The bytes of a column of numbers without nulls, native order."""
+    """Return the bytes of a column of numbers without nulls, in native order."""
     buffer = numbers.buffers()[1]
     data = b"" if buffer is None else buffer.to_pybytes()
     return data[numbers.offset * width : (numbers.offset + len(numbers)) * width]
@@ -111,7 +111,10 @@ def _raw(numbers: pa.Array, width: int) -> bytes:
 
 
 def malformed(entries: pa.Array, names: Sequence[str] = tuple(COLUMNS)) -> list[int]:
-    """The rows of a `binary` column without nulls that are no records of this version, as far as the columns go."""
+    """Return the rows of a `binary` column without nulls that are no valid records of this version.
+
+    Headers are checked only if `names` has them.
+    """
     wrong = [row for row, is_wrong in enumerate(_malformed(entries, _Front(entries)).to_pylist()) if is_wrong]
     if "headers" not in names:
         return wrong
@@ -128,7 +131,7 @@ def _has_good_headers(record: pa.Array) -> bool:
 
 
 def decode(entries: pa.Array, names: Sequence[str] = tuple(COLUMNS)) -> dict[str, pa.Array]:
-    """The columns of a `binary` column of entries, without nulls. Raises `MetadataCorrupt`: see `malformed`."""
+    """Return the columns of a `binary` column of entries without nulls. Raises `MetadataCorrupt`: see `malformed`."""
     front = _Front(entries)
     wrong = _malformed(entries, front)
     if pc.any(wrong).as_py():
@@ -136,12 +139,12 @@ def decode(entries: pa.Array, names: Sequence[str] = tuple(COLUMNS)) -> dict[str
         raise MetadataCorrupt(f"row {row} of {len(entries)} is no record with key and headers (version {VERSION})")
     count = len(entries)
     starts = _offsets(entries)
-    behind_key = pc.add(front.key_sizes, HEADER_SIZE)
-    behind_headers = pc.add(behind_key, front.headers_sizes)
+    after_key = pc.add(front.key_sizes, HEADER_SIZE)
+    after_headers = pc.add(after_key, front.headers_sizes)
     bounds = array("i", bytes(4 * (4 * count + 1)))
     bounds[0 : 4 * count : 4] = starts[:-1]
     base = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(starts)]).cast(pa.int64())
-    for at, ahead in ((1, pa.scalar(HEADER_SIZE, pa.int64())), (2, behind_key), (3, behind_headers)):
+    for at, ahead in ((1, pa.scalar(HEADER_SIZE, pa.int64())), (2, after_key), (3, after_headers)):
         bounds[at : 4 * count : 4] = array("i", _raw(pc.add(base, ahead).cast(pa.int32()), 4))
     bounds[4 * count] = starts[-1]
     pieces = pa.Array.from_buffers(pa.binary(), 4 * count, [None, pa.py_buffer(bounds), entries.buffers()[2]])
@@ -160,7 +163,7 @@ def decode(entries: pa.Array, names: Sequence[str] = tuple(COLUMNS)) -> dict[str
 
 
 def timestamp_of(entry: bytes) -> int | None:
-    """Microseconds since 1970 of one record; None when it has none, or is no record of this version."""
+    """Return the microseconds since 1970 of one record; None if it has none, or is no record of this version."""
     if len(entry) < HEADER_SIZE:
         return None
     version, flags, timestamp = _head.unpack_from(entry)
@@ -168,7 +171,7 @@ def timestamp_of(entry: bytes) -> int | None:
 
 
 class _Front:
-    """The fields of all headers. Of an entry that is shorter they are zeros."""
+    """The header fields of all entries. Entries shorter than a header have zeros."""
 
     def __init__(self, entries: pa.Array) -> None:
         self.count = len(entries)
@@ -191,18 +194,18 @@ class _Front:
     def _bytes(self, at: int) -> pa.Array:
         return pa.Array.from_buffers(pa.uint8(), self.count, [None, pa.py_buffer(self._raw[at::HEADER_SIZE])])
 
-    def _field(self, at: int, width: int, code: str, kind: pa.DataType) -> pa.Array:
+    def _field(self, at: int, width: int, code: str, data_type: pa.DataType) -> pa.Array:
         lanes = bytearray(width * self.count)
         for lane in range(width):
             lanes[lane::width] = self._raw[at + lane :: HEADER_SIZE]
         numbers = array(code, bytes(lanes))
         if sys.byteorder == "little":
             numbers.byteswap()
-        return pa.Array.from_buffers(kind, self.count, [None, pa.py_buffer(numbers)])
+        return pa.Array.from_buffers(data_type, self.count, [None, pa.py_buffer(numbers)])
 
 
 def _malformed(entries: pa.Array, front: _Front) -> pa.Array:
-    """Whether each row is too short, of another version, or says that it holds more than it does."""
+    """Report for each row whether it is too short, of another version, or claims more bytes than it has."""
     needed = pc.add(pc.add(front.key_sizes, front.headers_sizes), HEADER_SIZE)
     is_wrong = pc.greater(needed, pc.binary_length(entries).cast(pa.int64()))
     is_wrong = pc.or_(is_wrong, pc.not_equal(front.versions, pa.scalar(VERSION, pa.uint8())))
@@ -210,7 +213,7 @@ def _malformed(entries: pa.Array, front: _Front) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> array[int]:
-    """The int32 offsets of a `binary` column, one more than rows."""
+    """Return the int32 offsets of a `binary` column, one more than rows."""
     raw = column.buffers()[1].to_pybytes()
     return array("i", raw[4 * column.offset : 4 * (column.offset + len(column) + 1)])
 
@@ -221,8 +224,8 @@ def _unpack_headers(blobs: pa.Array) -> pa.Array:
 
 
 def _headers_of(blob: bytes) -> list[dict[str, str | bytes | None]]:
-    """The headers of one row. Raises `MetadataCorrupt`."""
-    found: list[dict[str, str | bytes | None]] = []
+    """Return the headers of one row. Raises `MetadataCorrupt`."""
+    headers: list[dict[str, str | bytes | None]] = []
     at = 0
     try:
         while at < len(blob):
@@ -233,9 +236,9 @@ def _headers_of(blob: bytes) -> list[dict[str, str | bytes | None]]:
             at += 4
             value = None if size == NULL_SIZE else blob[at : at + size]
             at += 0 if value is None else size
-            found.append({"key": key.decode(), "value": value})
+            headers.append({"key": key.decode(), "value": value})
         if at != len(blob):
-            raise ValueError("they end in the middle")
+            raise ValueError("the last header is cut off")
     except (struct.error, ValueError) as error:
         raise MetadataCorrupt(f"headers of a record cannot be read: {error}") from error
-    return found
+    return headers

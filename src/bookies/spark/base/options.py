@@ -1,7 +1,7 @@
-"""Options of the source, the sink and the jobs: their names, their values, and what is said about wrong ones.
+"""Options of the source, the sink and the jobs: names, values, and messages about wrong ones.
 
-Spark hands over keys in lower case and values as text, and a typing error would be silent; so every name is checked,
-and the nearest one that exists is suggested. Secrets are given by reference: options show up in query plans.
+Spark passes keys in lower case and values as text, and a misspelt name would be silent. So every name is checked, and
+the nearest existing one is suggested. Secrets are given by reference, because options appear in query plans.
 Source: spark 3.3.
 """
 
@@ -25,26 +25,29 @@ _SCALES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def proper_names(options: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
-    """The options under their proper names: those in `known`, and `CLIENT_OPTIONS`. Raises `InvalidArgument`."""
+    """Return the options under their proper names. Raises `InvalidArgument`.
+
+    Allowed are `known`, `CLIENT_OPTIONS`, and the settings of the client.
+    """
     settings = [option for option, _ in _client_settings().values()]
     proper = {name.lower(): name for name in (*known, *CLIENT_OPTIONS, *settings)}
-    if "provider" in options and "owner" in options:  # What Spark adds to the options of CREATE TABLE.
+    if "provider" in options and "owner" in options:  # Spark adds these to the options of CREATE TABLE.
         raise InvalidArgument(f"Spark does not keep the options of a table for its queries: {VIEW}")
-    found = {}
+    named = {}
     for key, value in dict(options).items():
         if key.lower() not in proper:
             near = difflib.get_close_matches(key.lower(), proper, 1)
             hint = f"; did you mean {proper[near[0]]}?" if near else f"; there are {', '.join(known)}"
             raise InvalidArgument(f"unknown option {key!r}{hint}")
-        found[proper[key.lower()]] = value
-    return found
+        named[proper[key.lower()]] = value
+    return named
 
 
 def metadata_uri(options: Mapping[str, str]) -> str:
-    """Raises `ConfigError` when there is none."""
+    """Return the metadata store's URI. Raises `ConfigError` if the option is missing."""
     uri = options.get(URI)
     if not uri and not options:
-        raise ConfigError(f"no options, as of a table made by CREATE TABLE or saveAsTable: {VIEW}")
+        raise ConfigError(f"there are no options, as with a table of CREATE TABLE or saveAsTable: {VIEW}")
     if not uri:
         raise ConfigError(f"option {URI} is missing: the metadata store's address, such as file:/srv/bk/metadata")
     return uri
@@ -58,7 +61,7 @@ def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def number(options: Mapping[str, str], name: str, default: int) -> int:
-    """A count or a size above 0; it may end in k, m or g (powers of 1,024). Raises `InvalidArgument`."""
+    """Return a count or a size above 0, which may end in k, m or g (powers of 1,024). Raises `InvalidArgument`."""
     text = options.get(name, "").strip().lower()
     if not text:
         return default
@@ -70,7 +73,7 @@ def number(options: Mapping[str, str], name: str, default: int) -> int:
 
 
 def read_password(options: Mapping[str, str]) -> bytes:
-    """The ledgers' password, given by reference so that it shows up in no plan. Raises `ConfigError`."""
+    """Return the ledgers' password. It is given by reference, so no query plan shows it. Raises `ConfigError`."""
     if path := options.get("bookkeeper.passwordFile"):
         try:
             with open(path, "rb") as file:
@@ -85,16 +88,16 @@ def read_password(options: Mapping[str, str]) -> bytes:
 
 
 def choice(options: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:
-    """One of `allowed`, of which the first is the default; upper and lower case are one. Raises `InvalidArgument`."""
+    """Return one of `allowed`, ignoring case; the first is the default. Raises `InvalidArgument`."""
     text = options.get(name, "").strip().lower()
-    found = [each for each in allowed if each.lower() == text]
-    if text and not found:
+    matches = [candidate for candidate in allowed if candidate.lower() == text]
+    if text and not matches:
         raise InvalidArgument(f"option {name}={options[name]!r}: expected {', '.join(allowed)}")
-    return found[0] if found else allowed[0]
+    return matches[0] if matches else allowed[0]
 
 
 def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
-    """0 or more. Raises `InvalidArgument`."""
+    """Return a whole number of 0 or more. Raises `InvalidArgument`."""
     text = options.get(name, "").strip()
     if text and not (text.isascii() and text.isdigit()):
         raise InvalidArgument(f"option {name}={text!r}: expected a whole number")
@@ -102,7 +105,7 @@ def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
 
 
 def seconds(options: Mapping[str, str], name: str, default: float) -> float:
-    """A duration such as 90s, 15m, 2h, 500ms. Raises `InvalidArgument`."""
+    """Return the seconds of a duration such as 90s, 15m, 2h, 500ms. Raises `InvalidArgument`."""
     text = options.get(name, "").strip().lower()
     if not text:
         return default
@@ -114,7 +117,7 @@ def seconds(options: Mapping[str, str], name: str, default: float) -> float:
 
 
 def json_object(options: Mapping[str, str], name: str, example: str) -> dict[str, Any]:
-    """Raises `InvalidArgument`."""
+    """Parse an option that is a JSON object. Raises `InvalidArgument`."""
     try:
         content = json.loads(options[name])
         if not isinstance(content, dict):
@@ -125,25 +128,27 @@ def json_object(options: Mapping[str, str], name: str, example: str) -> dict[str
 
 
 def client_config(options: Mapping[str, str], **settings: object) -> ClientConfig:
-    """The client's settings: `settings`, and those given as options (`bookkeeper.readTimeoutMs`).
+    """Return the client's configuration: `settings`, overridden by options such as `bookkeeper.readTimeoutMs`.
 
     Raises `ConfigError`.
     """
     given: dict[str, object] = dict(settings)
-    for name, (option, kind) in _client_settings().items():
+    for name, (option, type_name) in _client_settings().items():
         if option in options:
             text = options[option].strip()
             try:
-                given[name] = text.lower() == "true" if kind == "bool" else int(text) if kind == "int" else text
+                given[name] = (
+                    text.lower() == "true" if type_name == "bool" else int(text) if type_name == "int" else text
+                )
             except ValueError:
                 raise ConfigError(f"option {option}={text!r}: expected a whole number") from None
     return validate(ClientConfig(**given))  # type: ignore[arg-type]
 
 
 def _client_settings() -> dict[str, tuple[str, str]]:
-    """Name of the setting -> (its option, its type)."""
-    found = {}
-    for each in dataclasses.fields(ClientConfig):
-        head, *rest = each.name.split("_")
-        found[each.name] = "bookkeeper." + head + "".join(word.capitalize() for word in rest), str(each.type)
-    return found
+    """Map the name of each setting to its option and its type."""
+    settings = {}
+    for setting in dataclasses.fields(ClientConfig):
+        head, *rest = setting.name.split("_")
+        settings[setting.name] = "bookkeeper." + head + "".join(word.capitalize() for word in rest), str(setting.type)
+    return settings

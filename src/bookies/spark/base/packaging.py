@@ -1,6 +1,6 @@
-"""The package as one file, for Spark to carry to machines where it is not installed. Source: spark 6.2.
+"""The package as one file that Spark carries to machines where it is not installed. Source: spark 6.2.
 
-Python only: without the compiled kernels everything works, slower. The machines need PyArrow and google-crc32c.
+Pure Python: without the compiled kernels everything works, slower. The machines need PyArrow and google-crc32c.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # of every member: the same files make the sa
 
 
 def package(path: str) -> int:
-    """Write the archive that `spark-submit --py-files` and `addPyFile` take. Returns its bytes. Raises `ConfigError`.
+    """Write the archive for `spark-submit --py-files` and `addPyFile`, and return its bytes. Raises `ConfigError`.
 
-    Spark looks at the name: it has to end in .zip.
+    Spark checks the name: it has to end in .zip.
     """
     if not path.endswith(".zip"):
         raise ConfigError(

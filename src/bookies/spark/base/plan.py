@@ -1,6 +1,6 @@
-"""From ranges of entries to partitions: pure functions, no Spark.
+"""Partitions of a query: ranges of entries, packed for tasks. Pure functions, no Spark.
 
-A partition is a list of ranges that one task reads one after the other. Everything a task needs is in it: entry range,
+A partition is a list of ranges that one task reads one after the other. It has everything the task needs: entry range,
 ensemble, digest, bookie addresses, which replica to begin with. Source: spark 3.4.
 """
 
@@ -16,8 +16,8 @@ from bookies.errors import InvalidArgument
 from bookies.model import BookieId, LedgerMetadata, fragments_of
 
 DEFAULT_PARTITION_SIZE = 256 << 20  # bytes of payload
-ENTRY_OVERHEAD = 64  # bytes that an entry costs beside its payload
-BINS_TRIED = 64  # partitions that are looked at for a place, so that planning 100,000 chunks stays quick
+ENTRY_OVERHEAD = 64  # bytes that an entry costs in addition to its payload
+BINS_TRIED = 64  # partitions that are tried for a chunk: keeps planning of 100,000 chunks fast
 Curve = Sequence[tuple[int, int]]  # (entry, payload bytes of the ledger before it), both ascending
 
 
@@ -25,8 +25,9 @@ Curve = Sequence[tuple[int, int]]  # (entry, payload bytes of the ledger before 
 class Range:
     """Entries first..last of one ledger, all in one fragment. `size`: estimated bytes.
 
-    `log`, `seq`, `row`: the log, its extent, and the number of the first entry's row; None for a ledger by itself.
-    `replica`: the position in the ensemble to read from, -1: any. `is_offloaded`: to be read from the ledger's copy.
+    `log`, `seq`, `row`: the log, its extent, and the number of the first entry's row; None for a ledger without a log.
+    `replica`: the position in the ensemble to read from, -1: any. `is_offloaded`: read from the ledger's offloaded
+    copy.
     """
 
     metadata: LedgerMetadata
@@ -47,9 +48,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Gap:
-    """Rows that no longer exist, told as one row: from (`from_seq`, `from_entry`) up to, not including, (`until_...`).
+    """Rows that no longer exist, reported as one row.
 
-    The numbers of extents are None for a ledger by itself, `rows` and `row` where nobody knows them.
+    They are those from (`from_seq`, `from_entry`) up to, not including, (`until_seq`, `until_entry`). The numbers of
+    extents are None for a ledger without a log. `rows` and `row` are None where they are unknown.
     """
 
     log: str | None
@@ -65,7 +67,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Source:
-    """A run of entries of one ledger before it is cut; see `Range` for the rest of the words."""
+    """Entries of one ledger before they are cut. Fields: see `Range`."""
 
     metadata: LedgerMetadata
     first: int
@@ -77,9 +79,9 @@ class Source:
 
 
 def ranges_of(source: Source, curve: Curve, size_max: int) -> list[Range]:
-    """The entries cut at fragment boundaries and where `size_max` bytes are full. `curve`: see `size_between`."""
+    """Cut the entries at fragment boundaries and at `size_max` bytes. `curve`: see `size_between`."""
     metadata, end = source.metadata, metadata_end(source.metadata, source.last)
-    found = []
+    ranges = []
     for start, stop, _ in fragments_of(metadata, end):
         low, high = max(source.first, start), min(source.last, stop)
         if low > high:
@@ -87,26 +89,26 @@ def ranges_of(source: Source, curve: Curve, size_max: int) -> list[Range]:
         for first, last in cut(curve, low, high, size_max):
             size = max(1, size_between(curve, first, last))
             row = None if source.row is None else source.row + first - source.first
-            found.append(Range(metadata, first, last, size, source.log, source.seq, row, source.is_envelope))
-    return found
+            ranges.append(Range(metadata, first, last, size, source.log, source.seq, row, source.is_envelope))
+    return ranges
 
 
 def offloaded_ranges(source: Source, groups: Sequence[Group], size_max: int) -> list[Range]:
-    """The entries cut between row groups of the ledger's copy, where `size_max` bytes are full."""
-    found: list[Range] = []
+    """Cut the entries between row groups of the ledger's copy, at `size_max` bytes."""
+    ranges: list[Range] = []
     for group in groups:
         low, high = max(source.first, group.first), min(source.last, group.last)
         if low > high:
             continue
         share = (group.above - group.below) * (high - low + 1) // (group.last - group.first + 1)
         size = max(1, share + ENTRY_OVERHEAD * (high - low + 1))
-        if found and found[-1].size + size <= size_max:
-            found[-1] = replace(found[-1], last=high, size=found[-1].size + size)
+        if ranges and ranges[-1].size + size <= size_max:
+            ranges[-1] = replace(ranges[-1], last=high, size=ranges[-1].size + size)
             continue
         row = None if source.row is None else source.row + low - source.first
-        each = Range(source.metadata, low, high, size, source.log, source.seq, row, source.is_envelope)
-        found.append(replace(each, is_offloaded=True))
-    return found
+        cut_range = Range(source.metadata, low, high, size, source.log, source.seq, row, source.is_envelope)
+        ranges.append(replace(cut_range, is_offloaded=True))
+    return ranges
 
 
 def metadata_end(metadata: LedgerMetadata, last: int) -> int:
@@ -114,7 +116,7 @@ def metadata_end(metadata: LedgerMetadata, last: int) -> int:
 
 
 def bytes_before(curve: Curve, entry_id: int) -> int:
-    """Payload bytes of the entries before this one: known where the curve has it, in proportion in between."""
+    """Return the payload bytes of the entries before this one. Between points of the curve it interpolates."""
     index = bisect_right(curve, entry_id, key=lambda point: point[0]) - 1
     if index < 0:
         return curve[0][1]
@@ -125,29 +127,29 @@ def bytes_before(curve: Curve, entry_id: int) -> int:
 
 
 def size_between(curve: Curve, first: int, last: int) -> int:
-    """Bytes that entries first..last cost."""
+    """Return the bytes that entries first..last cost."""
     return bytes_before(curve, last + 1) - bytes_before(curve, first) + ENTRY_OVERHEAD * (last - first + 1)
 
 
 def cut(curve: Curve, first: int, last: int, size_max: int) -> list[tuple[int, int]]:
-    """Consecutive parts of first..last of about equal bytes, none above `size_max` by the curve, or of one entry."""
+    """Cut first..last into consecutive parts of about equal bytes: at most `size_max` by the curve, or one entry."""
     total = size_between(curve, first, last)
     parts = min(-(-total // size_max), last - first + 1)
     if parts <= 1:
         return [(first, last)]
-    found = []
+    parts_found = []
     low = first
     for index in range(1, parts + 1):
         high = last if index == parts else _reach(curve, first, low, last, total * index // parts)
-        found.append((low, high))
+        parts_found.append((low, high))
         low = high + 1
         if low > last:
             break
-    return [part for each in found for part in _halved(curve, *each, size_max)]
+    return [part for part_found in parts_found for part in _halved(curve, *part_found, size_max)]
 
 
 def _reach(curve: Curve, first: int, low: int, last: int, size: int) -> int:
-    """The last entry, not before `low`, such that first..it costs at most `size` bytes."""
+    """Return the last entry, not before `low`, such that entries first..it cost at most `size` bytes."""
     return max(low, low + bisect_right(range(low, last + 1), size, key=lambda at: size_between(curve, first, at)) - 1)
 
 
@@ -159,50 +161,53 @@ def _halved(curve: Curve, first: int, last: int, size_max: int) -> list[tuple[in
 
 
 def sample_points(curve: Curve, first: int, last: int, size_max: int, count_max: int) -> list[int]:
-    """Entries whose place on the curve should be known before cutting: where it would be cut by what is known."""
+    """Return up to `count_max` entries whose place on the curve should be known before cutting.
+
+    They are the cuts by what is known of the curve.
+    """
     cuts = [low for low, _ in cut(curve, first, last, size_max)][1:]
     known = [entry_id for entry_id, _ in curve]
-    unknown = [each for each in cuts if each != known[min(bisect_left(known, each), len(known) - 1)]]
+    unknown = [cut_at for cut_at in cuts if cut_at != known[min(bisect_left(known, cut_at), len(known) - 1)]]
     step = max(1, -(-len(unknown) // count_max))
     return unknown[::step]
 
 
-def split_by_count(each: Range, count_max: int | None) -> list[Range]:
-    """Equal parts of at most `count_max` entries."""
-    parts = -(-each.count // count_max) if count_max else 1
-    bounds = [each.first + each.count * index // parts for index in range(parts + 1)]
+def split_by_count(entry_range: Range, count_max: int | None) -> list[Range]:
+    """Split a range into equal parts of at most `count_max` entries."""
+    parts = -(-entry_range.count // count_max) if count_max else 1
+    bounds = [entry_range.first + entry_range.count * index // parts for index in range(parts + 1)]
     return [
         replace(
-            each,
+            entry_range,
             first=low,
             last=high - 1,
-            size=max(1, each.size * (high - low) // each.count),
-            row=None if each.row is None else each.row + low - each.first,
+            size=max(1, entry_range.size * (high - low) // entry_range.count),
+            row=None if entry_range.row is None else entry_range.row + low - entry_range.first,
         )
         for low, high in itertools.pairwise(bounds)
     ]
 
 
 def size_limit(total: int, size_max: int, parts_min: int) -> int:
-    """Bytes of a partition so that there are at least `parts_min`."""
+    """Return the bytes of a partition that give at least `parts_min` partitions."""
     return min(size_max, max(1, total // parts_min)) if parts_min > 1 and total else size_max
 
 
 def pack(ranges: Iterable[Range], *, size_max: int, count_max: int | None = None) -> list[list[Range]]:
-    """Partitions of at most `size_max` bytes and `count_max` entries (a single range or entry may be larger).
+    """Pack ranges into partitions of at most `size_max` bytes and `count_max` entries.
 
-    Ranges of one log keep their order, and neighbours share a partition while they fit; what is left over of several
-    logs is put together, the largest first.
+    A single range or entry may be larger. Ranges of one log keep their order, and neighbours share a partition while
+    they fit. The remainders of several logs are combined, the largest first.
     """
     if size_max < 1 or (count_max is not None and count_max < 1):
         raise InvalidArgument("maxBytesPerPartition and maxRecordsPerPartition must be 1 or more")
     chunks: list[list[Range]] = []
-    for _, of_log in itertools.groupby(ranges, key=lambda each: each.log):
+    for _, of_log in itertools.groupby(ranges, key=lambda entry_range: entry_range.log):
         chunks += _chunks(of_log, size_max, count_max)
     order = sorted(range(len(chunks)), key=lambda index: (-_size(chunks[index]), index))
     bins: list[tuple[int, list[int], int, int]] = []  # (first chunk, chunks, bytes, entries)
     for index in order:
-        size, count = _size(chunks[index]), sum(each.count for each in chunks[index])
+        size, count = _size(chunks[index]), sum(entry_range.count for entry_range in chunks[index])
         for at in range(max(0, len(bins) - BINS_TRIED), len(bins)):
             head, inside, used, rows = bins[at]
             if used + size <= size_max and (count_max is None or rows + count <= count_max):
@@ -210,55 +215,57 @@ def pack(ranges: Iterable[Range], *, size_max: int, count_max: int | None = None
                 break
         else:
             bins.append((index, [index], size, count))
-    return [[each for index in sorted(inside) for each in chunks[index]] for _, inside, _, _ in sorted(bins)]
+    return [
+        [entry_range for index in sorted(inside) for entry_range in chunks[index]] for _, inside, _, _ in sorted(bins)
+    ]
 
 
 def _size(ranges: Sequence[Range]) -> int:
-    return sum(each.size for each in ranges)
+    return sum(entry_range.size for entry_range in ranges)
 
 
 def _chunks(ranges: Iterable[Range], size_max: int, count_max: int | None) -> list[list[Range]]:
-    """Neighbours together while they fit."""
-    found: list[list[Range]] = []
+    """Join neighbouring ranges while they fit."""
+    chunks: list[list[Range]] = []
     size = count = 0
     for whole in ranges:
         for part in split_by_count(whole, count_max):
             is_full = size + part.size > size_max or (count_max is not None and count + part.count > count_max)
-            if not found or is_full:
-                found.append([])
+            if not chunks or is_full:
+                chunks.append([])
                 size = count = 0
-            found[-1].append(part)
+            chunks[-1].append(part)
             size += part.size
             count += part.count
-    return found
+    return chunks
 
 
 def with_replicas(partitions: Iterable[Sequence[Range]]) -> list[list[Range]]:
-    """The same with a replica chosen for each range, so that every bookie has about the same bytes to read.
+    """Choose a replica for each range, so that every bookie serves about the same bytes.
 
-    Where entries are striped over more bookies than store each of them, a range is read from all of them anyway.
+    A range striped over more bookies than the write quorum is read from all of them anyway.
     """
     load: dict[BookieId, int] = {}
-    found = []
+    result = []
     for partition in partitions:
         chosen = []
-        for each in partition:
-            ensemble = each.metadata.ensemble_at(each.first)
-            if len(ensemble) == each.metadata.write_quorum and not each.is_offloaded:
+        for entry_range in partition:
+            ensemble = entry_range.metadata.ensemble_at(entry_range.first)
+            if len(ensemble) == entry_range.metadata.write_quorum and not entry_range.is_offloaded:
                 position = min(range(len(ensemble)), key=lambda index: (load.get(ensemble[index], 0), index))
-                load[ensemble[position]] = load.get(ensemble[position], 0) + each.size
-                each = replace(each, replica=position)
-            chosen.append(each)
-        found.append(chosen)
-    return found
+                load[ensemble[position]] = load.get(ensemble[position], 0) + entry_range.size
+                entry_range = replace(entry_range, replica=position)
+            chosen.append(entry_range)
+        result.append(chosen)
+    return result
 
 
 def bookies_of(partition: Sequence[Range], addresses: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """The addresses that a partition's task needs; bookies without one are down."""
+    """Return the addresses that a partition's task needs. A bookie without an address is down."""
     return {
         bookie: addresses[bookie]
-        for each in partition
-        if not each.is_offloaded
-        for bookie in each.metadata.ensemble_at(each.first)
+        for entry_range in partition
+        if not entry_range.is_offloaded
+        for bookie in entry_range.metadata.ensemble_at(entry_range.first)
         if bookie in addresses
     }

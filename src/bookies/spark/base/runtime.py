@@ -1,7 +1,7 @@
-"""The client inside a Spark worker: one event loop thread and one connection pool a process, reused by its tasks.
+"""The client inside a Spark worker: one event loop thread and one connection pool per process, reused by its tasks.
 
-Workers are forked, and a fork carries no threads, so what is cached is bound to the process id. Nothing depends on
-being closed: an idle worker goes away without a word. Source: spark 1.2 and 3.5.
+Workers are forked and a fork carries no threads, so the cache is bound to the process id. Spark ends an idle worker
+without notice, so no part relies on being closed. Source: spark 1.2 and 3.5.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END = object()
 
 
 class Worker:
-    """An event loop on a thread of its own, for as long as the process lives."""
+    """An event loop on its own thread that runs until the process ends."""
 
     def __init__(self) -> None:
         from bookies.runtime import aio
@@ -47,7 +47,7 @@ class Worker:
         thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it on the loop and wait for its end; an interruption of the wait cancels it."""
+        """Run a coroutine on the loop and wait for its end. Interrupting the wait cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
@@ -56,7 +56,7 @@ class Worker:
             raise
 
     async def client(self, uri: str, config: ClientConfig) -> Client:
-        """The client with these settings, which all of the process share. On the loop.
+        """Return the client with these settings, shared by the whole process. Call on the loop.
 
         Raises what connecting raises; the next call tries again.
         """
@@ -67,9 +67,9 @@ class Worker:
         return await asyncio.shield(opening)
 
     def pool(self, uri: str, config: ClientConfig, addresses: Mapping[str, tuple[str, int]]) -> BookiePool:
-        """Connections to the bookies at these addresses, which all tasks of the process share. On the loop.
+        """Return connections to the bookies at these addresses, shared by all tasks of the process. Call on the loop.
 
-        The metadata store is asked only for a bookie that is not among them.
+        The metadata store is asked only for bookies that are not among them.
         """
         from bookies.client.transport import BookiePool
 
@@ -86,26 +86,26 @@ class Worker:
         return pool
 
     def files(self) -> ports.Worker:
-        """A thread for calls that wait for files, which all tasks of the process share. On the loop."""
+        """Return a thread for blocking file calls, shared by all tasks of the process. Call on the loop."""
         if self._files is None:
             self._files = self.runtime.workers.start("files")
         return self._files
 
     def new_client(self, uri: str, config: ClientConfig | None = None) -> Client:
-        """One of the caller's own, which is not open yet. Raises `ConfigError`."""
+        """Return a client of the caller's own that is not open yet. Raises `ConfigError`."""
         from bookies.client.client import Client
         from bookies.metadata.uri import connect
 
         return Client(self.runtime, connect(uri, self.runtime), config)
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it on the loop, and do not wait."""
+        """Run a coroutine on the loop without waiting for it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def iterate(
         self, make: Callable[[], AsyncGenerator[T, None]], size_of: Callable[[T], int], size_max: int
     ) -> Iterator[T]:
-        """What the asynchronous generator yields, fetched ahead by at most `size_max` bytes (or one item)."""
+        """Yield the items of the asynchronous generator, fetched ahead by at most `size_max` bytes or one item."""
         return _Ahead(self, make, size_of, size_max).items()
 
 
@@ -117,8 +117,8 @@ class _Ahead(Generic[T]):
     ) -> None:
         self._worker, self._make, self._size_of, self._size_max = worker, make, size_of, size_max
         self._items: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
-        self._put = 0  # bytes, written on the loop's thread only
-        self._taken = 0  # bytes, written on the other one only
+        self._put = 0  # bytes; written on the loop's thread only
+        self._taken = 0  # bytes; written on the iterating thread only
         self._is_waiting = False
         self._room = asyncio.Event()
 
@@ -132,7 +132,7 @@ class _Ahead(Generic[T]):
                     return
                 yield item
                 self._taken += size
-                # Waking the loop costs more than a batch: only when it waits, and then for half the room.
+                # Waking the loop costs more than a batch. Wake it only if it waits and half of the space is free.
                 if self._is_waiting and 2 * (self._put - self._taken) <= self._size_max:
                     self._worker.loop.call_soon_threadsafe(self._room.set)
         finally:
@@ -146,7 +146,7 @@ class _Ahead(Generic[T]):
                     while not self._has_room(size):
                         self._room.clear()
                         self._is_waiting = True
-                        if not self._has_room(size):  # It may have been taken just now, by who saw nobody waiting.
+                        if not self._has_room(size):  # The other thread may have taken one before it saw the flag.
                             await self._room.wait()
                         self._is_waiting = False
                     self._put += size
@@ -160,7 +160,7 @@ class _Ahead(Generic[T]):
 
 
 def worker() -> Worker:
-    """This process's worker."""
+    """Return this process's worker."""
     global _worker
     if _worker is None or _worker.pid != os.getpid():
         _worker = Worker()
@@ -168,26 +168,29 @@ def worker() -> Worker:
 
 
 async def addresses_of(client: Client) -> dict[str, tuple[str, int]]:
-    """Of the registered bookies."""
+    """Return host and port of each registered bookie."""
     addresses = {}
-    for each in await client.bookies():
-        if each.address:
-            host, _, port = each.address.rpartition(":")
-            addresses[str(each.id)] = (host, int(port))
+    for bookie in await client.bookies():
+        if bookie.address:
+            host, _, port = bookie.address.rpartition(":")
+            addresses[str(bookie.id)] = (host, int(port))
     return addresses
 
 
 def resolver(
     addresses: dict[str, tuple[str, int]], ask: Callable[[str], Awaitable[tuple[str, int] | None]]
 ) -> Callable[[str], Coroutine[Any, Any, tuple[str, int]]]:
-    """Addresses from the partition; `ask` is asked for those of bookies that it does not have."""
+    """Return a function that resolves bookies to `addresses`, which come from the partition.
+
+    `ask` is called for bookies that are not among them.
+    """
 
     async def resolve(bookie: str) -> tuple[str, int]:
         if bookie not in addresses:
-            found = await ask(bookie)
-            if found is None:
-                raise BookieUnreachable("is not registered: it is down", bookie=bookie)
-            addresses[bookie] = found
+            address = await ask(bookie)
+            if address is None:
+                raise BookieUnreachable("is not registered, so it is down: start it", bookie=bookie)
+            addresses[bookie] = address
         return addresses[bookie]
 
     return resolve

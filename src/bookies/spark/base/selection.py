@@ -1,6 +1,6 @@
-"""What a query reads, and from where to where, as the options say it. Pure.
+"""Selection of logs and ledgers, and of the positions to start and end at, by a query's options. Pure functions.
 
-Where to begin is kept as a text, because the first offset of a streaming query is one: see `offsets.symbolic`.
+The start is kept as text because the first offset of a streaming query is text: see `offsets.symbolic`.
 Source: spark 3.3.
 """
 
@@ -27,8 +27,9 @@ OFFSETS_EXAMPLE = '{"orders": 3400} (row numbers), {"orders": "earliest"}, or th
 
 @dataclass(frozen=True)
 class Selection:
-    """Logs and ledgers by name, or a pattern of logs, or a label of ledgers. `bounds`: first and last row of those
-    that are not read whole; the last None: no end.
+    """Logs and ledgers by name, a pattern of log names, or a label of ledgers.
+
+    `bounds`: first and last row of those that are read in part; a last row of None: no end.
     """
 
     keys: tuple[Key, ...] = ()
@@ -38,23 +39,23 @@ class Selection:
 
 
 def selection(options: Mapping[str, str]) -> Selection:
-    """Raises `InvalidArgument`."""
+    """Return the selection that the options name. Raises `InvalidArgument`."""
     named = [name for name in SELECTIONS if name in options]
     if len(named) != 1:
-        said = f"got {' and '.join(named)}" if named else "got none"
+        given = f"got {' and '.join(named)}" if named else "got none"
         raise InvalidArgument(
-            "say what to read with exactly one of subscribe, subscribePattern, assign, ledger, ledgers, label, "
-            f"load(...): {said}"
+            "choose what to read with exactly one of subscribe, subscribePattern, assign, ledger, ledgers, label, "
+            f"load(...): {given}"
         )
     [name] = named
     value = options[name]
     if name == "subscribe":
-        return Selection(tuple(dict.fromkeys(check_log_name(each.strip()) for each in value.split(","))))
+        return Selection(tuple(dict.fromkeys(check_log_name(log_name.strip()) for log_name in value.split(","))))
     if name == "subscribePattern":
         try:
             re.compile(value)
         except re.error as error:
-            raise InvalidArgument(f"option subscribePattern={value!r} is no regular expression: {error}") from error
+            raise InvalidArgument(f"option subscribePattern={value!r} is not a regular expression: {error}") from error
         return Selection(pattern=value)
     if name == "label":
         label, equals, wanted = value.partition("=")
@@ -66,12 +67,12 @@ def selection(options: Mapping[str, str]) -> Selection:
 
 def _ledgers(name: str, value: str) -> tuple[Key, ...]:
     try:
-        found = json.loads(value) if name == "paths" else value.split(",")
-        return tuple(dict.fromkeys(whole(int(each)) for each in found))
+        numbers = json.loads(value) if name == "paths" else value.split(",")
+        return tuple(dict.fromkeys(whole(int(number)) for number in numbers))
     except (ValueError, TypeError) as error:
-        said = f"load({value!r})" if name in ("path", "paths") else f"{name}={value!r}"
+        given = f"load({value!r})" if name in ("path", "paths") else f"{name}={value!r}"
         raise InvalidArgument(
-            f'ledgers are named by number: ledgers="17,18" or load("17"); logs by option subscribe; got {said}'
+            f'ledgers are named by number: ledgers="17,18" or load("17"); logs by option subscribe; got {given}'
         ) from error
 
 
@@ -94,8 +95,10 @@ def _assigned(options: Mapping[str, str]) -> Selection:
         ) from error
     for key, (first, last) in bounds.items():
         if last is not None and last < first:
-            kind = ("rows", f"log {key}") if isinstance(key, str) else ("entries", f"ledger {key}")
-            raise InvalidArgument(f"option assign: {kind[0]} {first} to {last} of {kind[1]} are no range")
+            labels = ("rows", f"log {key}") if isinstance(key, str) else ("entries", f"ledger {key}")
+            raise InvalidArgument(
+                f"option assign: {labels[0]} {first} to {last} of {labels[1]} are not a range: exchange them"
+            )
     return Selection(tuple(bounds), bounds=bounds)
 
 
@@ -106,11 +109,14 @@ def _bounds(pair: Any) -> tuple[int, int | None]:
     return whole(first), None if last is None else whole(last)
 
 
-# -- from where to where ---------------------------------------------------------------------------------------------
+# -- starting and ending positions -----------------------------------------------------------------------------------
 
 
 def where(options: Mapping[str, str], side: str, default: str) -> str:
-    """`side`: starting or ending. Where that is, in the words of `Where`. Raises `InvalidArgument`."""
+    """Return where to start or end as text: a constant of this module, or a prefix and its value.
+
+    `side`: starting or ending. Raises `InvalidArgument`.
+    """
     names = [f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"]
     given = [name for name in names if name in options]
     if len(given) > 1:
@@ -131,8 +137,11 @@ def where(options: Mapping[str, str], side: str, default: str) -> str:
 
 
 def check_named(at: str, chosen: Selection, side: str) -> None:
-    """Whether everything that `at` names is read, as far as that is known. Raises `InvalidArgument`."""
-    prefix = next((each for each in (TIMESTAMPS, OFFSETS) if at.startswith(each)), None)
+    """Check that the query reads every log and ledger that `at` names. Raises `InvalidArgument`.
+
+    A query by label is not checked: its ledgers are not known yet.
+    """
+    prefix = next((candidate for candidate in (TIMESTAMPS, OFFSETS) if at.startswith(candidate)), None)
     if prefix is None or chosen.label is not None:
         return
     content = json.loads(at.removeprefix(prefix))
@@ -142,12 +151,15 @@ def check_named(at: str, chosen: Selection, side: str) -> None:
     for name in (name for part in parts or [content] for name in part):
         if name not in read and (chosen.pattern is None or re.fullmatch(chosen.pattern, name) is None):
             raise InvalidArgument(
-                f"option {option} names {name}, which is not read: take it out, or add it to what is read"
+                f"option {option} names {name}, which is not read: remove it, or add it to the selection"
             )
 
 
 def time_of(at: str, key: Key) -> int | None:
-    """Milliseconds since 1970, if `at` is a time. Raises `InvalidArgument` when it has none for this log."""
+    """Return milliseconds since 1970 if `at` is a time, else None.
+
+    Raises `InvalidArgument` if it has no time for this log.
+    """
     if at.startswith(TIMESTAMP):
         return int(at.removeprefix(TIMESTAMP))
     if not at.startswith(TIMESTAMPS):
@@ -155,11 +167,11 @@ def time_of(at: str, key: Key) -> int | None:
     try:
         return whole(json.loads(at.removeprefix(TIMESTAMPS))[str(key)])
     except (KeyError, ValueError) as error:
-        raise InvalidArgument(f"by timestamp: no milliseconds since 1970 are given for {key} ({error})") from error
+        raise InvalidArgument(f"by timestamp: milliseconds since 1970 are missing for {key} ({error})") from error
 
 
 def at_of(at: str, extents: Extents) -> At:
-    """The position that `at`, which is no time, means in one log or ledger. Raises `InvalidArgument`."""
+    """Return the position in one log or ledger that `at`, which is not a time, names. Raises `InvalidArgument`."""
     if at == EARLIEST:
         return extents.beginning
     if at == LATEST:
@@ -182,5 +194,5 @@ def at_of(at: str, extents: Extents) -> At:
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument(
-            f"offsets: {extents} is given {value!r}, which says no position; expected {OFFSETS_EXAMPLE}"
+            f"offsets: {extents} is given {value!r}, which is not a position; expected {OFFSETS_EXAMPLE}"
         ) from error

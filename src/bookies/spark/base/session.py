@@ -1,4 +1,4 @@
-"""A Spark session for a command: a local one, or that of `spark-submit` when it started us."""
+"""Spark session for a command: a local one, or that of the `spark-submit` that started the command."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 from bookies.errors import ConfigError
 
 DRIVER_MEMORY = "1g"
-# For jobs of seconds or minutes: the first compiler alone, and no threads that collect.
+# For jobs of seconds or minutes: only the first compiler, and no garbage collection threads.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# What goes wrong in a job comes out of it as an error; Spark's own account of it is for those who ask for it.
+# A job raises its failures as errors, so Spark's own log is off.
 LOG_SETTINGS = """rootLogger.level = off
 rootLogger.appenderRef.none.ref = none
 appender.none.type = Null
@@ -27,15 +27,15 @@ appender.none.name = none
 
 @contextlib.contextmanager
 def session(name: str, cores: int | None = None) -> Iterator[Any]:
-    """A session for as long as the block. `cores`: of a local one, default all.
+    """Provide a session for the duration of the block. `cores`: of a local session, default all.
 
-    Raises `ConfigError` when PySpark or Java is missing, with the way out.
+    Raises `ConfigError`, with the remedy, if PySpark or Java is missing.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise ConfigError("this needs PySpark: pip install 'bookies[spark]'") from error
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made the session's Java, and knows the master.
+        raise ConfigError("PySpark is missing: pip install 'bookies[spark]'") from error
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit started the session's Java and knows the master.
         with _own_interrupts():
             spark = SparkSession.builder.appName(f"bookies {name}").getOrCreate()
         try:
@@ -46,7 +46,7 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
     from bookies.spark.base import java
 
     java.use()
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.")  # It speaks of pandas' next version.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.")  # It is about pandas' next version.
     with tempfile.TemporaryDirectory(prefix="bookies-spark-") as directory:
         with _own_interrupts():
             spark = _local(SparkSession.builder, name, cores, directory)
@@ -56,17 +56,19 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
             gateway = spark.sparkContext._gateway
             spark.stop()
             gateway.shutdown()
-            gateway.proc.stdin.close()  # Its end is the sign for Java to end.
+            gateway.proc.stdin.close()  # End of input makes Java exit.
             gateway.proc.wait()
 
 
 @contextlib.contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """Leave SIGINT as it was: PySpark's own handler has Java cancel all jobs, on the connection on which a question may
-    just have been put to it, and what comes back then is an error of Py4J's. Whoever runs a job cancels it.
+    """Keep the SIGINT handler: the code that runs a job cancels it.
+
+    PySpark's handler makes Java cancel all jobs over a connection that may have a call in progress, and the answer to
+    that is an error of Py4J.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # PySpark handles nothing there either.
+        yield  # PySpark sets no handler there either.
         return
     before = signal.getsignal(signal.SIGINT)
     try:

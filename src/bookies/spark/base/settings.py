@@ -1,4 +1,4 @@
-"""All that the options of the source say, checked once, in a form that travels to the planner and to the tasks.
+"""Settings of the source: all options, checked once, in a form that travels to the planner and to the tasks.
 
 Source: spark 3.3.
 """
@@ -47,7 +47,10 @@ TAIL_WAIT_MS_MAX = 10_000  # a longer wait would keep a query from being stopped
 
 @dataclass(frozen=True)
 class Settings:
-    """`starting`, `ending`: see `selection.where`. Sizes in bytes, times in seconds; None: no limit."""
+    """The checked options. Sizes in bytes, times in seconds; None: no limit.
+
+    `starting`, `ending`: see `selection.where`.
+    """
 
     uri: str
     password: bytes
@@ -76,37 +79,37 @@ class Settings:
     tier: str
 
     def __repr__(self) -> str:
-        """Without the password."""
+        """Describe the settings without the password."""
         return f"<Settings {self.uri} {self.selection} from {self.starting}>"
 
 
 def checked(options: Mapping[str, str]) -> dict[str, str]:
-    """The options under their proper names. Raises `InvalidArgument`."""
-    found = proper_names(options, OPTIONS)
-    if not flag(found, "verifyDigest", True):
+    """Return the options under their proper names. Raises `InvalidArgument`."""
+    proper = proper_names(options, OPTIONS)
+    if not flag(proper, "verifyDigest", True):
         raise InvalidArgument("option verifyDigest=false: digests are always verified; leave it out")
-    return found
+    return proper
 
 
 def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
-    """`options`: as from `checked`. Raises `InvalidArgument`, `ConfigError`."""
+    """Check the values of the options. `options`: as from `checked`. Raises `InvalidArgument`, `ConfigError`."""
     for name in BATCH_ONLY if is_stream else STREAM_ONLY:
         if name in options:
-            kind = ("batch queries, not for streams", "leave it out") if is_stream else ("streams", "use readStream")
-            raise InvalidArgument(f"option {name} is for {kind[0]}: {kind[1]}")
+            usage = ("batch queries, not for streams", "leave it out") if is_stream else ("streams", "use readStream")
+            raise InvalidArgument(f"option {name} is for {usage[0]}: {usage[1]}")
     starting = where(options, "starting", LATEST if is_stream else EARLIEST)
     if not is_stream and starting == LATEST:
         raise InvalidArgument("option startingOffsets=latest is for streams: a batch query would have no rows")
     rows_max = number(options, "maxOffsetsPerTrigger", 0) or number(options, "maxEntriesPerTrigger", 0) or None
     if "maxOffsetsPerTrigger" in options and "maxEntriesPerTrigger" in options:
-        raise InvalidArgument("options maxOffsetsPerTrigger and maxEntriesPerTrigger are the same: give one of them")
+        raise InvalidArgument("options maxOffsetsPerTrigger and maxEntriesPerTrigger mean the same: give one of them")
     rows_min = number(options, "minOffsetsPerTrigger", 0) if "minOffsetsPerTrigger" in options else 0
     if rows_max is not None and rows_min > rows_max:
         raise InvalidArgument(f"option minOffsetsPerTrigger={rows_min} is more than maxOffsetsPerTrigger={rows_max}")
     tail_wait_ms = whole_number(options, "tailWaitMs", 100)
     if tail_wait_ms > TAIL_WAIT_MS_MAX:
         raise InvalidArgument(f"option tailWaitMs={tail_wait_ms}: at most {TAIL_WAIT_MS_MAX}, or stop() would wait")
-    uri = metadata_uri(options)  # Before what is read: who has lost all options is told how that came about.
+    uri = metadata_uri(options)  # Before the selection: a query without any options gets the message that explains why.
     chosen = selection(options)
     ending = where(options, "ending", LATEST)
     check_named(starting, chosen, "starting")

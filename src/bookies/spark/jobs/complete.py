@@ -1,4 +1,4 @@
-"""What a job has come to: its table, and the report about it."""
+"""Result of a job: its table, and the report about it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
 
 @dataclass(frozen=True)
 class Complete:
-    """`frame`: the rows that the job is for."""
+    """Result of a job. `frame`: the job's table."""
 
     frame: Any
     report: Report
 
     @classmethod
     def planned(cls, name: str, run: Run) -> Complete:
-        """Of a run that was only planned: its tasks."""
+        """Return the result of a run that was only planned: its tasks."""
         plan = run.estimate
         lead = (
             f"{plan.items:,} items in {plan.tasks:,} tasks, {size_text(plan.size)}, about {time_text(plan.seconds)}; "

@@ -1,10 +1,10 @@
-"""The directory of an export: whose it is, and which files belong to it.
+"""Directory of an export: the run that owns it, and the files that belong to it.
 
-    DIR/_export.json     while the export is being made: the run, and of what it is
-    DIR/_manifest.json   when it is whole: the same; and of each file: rows, bytes, the CRC of the entries, the SHA-256
+    DIR/_export.json     while the export is running: the run and its source
+    DIR/_manifest.json   when it is complete: the same, and for each file: rows, bytes, CRC of the entries, SHA-256
 
-A directory holds one export. The run that began it may be repeated, and replaces its own files; anybody else is
-refused, and so is an import of what is not whole. All calls block, and raise OSError. Source: spark 5.4.
+A directory holds one export. The run that began it may be repeated, and replaces its own files. Other runs are
+refused, and so is the import of an incomplete export. All calls block, and raise OSError. Source: spark 5.4.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ IDENTITY = ("run", "cluster", "source", "format")
 
 
 def claim(to: str, identity: Mapping[str, str], *, is_dry: bool = False) -> None:
-    """Make the directory this export's, or go on with it. `is_dry`: only look. Raises `InvalidArgument`: another's."""
+    """Claim the directory for this export, or continue it. `is_dry`: only check.
+
+    Raises `InvalidArgument` if it belongs to another export.
+    """
     system, path = tier.system_of(to)
-    found = _content(system, f"{path}/{MARK}") or _content(system, f"{path}/{MANIFEST}")
-    if found is not None and any(found.get(name) != identity[name] for name in IDENTITY):
+    owner = _content(system, f"{path}/{MARK}") or _content(system, f"{path}/{MANIFEST}")
+    if owner is not None and any(owner.get(name) != identity[name] for name in IDENTITY):
         raise InvalidArgument(
-            f"directory {to} has an export of {found.get('source')} as {found.get('format')}, of run "
-            f"{found.get('run', 'unknown')}: choose another directory, or delete this one"
+            f"directory {to} has an export of {owner.get('source')} as {owner.get('format')}, of run "
+            f"{owner.get('run', 'unknown')}: choose another directory, or delete this one"
         )
-    if found is None and (files := _parts(system, path)):
+    if owner is None and (files := _parts(system, path)):
         raise InvalidArgument(
-            f"directory {to} has {files[0].base_name}, of an export that is not known any more: choose another "
+            f"directory {to} has {files[0].base_name}, of an unknown export: choose another "
             "directory, or delete this one"
         )
     if not is_dry:
@@ -43,78 +46,78 @@ def claim(to: str, identity: Mapping[str, str], *, is_dry: bool = False) -> None
 
 
 def leave(to: str) -> None:
-    """An attempt that brought nothing leaves nothing."""
+    """Release the directory after an attempt that wrote no files."""
     system, path = tier.system_of(to)
     if not _parts(system, path):
         _delete(system, [f"{path}/{MARK}"])
 
 
 def is_there(to: str, name: str, size: int) -> bool:
-    """Whether a file that was written is where it was left. `size`: bytes of it."""
+    """Report whether a written file still exists with this size in bytes."""
     system, path = tier.system_of(to)
     info = system.get_file_info(f"{path}/{name}")
     return bool(info.type is pyarrow.fs.FileType.File and info.size == size)
 
 
 def write_manifest(to: str, identity: Mapping[str, str], *, is_envelope: bool, files: Sequence[dict[str, Any]]) -> None:
-    """Say what is in which file, in order; what earlier attempts of the same run left beside them goes."""
-    files = sorted(files, key=lambda each: str(each["file"]))
+    """Write which entries each file has, in order, and delete files that earlier attempts of the run left."""
+    files = sorted(files, key=lambda file: str(file["file"]))
     content = {
         **identity,
         "record_format": "envelope" if is_envelope else "raw",
-        "entries": sum(each["entries"] for each in files),
-        "bytes": sum(each["bytes"] for each in files),
+        "entries": sum(file["entries"] for file in files),
+        "bytes": sum(file["bytes"] for file in files),
         "files": files,
     }
     system, path = tier.system_of(to)
-    named = {each["file"] for each in files}
-    _delete(system, [each.path for each in _parts(system, path) if each.base_name not in named])
+    named = {file["file"] for file in files}
+    _delete(system, [file.path for file in _parts(system, path) if file.base_name not in named])
     _put(system, path, MANIFEST, content)
     _delete(system, [f"{path}/{MARK}"])
 
 
 def listed(uri: str) -> list[tuple[str, int]] | None:
-    """(name, bytes) of each file of an export, in order; None: the directory has none.
+    """Return name and bytes of each file of an export, in order; None: the directory has no export.
 
-    Raises `InvalidArgument`: it is not whole.
+    Raises `InvalidArgument` if the export is incomplete.
     """
     system, path = tier.system_of(uri)
     manifest = _content(system, f"{path}/{MANIFEST}")
     if manifest is None:
         if _content(system, f"{path}/{MARK}") is not None:
-            raise InvalidArgument(f"directory {uri} has an export that has not ended: repeat that first")
+            raise InvalidArgument(f"directory {uri} has an incomplete export: repeat that first")
         return None
-    found = [(str(each["file"]), int(each["file_size"])) for each in manifest["files"]]
-    infos = system.get_file_info([f"{path}/{name}" for name, _ in found]) if found else []
-    for (name, size), info in zip(found, infos, strict=True):
+    files = [(str(file["file"]), int(file["file_size"])) for file in manifest["files"]]
+    infos = system.get_file_info([f"{path}/{name}" for name, _ in files]) if files else []
+    for (name, size), info in zip(files, infos, strict=True):
         if info.type is not pyarrow.fs.FileType.File:
             raise InvalidArgument(f"directory {uri} has lost {name}, which its {MANIFEST} lists: export again")
         if info.size != size:
             raise InvalidArgument(
                 f"{uri}/{name} has {info.size:,} bytes, and {size:,} when it was exported ({MANIFEST}): export again"
             )
-    return found
+    return files
 
 
 def _parts(system: Any, path: str) -> list[Any]:
-    """Files of exports, also those that are not whole."""
+    """Return the files of exports, including incomplete ones."""
     inside = system.get_file_info(pyarrow.fs.FileSelector(path, allow_not_found=True))
-    files = [each for each in inside if each.type is pyarrow.fs.FileType.File]
-    found = [each for each in files if each.base_name.startswith(("part-", "_part-"))]
-    return sorted(found, key=lambda each: str(each.base_name))
+    files = [info for info in inside if info.type is pyarrow.fs.FileType.File]
+    parts = [info for info in files if info.base_name.startswith(("part-", "_part-"))]
+    return sorted(parts, key=lambda info: str(info.base_name))
 
 
 def _content(system: Any, path: str) -> dict[str, Any] | None:
-    """What an export says of itself; None: there is nothing, or something of another program."""
+    """Return the description in an export's file; None: there is no such file, or it is another program's."""
     if system.get_file_info(path).type is not pyarrow.fs.FileType.File:
         return None
     with system.open_input_stream(path) as file:
         data = file.read()
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and "source" in found and "format" in found else None
+    return content if isinstance(content, dict) and "source" in content and "format" in content else None
 
 
 def _put(system: Any, path: str, name: str, content: Mapping[str, Any]) -> None:

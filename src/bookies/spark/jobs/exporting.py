@@ -1,11 +1,11 @@
-"""`export`: a log, or ledgers, to files: Parquet, JSON lines, text, CSV; with a manifest of what is in which file.
+"""Job `export`: a log, or ledgers, to files: Parquet, JSON lines, text, CSV; with a manifest of the files' contents.
 
     DIR/part-EXTENT-ENTRY.parquet    entries of one ledger, in order; the names are in the order of the log
-    DIR/_manifest.json               of each file: rows, bytes, the CRC of the entries, the SHA-256 of the file
+    DIR/_manifest.json               for each file: rows, bytes, the CRC of the entries, the SHA-256 of the file
 
-A ledger that is being written is exported up to its last add confirmed. A file is there only when it is whole, and the
-manifest comes last; a run that stopped goes on with the files that are missing. A directory with another export is
-refused. Source: spark 5.4.
+An open ledger is exported up to its last add confirmed. A file gets its name only when it is complete, and the manifest
+is written last. A run that stopped continues with the missing files. A directory with another export is refused.
+Source: spark 5.4.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ FORMATS = {"parquet": "parquet", "json": "jsonl", "text": "txt", "csv": "csv"}  
 OPTIONS = (
     Option("source", None, "a log by name, or ledgers by number: 17,18", metavar="LOG|LEDGERS", is_positional=True),
     Option("to", None, "a directory, or a URI such as s3://bucket/orders", metavar="DIR", is_positional=True),
-    Option("format", "parquet", "of the files", choices=tuple(FORMATS)),
-    Option("file_size", 256, "megabytes of payload in a file, about", int),
+    Option("format", "parquet", "format of the files", choices=tuple(FORMATS)),
+    Option("file_size", 256, "approximate megabytes of payload in a file", int),
 )  # fmt: skip
 EXPORTED = "run_id STRING, file STRING, ledger_id BIGINT, outcome STRING, entries BIGINT, bytes BIGINT, detail STRING"
 CSV_HEADER = ("ledger_id", "entry_id", "value")
@@ -55,30 +55,30 @@ BATCH_SIZE = 8 << 20  # bytes of payload that are written at a time
 
 
 def job(spark: Any, config: JobConfig) -> Any:
-    """A row for each file."""
+    """Return a row for each file."""
     return complete(spark, config).frame
 
 
 def complete(spark: Any, config: JobConfig) -> Complete:
     config = common.checked(config, OPTIONS)
-    source, to, kind = (config.options[name] for name in ("source", "to", "format"))
+    source, to, file_format = (config.options[name] for name in ("source", "to", "format"))
     if not source or not to:
-        raise InvalidArgument("say what to export and where to: a log or ledgers, and a directory")
+        raise InvalidArgument("name what to export and the target: a log or ledgers, and a directory")
     if config.options["file_size"] < 1:
         raise InvalidArgument(f"file_size={config.options['file_size']}: must be 1 or more")
     common.refuse_speculation(spark)
     to = tier.absolute(str(to))
     is_envelope, pieces = common.ask(config.uri, lambda client: pieces_of(client, str(source)))
-    if is_envelope and kind != "parquet":
+    if is_envelope and file_format != "parquet":
         raise InvalidArgument(
-            f"log {source} has records with key, headers and timestamp, which {kind} has no place for: export it with "
-            "--format parquet"
+            f"log {source} has records with key, headers and timestamp, which {file_format} cannot hold: export it "
+            "with --format parquet"
         )
-    items = [item for piece in pieces for item in items_of(piece, to, kind, config.options["file_size"] << 20)]
+    items = [item for piece in pieces for item in items_of(piece, to, file_format, config.options["file_size"] << 20)]
     cluster = common.ask(config.uri, lambda client: client.administration().instance_id())
-    identity = {"run": config.run_id, "cluster": cluster, "source": str(source), "format": kind}
+    identity = {"run": config.run_id, "cluster": cluster, "source": str(source), "format": file_format}
     claim(to, identity, is_dry=config.mode != common.RUN)
-    work = Export(kind, is_envelope, config.mode == common.DRY_RUN)
+    work = Export(file_format, is_envelope, config.mode == common.DRY_RUN)
     run = common.execute(spark, config, "export", items, work, _still_there(to, items))
     if config.mode == common.PLAN:
         return Complete.planned("export", run)
@@ -86,13 +86,13 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     rows, files = [], []
     for name, outcome, detail in run.details():
         if name not in planned:
-            continue  # Of an earlier attempt, when the log was shorter.
-        asked = json.loads(planned[name].arguments)
+            continue  # From an earlier attempt, when the log was shorter.
+        arguments = json.loads(planned[name].arguments)
         counts = detail.get("entries", 0), detail.get("bytes", 0)
-        said = str(detail.get("error", ""))
-        rows.append((config.run_id, asked["file"], asked["ledger"], outcome, *counts, said))
+        explanation = str(detail.get("error", ""))
+        rows.append((config.run_id, arguments["file"], arguments["ledger"], outcome, *counts, explanation))
         if outcome == common.DONE:
-            files.append({name: asked[name] for name in ("file", "ledger", "first", "last")} | detail)
+            files.append({name: arguments[name] for name in ("file", "ledger", "first", "last")} | detail)
     rows.sort()
     is_good = all(row[3] == common.DONE for row in rows)
     if config.mode == common.RUN and is_good:
@@ -105,7 +105,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
 @dataclass(frozen=True)
 class Piece:
-    """Entries first..last of a ledger. `seq`: of its extent; `row`: of the first one in its log, None without one."""
+    """Entries first..last of a ledger. `seq`: of its extent; `row`: of the first one in its log, None without a log."""
 
     seq: int
     ledger_id: int
@@ -116,7 +116,7 @@ class Piece:
 
 
 async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
-    """(whether the entries are envelopes, what there is now). Raises `LogNotFound`, `LedgerNotFound`."""
+    """Return whether the entries are envelopes, and the readable pieces. Raises `LogNotFound`, `LedgerNotFound`."""
     if set(source) <= set("0123456789,- "):
         pieces = []
         for number, ledger_id in enumerate(ledger_selection.numbers_of(source)):
@@ -138,12 +138,12 @@ async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
         pieces.append(Piece(extent.seq, extent.ledger_id, extent.first, last, size, row))
         row += last - extent.first + 1
         if not is_sealed:
-            break  # What follows may not be read before this has its end.
+            break  # Later extents may be read only once this one has its end.
     return manifest.record_format == ENVELOPE, pieces
 
 
 async def _end(client: Client, ledger_id: int) -> tuple[int, int, bool]:
-    """(last entry that may be read, payload bytes, whether it is the last for ever)."""
+    """Return the last readable entry, the payload bytes, and whether the end is final."""
     record = await client.metadata(ledger_id)
     if record.is_closed:
         return record.last_entry_id, record.length, True
@@ -151,22 +151,22 @@ async def _end(client: Client, ledger_id: int) -> tuple[int, int, bool]:
         return reader.last_add_confirmed, reader.length, reader.is_sealed
 
 
-def items_of(piece: Piece, to: str, kind: str, size_max: int) -> list[Item]:
-    """The files of a piece; none of an empty one."""
+def items_of(piece: Piece, to: str, file_format: str, size_max: int) -> list[Item]:
+    """Return the files of a piece; none for an empty one."""
     count = piece.last - piece.first + 1
     if count < 1:
         return []
     parts = max(1, min(count, -(-piece.size // size_max)))
     bounds = [piece.first + count * index // parts for index in range(parts + 1)]
-    found = []
+    items = []
     for first, end in pairwise(bounds):
-        name = f"part-{piece.seq:08d}-{first:012d}.{FORMATS[kind]}"
+        name = f"part-{piece.seq:08d}-{first:012d}.{FORMATS[file_format]}"
         row = None if piece.row is None else piece.row + first - piece.first
-        said = {"ledger": piece.ledger_id, "first": first, "last": end - 1, "row": row, "to": to, "file": name}
-        found.append(
-            Item(f"{piece.seq}:{piece.ledger_id}:{first}:{end - 1}", piece.size // parts, (), json.dumps(said))
+        arguments = {"ledger": piece.ledger_id, "first": first, "last": end - 1, "row": row, "to": to, "file": name}
+        items.append(
+            Item(f"{piece.seq}:{piece.ledger_id}:{first}:{end - 1}", piece.size // parts, (), json.dumps(arguments))
         )
-    return found
+    return items
 
 
 # -- in a task -------------------------------------------------------------------------------------------------------
@@ -174,49 +174,51 @@ def items_of(piece: Piece, to: str, kind: str, size_max: int) -> list[Item]:
 
 @dataclass(frozen=True)
 class Export:
-    """Writes one file."""
+    """Export of one file."""
 
     kind: str
     is_envelope: bool
     is_dry: bool
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
-        asked = json.loads(item.arguments)
+        arguments = json.loads(item.arguments)
         if self.is_dry:
-            return Outcome(common.DONE, {"entries": asked["last"] - asked["first"] + 1, "bytes": item.size})
+            return Outcome(common.DONE, {"entries": arguments["last"] - arguments["first"] + 1, "bytes": item.size})
         files = runtime.worker().files()
-        writer = await files.run(FileWriter, asked["to"], asked["file"], self.kind, self.is_envelope, asked["row"])
+        writer = await files.run(
+            FileWriter, arguments["to"], arguments["file"], self.kind, self.is_envelope, arguments["row"]
+        )
         try:
-            record = await tools.client.metadata(asked["ledger"])
+            record = await tools.client.metadata(arguments["ledger"])
             async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
-                async for batch in reader.read_batches(asked["first"], asked["last"]):
+                async for batch in reader.read_batches(arguments["first"], arguments["last"]):
                     await files.run(writer.append, batch)
                     await tools.spent(record.ensemble_at(batch.first_entry_id), batch.size)
             return Outcome(common.DONE, await files.run(writer.finish))
         except LedgerNotFound:
-            return Outcome(common.FAILED, {"error": f"ledger {asked['ledger']} was deleted"})
+            return Outcome(common.FAILED, {"error": f"ledger {arguments['ledger']} was deleted"})
         finally:
             await files.run(writer.discard)
 
 
 class FileWriter:
-    """One file, under another name until it is whole. All calls block; raise OSError."""
+    """Writer of one file, under a temporary name until it is complete. All calls block; raise OSError."""
 
-    def __init__(self, to: str, name: str, kind: str, is_envelope: bool, row: int | None) -> None:
+    def __init__(self, to: str, name: str, file_format: str, is_envelope: bool, row: int | None) -> None:
         self._system, directory = tier.system_of(to)
         self._system.create_dir(directory, recursive=True)
         self._path = f"{directory}/{name}"
         self._temporary = f"{directory}/_{name}.{uuid.uuid4().hex}"
-        self._kind, self._is_envelope, self._row = kind, is_envelope, row
+        self._kind, self._is_envelope, self._row = file_format, is_envelope, row
         self._sink: Any = self._system.open_output_stream(self._temporary)
         self._writer: Any = None
         self._content = Content()
         self._is_done = False
-        if kind == "csv":
+        if file_format == "csv":
             self._sink.write(csv_lines([CSV_HEADER]))
 
     def append(self, batch: EntryBatch) -> None:
-        """Raises `InvalidArgument` for what the format has no place for."""
+        """Append entries. Raises `InvalidArgument` for entries that the format cannot hold."""
         self._content = self._content.joined(content_of(batch))
         if self._kind == "parquet":
             table = pa.Table.from_batches([self._columns(batch)])
@@ -242,7 +244,7 @@ class FileWriter:
         return pa.RecordBatch.from_pydict(columns)
 
     def finish(self) -> dict[str, Any]:
-        """Put it in its place; what it holds."""
+        """Rename the file to its name, and return its description."""
         if self._writer is not None:
             self._writer.close()
         self._sink.close()
@@ -263,7 +265,7 @@ class FileWriter:
         }
 
     def discard(self) -> None:
-        """Delete what is not whole. Idempotent."""
+        """Delete an incomplete file. Idempotent."""
         if not self._is_done:
             self._is_done = True
             if self._writer is not None:
@@ -272,18 +274,18 @@ class FileWriter:
             self._system.delete_file(self._temporary)
 
 
-def _lines(batch: EntryBatch, kind: str) -> Iterator[bytes]:
+def _lines(batch: EntryBatch, file_format: str) -> Iterator[bytes]:
     for entry_id, payload in zip(batch.entry_ids, batch.payloads(), strict=True):
         try:
             text = payload.decode()
-            if kind == "json":
+            if file_format == "json":
                 check_object(payload)
         except ValueError as error:
-            what = "JSON object" if kind == "json" else "UTF-8 text"
+            expected = "JSON object" if file_format == "json" else "UTF-8 text"
             raise InvalidArgument(
-                f"entry {entry_id} of ledger {batch.ledger_id} is no {what}: export it with --format parquet"
+                f"entry {entry_id} of ledger {batch.ledger_id} is not a {expected}: export it with --format parquet"
             ) from error
-        if kind == "csv":
+        if file_format == "csv":
             yield csv_lines([(batch.ledger_id, entry_id, text)])
         elif b"\n" in payload or b"\r" in payload:
             raise InvalidArgument(
@@ -298,7 +300,7 @@ def _lines(batch: EntryBatch, kind: str) -> Iterator[bytes]:
 
 
 def _still_there(to: str, items: Sequence[Item]) -> common.Holds:
-    """Whether the file of an item that an earlier attempt wrote is where it left it."""
+    """Return a check that the file of an item that an earlier attempt wrote still exists."""
     names = {item.name: str(json.loads(item.arguments)["file"]) for item in items}
 
     def holds(name: str, detail: Mapping[str, Any]) -> bool:

@@ -1,14 +1,13 @@
-"""`migrate`: copy ledgers, and logs, to another cluster, while they are in use; then move over to it.
+"""Job `migrate`: copies ledgers, and logs, to another cluster while they are in use; then cuts over to it.
 
-A sealed ledger is copied by one task: its record is made in the target, open, with a label that says where it is from;
-the entries are written under it as they were, with their lengths and digests; every replica is read back; then the
-record is closed, and the ledger is read once more from the target and compared with the source (count, bytes, CRC). A
-task that stops leaves a ledger that is open and labelled, and the next one goes on with it: writing the same entries
-again does no harm.
+One task copies a sealed ledger. It creates its record in the target, open, with a label that names the origin. It
+writes the entries with their original lengths and digests, and reads every replica back. It closes the record, reads
+the ledger once more from the target, and compares it with the source (count, bytes, CRC). A task that stops leaves an
+open, labelled ledger, and the next one continues it: writing the same entries again does no harm.
 
-The lists of logs follow, by swaps on condition that every copy that comes in is there, and whole. Until the cut-over
-nobody can append to a log in the target. `cut_over` holds the source's list for ever, ends its last ledgers, copies
-what is left, and frees the target's: in this order, each step safe to repeat. Source: spark 5.4.
+The lists of logs follow, by conditional swaps: every new copy must exist and be complete. Until the cut-over no client
+can append to a log in the target. `cut_over` holds the source's list for ever, ends its last ledgers, copies the rest,
+and releases the target's list, in this order. Each step can be repeated safely. Source: spark 5.4.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
 
 OPTIONS = (
-    Option("target", None, "the metadata store of the other cluster", metavar="URI"),
+    Option("target", None, "metadata store of the target cluster", metavar="URI"),
     *ledger_selection.OPTIONS,
-    Option("map_ids", False, "give ledgers new numbers in the target, in place of their own", bool),
-    Option("cut_over", False, "stop the writers of these logs for ever, copy the rest, and let the target go on", bool),
+    Option("map_ids", False, "give ledgers new numbers in the target instead of their own", bool),
+    Option("cut_over", False, "stop the writers of these logs for ever, copy the rest, and release the target", bool),
 )
 MIGRATED = (
     "run_id STRING, kind STRING, source STRING, target STRING, outcome STRING, entries BIGINT, bytes BIGINT, "
@@ -66,7 +65,7 @@ FOLLOWS, MOVED = "follows", "moved"
 
 
 def job(spark: Any, config: JobConfig) -> Any:
-    """A row for each ledger (source, target: the mapping table), and one for each log."""
+    """Return a row for each ledger (source, target: the mapping table), and one for each log."""
     return complete(spark, config).frame
 
 
@@ -74,13 +73,13 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     config = common.checked(config, OPTIONS)
     target = config.options["target"]
     if not target:
-        raise InvalidArgument("option target is missing: the metadata store of the other cluster")
+        raise InvalidArgument("option target is missing: give the metadata store of the target cluster")
     if config.options["cut_over"] and not config.options["log"]:
-        raise InvalidArgument("cut_over is for logs: say which with --log")
+        raise InvalidArgument("cut_over is for logs: name them with --log")
     common.refuse_speculation(spark)
     cluster = common.ask(config.uri, _instance)
     if cluster == common.ask(str(target), _instance):
-        raise InvalidArgument("source and target are one cluster")
+        raise InvalidArgument("source and target are the same cluster: give another target")
     if config.options["cut_over"] and config.mode == common.RUN:
         for name in ledger_selection.logs_of(config.options["log"]):
             common.ask(config.uri, _holding(name, str(target)))
@@ -106,8 +105,8 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         if outcome == common.DONE and "target" in detail:
             ids[int(name)] = int(detail["target"])
         counts = detail.get("entries", 0), detail.get("bytes", 0), detail.get("crc", 0)
-        said = str(detail.get("error", ""))
-        rows.append((config.run_id, LEDGER, name, str(detail.get("target", "")), outcome, *counts, said))
+        explanation = str(detail.get("error", ""))
+        rows.append((config.run_id, LEDGER, name, str(detail.get("target", "")), outcome, *counts, explanation))
     if not is_dry:
         rows += [_moved(config, cluster, name, manifest, ids) for name, manifest in chosen.manifests.items()]
     rows.sort()
@@ -120,7 +119,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
 @dataclass(frozen=True)
 class CopyLedger:
-    """Copies one sealed ledger to the target, or finds that it is there."""
+    """Copy of one sealed ledger to the target, or confirmation that it already exists there."""
 
     target: str
     cluster: str
@@ -134,8 +133,8 @@ class CopyLedger:
             if self.is_dry:
                 return Outcome(common.DONE, {"entries": record.last_entry_id + 1, "bytes": record.length})
             async with runtime.worker().new_client(self.target) as target:
-                made = await self._record(target, record, known)
-                content = await _copy(tools, target, record, made)
+                target_record = await self._record(target, record, known)
+                content = await _copy(tools, target, record, target_record)
         except LedgerNotFound as error:
             return Outcome(common.GONE, {"error": str(error)})
         except LedgerExists:
@@ -144,18 +143,18 @@ class CopyLedger:
                 {"error": f"the target has, or had, another ledger {item.name}: repeat it with --map-ids, new run id"},
             )
         counts = {"entries": content.rows, "bytes": content.size, "crc": content.crc}
-        return Outcome(common.DONE, {"target": made.ledger_id, **counts})
+        return Outcome(common.DONE, {"target": target_record.ledger_id, **counts})
 
     async def _record(self, target: Client, record: LedgerMetadata, known: int | None) -> LedgerMetadata:
-        """The ledger's record in the target, made now or by an earlier attempt. Raises `LedgerExists`."""
+        """Return the ledger's record in the target, created now or by an earlier attempt. Raises `LedgerExists`."""
         origin = origin_of(self.cluster, record.ledger_id).encode()
         number = known if known is not None else None if self.maps_ids else record.ledger_id
         if number is not None:
             with contextlib.suppress(LedgerNotFound):
-                found = await target.metadata(number)
-                if found.custom_metadata.get(FROM) != origin:
+                existing = await target.metadata(number)
+                if existing.custom_metadata.get(FROM) != origin:
                     raise LedgerExists("of another origin", ledger_id=number)
-                return found
+                return existing
         writer = await target.create(
             ensemble=record.ensemble_size,
             write_quorum=record.write_quorum,
@@ -172,56 +171,59 @@ class CopyLedger:
         return await target.metadata(writer.ledger_id)
 
 
-async def _copy(tools: Tools, target: Client, record: LedgerMetadata, made: LedgerMetadata) -> Content:
-    """Write what is missing, close the ledger, compare. Raises `ReplicationFailed`."""
+async def _copy(tools: Tools, target: Client, record: LedgerMetadata, copy: LedgerMetadata) -> Content:
+    """Write missing entries, close the ledger, compare it with the source. Raises `ReplicationFailed`."""
     administration = target.administration()
     content = Content()
-    if not made.is_closed:
-        writable = {each.id for each in await target.bookies() if each.mode == "writable"}
-        if not writable.issuperset(made.last_ensemble):  # One has gone since an earlier attempt began.
-            fresh = await administration.with_new_bookies(made)
-            made = await administration.change_record(made.ledger_id, lambda found: _on(found, fresh))
+    if not copy.is_closed:
+        writable = {bookie.id for bookie in await target.bookies() if bookie.mode == "writable"}
+        if not writable.issuperset(copy.last_ensemble):  # One became unavailable since an earlier attempt.
+            fresh = await administration.with_new_bookies(copy)
+            copy = await administration.change_record(copy.ledger_id, lambda current: _with_bookies_of(current, fresh))
     async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
         async for batch in reader.read_batches():
             content = content.joined(content_of(batch))
             await tools.spent(record.ensemble_at(batch.first_entry_id), batch.size)
-            if not made.is_closed:
-                await administration.write_entries(made, batch)
-                written = [f"target {bookie}" for bookie in made.last_ensemble]  # Names may be those of the source's.
-                await tools.spent(written, batch.size * made.write_quorum)
+            if not copy.is_closed:
+                await administration.write_entries(copy, batch)
+                # The prefix is needed because bookies of both clusters may have the same names.
+                written = [f"target {bookie}" for bookie in copy.last_ensemble]
+                await tools.spent(written, batch.size * copy.write_quorum)
     if (content.rows, content.size) != (record.last_entry_id + 1, record.length):
-        raise ReplicationFailed("the source does not deliver what its record says", ledger_id=record.ledger_id)
-    if not made.is_closed:
-        end = closed(made, record.last_entry_id, record.length)
+        raise ReplicationFailed(
+            "the source's entries or bytes differ from its record: scrub the ledger", ledger_id=record.ledger_id
+        )
+    if not copy.is_closed:
+        end = closed(copy, record.last_entry_id, record.length)
         await administration.check_entries(end)
-        made = await administration.change_record(made.ledger_id, lambda found: _closed(found, made, end))
+        copy = await administration.change_record(copy.ledger_id, lambda current: _closed(current, copy, end))
     back = Content()
-    async with target.open(made.ledger_id, password=record.password or b"") as reader:
+    async with target.open(copy.ledger_id, password=record.password or b"") as reader:
         async for batch in reader.read_batches():
             back = back.joined(content_of(batch))
     if back != content:
         raise ReplicationFailed(
-            f"ledger {made.ledger_id} of the target has {back.rows:,} entries of {back.size:,} bytes, the source "
+            f"ledger {copy.ledger_id} of the target has {back.rows:,} entries of {back.size:,} bytes, the source "
             f"{content.rows:,} of {content.size:,}: delete it there, and migrate it with --map-ids",
             ledger_id=record.ledger_id,
         )
     return content
 
 
-def _on(found: LedgerMetadata, fresh: LedgerMetadata) -> LedgerMetadata | None:
-    """The open record with other bookies."""
-    if found.is_closed or found.ensembles == fresh.ensembles:
+def _with_bookies_of(current: LedgerMetadata, fresh: LedgerMetadata) -> LedgerMetadata | None:
+    """Return the open record with the bookies of `fresh`."""
+    if current.is_closed or current.ensembles == fresh.ensembles:
         return None
-    return found.replace(ensembles=fresh.ensembles)
+    return current.replace(ensembles=fresh.ensembles)
 
 
-def _closed(found: LedgerMetadata, made: LedgerMetadata, end: LedgerMetadata) -> LedgerMetadata | None:
-    """The record with its end. Raises `VersionConflict`: another attempt has chosen other bookies."""
-    if found.is_closed:
+def _closed(current: LedgerMetadata, copy: LedgerMetadata, end: LedgerMetadata) -> LedgerMetadata | None:
+    """Return the record with its end. Raises `VersionConflict` if another attempt has chosen other bookies."""
+    if current.is_closed:
         return None
-    if found.ensembles != made.ensembles:
+    if current.ensembles != copy.ensembles:
         raise VersionConflict(
-            "another run copies it too: repeat this one when that has ended", ledger_id=made.ledger_id
+            "another run is copying it: repeat this one when that has ended", ledger_id=copy.ledger_id
         )
     return end
 
@@ -234,37 +236,40 @@ async def _instance(client: Client) -> str:
 
 
 def _known(cluster: str) -> Any:
-    """A question for `ask`: number in the source -> number in the target, of all that was begun; closed ones first."""
+    """Return a question for `ask`: number in the source -> number in the target, of all copies; prefers closed ones."""
 
     async def question(client: Client) -> dict[int, int]:
-        found: dict[int, LedgerMetadata] = {}
+        copies: dict[int, LedgerMetadata] = {}
         async for record in client.ledgers():
             source, slash, number = record.custom_metadata.get(FROM, b"").decode(errors="replace").rpartition("/")
             if slash and source == cluster and number.isdigit():
-                other = found.get(int(number))
+                other = copies.get(int(number))
                 if other is None or (record.is_closed and not other.is_closed):
-                    found[int(number)] = record
-        return {number: record.ledger_id for number, record in found.items()}
+                    copies[int(number)] = record
+        return {number: record.ledger_id for number, record in copies.items()}
 
     return question
 
 
 def _holding(name: str, target: str) -> Any:
-    """A question for `ask`: let nobody append to the log any more, then end what is open in it."""
+    """Return a question for `ask` that stops all appends to the log, and then ends its open ledgers."""
 
     async def question(client: Client) -> None:
         parts = client.transactions()
         records = ManifestLoop(parts.runtime, parts.driver, name)
         await records.refresh()
-        manifest = await records.update(lambda found: held(found, target))
+        manifest = await records.update(lambda current: held(current, target))
         ends = await _ends(client, manifest, is_final=True)
-        await records.update(lambda found: ended(found, ends))
+        await records.update(lambda current: ended(current, ends))
 
     return question
 
 
 async def _ends(client: Client, manifest: Manifest, *, is_final: bool = False) -> dict[int, LedgerEnd]:
-    """Of the ledgers whose end the list does not say; `is_final`: stop their writers, and decide it."""
+    """Return the ends of ledgers that the list has as open.
+
+    `is_final`: recover those that are still open, which stops their writers.
+    """
     ends = {}
     for ledger_id in manifest.open_ledgers:
         record = await client.metadata(ledger_id)
@@ -278,7 +283,7 @@ async def _ends(client: Client, manifest: Manifest, *, is_final: bool = False) -
 def _moved(
     config: JobConfig, cluster: str, name: str, manifest: Manifest, ids: Mapping[int, int]
 ) -> tuple[str, str, str, str, str, int, int, int, str]:
-    """Let the log's list in the target follow, or take over; the row about it."""
+    """Let the log's list in the target follow, or take over, and return its row."""
 
     async def source(client: Client) -> Manifest:
         return ended(manifest, await _ends(client, manifest)) or manifest
@@ -289,43 +294,43 @@ def _moved(
         return await _swapped(client, cluster, name, basis, ids, is_cut_over=bool(config.options["cut_over"]))
 
     try:
-        made: Manifest = common.ask(str(config.options["target"]), swap)
+        target_manifest: Manifest = common.ask(str(config.options["target"]), swap)
     except (LogExists, LedgerNotFound) as error:
         return config.run_id, LOG, name, name, common.FAILED, 0, 0, 0, str(error)
-    rows = sum(each.rows or 0 for each in made.extents)
-    size = sum(each.bytes or 0 for each in made.extents)
-    left = len(basis.extents) - len(made.extents)
-    said = f"{left} ledgers of the source are still to come" if made.held and left else ""
-    is_late = bool(config.options["cut_over"] and made.held)
-    outcome = common.PARTLY if is_late else FOLLOWS if made.held else MOVED
-    return config.run_id, LOG, name, name, outcome, rows, size, 0, said
+    rows = sum(extent.rows or 0 for extent in target_manifest.extents)
+    size = sum(extent.bytes or 0 for extent in target_manifest.extents)
+    left = len(basis.extents) - len(target_manifest.extents)
+    explanation = f"{left} ledgers of the source are still to be copied" if target_manifest.held and left else ""
+    is_late = bool(config.options["cut_over"] and target_manifest.held)
+    outcome = common.PARTLY if is_late else FOLLOWS if target_manifest.held else MOVED
+    return config.run_id, LOG, name, name, outcome, rows, size, 0, explanation
 
 
 async def _swapped(
     client: Client, cluster: str, name: str, source: Manifest, ids: Mapping[int, int], *, is_cut_over: bool
 ) -> Manifest:
-    """The list in the target once nothing is to be changed. Raises `LogExists`, `LedgerNotFound`."""
+    """Return the target's list once no change is left. Raises `LogExists`, `LedgerNotFound`."""
     parts = client.transactions()
     origin = log_origin(cluster, name, source)
     token = f"{parts.runtime.random.getrandbits(64):016x}"
     records = ManifestLoop(parts.runtime, parts.driver, name)
     sources = {copy: ledger_id for ledger_id, copy in ids.items()}
 
-    def change(found: Manifest) -> Manifest | None:
-        return copied(source, found, at_once(source, found, ids), origin, token, is_cut_over=is_cut_over)
+    def change(current: Manifest) -> Manifest | None:
+        return copied(source, current, at_once(source, current, ids), origin, token, is_cut_over=is_cut_over)
 
-    async def conditions(found: Manifest) -> list[LedgerAt]:
-        """That every copy that is to be listed is there: somebody may have deleted one since it was made."""
-        made = change(found)
-        listed = {*found.ledger_ids}
-        new = [each for each in made.ledger_ids if each not in listed] if made is not None else []
+    async def conditions(current: Manifest) -> list[LedgerAt]:
+        """Return conditions that every newly listed copy exists: one may have been deleted since it was written."""
+        changed = change(current)
+        listed = {*current.ledger_ids}
+        new = [copy_id for copy_id in changed.ledger_ids if copy_id not in listed] if changed is not None else []
         steps = []
         for ledger_id, record in (await read_ledgers(parts.driver, new)).items():
             label = origin_of(cluster, sources[ledger_id]).encode()
             if record is None or record.metadata.custom_metadata.get(FROM) != label or not record.metadata.is_closed:
                 raise LedgerNotFound(
-                    f"ledger {ledger_id} of the target, the copy of {sources[ledger_id]}, is gone since it was made, "
-                    f"so log {name} stays there as it was: repeat the migration under a new run id",
+                    f"ledger {ledger_id} of the target, the copy of {sources[ledger_id]}, was deleted since it was "
+                    f"written, so log {name} is unchanged there: repeat the migration under a new run id",
                     ledger_id=ledger_id,
                 )
             steps.append(LedgerAt(ledger_id, record.version))
@@ -334,17 +339,19 @@ async def _swapped(
     if name not in await client.logs(name):
         new = copied(source, None, {}, origin, token, is_cut_over=False)
         assert new is not None
-        with contextlib.suppress(RecordExists):  # Another run's; or another log, which `copied` refuses.
+        with contextlib.suppress(RecordExists):  # Created by another run; `copied` refuses another log's.
             await parts.driver.create_record(LOGS + name, pack_manifest(new))
-    made = await records.refresh()
-    while change(made) is not None:
-        made = await records.update(change, conditions)
-    return made
+    manifest = await records.refresh()
+    while change(manifest) is not None:
+        manifest = await records.update(change, conditions)
+    return manifest
 
 
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]]) -> Report:
     outcomes = Counter(row[4] for row in rows)
-    counted = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items())) or "nothing to migrate"
+    counted = (
+        ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items())) or "no ledgers to migrate"
+    )
     lead = f"{counted}; {size_text(sum(row[6] for row in rows if row[1] == LEDGER))}"
     if config.mode == common.DRY_RUN:
         lead = f"would migrate: {lead}; a dry run, nothing was changed"

@@ -1,15 +1,15 @@
-"""`offload`: copy sealed ledgers to Parquet files; later, and only when asked, let the bookies forget theirs.
+"""Job `offload`: copies sealed ledgers to Parquet files; later, on request, lets the bookies delete theirs.
 
-1. Every part of a ledger is written by a task, read back, and compared with what the ledger gave.
-2. When all parts of a ledger are done, their counts, bytes and CRCs must come to the ledger's own; then its index is
-   written, every file is looked for once more, and the ledger's record gets the label that names the copy, by
-   compare-and-swap.
-3. With `delete_after`: copies that old are read again, all of them; then the record gets a second label, which says
-   that the bookies need not keep the entries. Readers go to the files from then on.
-4. Directories that no record names, and nobody has written to for `sweep_after`, are deleted.
+1. A task writes each part of a ledger, reads it back, and compares it with what it read from the ledger.
+2. When all parts of a ledger are done, their counts, bytes and CRCs must add up to the ledger's own. Then its index is
+   written, the existence of every file is checked once more, and the ledger's record gets the label that names the
+   copy, by compare-and-swap.
+3. With `delete_after`: copies of that age are read again completely. Then the record gets a second label, which lets
+   the bookies delete the entries. From then on readers use the files.
+4. Directories that no record names, and that were not written to for `sweep_after`, are deleted.
 
-A run that stops anywhere leaves the ledgers as they were, or offloaded; repeated, it goes on. Two runs at once make
-two copies, and the record names the first; the other one is swept. Source: spark 5.3.
+A run that stops leaves each ledger unchanged or offloaded; repeated, it continues. Two concurrent runs make two copies,
+and the record names the first; the other one is swept. Source: spark 5.3.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     from bookies.model import LedgerMetadata
 
 OPTIONS = (
-    Option("to", None, "where the copies go: a directory, or a URI such as s3://bucket/ledgers", metavar="URI"),
+    Option("to", None, "target of the copies: a directory, or a URI such as s3://bucket/ledgers", metavar="URI"),
     *ledger_selection.OPTIONS,
-    Option("older_than", "7d", "only ledgers made so long ago", metavar="TIME"),
-    Option("larger_than", 0, "only ledgers with more bytes than that", int),
-    Option("delete_after", None, "let the bookies forget ledgers that were offloaded so long ago", metavar="TIME"),
-    Option("sweep_after", "7d", "delete what lost attempts left, and nobody wrote to for so long", metavar="TIME"),
+    Option("older_than", "7d", "only ledgers created this long ago", metavar="TIME"),
+    Option("larger_than", 0, "only ledgers with at least this many bytes", int),
+    Option("delete_after", None, "let the bookies forget ledgers that were offloaded this long ago", metavar="TIME"),
+    Option(
+        "sweep_after", "7d", "delete leftovers of lost attempts that were not written to for this long", metavar="TIME"
+    ),
 )
 COPIES = (
     "run_id STRING, ledger_id BIGINT, outcome STRING, entries BIGINT, bytes BIGINT, files BIGINT, uri STRING, "
@@ -55,7 +57,7 @@ OFFLOADED, FORGOTTEN, SWEPT, ALREADY = "offloaded", "bookies-deleted", "swept", 
 
 
 def job(spark: Any, config: JobConfig) -> Any:
-    """What became of each ledger, a row each; directories that were swept too."""
+    """Return the outcome of each ledger and of each swept directory, a row each."""
     return complete(spark, config).frame
 
 
@@ -63,13 +65,13 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     config = common.checked(config, OPTIONS)
     times = _times(config)
     if not config.options["to"]:
-        raise InvalidArgument("option to is missing: where the copies go, a directory or a URI")
+        raise InvalidArgument("option to is missing: give the target of the copies, a directory or a URI")
     common.refuse_speculation(spark)
     from bookies.spark.write import tier
 
     to = tier.absolute(str(config.options["to"]))
     cluster, records = common.ask(config.uri, lambda client: _chosen(client, config, times["older_than"]))
-    due = [each for each in records if offload_of(each) is None]
+    due = [ledger for ledger in records if offload_of(ledger) is None]
     items = [item for record in due for item in items_of(record, to, cluster, config)]
     is_dry = config.mode == common.DRY_RUN
     directories = {item.name: str(json.loads(item.arguments)["directory"]) for item in items}
@@ -78,25 +80,27 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         return Complete.planned("offload", run)
     rows = _failed_parts(run)
     if is_dry:
-        rows += [(each.ledger_id, "would offload", each.last_entry_id + 1, each.length, 0, to, "") for each in due]
+        rows += [
+            (ledger.ledger_id, "would offload", ledger.last_entry_id + 1, ledger.length, 0, to, "") for ledger in due
+        ]
     else:
-        rows += _committed(spark, config, run, {each.ledger_id: each for each in due}, to, cluster)
+        rows += _committed(spark, config, run, {ledger.ledger_id: ledger for ledger in due}, to, cluster)
     rows += _forgotten(spark, config, records, times["delete_after"])
     rows += _swept(config, to, cluster, times["sweep_after"], is_dry=is_dry)
-    told = sorted((config.run_id, *row) for row in rows)
-    frame = common.save(common.frame_of(spark, told, COPIES), config, "copies")
-    return Complete(frame, _report(config, told))
+    copies = sorted((config.run_id, *row) for row in rows)
+    frame = common.save(common.frame_of(spark, copies, COPIES), config, "copies")
+    return Complete(frame, _report(config, copies))
 
 
 def _times(config: JobConfig) -> dict[str, float]:
-    """The options that are times, in seconds; without those that were not given."""
+    """Return the options that are times, in seconds, without those that were not given."""
     names = ("older_than", "delete_after", "sweep_after")
     given = {name: config.options[name] for name in names if config.options[name] is not None}
     return {"delete_after": -1.0} | {name: ledger_selection.seconds_of(name, text) for name, text in given.items()}
 
 
 async def _chosen(client: Client, config: JobConfig, older_s: float) -> tuple[str, list[LedgerMetadata]]:
-    """The cluster's own id, and the sealed ledgers that are old and large enough."""
+    """Return the cluster's instance id, and the sealed ledgers that are old and large enough."""
     chosen = await ledger_selection.select(client, config.options)
     before_ms = _now_ms() - older_s * 1000
     records = [
@@ -114,7 +118,7 @@ def _now_ms() -> int:
 
 
 def items_of(record: LedgerMetadata, to: str, cluster: str, config: JobConfig) -> list[Item]:
-    """The parts of a ledger: of about `PART_SIZE` bytes, at least one."""
+    """Return the parts of a ledger: of about `PART_SIZE` bytes, at least one."""
     from bookies.spark.write.tier import directory_of
 
     attempt = attempt_of(record, cluster, config.run_id)
@@ -134,9 +138,9 @@ def items_of(record: LedgerMetadata, to: str, cluster: str, config: JobConfig) -
 
 
 def attempt_of(record: LedgerMetadata, cluster: str, run_id: str) -> str:
-    """The name of a run's copy: the same when the run is repeated, and no other ledger's, cluster's or run's."""
-    said = f"{cluster} {record.ledger_id} {record.ctime_ms} {record.length}".encode()
-    return f"{run_id}-{crc32c(said):08x}"
+    """Return the name of a run's copy: the same if the run is repeated, and unique to ledger, cluster and run."""
+    identity = f"{cluster} {record.ledger_id} {record.ctime_ms} {record.length}".encode()
+    return f"{run_id}-{crc32c(identity):08x}"
 
 
 # -- in a task -------------------------------------------------------------------------------------------------------
@@ -144,15 +148,15 @@ def attempt_of(record: LedgerMetadata, cluster: str, run_id: str) -> str:
 
 @dataclass(frozen=True)
 class CopyPart:
-    """Writes entries of one ledger to files, and reads them back."""
+    """Copy of one part of a ledger to files, which are read back."""
 
     is_dry: bool = False
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
         from bookies.spark.write import tier
 
-        asked = json.loads(item.arguments)
-        ledger_id, first, last = asked["ledger"], asked["first"], asked["last"]
+        arguments = json.loads(item.arguments)
+        ledger_id, first, last = arguments["ledger"], arguments["first"], arguments["last"]
         files = runtime.worker().files()
         if last < first or self.is_dry:
             return Outcome(common.DONE, {"parts": []})
@@ -160,7 +164,7 @@ class CopyPart:
             reader = await tools.administration.open(ledger_id)
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
-        writer = await files.run(tier.PartsWriter, asked["directory"], ledger_id)
+        writer = await files.run(tier.PartsWriter, arguments["directory"], ledger_id)
         try:
             async with reader:
                 async for batch in reader.read_batches(first, last):
@@ -171,35 +175,37 @@ class CopyPart:
             writer.discard()
             raise
         for part in parts:
-            await files.run(tier.check_part, asked["directory"], ledger_id, part)
+            await files.run(tier.check_part, arguments["directory"], ledger_id, part)
         return Outcome(common.DONE, {"parts": [part.to_json() for part in parts]})
 
 
 @dataclass(frozen=True)
 class CommitCopy:
-    """Writes the index of a copy whose parts are complete, and names the copy in the ledger's record."""
+    """Commit of a copy whose parts are complete: writes the index, and names the copy in the ledger's record."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
         from bookies.spark.write import tier
 
-        asked = json.loads(item.arguments)
-        ledger_id, attempt, directory = asked["ledger"], asked["attempt"], asked["directory"]
+        arguments = json.loads(item.arguments)
+        ledger_id, attempt, directory = arguments["ledger"], arguments["attempt"], arguments["directory"]
         try:
             record = await tools.client.metadata(ledger_id)
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
-        found = offload_of(record)
-        if found is not None:  # This run, before it was interrupted, or another one.
-            return Outcome(common.DONE if found.attempt == attempt else ALREADY, {"uri": found.uri, **_counts(found)})
-        parts = [tier.Part.from_json(each) for each in asked["parts"]]
+        existing = offload_of(record)
+        if existing is not None:  # By this run before it was interrupted, or by another run.
+            return Outcome(
+                common.DONE if existing.attempt == attempt else ALREADY, {"uri": existing.uri, **_counts(existing)}
+            )
+        parts = [tier.Part.from_json(part) for part in arguments["parts"]]
         index, content = tier.index_of(ledger_id, attempt, parts)
         files = runtime.worker().files()
         crc = await files.run(tier.write_index, directory, index)
-        # The index has made the directory young, so nobody begins to sweep it now. Somebody may have done so before.
+        # The new index protects the directory from sweeps that begin now. A sweep may have begun before.
         if lost := await files.run(tier.lost_parts, directory, parts):
             return Outcome(
                 common.FAILED,
-                {"error": f"{directory}/{lost[0]} is gone, or not what was written: repeat the run, and it is again"},
+                {"error": f"{directory}/{lost[0]} is missing, or was changed: repeat the run, which writes it again"},
             )
         copy = Offload(attempt, directory, PARQUET, content.rows, content.size, content.crc, crc, _now_ms())
         try:
@@ -215,12 +221,12 @@ def _counts(copy: Offload) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Forget:
-    """Reads a copy again; then the record says that the bookies need not keep theirs."""
+    """Permission for the bookies to delete their entries: reads the copy again, then changes the ledger's record."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
-        asked = json.loads(item.arguments)
+        arguments = json.loads(item.arguments)
         try:
-            record = await tools.client.metadata(asked["ledger"])
+            record = await tools.client.metadata(arguments["ledger"])
             copied = await runtime.worker().files().run(_checked, record)
             await tools.administration.change_record(
                 record.ledger_id, lambda record: given_up(record, copied.attempt, _now_ms())
@@ -231,14 +237,16 @@ class Forget:
 
 
 def _checked(record: LedgerMetadata) -> Offload:
-    """Blocks. Raises `ReadFailed`, `DigestMismatch`, `VersionConflict`."""
+    """Read a copy completely. Blocks. Raises `ReadFailed`, `DigestMismatch`, `VersionConflict`."""
     files = OffloadedFiles(record)
     try:
         content = files.check()
     finally:
         files.close()
     if (content.rows, content.size) != (record.last_entry_id + 1, record.length):
-        raise VersionConflict("the copy does not have what the ledger has", ledger_id=record.ledger_id)
+        raise VersionConflict(
+            "the copy's entries or bytes differ from the ledger's: offload it again", ledger_id=record.ledger_id
+        )
     return files.copy
 
 
@@ -248,28 +256,28 @@ Row = tuple[int, str, int, int, int, str, str]
 
 
 def _still_there(directories: Mapping[str, str]) -> common.Holds:
-    """Whether the files of a part that an earlier attempt wrote are where it left them. `directories`: by item."""
+    """Return a check that the files of a part that an earlier attempt wrote still exist. `directories`: by item."""
     from bookies.spark.write import tier
 
     def holds(name: str, detail: Mapping[str, Any]) -> bool:
-        parts = [tier.Part.from_json(each) for each in detail["parts"]]
+        parts = [tier.Part.from_json(part) for part in detail["parts"]]
         return name not in directories or not tier.lost_parts(directories[name], parts)
 
     return holds
 
 
 def _failed_parts(run: Run) -> list[Row]:
-    found = []
+    rows = []
     for name, outcome, detail in run.details():
         if outcome != common.DONE:
-            found.append((int(name.partition(":")[0]), outcome, 0, 0, 0, "", str(detail.get("error", ""))))
-    return list(dict.fromkeys(found))
+            rows.append((int(name.partition(":")[0]), outcome, 0, 0, 0, "", str(detail.get("error", ""))))
+    return list(dict.fromkeys(rows))
 
 
 def _committed(
     spark: Any, config: JobConfig, run: Run, due: dict[int, LedgerMetadata], to: str, cluster: str
 ) -> list[Row]:
-    """Name the copies whose parts are all there."""
+    """Name the copies whose parts are complete in their ledgers' records."""
     from bookies.spark.write.tier import directory_of
 
     parts: dict[int, list[Any]] = {}
@@ -285,13 +293,13 @@ def _committed(
             continue
         attempt = attempt_of(record, cluster, config.run_id)
         directory = directory_of(to, cluster, ledger_id, attempt)
-        said = {"ledger": ledger_id, "attempt": attempt, "directory": directory, "parts": parts[ledger_id]}
-        items.append(Item(str(ledger_id), 0, (), json.dumps(said)))
+        arguments = {"ledger": ledger_id, "attempt": attempt, "directory": directory, "parts": parts[ledger_id]}
+        items.append(Item(str(ledger_id), 0, (), json.dumps(arguments)))
     return _rows_of(_stage(spark, config, "commit", items, CommitCopy()), OFFLOADED)
 
 
 def _forgotten(spark: Any, config: JobConfig, records: Sequence[LedgerMetadata], after_s: float) -> list[Row]:
-    """Let the bookies forget what was offloaded long enough ago."""
+    """Let the bookies delete what was offloaded long enough ago."""
     if after_s < 0:
         return []
     before_ms = _now_ms() - after_s * 1000
@@ -304,65 +312,70 @@ def _forgotten(spark: Any, config: JobConfig, records: Sequence[LedgerMetadata],
         return [
             (record.ledger_id, "would be forgotten", copy.rows, copy.bytes, 0, copy.uri, "") for record, copy in due
         ]
-    items = [Item(str(each.ledger_id), each.length, (), json.dumps({"ledger": each.ledger_id})) for each, _ in due]
+    items = [
+        Item(str(ledger.ledger_id), ledger.length, (), json.dumps({"ledger": ledger.ledger_id})) for ledger, _ in due
+    ]
     return _rows_of(_stage(spark, config, "forget", items, Forget()), FORGOTTEN)
 
 
 def _stage(spark: Any, config: JobConfig, name: str, items: list[Item], work: common.Work) -> Run | None:
-    """A second, small run under a name of its own."""
+    """Execute a second, small run under its own name."""
     if not items:
         return None
     return common.execute(spark, replace(config, run_id=f"{config.run_id}.{name}"), f"offload-{name}", items, work)
 
 
 def _rows_of(run: Run | None, good: str) -> list[Row]:
-    found = []
+    rows = []
     for name, outcome, detail in run.details() if run is not None else ():
         counts = detail.get("entries", 0), detail.get("bytes", 0), detail.get("files", 0)
-        said = good if outcome == common.DONE else outcome
-        found.append((int(name), said, *counts, str(detail.get("uri", "")), str(detail.get("error", ""))))
-    return found
+        result = good if outcome == common.DONE else outcome
+        rows.append((int(name), result, *counts, str(detail.get("uri", "")), str(detail.get("error", ""))))
+    return rows
 
 
 def _swept(config: JobConfig, to: str, cluster: str, after_s: float, *, is_dry: bool) -> list[Row]:
-    """Delete directories that no record names. Whoever names one has just written its index, so it is not old."""
+    """Delete old directories that no record names.
+
+    A run that is about to name one has just written its index, so the directory is not old.
+    """
     from bookies.spark.write import tier
 
     before = _now_ms() / 1000 - after_s
-    old = [each for each in tier.attempts(to, cluster) if each.changed_s <= before]
-    named = common.ask(config.uri, _named({each.ledger_id for each in old})) if old else {}
-    found = []
-    for each in old:
-        if named.get(each.ledger_id) == each.attempt:
+    old = [attempt for attempt in tier.attempts(to, cluster) if attempt.changed_s <= before]
+    named = common.ask(config.uri, _named({attempt.ledger_id for attempt in old})) if old else {}
+    rows = []
+    for attempt in old:
+        if named.get(attempt.ledger_id) == attempt.attempt:
             continue
         if not is_dry:
-            if tier.is_changed(to, each):
-                continue  # A run that was repeated after a long time has just written to it.
-            tier.delete_attempt(to, each)
-        found.append((each.ledger_id, "would be swept" if is_dry else SWEPT, 0, 0, 0, each.path, "a lost attempt"))
-    return found
+            if tier.is_changed(to, attempt):
+                continue  # A run repeated after a long time has just written to it.
+            tier.delete_attempt(to, attempt)
+        rows.append((attempt.ledger_id, "would be swept" if is_dry else SWEPT, 0, 0, 0, attempt.path, "a lost attempt"))
+    return rows
 
 
 def _named(ledger_ids: Collection[int]) -> Any:
-    """A question for `ask`: ledger -> the attempt that its record names. Raises rather than leave one out."""
+    """Return a question for `ask`: ledger -> the attempt that its record names. Raises rather than omit a ledger."""
 
     async def question(client: Client) -> dict[int, str]:
-        found = {}
+        attempts = {}
         for ledger_id in sorted(ledger_ids):
             try:
                 copy = offload_of(await client.metadata(ledger_id))
             except LedgerNotFound:
                 continue
             if copy is not None:
-                found[ledger_id] = copy.attempt
-        return found
+                attempts[ledger_id] = copy.attempt
+        return attempts
 
     return question
 
 
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]]) -> Report:
     outcomes = Counter(row[2] for row in rows)
-    counted = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items())) or "nothing is due"
+    counted = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items())) or "no ledger is due"
     size = sum(row[4] for row in rows if row[2] == OFFLOADED)
     lead = f"{counted}; {size_text(size)} copied" + (
         "; a dry run, nothing was changed" if config.mode == common.DRY_RUN else ""

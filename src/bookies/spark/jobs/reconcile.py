@@ -1,13 +1,13 @@
-"""`reconcile`: what does not fit together. Changes nothing; every finding is looked at twice before it is told.
+"""Job `reconcile`: inconsistencies of a cluster. Read-only; every finding is checked twice before it is reported.
 
-    unreferenced    a ledger that no log names, older than `older_than`. It may belong to an application that uses
+    unreferenced    a ledger older than `older_than` that no log names. It may belong to an application that uses
                     ledgers directly: its labels are shown
     missing-ledger  a log names a ledger that does not exist: readers of the log fail there
     unknown-bookie  a record names a bookie that is neither registered nor has a cookie
-    leftover        a bookie holds entries of a ledger that does not exist: space that a deletion has not returned yet
+    leftover        a bookie holds entries of a ledger that does not exist: space that a deletion has not freed yet
 
-No request lists a bookie's ledgers. What can be asked is whether it has entries of a given one, so leftovers are
-looked for under the ids below the highest one in use that no ledger has: at most `probe` of them, the lowest first.
+No request lists a bookie's ledgers, but a bookie can be asked whether it has entries of a given ledger. So leftovers
+are searched among unused ids below the highest id in use: at most `probe` of them, the lowest first.
 Source: spark 5.5; pains 24 and 52.
 """
 
@@ -32,8 +32,13 @@ from bookies.spark.jobs.shared.packing import Item
 from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
 
 OPTIONS = (
-    Option("older_than", 24.0, "hours: younger ledgers that no log names may be on their way into one", float),
-    Option("probe", 100_000, "how many unused ledger ids to look for on each bookie", int),
+    Option(
+        "older_than",
+        24.0,
+        "hours: report unreferenced ledgers older than this; a younger one may yet be added to a log",
+        float,
+    ),
+    Option("probe", 100_000, "number of unused ledger ids to check on each bookie", int),
 )
 FINDINGS = "run_id STRING, kind STRING, ledger_id BIGINT, log STRING, bookie STRING, entries BIGINT, detail STRING"
 UNREFERENCED, MISSING_LEDGER, UNKNOWN_BOOKIE, LEFTOVER = "unreferenced", "missing-ledger", "unknown-bookie", "leftover"
@@ -44,7 +49,7 @@ Finding = tuple[str, int, str, str, int, str]  # kind, ledger, log, bookie, entr
 
 
 def job(spark: Any, config: JobConfig) -> Any:
-    """The findings, one row each."""
+    """Return the findings, one row each."""
     return complete(spark, config).frame
 
 
@@ -56,35 +61,35 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     gaps = list(islice(unused(ids), int(config.options["probe"])))
     suspects = _lost(tables)
     registered = [row["bookie"] for row in bookies if row["mode"] != DOWN]
-    run = common.execute(spark, config, "reconcile", [*lost_items(suspects), *probe_items(gaps, registered)], Look())
+    run = common.execute(spark, config, "reconcile", [*lost_items(suspects), *probe_items(gaps, registered)], Check())
     if config.mode == common.PLAN:
         return Complete.planned("reconcile", run)
-    found: list[Finding] = [*_unreferenced(tables, config), *_unknown_bookies(tables)]
+    findings: list[Finding] = [*_unreferenced(tables, config), *_unknown_bookies(tables)]
     failed = []
     for name, outcome, detail in run.details():
-        found += [_finding(each) for each in detail.get("found", ())]
+        findings += [_finding(finding_row) for finding_row in detail.get("found", ())]
         if outcome == common.FAILED:
             failed.append((name, str(detail["error"])))
-    found.sort()
-    rows = [(config.run_id, *each) for each in found]
+    findings.sort()
+    rows = [(config.run_id, *finding_row) for finding_row in findings]
     frame = common.save(common.frame_of(spark, rows, FINDINGS), config, "findings")
-    return Complete(frame, _report(config, found, failed, len(gaps), len(registered)))
+    return Complete(frame, _report(config, findings, failed, len(gaps), len(registered)))
 
 
 def _finding(row: Sequence[Any]) -> Finding:
-    kind, ledger_id, log, bookie, entries, detail = row
-    return str(kind), int(ledger_id), str(log), str(bookie), int(entries), str(detail)
+    finding_kind, ledger_id, log, bookie, entries, detail = row
+    return str(finding_kind), int(ledger_id), str(log), str(bookie), int(entries), str(detail)
 
 
 def unused(ids: Iterable[int]) -> Iterable[int]:
-    """The ids below the highest of these that none of them is, ascending."""
+    """Yield the unused ids below the highest of `ids`, ascending."""
     at = 0
     for ledger_id in sorted(ids):
         yield from range(at, ledger_id)
         at = ledger_id + 1
 
 
-# -- by tables alone -------------------------------------------------------------------------------------------------
+# -- findings from the tables ----------------------------------------------------------------------------------------
 
 
 def _unreferenced(tables: dict[str, Any], config: JobConfig) -> list[Finding]:
@@ -92,12 +97,14 @@ def _unreferenced(tables: dict[str, Any], config: JobConfig) -> list[Finding]:
 
     limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=float(config.options["older_than"]))
     named = tables["manifests"].select("ledger_id").distinct()
-    # A record without a time of creation is old: it was written before records had one.
+    # A record without a creation time is old: it was written before records had one.
     old = tables["ledgers"].where(f.col("created").isNull() | (f.col("created") < f.lit(limit)))
-    found = old.join(named, "ledger_id", "left_anti").select("ledger_id", "state", "length", "last_entry", "labels")
+    unreferenced = old.join(named, "ledger_id", "left_anti").select(
+        "ledger_id", "state", "length", "last_entry", "labels"
+    )
     return [
         (UNREFERENCED, row["ledger_id"], "", "", _count(row["last_entry"]), _described(row))
-        for row in found.toArrow().to_pylist()
+        for row in unreferenced.toArrow().to_pylist()
     ]
 
 
@@ -115,10 +122,10 @@ def _unknown_bookies(tables: dict[str, Any]) -> list[Finding]:
     from pyspark.sql import functions as f
 
     held = tables["fragments"].select("ledger_id", "first_entry", f.explode("ensemble").alias("bookie"))
-    found = held.join(tables["bookies"].select("bookie"), "bookie", "left_anti").toArrow().to_pylist()
+    unknown = held.join(tables["bookies"].select("bookie"), "bookie", "left_anti").toArrow().to_pylist()
     return [
         (UNKNOWN_BOOKIE, row["ledger_id"], "", row["bookie"], 0, f"in the fragment from entry {row['first_entry']}")
-        for row in found
+        for row in unknown
     ]
 
 
@@ -128,11 +135,11 @@ def _lost(tables: dict[str, Any]) -> list[dict[str, Any]]:
     return lost
 
 
-# -- asked again, in tasks -------------------------------------------------------------------------------------------
+# -- checks in tasks -------------------------------------------------------------------------------------------------
 
 
 def lost_items(suspects: Iterable[dict[str, Any]]) -> list[Item]:
-    """Logs that named a missing ledger when the tables were read, which was not at one moment."""
+    """Return an item for each log that named a missing ledger, because the tables were not read at one moment."""
     return [
         Item(f"log:{row['log']}:{row['seq']}", 0, (), json.dumps({"log": row["log"], "ledger": row["ledger_id"]}))
         for row in suspects
@@ -140,7 +147,7 @@ def lost_items(suspects: Iterable[dict[str, Any]]) -> list[Item]:
 
 
 def probe_items(ids: Sequence[int], bookies: Sequence[str]) -> list[Item]:
-    """Ask each bookie for ledgers that do not exist."""
+    """Return items that ask each bookie for ledgers that do not exist."""
     items = []
     for at in range(0, len(ids), PROBES_PER_ITEM):
         part = ids[at : at + PROBES_PER_ITEM]
@@ -151,21 +158,22 @@ def probe_items(ids: Sequence[int], bookies: Sequence[str]) -> list[Item]:
 
 
 @dataclass(frozen=True)
-class Look:
-    """Asks about one log, or one bookie."""
+class Check:
+    """Check of one log, or one bookie."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
-        asked = json.loads(item.arguments)
-        if "log" in asked:
-            return await _look_at_log(tools, asked["log"], asked["ledger"])
-        bookie, found = BookieId(asked["bookie"]), []
-        for at in range(0, len(asked["ids"]), PROBES_AT_ONCE):
-            part = asked["ids"][at : at + PROBES_AT_ONCE]
-            found += [each for each in await all_of(_held(tools, bookie, each) for each in part) if each]
-        return Outcome(common.DONE, {"found": found})
+        arguments = json.loads(item.arguments)
+        if "log" in arguments:
+            return await _check_log(tools, arguments["log"], arguments["ledger"])
+        bookie, leftovers = BookieId(arguments["bookie"]), []
+        for at in range(0, len(arguments["ids"]), PROBES_AT_ONCE):
+            part = arguments["ids"][at : at + PROBES_AT_ONCE]
+            answers = await all_of(_held(tools, bookie, ledger_id) for ledger_id in part)
+            leftovers += [finding for finding in answers if finding]
+        return Outcome(common.DONE, {"found": leftovers})
 
 
-async def _look_at_log(tools: Tools, name: str, ledger_id: int) -> Outcome:
+async def _check_log(tools: Tools, name: str, ledger_id: int) -> Outcome:
     try:
         manifest = await tools.client.log(name).manifest()
     except LogNotFound:
@@ -173,9 +181,9 @@ async def _look_at_log(tools: Tools, name: str, ledger_id: int) -> Outcome:
     if ledger_id not in manifest.ledger_ids or await _exists(tools, ledger_id):
         return Outcome(common.DONE, {})
     position = manifest.ledger_ids.index(ledger_id)
-    said = f"extent {position + 1} of {len(manifest.extents)}; readers of the log fail there"
+    explanation = f"extent {position + 1} of {len(manifest.extents)}; readers of the log fail there"
     rows = manifest.extents[position].rows or 0
-    return Outcome(common.DONE, {"found": [(MISSING_LEDGER, ledger_id, name, "", rows, said)]})
+    return Outcome(common.DONE, {"found": [(MISSING_LEDGER, ledger_id, name, "", rows, explanation)]})
 
 
 async def _held(tools: Tools, bookie: BookieId, ledger_id: int) -> Finding | None:
@@ -188,8 +196,8 @@ async def _held(tools: Tools, bookie: BookieId, ledger_id: int) -> Finding | Non
         raise
     if not runs or await _exists(tools, ledger_id):
         return None
-    said = f"entries {runs[0].start} to {runs[-1].stop - 1}"
-    return LEFTOVER, ledger_id, "", bookie, sum(map(len, runs)), said
+    explanation = f"entries {runs[0].start} to {runs[-1].stop - 1}"
+    return LEFTOVER, ledger_id, "", bookie, sum(map(len, runs)), explanation
 
 
 async def _exists(tools: Tools, ledger_id: int) -> bool:
@@ -201,22 +209,25 @@ async def _exists(tools: Tools, ledger_id: int) -> bool:
 
 
 def _report(
-    config: JobConfig, found: Sequence[Finding], failed: Sequence[tuple[str, str]], probed: int, bookies: int
+    config: JobConfig, findings: Sequence[Finding], failed: Sequence[tuple[str, str]], probed: int, bookies: int
 ) -> Report:
-    kinds = Counter(each[0] for each in found)
-    said = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "everything fits together"
+    counts = Counter(finding[0] for finding in findings)
+    lead = (
+        ", ".join(f"{count:,} {finding_kind}" for finding_kind, count in sorted(counts.items()))
+        or "everything is consistent"
+    )
     sections = [
         Section(
             "Findings",
-            table=Table(("kind", "findings"), sorted(kinds.items()), (1,)),
-            plot=Bars([(kind, count, f"{count:,}") for kind, count in sorted(kinds.items())]),
+            table=Table(("kind", "findings"), sorted(counts.items()), (1,)),
+            plot=Bars([(finding_kind, count, f"{count:,}") for finding_kind, count in sorted(counts.items())]),
         ),
         Section(
             "Each finding",
-            f"{probed:,} unused ledger ids were looked for on {bookies:,} bookies.",
-            Table(("kind", "ledger", "log", "bookie", "entries", "detail"), found, (1, 4)),
+            f"{probed:,} unused ledger ids were checked on {bookies:,} bookies.",
+            Table(("kind", "ledger", "log", "bookie", "entries", "detail"), findings, (1, 4)),
         ),
         Section("Items that failed", table=Table(("item", "why"), failed)),
     ]
-    is_good = not failed and all(kind == UNREFERENCED for kind in kinds)
-    return Report("Reconcile", said, is_good, {"run": config.run_id, **config.options}, sections)
+    is_good = not failed and all(finding_kind == UNREFERENCED for finding_kind in counts)
+    return Report("Reconcile", lead, is_good, {"run": config.run_id, **config.options}, sections)

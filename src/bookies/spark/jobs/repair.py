@@ -1,18 +1,18 @@
-"""`repair`: carry out a repair plan that a scrub has made.
+"""Job `repair`: carries out a scrub's repair plan.
 
-A plan is old as soon as it is made, so every item begins by looking at what is there now: the ledger's record, and
-the very entries that were bad. What has been mended, moved or deleted meanwhile is left out; a bookie that came back
-is not replaced. Doing an item twice does no harm. A fragment that may still grow belongs to its writer.
+A plan is outdated as soon as it is written, so every item first reads the current state: the ledger's record, and the
+bad entries. What was repaired, moved or deleted meanwhile is skipped, and a bookie that came back is not replaced.
+Repeating an item does no harm. A fragment that may still grow belongs to its writer.
 
-    renew    a bookie that answers gets the bad entries again, and nothing else; when it takes none (read-only),
-             another one takes its place
-    replace  a bookie that is gone: everything is copied to another one, and then the record names that one
+    renew    a bookie that answers gets the bad entries again, and no others; if it is read-only, another bookie
+             replaces it
+    replace  an unregistered bookie: all its entries are copied to another one, and then the record names that one
 
-A replacement holds the ledger's lock of auto-recovery. Where somebody else has it the item waits for some time, and
-then looks again at what is there.
+A replacement holds the ledger's auto-recovery lock. If another process has it, the item waits for some time, and then
+reads the state again.
 
-What cannot be mended says why: `waiting` when too few bookies answer, or somebody else has the ledger's lock; `lost`
-when no good copy is left.
+An item that cannot be repaired has the reason in its outcome: `waiting` if too few bookies answer or the ledger is
+locked; `lost` if no good copy is left.
 Source: spark 5.2.
 """
 
@@ -47,16 +47,16 @@ from bookies.spark.jobs.shared.findings import RENEW, REPLACE
 from bookies.spark.jobs.shared.packing import Item
 from bookies.spark.jobs.shared.report import Report, Section, Table
 
-OPTIONS = (Option("plan", None, "the plan of a scrub: its directory DIR/RUN/plan", metavar="DIR"),)
+OPTIONS = (Option("plan", None, "directory of a scrub's repair plan: DIR/RUN/plan", metavar="DIR"),)
 ACTIONS = "run_id STRING, ledger_id BIGINT, fragment BIGINT, outcome STRING, entries BIGINT, detail STRING"
-# What an item is told of each row of the plan: name -> column.
+# Arguments of an item for each row of the plan: name -> column.
 LINE = {"bookie": "bookie", "action": "action", "first": "first_entry", "last": "last_entry"}
-TURN_S = 1.0  # before another look at a ledger that another item of the run has locked
+TURN_S = 1.0  # before retrying a ledger that another item of the run has locked
 SATISFIED, LEFT_ALONE, LOST = "satisfied", "left-alone", "lost"
 
 
 def job(spark: Any, config: JobConfig) -> Any:
-    """What was done, a row for each fragment. `dry-run`: what would be done, after looking at what is there now."""
+    """Return what was done, a row for each fragment. `dry-run`: what would be done, by the current state."""
     return complete(spark, config).frame
 
 
@@ -72,8 +72,8 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     rows = []
     for name, outcome, detail in run.details():
         ledger_id, _, fragment = name.partition(":")
-        said = detail.get("error") or "; ".join(detail.get("said", ()))
-        rows.append((config.run_id, int(ledger_id), int(fragment), outcome, detail.get("entries", 0), said))
+        explanation = detail.get("error") or "; ".join(detail.get("said", ()))
+        rows.append((config.run_id, int(ledger_id), int(fragment), outcome, detail.get("entries", 0), explanation))
     rows.sort()
     frame = common.save(common.frame_of(spark, rows, ACTIONS), config, "actions")
     return Complete(frame, _report(config, rows))
@@ -86,17 +86,17 @@ def plan_rows(spark: Any, path: str) -> list[dict[str, Any]]:
         columns = common.reader_of(spark).parquet(path).columns
         frame = common.reader_of(spark).schema(REPAIRS).parquet(path)
     except AnalysisException as error:
-        raise InvalidArgument(f"plan={path!r}: no repair plan there; a scrub with --output makes one") from error
-    if lost := [name for name in frame.columns if name not in columns]:
+        raise InvalidArgument(f"plan={path!r}: no repair plan there; a scrub with --output writes one") from error
+    if absent := [name for name in frame.columns if name not in columns]:
         raise InvalidArgument(
-            f"plan={path!r}: no repair plan, it has no column {lost[0]}; a scrub with --output makes DIR/RUN/plan"
+            f"plan={path!r}: not a repair plan, it has no column {absent[0]}; a scrub with --output writes DIR/RUN/plan"
         )
-    found: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return found
+    plan: list[dict[str, Any]] = frame.toArrow().to_pylist()
+    return plan
 
 
 def items_of(plan: Iterable[Mapping[str, Any]]) -> list[Item]:
-    """One item for each fragment of the plan."""
+    """Return one item for each fragment of the plan."""
     lines: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in plan:
         line = {name: row[column] for name, column in LINE.items()}
@@ -105,10 +105,10 @@ def items_of(plan: Iterable[Mapping[str, Any]]) -> list[Item]:
         Item(
             f"{ledger_id}:{fragment}",
             0,
-            tuple(dict.fromkeys(str(line["bookie"]) for line in found)),
-            json.dumps({"ledger": ledger_id, "fragment": fragment, "lines": found}),
+            tuple(dict.fromkeys(str(line["bookie"]) for line in lines_of_fragment)),
+            json.dumps({"ledger": ledger_id, "fragment": fragment, "lines": lines_of_fragment}),
         )
-        for (ledger_id, fragment), found in sorted(lines.items())
+        for (ledger_id, fragment), lines_of_fragment in sorted(lines.items())
     ]
 
 
@@ -117,7 +117,7 @@ def items_of(plan: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 @dataclass(frozen=True)
 class RepairWork:
-    """Mends one fragment, or with `is_dry` says what it would do. `run_id`: by which locks say who has them."""
+    """Repair of one fragment. `is_dry`: report what would be done. `run_id`: names the owner of locks."""
 
     is_dry: bool
     run_id: str = ""
@@ -128,7 +128,7 @@ class RepairWork:
             try:
                 return await self._attempt(tools, item)
             except LedgerLocked as error:
-                # Another item of this run is a fragment of the same ledger, and will be done.
+                # If this run holds the lock, another item has a fragment of the same ledger, and will release it.
                 is_ours = error.owner == self._owner
                 tries += not is_ours
                 if tries >= TRIES:
@@ -140,20 +140,20 @@ class RepairWork:
         return f"bk spark repair, run {self.run_id}"
 
     async def _attempt(self, tools: Tools, item: Item) -> Outcome:
-        """Raises `LedgerLocked` before anything has changed."""
-        asked = json.loads(item.arguments)
+        """Repair the fragment. Raises `LedgerLocked` before any change."""
+        arguments = json.loads(item.arguments)
         try:
-            record, fragments = await tools.administration.fragments(asked["ledger"])
-            fragment = next((each for each in fragments if each.first == asked["fragment"]), None)
+            record, fragments = await tools.administration.fragments(arguments["ledger"])
+            fragment = next((candidate for candidate in fragments if candidate.first == arguments["fragment"]), None)
             if (place := offloaded_to(record)) is not None:
                 return Outcome(
                     SATISFIED, {"said": [f"offloaded: its entries are in {place}, and no bookie needs them"]}
                 )
             if fragment is None:
-                return Outcome(SATISFIED, {"said": ["the ledger has no such fragment any more"]})
+                return Outcome(SATISFIED, {"said": ["the ledger no longer has this fragment"]})
             if not fragment.is_finished:
-                return Outcome(LEFT_ALONE, {"said": ["it may still grow: its writer looks after it"]})
-            return await self._mend(tools, record, fragment, asked["lines"])
+                return Outcome(LEFT_ALONE, {"said": ["it may still grow: its writer is responsible for it"]})
+            return await self._repair(tools, record, fragment, arguments["lines"])
         except LedgerNotFound:
             return Outcome(common.GONE, {"said": ["the ledger was deleted"]})
         except (BookieUnreachable, NotEnoughBookies) as error:
@@ -161,48 +161,51 @@ class RepairWork:
         except (*NEGATIVE, DigestMismatch) as error:
             return Outcome(LOST, {"error": str(error)})
 
-    async def _mend(
+    async def _repair(
         self, tools: Tools, record: LedgerMetadata, fragment: Fragment, lines: Sequence[Mapping[str, Any]]
     ) -> Outcome:
-        renewed, replaced, said = await _needed(tools, record, fragment, lines)
+        renewed, replaced, messages = await _needed(tools, record, fragment, lines)
         would = "would " if self.is_dry else ""
         entries = 0
         if replaced:
             names = ", ".join(fragment.ensemble[position] for position in replaced)
             if self.is_dry:
-                said.append(f"would replace {names}")
+                messages.append(f"would replace {names}")
             else:
                 administration = tools.client.administration(owner=self._owner)
                 move = await administration.replicate_fragment(
-                    fragment, replaced, exclude=[BookieId(each) for each in tools.gone], bytes_per_s=tools.bytes_per_s
+                    fragment,
+                    replaced,
+                    exclude=[BookieId(bookie) for bookie in tools.gone],
+                    bytes_per_s=tools.bytes_per_s,
                 )
-                said += [f"{each.old} replaced by {each.new}" for each in move.replacements]
+                messages += [f"{change.old} replaced by {change.new}" for change in move.replacements]
                 entries += sum(len(fragment.stored(position)) for position in replaced)
         for bookie, runs in renewed.items():
             count = sum(map(len, runs))
-            said.append(f"{would}renew {count:,} entries on {bookie}")
+            messages.append(f"{would}renew {count:,} entries on {bookie}")
             if not self.is_dry:
                 entries += await tools.administration.renew_entries(
                     record.ledger_id, bookie, runs, bytes_per_s=tools.bytes_per_s
                 )
         outcome = common.DONE if renewed or replaced else SATISFIED
-        return Outcome(outcome, {"said": said, "entries": entries})
+        return Outcome(outcome, {"said": messages, "entries": entries})
 
 
 async def _needed(
     tools: Tools, record: LedgerMetadata, fragment: Fragment, lines: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[BookieId, list[range]], list[int], list[str]]:
-    """What is still to be done: runs to renew by bookie, positions to replace; and what is not, in words."""
+    """Return the pending work: runs to renew by bookie, positions to replace, and messages about what is not needed."""
     renewed: dict[BookieId, list[range]] = {}
     replaced: dict[int, None] = {}
-    said: list[str] = []
+    messages: list[str] = []
     bad: dict[BookieId, list[range]] = {}
     for line in lines:
         bookie = BookieId(line["bookie"])
         if bookie not in fragment.ensemble:
-            said.append(f"{bookie} does not hold it any more")
+            messages.append(f"{bookie} no longer holds it")
         elif line["action"] == REPLACE and bookie in tools.registered:
-            said.append(f"{bookie} is back")
+            messages.append(f"{bookie} is back")
         elif line["action"] == REPLACE:
             replaced[fragment.ensemble.index(bookie)] = None
         elif line["action"] == RENEW:
@@ -212,18 +215,18 @@ async def _needed(
         if position in replaced:
             continue
         if bookie not in tools.registered:
-            raise BookieUnreachable("it was to get entries again and is not registered: scrub again", bookie=bookie)
+            raise BookieUnreachable("it needs entries again and is not registered: scrub again", bookie=bookie)
         ids = stored_in(fragment.stored(position), sorted(runs, key=lambda run: run.start))
         scan = await tools.administration.scan_replica(record, bookie, ids, pace=tools.pace(bookie))
         if scan.stopped is not None:
             raise scan.stopped
         if not scan.bad:
-            said.append(f"{bookie} has all of them")
+            messages.append(f"{bookie} has all of them")
         elif bookie in tools.writable:
             renewed[bookie] = [range(run.first, run.last + 1) for run in scan.bad]
         else:
             replaced[position] = None
-    return renewed, sorted(replaced), said
+    return renewed, sorted(replaced), messages
 
 
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]]) -> Report:

@@ -1,18 +1,19 @@
-"""`restore`: bring offloaded ledgers, which the bookies were allowed to forget, back to bookies.
+"""Job `restore`: copies offloaded ledgers, which the bookies were allowed to delete, back to bookies.
 
-The ledger keeps its number: new replicas are written as a replicator writes copies, and its record names them. Another
-way would be a new ledger in the lists of its logs; but then positions in the log (cursors, checkpoints of streams,
-what users have noted) would point to a ledger that is gone, and ledgers without a log could not come back at all.
+The ledger keeps its number: new replicas are written as a replicator writes copies, and its record names them. The
+alternative is a new ledger in the lists of its logs. But then positions in the log (cursors, checkpoints of streams,
+users' notes) would point to a deleted ledger, and ledgers without a log could not be restored at all.
 
-1. The record says that it is being restored, and no longer that bookies may forget it; readers stay with the files.
-2. Everything is written to bookies that were chosen now, and every replica is read back.
-3. The record names these bookies, and readers go to them, all in one compare-and-swap. The copy stays, and stays named.
+1. The record is marked as being restored and no longer lets bookies delete the ledger; readers stay with the files.
+2. All entries are written to newly chosen bookies, and every replica is read back.
+3. One compare-and-swap makes the record name these bookies and directs readers to them. The copy stays, and the record
+   still names it.
 
-When the copy is damaged or gone, and the bookies still have every entry, the record names no copy any more instead.
+If the copy is damaged or missing, and the bookies still have every entry, the record stops naming the copy instead.
 
-A run that stops before 3 changed nothing that a reader sees; repeated, it chooses bookies anew. All is done under the
-ledger's lock of auto-recovery: no bookie that is about to forget the ledger deletes what it is just given. What
-somebody else has locked is tried again for a minute, and then left for a repetition of the run. Source: spark 5.3.
+A run that stops before 3 has changed nothing for readers; repeated, it chooses bookies again. The ledger's
+auto-recovery lock is held throughout, so no bookie that is about to delete the ledger deletes the new entries. A ledger
+that is locked is retried for a minute, and then left for a repetition of the run. Source: spark 5.3.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SATISFIED = "satisfied"
 
 
 def job(spark: Any, config: JobConfig) -> Any:
-    """What became of each ledger that bookies were allowed to forget."""
+    """Return the outcome of each ledger that bookies were allowed to delete."""
     return complete(spark, config).frame
 
 
@@ -86,25 +87,25 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
 async def _planned(client: Client, config: JobConfig) -> list[Item]:
     chosen = await ledger_selection.select(client, config.options)
-    writable = [str(each.id) for each in await client.bookies() if each.mode == "writable"]
+    writable = [str(bookie.id) for bookie in await client.bookies() if bookie.mode == "writable"]
     return items_of(chosen.records, writable)
 
 
 def items_of(records: Iterable[LedgerMetadata], writable: Sequence[str]) -> list[Item]:
-    """The ledgers that bookies were allowed to forget.
+    """Return an item for each ledger that bookies were allowed to delete.
 
-    Which bookies a ledger goes to is chosen when its turn comes; for the plan all that are writable share it.
+    The bookies of a ledger are chosen when its item is carried out; in the plan all writable ones share it.
     """
     return [
-        Item(str(each.ledger_id), each.length * each.write_quorum, tuple(writable))
-        for each in records
-        if is_given_up(each)
+        Item(str(record.ledger_id), record.length * record.write_quorum, tuple(writable))
+        for record in records
+        if is_given_up(record)
     ]
 
 
 @dataclass(frozen=True)
 class Restore:
-    """Writes one ledger to bookies from its files. `run_id`: by which the lock says who has it."""
+    """Restore of one ledger to bookies from its files. `run_id`: names the lock's owner."""
 
     is_dry: bool
     run_id: str = ""
@@ -119,7 +120,7 @@ class Restore:
         return locked
 
     async def _attempt(self, tools: Tools, item: Item) -> Outcome:
-        """Raises `LedgerLocked` before anything has changed."""
+        """Restore the ledger. Raises `LedgerLocked` before any change."""
         ledger_id = int(item.name)
         try:
             if self.is_dry:
@@ -132,24 +133,26 @@ class Restore:
 
 
 def _copy_of(record: LedgerMetadata) -> Offload | None:
-    """From which a ledger has to be restored; None: it is on bookies."""
+    """Return the copy from which the ledger has to be restored; None: it is on bookies."""
     return offload_of(record) if is_given_up(record) else None
 
 
-def _done(copy: Offload | None, said: str = "") -> Outcome:
+def _done(copy: Offload | None, explanation: str = "") -> Outcome:
     if copy is None:
         return Outcome(SATISFIED, {})
-    return Outcome(common.DONE, {"entries": copy.rows, "bytes": copy.bytes} | ({"error": said} if said else {}))
+    return Outcome(
+        common.DONE, {"entries": copy.rows, "bytes": copy.bytes} | ({"error": explanation} if explanation else {})
+    )
 
 
 async def _restore(tools: Tools, administration: Administration, ledger_id: int, lock: LedgerLock) -> Outcome:
-    """Under the ledger's lock."""
+    """Restore the ledger, under its lock."""
     record = await tools.client.metadata(ledger_id)
     if (copy := _copy_of(record)) is None:
         return _done(None)
     files = OffloadedFiles(record)
     worker = runtime.worker().files()
-    # First of all: what bookies still have may be all there is.
+    # This comes first: entries that bookies still have may be the only ones.
     record = await administration.change_record(ledger_id, restoring, lock=lock)
     try:
         await worker.run(files.check)
@@ -165,7 +168,9 @@ async def _restore(tools: Tools, administration: Administration, ledger_id: int,
     finally:
         await worker.run(files.close)
     await administration.check_entries(new)
-    await administration.change_record(ledger_id, lambda found: restored(found, copy.attempt, new.ensembles), lock=lock)
+    await administration.change_record(
+        ledger_id, lambda record_now: restored(record_now, copy.attempt, new.ensembles), lock=lock
+    )
     return _done(copy)
 
 
@@ -177,7 +182,7 @@ async def _left_with_bookies(
     error: BookKeeperError,
     lock: LedgerLock,
 ) -> Outcome:
-    """The copy is of no use: an ordinary ledger again, if the bookies have not forgotten it yet."""
+    """Make it an ordinary ledger again if its bookies still have every entry, because the copy is unusable."""
     try:
         async with tools.client.open(record.ledger_id, password=record.password or b"", tier="bookies") as reader:
             async for _ in reader.read_batches():
@@ -186,10 +191,10 @@ async def _left_with_bookies(
         return Outcome(
             common.FAILED,
             {
-                "error": f"{error.message}. Its bookies do not have all of it either: {missing.message}. They forget "
-                "no more of it; what they have in quarantine comes back by `bk bookie undelete`"
+                "error": f"{error.message}. Its bookies do not have all of it either: {missing.message}. They delete "
+                "no more of it; restore what they have in quarantine with `bk bookie undelete`"
             },
         )
-    await administration.change_record(record.ledger_id, lambda found: kept(found, copy.attempt), lock=lock)
-    said = "its bookies still had all of it; the copy was of no use, and is not named any more"
-    return _done(copy, f"{said}: {error.message}")
+    await administration.change_record(record.ledger_id, lambda record_now: kept(record_now, copy.attempt), lock=lock)
+    explanation = "its bookies still had all of it; the copy was unusable, and its record no longer names it"
+    return _done(copy, f"{explanation}: {error.message}")

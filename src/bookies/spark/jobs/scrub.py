@@ -1,15 +1,15 @@
-"""`scrub`: look at every replica of every entry, say what is not good, and plan the repair. Never writes data.
+"""Job `scrub`: checks every replica of every entry, reports what is wrong, and plans the repair. Never writes data.
 
-    level 0  metadata alone: quorums, fragments, bookies that nobody knows
+    level 0  metadata alone: quorums, fragments, unknown bookies
     level 1  existence, by the list of entries that each bookie has
     level 2  the first and last entry of each fragment, read at each bookie, digest verified
     level 3  every entry at every bookie, digest verified
     level 4  as 3, and payloads compared between the replicas
 
-A ledger that is being written is looked at on level 1 only, up to its last add confirmed; there an entry is missing
-when fewer bookies than the ack quorum have it. A bookie that does not answer is one finding. Before a bookie is
-blamed the ledger's record is read again: what was deleted or moved meanwhile is nobody's fault. Of ledgers that bookies
-were allowed to forget, as they are offloaded, only the record is looked at; they are counted. Source: spark 5.1.
+An open ledger is checked on level 1 only, up to its last add confirmed; there an entry is missing if fewer bookies
+than the ack quorum have it. A bookie that does not answer is one finding. Before a bookie is blamed, the ledger's
+record is read again: entries deleted or moved meanwhile are no finding. Of offloaded ledgers that bookies may delete,
+only the record is checked; they are counted. Source: spark 5.1.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ OPTIONS = (
     ),
     Option("ledgers", None, "only these ledgers, separated by commas", metavar="IDS"),
     Option("fraction", "1/1", "one part in N of the ledgers, chosen by their id", metavar="1/N"),
-    Option("seed", None, "which part: a number that grows by one each time (default: today's)", int, metavar="DAY"),
+    Option("seed", None, "which part: a number that grows by one each run (default: today's)", int, metavar="DAY"),
 )
 ITEM_SIZE = 64 << 20  # payload bytes of an item
 ITEM_ENTRIES = 500_000
-COMPARED_ENTRIES = 50_000  # of an item on level 4, which keeps a hash of each of them for each replica
+COMPARED_ENTRIES = 50_000  # of an item on level 4, which keeps a hash per entry and replica
 FINDINGS = (
     "run_id STRING, ledger_id BIGINT, fragment BIGINT, bookie STRING, first_entry BIGINT, last_entry BIGINT, "
     "kind STRING, detail STRING"
@@ -80,7 +80,7 @@ COVERAGE = "run_id STRING, bookie STRING, replicas BIGINT, entries BIGINT, bytes
 
 
 def job(spark: Any, config: JobConfig) -> Any:
-    """The findings, one row each. With output also DIR/RUN/plan, for `repair`, and DIR/RUN/coverage."""
+    """Return the findings, one row each. With output also writes DIR/RUN/plan, for `repair`, and DIR/RUN/coverage."""
     return complete(spark, config).frame
 
 
@@ -97,20 +97,20 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
 
 def plan_items(spark: Any, config: JobConfig) -> list[Item]:
-    """Ranges of entries of fragments, on all their bookies; of ledgers without entries, their record."""
+    """Return ranges of entries of fragments, on all their bookies; for ledgers without entries, their record."""
     wanted = _selection(config.options)
     level = int(config.options["level"])
-    ids = [each for each in common.ask(config.uri, common.ledger_ids) if wanted(each)]
+    ids = [ledger_id for ledger_id in common.ask(config.uri, common.ledger_ids) if wanted(ledger_id)]
     fragments = common.table(spark, config, "fragments").toArrow().to_pylist() if level and ids else []
-    found = [row for row in fragments if wanted(row["ledger_id"])]
-    named = {row["ledger_id"] for row in found}
-    return [*items_of(found, level), *(_item(each, 0, -1, 0, ()) for each in ids if each not in named)]
+    rows = [row for row in fragments if wanted(row["ledger_id"])]
+    named = {row["ledger_id"] for row in rows}
+    return [*items_of(rows, level), *(_item(ledger_id, 0, -1, 0, ()) for ledger_id in ids if ledger_id not in named)]
 
 
 def _selection(options: Mapping[str, Any]) -> Callable[[int], bool]:
     if options["ledgers"]:
         try:
-            named = {int(each) for each in str(options["ledgers"]).split(",")}
+            named = {int(number) for number in str(options["ledgers"]).split(",")}
         except ValueError:
             raise InvalidArgument(f"ledgers={options['ledgers']!r}: numbers, separated by commas") from None
         return named.__contains__
@@ -122,13 +122,13 @@ def _selection(options: Mapping[str, Any]) -> Callable[[int], bool]:
 
 
 def part_of(ledger_id: int, parts: int) -> int:
-    """Which of so many parts a ledger belongs to: evenly, and the same in every run."""
+    """Return the part of `parts` that a ledger belongs to: evenly distributed, and the same in every run."""
     hashed = hashlib.blake2b(ledger_id.to_bytes(8, "big"), digest_size=8).digest()
     return int.from_bytes(hashed, "big") % parts
 
 
 def items_of(fragments: Iterable[Mapping[str, Any]], level: int) -> list[Item]:
-    """`fragments`: rows of the table. Long ones are cut, so that an item is at most `ITEM_SIZE`."""
+    """Return the items of fragments, cut to at most `ITEM_SIZE`. `fragments`: rows of the table."""
     items = []
     for row in fragments:
         first, last, bookies = row["first_entry"], row["last_entry"], tuple(row["ensemble"])
@@ -149,7 +149,7 @@ def items_of(fragments: Iterable[Mapping[str, Any]], level: int) -> list[Item]:
 
 def _item(ledger_id: int, first: int, last: int | None, size: int, bookies: tuple[str, ...]) -> Item:
     name = f"{ledger_id}:{first}-{'' if last is None else last}"
-    # Which bookie an item begins with differs from item to item: all of them are asked at once.
+    # Items begin with different bookies, so that all of them have requests at the same time.
     turn = (ledger_id + first) % len(bookies) if bookies else 0
     arguments = json.dumps({"ledger": ledger_id, "first": first, "last": last})
     return Item(name, size, bookies[turn:] + bookies[:turn], arguments)
@@ -160,7 +160,7 @@ def _item(ledger_id: int, first: int, last: int | None, size: int, bookies: tupl
 
 @dataclass
 class _Tally:
-    """What an item has found. `covered`: bookie -> [replicas, entries, bytes]."""
+    """Findings of an item. `covered`: bookie -> [replicas, entries, bytes]."""
 
     findings: list[Finding] = field(default_factory=list)
     covered: dict[str, list[int]] = field(default_factory=dict)
@@ -175,27 +175,29 @@ class _Tally:
 
 @dataclass(frozen=True)
 class ScrubWork:
-    """Scrubs one item: entries first..last of a ledger, on every bookie that has to hold them."""
+    """Scrub of one item: entries first..last of a ledger, on every bookie that has to hold them."""
 
     level: int
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
-        asked = json.loads(item.arguments)
+        arguments = json.loads(item.arguments)
         try:
-            record, fragments = await tools.administration.fragments(asked["ledger"])
+            record, fragments = await tools.administration.fragments(arguments["ledger"])
         except LedgerNotFound:
             return Outcome(common.GONE, {})
         tally = _Tally(is_offloaded=is_given_up(record))
-        if asked["first"] == 0:
+        if arguments["first"] == 0:
             tally.findings += check_record(record, tools.known)
         if self.level:
             for fragment in fragments:
-                part = part_between(fragment, asked["first"], asked["last"])
+                part = part_between(fragment, arguments["first"], arguments["last"])
                 if part is not None and not part.is_doubtful:
                     known = len(tally.findings)
                     await self._fragment(tools, record, part, tally)
-                    tally.findings[known:] = [each._replace(fragment=fragment.first) for each in tally.findings[known:]]
-        if any(each.kind != UNAVAILABLE for each in tally.findings):
+                    tally.findings[known:] = [
+                        finding._replace(fragment=fragment.first) for finding in tally.findings[known:]
+                    ]
+        if any(finding.kind != UNAVAILABLE for finding in tally.findings):
             await _recheck(tools, record.ledger_id, tally)
             if not tally.covered and not tally.findings and not tally.is_offloaded:
                 return Outcome(common.GONE, {})
@@ -209,17 +211,17 @@ class ScrubWork:
             if bookie in tools.registered and bookie not in tools.gone:
                 positions.append(position)
             else:
-                why = tools.gone.get(bookie, "it is not registered")
-                _silent(tally, fragment, bookie, why)
+                reason = tools.gone.get(bookie, "it is not registered")
+                _silent(tally, fragment, bookie, reason)
         if self.level == 1 or not record.is_closed:
             await _listed(tools, record, fragment, positions, tally)
             return
         hashes: dict[int, dict[int, bytes]] = {}
         lengths: dict[int, int] = {}
-        found = await all_of(
-            self._replica(tools, record, fragment, each, hashes.setdefault(each, {}), lengths) for each in positions
+        scans = await all_of(
+            self._replica(tools, record, fragment, index, hashes.setdefault(index, {}), lengths) for index in positions
         )
-        for position, scan in zip(positions, found, strict=True):
+        for position, scan in zip(positions, scans, strict=True):
             bookie = fragment.ensemble[position]
             tally.findings += findings_of(fragment, bookie, scan.bad)
             tally.count(bookie, scan.entries, scan.size)
@@ -227,11 +229,15 @@ class ScrubWork:
                 tools.gone[bookie] = scan.stopped.message
                 _silent(tally, fragment, bookie, scan.stopped.message)
             if lengths.get(position, record.length) != record.length:
-                said = f"the last entry says {lengths[position]:,} bytes, the record {record.length:,}"
-                tally.findings.append(_blame(fragment, bookie, fragment.last, fragment.last, LENGTH_MISMATCH, said))
+                explanation = f"the last entry has length {lengths[position]:,}, the record {record.length:,}"
+                tally.findings.append(
+                    _blame(fragment, bookie, fragment.last, fragment.last, LENGTH_MISMATCH, explanation)
+                )
         if self.level == 4:
-            for position, entry_id, why in differing(fragment, hashes):
-                tally.findings.append(_blame(fragment, fragment.ensemble[position], entry_id, entry_id, DIFFERS, why))
+            for position, entry_id, reason in differing(fragment, hashes):
+                tally.findings.append(
+                    _blame(fragment, fragment.ensemble[position], entry_id, entry_id, DIFFERS, reason)
+                )
 
     async def _replica(
         self,
@@ -257,39 +263,39 @@ class ScrubWork:
 
 
 def part_between(fragment: Fragment, first: int, last: int | None) -> Fragment | None:
-    """The part of a fragment in first..last; None: there is none. `last` None: to its end."""
+    """Return the part of a fragment in first..last; None: there is none. `last` None: to its end."""
     low, high = max(fragment.first, first), fragment.last if last is None else min(fragment.last, last)
     return replace(fragment, first=low, last=high) if low <= high else None
 
 
-def _blame(fragment: Fragment, bookie: str, first: int, last: int, kind: str, detail: str) -> Finding:
-    return Finding(fragment.ledger_id, fragment.first, bookie, first, last, kind, detail)
+def _blame(fragment: Fragment, bookie: str, first: int, last: int, finding_kind: str, detail: str) -> Finding:
+    return Finding(fragment.ledger_id, fragment.first, bookie, first, last, finding_kind, detail)
 
 
-def _silent(tally: _Tally, fragment: Fragment, bookie: str, why: str) -> None:
+def _silent(tally: _Tally, fragment: Fragment, bookie: str, reason: str) -> None:
     tally.is_partial = True
-    tally.findings.append(_blame(fragment, bookie, fragment.first, fragment.last, UNAVAILABLE, why))
+    tally.findings.append(_blame(fragment, bookie, fragment.first, fragment.last, UNAVAILABLE, reason))
 
 
 async def _listed(
     tools: Tools, record: LedgerMetadata, fragment: Fragment, positions: Sequence[int], tally: _Tally
 ) -> None:
-    """Level 1: compare each bookie's list of entries with what it must hold."""
-    found = await all_of(_missing(tools, record, fragment, position, tally) for position in positions)
-    missing = {position: runs for position, runs in zip(positions, found, strict=True) if runs is not None}
+    """Compare each bookie's list of entries with what it must hold (level 1)."""
+    missing_runs = await all_of(_missing(tools, record, fragment, position, tally) for position in positions)
+    missing = {position: runs for position, runs in zip(positions, missing_runs, strict=True) if runs is not None}
     if not fragment.is_finished:
         missing = too_few(fragment, record.ack_quorum, missing)
     for position, runs in missing.items():
-        said = "not in the bookie's list of entries"
+        explanation = "not in the bookie's list of entries"
         bookie = fragment.ensemble[position]
-        lost = [_blame(fragment, bookie, run.start, run.stop - 1, MISSING, said) for run in runs]
+        lost = [_blame(fragment, bookie, run.start, run.stop - 1, MISSING, explanation) for run in runs]
         tally.findings += joined(fragment, lost)
 
 
 async def _missing(
     tools: Tools, record: LedgerMetadata, fragment: Fragment, position: int, tally: _Tally
 ) -> list[range] | None:
-    """None: the bookie does not answer."""
+    """Return the runs of entries that a bookie lacks; None: it does not answer."""
     bookie, ids = fragment.ensemble[position], fragment.stored(position)
     scan = await tools.administration.scan_replica(record, bookie, ids, is_listing=True)
     if scan.stopped is not None:
@@ -301,8 +307,7 @@ async def _missing(
 
 
 async def _recheck(tools: Tools, ledger_id: int, tally: _Tally) -> None:
-    """Drop what cannot be blamed on anybody any more: a deleted ledger, one that bookies may forget by now, a bookie
-    that another one has replaced."""
+    """Drop findings about a deleted ledger, one that bookies may delete by now, or a replaced bookie."""
     try:
         record = (await tools.administration.record(ledger_id)).metadata
     except LedgerNotFound:
@@ -311,12 +316,12 @@ async def _recheck(tools: Tools, ledger_id: int, tally: _Tally) -> None:
         tally.is_partial = False
         return
     if is_given_up(record):
-        tally.findings = [each for each in tally.findings if each.kind == METADATA]
+        tally.findings = [finding for finding in tally.findings if finding.kind == METADATA]
         tally.is_partial, tally.is_offloaded = False, True
     tally.findings = [
-        each
-        for each in tally.findings
-        if not each.bookie or BookieId(each.bookie) in record.ensemble_at(max(0, each.first_entry))
+        finding
+        for finding in tally.findings
+        if not finding.bookie or BookieId(finding.bookie) in record.ensemble_at(max(0, finding.first_entry))
     ]
 
 
@@ -334,14 +339,14 @@ def _concluded(spark: Any, config: JobConfig, run: Run) -> Complete:
             failed.append((name, detail["error"]))
         if "offloaded" in detail:
             offloaded[detail["offloaded"]] = None
-        raw += [Finding(*each) for each in detail.get("findings", ())]
+        raw += [Finding(*finding) for finding in detail.get("findings", ())]
         for bookie, counts in detail.get("covered", {}).items():
             total = covered.setdefault(bookie, [0, 0, 0])
             for index, count in enumerate(counts):
                 total[index] += count
     findings = one_by_bookie(raw)
     registered = common.ask(config.uri, _registered)
-    repairs = repairs_of(raw, [each.bookie for each in raw if each.bookie not in registered])
+    repairs = repairs_of(raw, [finding.bookie for finding in raw if finding.bookie not in registered])
     frame = common.save(common.frame_of(spark, _labelled(config, findings), FINDINGS), config, "findings")
     common.save(common.frame_of(spark, _labelled(config, repairs), REPAIRS), config, "plan")
     rows = [(config.run_id, bookie, *counts) for bookie, counts in sorted(covered.items())]
@@ -350,7 +355,7 @@ def _concluded(spark: Any, config: JobConfig, run: Run) -> Complete:
 
 
 async def _registered(client: Client) -> list[str]:
-    return [str(each.id) for each in await client.bookies() if each.mode != DOWN]
+    return [str(bookie.id) for bookie in await client.bookies() if bookie.mode != DOWN]
 
 
 def _labelled(config: JobConfig, rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -368,16 +373,19 @@ def _report(
 ) -> Report:
     size = sum(counts[2] for counts in covered.values())
     entries = sum(counts[1] for counts in covered.values())
-    kinds = Counter(each.kind for each in findings)
-    said = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "nothing to complain about"
-    lead = f"{items:,} items, {entries:,} copies of entries, {size_text(size)} looked at: {said}"
+    counts_by_kind = Counter(finding.kind for finding in findings)
+    summary = (
+        ", ".join(f"{count:,} {finding_kind}" for finding_kind, count in sorted(counts_by_kind.items()))
+        or "no findings"
+    )
+    lead = f"{items:,} items, {entries:,} copies of entries, {size_text(size)} checked: {summary}"
     if offloaded:
         lead += f"; {offloaded:,} ledgers are offloaded, so bookies need not have their entries"
     if failed:
-        lead += f"; {len(failed):,} items could not be looked at: repeat run {config.run_id}"
-    blamed = Counter(each.bookie or "(no bookie)" for each in findings)
+        lead += f"; {len(failed):,} items could not be checked: repeat run {config.run_id}"
+    blamed = Counter(finding.bookie or "(no bookie)" for finding in findings)
     sections = [
-        Section("Findings", table=Table(("kind", "findings"), sorted(kinds.items()), (1,))),
+        Section("Findings", table=Table(("kind", "findings"), sorted(counts_by_kind.items()), (1,))),
         Section(
             "Findings by bookie",
             plot=Bars([(bookie, count, f"{count:,}") for bookie, count in blamed.most_common()]),
@@ -397,7 +405,7 @@ def _report(
         ),
         Section(
             "Coverage",
-            "What was read of each bookie.",
+            "What was read from each bookie.",
             Table(
                 ("bookie", "replicas", "entries", "bytes"),
                 [(bookie, *counts) for bookie, counts in sorted(covered.items())],

@@ -1,12 +1,12 @@
-"""`usage`: where the bytes are. By label, by log, by age, by bookie; how evenly; the largest and the hottest ledgers.
+"""Job `usage`: where the bytes are, by label, log, age and bookie; how evenly; the largest and the hottest ledgers.
 
-Payload counts each byte once, `stored` counts every copy. The length of a closed ledger is in its record; one that is
-being written is asked for its own, at its bookies. Everything else is queries over the tables of `spark/read/tables.py`,
-which a run with output keeps beside its results, so that runs can be compared (`tables`: read those of another run).
+Payload counts each byte once, `stored` counts every copy. The length of a closed ledger is in its record; for an open
+one the bookies are asked. All else is queries over the tables of `spark/read/tables.py`. A run with output keeps these
+tables beside its results, so that runs can be compared (`tables`: use those of another run).
 
-*Hot* is what grows: bytes a second since a ledger was made, of those made within `hot_hours`; the protocol has no way
-to ask what is read. What deleting a log would return is its `stored`; what compaction could return on a bookie is the
-difference between what its disks hold and what the records say. Source: spark 5.5.
+*Hot* means growth: bytes per second since creation, of ledgers created within `hot_hours`; the protocol has no request
+for read rates. Deleting a log frees its `stored` bytes. Compaction can free at most the difference between what a
+bookie's disks hold and what the records name. Source: spark 5.5.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from bookies.spark.jobs.shared.progress import size_text
 from bookies.spark.jobs.shared.report import Bars, Curve, Report, Section, Table
 
 OPTIONS = (
-    Option("top", 20, "how many ledgers to name", int),
-    Option("hot_hours", 24.0, "the hottest ledgers are looked for among those made within so many hours", float),
-    Option(
-        "tables", None, "tables that an earlier run has kept, DIR/RUN/tables, in place of the cluster", metavar="DIR"
-    ),
+    Option("top", 20, "number of ledgers to list", int),
+    Option("hot_hours", 24.0, "rank only ledgers created within this many hours as hottest", float),
+    Option("tables", None, "read the tables of an earlier run, DIR/RUN/tables, instead of the cluster", metavar="DIR"),
 )
 USAGE = "run_id STRING, section STRING, name STRING, ledgers BIGINT, bytes BIGINT, stored BIGINT"
 TABLES = ("ledgers", "replicas", "manifests", "bookies")
@@ -45,7 +43,7 @@ OLDER, UNKNOWN_AGE, NO_LABEL, NO_LOG = "older", "unknown", "(no label)", "(no lo
 
 
 def job(spark: Any, config: JobConfig) -> Any:
-    """Rows (section, name, ledgers, bytes, stored); sections label, log, age, bookie, day, largest, hottest."""
+    """Return rows (section, name, ledgers, bytes, stored); sections label, log, age, bookie, day, largest, hottest."""
     return complete(spark, config).frame
 
 
@@ -54,21 +52,21 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     frames, is_saved = tables_of(spark, config)
     is_open = frames["ledgers"].where("length IS NULL").select("ledger_id")
     ids = [] if is_saved else is_open.toArrow().column("ledger_id").to_pylist()
-    items = [Item(str(each), 0, (), json.dumps({"ledger": each})) for each in ids]
+    items = [Item(str(ledger_id), 0, (), json.dumps({"ledger": ledger_id})) for ledger_id in ids]
     run = common.execute(spark, config, "usage", items, Measure())
     if config.mode == common.PLAN:
         return Complete.planned("usage", run)
     lengths = [(int(name), detail["length"]) for name, _, detail in run.details() if "length" in detail]
     measured = common.frame_of(spark, lengths, "ledger_id BIGINT, measured BIGINT")
-    found = analyse(frames, measured, datetime.datetime.now(datetime.UTC), config)
-    rows = [(config.run_id, *row) for row in found]
+    sums = analyse(frames, measured, datetime.datetime.now(datetime.UTC), config)
+    rows = [(config.run_id, *row) for row in sums]
     frame = common.save(common.frame_of(spark, rows, USAGE), config, "usage")
     space = [row for row in frames["bookies"].toArrow().to_pylist() if row["total_bytes"]]
-    return Complete(frame, report_of(config, found, space, unmeasured=len(items) - len(lengths)))
+    return Complete(frame, report_of(config, sums, space, unmeasured=len(items) - len(lengths)))
 
 
 def tables_of(spark: Any, config: JobConfig) -> tuple[dict[str, Any], bool]:
-    """The tables, and whether they are those of an earlier run."""
+    """Return the tables, and whether they are those of an earlier run."""
     if kept := config.options["tables"]:
         from pyspark.errors import AnalysisException
 
@@ -86,7 +84,7 @@ def tables_of(spark: Any, config: JobConfig) -> tuple[dict[str, Any], bool]:
 
 @dataclass(frozen=True)
 class Measure:
-    """How long a ledger that is being written is, by its last confirmed entry."""
+    """Measurement of an open ledger: its length at its last confirmed entry."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
         try:
@@ -103,7 +101,7 @@ class Measure:
 def analyse(
     frames: dict[str, Any], measured: Any, now: datetime.datetime, config: JobConfig
 ) -> list[tuple[str, str, int, int, int]]:
-    """(section, name, ledgers, bytes, stored), in the order in which they are shown."""
+    """Return section, name, ledgers, bytes and stored, in display order."""
     from pyspark.sql import functions as f
 
     length = f.coalesce("length", "measured", f.lit(0)).alias("bytes")
@@ -124,21 +122,21 @@ def analyse(
     by_log = ledgers.join(owners, "ledger_id", "left").withColumn("name", f.coalesce("log", f.lit(NO_LOG)))
     by_age = ledgers.withColumn("name", age.otherwise(OLDER))
     by_day = ledgers.where("created IS NOT NULL").withColumn("name", f.date_format("created", "yyyy-MM-dd"))
-    found = []
+    rows = []
     for section, frame in (("label", by_label), ("log", by_log), ("age", by_age), ("day", by_day)):
         sums = frame.groupBy("name").agg(f.count("*").alias("ledgers"), f.sum("bytes"), f.sum("stored").alias("stored"))
         order = sums.orderBy(f.col("name") if section == "day" else f.desc("stored"), "name")
-        found += [(section, *row.values()) for row in order.toArrow().to_pylist()]
+        rows += [(section, *row.values()) for row in order.toArrow().to_pylist()]
     held = frames["replicas"].groupBy("bookie").agg(f.countDistinct("ledger_id"), f.sum(f.coalesce("bytes", f.lit(0))))
     everyone = frames["bookies"].select("bookie").join(held, "bookie", "full").na.fill(0).orderBy("bookie")
     for bookie, count, size in (row.values() for row in everyone.toArrow().to_pylist()):
-        found.append(("bookie", bookie, count, size, size))
+        rows.append(("bookie", bookie, count, size, size))
     rate = f.col("bytes") / f.greatest(hours * 3600, f.lit(1.0))
     hot = ledgers.where(hours < float(config.options["hot_hours"])).orderBy(f.desc(rate), "ledger_id")
     for section, frame in (("largest", ledgers.orderBy(f.desc("bytes"), "ledger_id")), ("hottest", hot)):
         top = frame.limit(int(config.options["top"])).select(f.col("ledger_id").cast("string"), "bytes", "stored")
-        found += [(section, name, 1, size, stored) for name, size, stored in map(_values, top.toArrow().to_pylist())]
-    return found
+        rows += [(section, name, 1, size, stored) for name, size, stored in map(_values, top.toArrow().to_pylist())]
+    return rows
 
 
 def _values(row: dict[str, Any]) -> tuple[str, int, int]:
@@ -147,7 +145,7 @@ def _values(row: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def gini(sizes: Sequence[float]) -> float:
-    """How unevenly: 0 all alike, near 1 all in one place."""
+    """Return the Gini coefficient: 0 all equal, near 1 all in one place."""
     ordered, total, count = sorted(sizes), sum(sizes), len(sizes)
     if not total:
         return 0.0
@@ -155,7 +153,7 @@ def gini(sizes: Sequence[float]) -> float:
 
 
 def lorenz(sizes: Sequence[float]) -> list[tuple[float, float]]:
-    """Points (share of the bookies, share of the bytes that the emptiest of them hold)."""
+    """Return points (share of the bookies, share of the bytes that the emptiest of them hold)."""
     ordered, total = sorted(sizes), sum(sizes) or 1
     points, so_far = [(0.0, 0.0)], 0.0
     for rank, size in enumerate(ordered, 1):
@@ -166,13 +164,13 @@ def lorenz(sizes: Sequence[float]) -> list[tuple[float, float]]:
 
 def report_of(
     config: JobConfig,
-    found: Sequence[tuple[str, str, int, int, int]],
+    rows: Sequence[tuple[str, str, int, int, int]],
     space: Sequence[dict[str, Any]],
     *,
     unmeasured: int,
 ) -> Report:
     by_section: dict[str, list[tuple[str, int, int, int]]] = {}
-    for section, name, count, size, stored_size in found:
+    for section, name, count, size, stored_size in rows:
         by_section.setdefault(section, []).append((name, count, size, stored_size))
     bookies = by_section.get("bookie", [])
     sizes = [size for _, _, _, size in bookies]
@@ -186,14 +184,14 @@ def report_of(
         f"{skew:.2f} times the mean, Gini {gini(sizes):.3f}"
     )
     if unmeasured:
-        lead += f"; {unmeasured:,} open ledgers did not say how long they are"
+        lead += f"; {unmeasured:,} open ledgers could not be measured"
     sections = [
         _section("By label", by_section.get("label", ())),
-        _section("By log", by_section.get("log", ()), "`stored` is what deleting the log would return."),
+        _section("By log", by_section.get("log", ()), "`stored` is what deleting the log would free."),
         _section("By age", by_section.get("age", ())),
         Section(
             "By bookie",
-            "Closed ledgers only: what the records say.",
+            "Closed ledgers only, by their records.",
             Table(
                 ("bookie", "ledgers", "stored", "of the mean"),
                 [(name, count, size, size / mean if mean else 0.0) for name, count, _, size in bookies],
@@ -204,8 +202,8 @@ def report_of(
         Section("Evenness", f"Gini {gini(sizes):.3f}", plot=_curve(sizes)),
         _disks(space, {name: size for name, _, _, size in bookies}),
         _section("Largest ledgers", by_section.get("largest", ())),
-        _section("Hottest ledgers", by_section.get("hottest", ()), "Most bytes a second since they were made."),
-        _section("Written by day", by_section.get("day", ()), "Ledgers by the day on which they were made."),
+        _section("Hottest ledgers", by_section.get("hottest", ()), "Most bytes per second since creation."),
+        _section("Written by day", by_section.get("day", ()), "Ledgers by the day of creation."),
     ]
     return Report("Usage", lead, True, {"run": config.run_id, **config.options}, sections)
 
@@ -226,8 +224,8 @@ def _disks(space: Sequence[dict[str, Any]], live: dict[str, int]) -> Section:
         known = live.get(row["bookie"], 0)
         rows.append((row["bookie"], row["total_bytes"], row["free_bytes"], used, known, max(0, used - known)))
     text = (
-        "`beyond`: on the disks and in no record: deleted ledgers, open ones, indexes, journals, and whatever else is "
-        "on these disks. Compaction can return no more than that."
+        "`beyond`: on the disks and in no record: deleted ledgers, open ones, indexes, journals, and other files on "
+        "these disks. Compaction can free at most that."
     )
     headers = ("bookie", "total", "free", "used", "in records", "beyond")
     return Section("Disks", text, Table(headers, rows, (1, 2, 3, 4, 5)))

@@ -1,15 +1,15 @@
-"""`whatif`: what happens when these bookies, or these fault domains, die at once. Asks nobody but the metadata store.
+"""Job `whatif`: predicts the simultaneous failure of bookies or fault domains. Asks only the metadata store.
 
-For each fragment: how many copies the worst-off entry has left.
+For each fragment: how many copies its worst entry has left.
 
-    lost      none: data is gone unless a bookie comes back
+    lost      none: data is lost unless a bookie comes back
     single    one: the next failure loses data
     reduced   fewer than the write quorum
-    stuck     of a ledger that is being written: fewer than its ack quorum can be reached in the last fragment, so
-              its writer must change the ensemble, and a recovery cannot decide without the dead
+    stuck     of an open ledger: fewer bookies of the last fragment than its ack quorum are reachable, so its writer
+              must change the ensemble, and a recovery cannot decide without the dead bookies
 
-and what repair costs: bytes to copy, hours at a rate for each bookie, and whether the other disks hold it.
-Source: spark 5.5.
+It also reports the cost of repair: bytes to copy, hours at a rate for each bookie, and whether the other disks have
+enough space. Source: spark 5.5.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from bookies.spark.jobs.shared.progress import size_text, time_text
 from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
 
 OPTIONS = (
-    Option("dead", None, "these bookies, separated by commas", metavar="BOOKIES"),
-    Option("domains", None, "these fault domains, separated by commas", metavar="NAMES"),
+    Option("dead", None, "bookies that fail, separated by commas", metavar="BOOKIES"),
+    Option("domains", None, "fault domains that fail, separated by commas", metavar="NAMES"),
     Option("fault_domains", "", "bookie=domain pairs, separated by commas", metavar="PAIRS"),
-    Option("fill", 0.9, "how full a disk may become: a share", float),
+    Option("fill", 0.9, "greatest used share of a disk, 0 to 1", float),
 )
 LOST, SINGLE, REDUCED, STUCK = "lost", "single", "reduced", "stuck"
 FRAGMENTS = (
@@ -58,7 +58,7 @@ _FRAGMENTS = pa.schema(
 
 
 def job(spark: Any, config: JobConfig) -> Any:
-    """The fragments that lose copies: outcome, copies left, bytes to copy, living bookies outside the ensemble."""
+    """Return the fragments that lose copies: outcome, copies left, bytes to copy, writable bookies outside."""
     return complete(spark, config).frame
 
 
@@ -84,7 +84,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
 
 def dead_of(options: Mapping[str, Any], bookies: Sequence[str]) -> list[str]:
-    """The bookies that die. Raises `InvalidArgument`."""
+    """Return the bookies that fail. Raises `InvalidArgument`."""
     domains = parse_fault_domains(str(options["fault_domains"] or ""))
     dead = _names(options["dead"])
     for domain in _names(options["domains"]):
@@ -102,12 +102,12 @@ def dead_of(options: Mapping[str, Any], bookies: Sequence[str]) -> list[str]:
         if bookie not in bookies:
             raise InvalidArgument(f"dead: there is no bookie {bookie}; there are {', '.join(bookies)}")
     if not dead:
-        raise InvalidArgument("say who dies: dead=BOOKIES, or domains=NAMES with fault_domains=PAIRS")
+        raise InvalidArgument("name what fails: dead=BOOKIES, or domains=NAMES with fault_domains=PAIRS")
     return list(dict.fromkeys(dead))
 
 
 def _names(text: Any) -> list[str]:
-    return [each.strip() for each in str(text or "").split(",") if each.strip()]
+    return [name.strip() for name in str(text or "").split(",") if name.strip()]
 
 
 # -- one fragment ----------------------------------------------------------------------------------------------------
@@ -115,19 +115,19 @@ def _names(text: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges the rows of the table of fragments, in a task."""
+    """Assessment of the rows of the table of fragments, in a task."""
 
     dead: tuple[str, ...]
     alive: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            found = [each for each in map(self.fragment, batch.to_pylist()) if each is not None]
-            if found:
-                yield pa.RecordBatch.from_pylist(found, schema=_FRAGMENTS)
+            rows = [outcome_row for outcome_row in map(self.fragment, batch.to_pylist()) if outcome_row is not None]
+            if rows:
+                yield pa.RecordBatch.from_pylist(rows, schema=_FRAGMENTS)
 
     def fragment(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What becomes of it; None: it loses nothing. `row`: of the table."""
+        """Return the outcome of a fragment; None: it loses no copy. `row`: of the table."""
         ensemble, write_quorum = row["ensemble"], row["write_quorum"]
         lives = [bookie not in self.dead for bookie in ensemble]
         copies = fewest_copies(lives, row["first_entry"], row["last_entry"], write_quorum)
@@ -144,7 +144,7 @@ class Judge:
 
 
 def fewest_copies(lives: Sequence[bool], first: int, last: int | None, write_quorum: int) -> int:
-    """Of the entry of a fragment that is worst off, how many of its replicas are on positions that live."""
+    """Return the least number of surviving replicas of any entry of the fragment."""
     size = len(lives)
     stop = first + size if last is None else min(last + 1, first + size)  # write sets repeat
     return min(
@@ -161,7 +161,7 @@ def fewest_copies(lives: Sequence[bool], first: int, last: int | None, write_quo
 
 @dataclass(frozen=True)
 class Cost:
-    """`seconds`: None: nobody is left to copy to. `room`: bytes that the living may still take."""
+    """Cost of repair. `seconds` None: no bookie is left to copy to. `room`: bytes that the surviving disks may take."""
 
     size: int
     seconds: float | None
@@ -171,8 +171,10 @@ class Cost:
 
 
 def repair_cost(size: int, alive: Sequence[Mapping[str, Any]], rate: float, fill: float) -> Cost:
-    """Copies are spread over the living by the room they have. `rate`: bytes a second that each of them reads and
-    writes for it; half of it is reading."""
+    """Spread the copies over the surviving bookies by their free space.
+
+    `rate`: bytes per second that each of them reads and writes; half of it is reading.
+    """
     rooms = {}
     for row in alive:
         if row["total_bytes"] is not None and row["free_bytes"] is not None:
@@ -197,13 +199,13 @@ def _report(
     cost: Cost,
 ) -> Report:
     counted = ", ".join(f"{count:,} {outcome}" for outcome, (count, _) in sorted(by_outcome.items())) or "none"
-    time = "nobody is left to copy to" if cost.seconds is None else f"about {time_text(cost.seconds)}"
+    time = "no bookie is left to copy to" if cost.seconds is None else f"about {time_text(cost.seconds)}"
     lead = (
         f"without {', '.join(dead)}: fragments that lose copies: {counted}; to copy {size_text(cost.size)}, {time}; "
         f"the other disks {'hold' if cost.is_enough else 'do not hold'} it"
     )
     if homeless:
-        lead += f"; {homeless:,} fragments have no bookie outside their ensemble to go to: start more bookies first"
+        lead += f"; {homeless:,} fragments have no other bookie outside their ensemble: start more bookies first"
     outcomes = sorted((outcome, count, size) for outcome, (count, size) in by_outcome.items())
     sections = [
         Section(
@@ -212,7 +214,7 @@ def _report(
             plot=Bars([(outcome, count, f"{count:,}") for outcome, count, _ in outcomes]),
         ),
         Section(
-            "The worst off",
+            "Worst fragments",
             table=Table(
                 ("ledger", "fragment", "first entry", "last entry", "outcome", "copies", "bytes", "bookies left"),
                 [tuple(row.values()) for row in worst],

@@ -1,8 +1,8 @@
-"""Payloads as columns: UTF-8 text, one JSON object per entry, or an Arrow IPC stream of rows per entry.
+"""Decoding of payloads to columns: UTF-8 text, one JSON object per entry, or an Arrow IPC stream of rows per entry.
 
-Whole batches are decoded at once by Arrow; only a batch with something in it that does not decode is looked at entry by
-entry. What becomes of such an entry is the option `mode`, with the words of Spark's own readers: PERMISSIVE (null, and
-the payload in the column `_corrupt_record` if the schema has one), DROPMALFORMED, FAILFAST. Source: spark 3.2.
+Arrow decodes whole batches at once; only a batch with a malformed entry is checked entry by entry. Option `mode`
+decides about such an entry, as in Spark's own readers: PERMISSIVE (null, and the payload in the column
+`_corrupt_record` if the schema has one), DROPMALFORMED, FAILFAST. Source: spark 3.2.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from bookies.spark.base import envelope
 from bookies.spark.base.arrow import Stretch
 
 CORRUPT = "_corrupt_record"
-SIFTED_MAX = 256  # entries that are looked at one by one rather than halved again
-DIGITS_MAX = 20  # of a whole number that may be one of 64 bits
-# Bytes that an object may begin with: white space and a brace, or the mark or the zero bytes of UTF-8, 16 and 32.
+SIFTED_MAX = 256  # entries that are checked one by one instead of halved again
+DIGITS_MAX = 20  # digits of a whole number that may have 64 bits
+# First bytes of an object: white space and a brace, or the byte order mark or zero bytes of UTF-8, 16 and 32.
 _MAY_BE_OBJECT = r"\A[\x09-\x0D ]*[{\x00\xEF\xFE\xFF]"
-# What the readers and the conversions raise for a payload that is not what the schema says.
+# Errors of the readers and conversions for a payload that does not match the schema.
 UNDECODABLE = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, OSError, pa.ArrowException)
 
 
 class Unsuitable(ValueError):
-    """JSON that is of another kind than the schema says."""
+    """JSON value of another type than the schema has."""
 
 
 class Malformed(InvalidArgument):
-    """An entry that does not decode, under mode FAILFAST."""
+    """Entry that does not decode, in mode FAILFAST."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Columns by name. `taken`: for each row the index of its entry in the batch; None: one row each, in order."""
+    """Columns by name. `taken`: for each row the index of its entry in the batch; None: one row per entry, in order."""
 
     columns: dict[str, pa.Array]
     taken: pa.Array | None = None
 
 
 def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str) -> Decoded:
-    """The columns of records with key, headers and timestamp. Raises `Malformed`."""
+    """Return the columns of records with key, headers and timestamp. Raises `Malformed`."""
     try:
         return Decoded(envelope.decode(entries, names))
     except MetadataCorrupt:
@@ -64,20 +64,20 @@ def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str)
         kept = pa.array([index for index in range(len(entries)) if index not in dropped], pa.int64())
         return Decoded(envelope.decode(entries.take(kept), names), kept)
     is_good = pa.array([index not in dropped for index in range(len(entries))], pa.bool_())
-    [nothing] = envelope.encode(pa.nulls(1, pa.binary()))
-    return Decoded(envelope.decode(_one(pc.if_else(is_good, entries, nothing)), names))
+    [empty_entry] = envelope.encode(pa.nulls(1, pa.binary()))
+    return Decoded(envelope.decode(_one(pc.if_else(is_good, entries, empty_entry)), names))
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """`fields`: the columns that come out of the payload, `_corrupt_record` among them if it is wanted."""
+    """Decoder of payloads. `fields`: the columns inside the payload, and `_corrupt_record` if the schema has it."""
 
     format: str
     fields: tuple[pa.Field, ...]
     mode: str
 
     def decode(self, stretch: Stretch, values: pa.Array) -> Decoded:
-        """Raises `Malformed`."""
+        """Decode payloads to columns. Raises `Malformed`."""
         if self.format == "utf8":
             return self._text(stretch, values)
         if self.format == "json":
@@ -85,7 +85,7 @@ class Decoder:
         return self._arrow(stretch, values)
 
     @property
-    def _wanted(self) -> list[pa.Field]:
+    def _payload_fields(self) -> list[pa.Field]:
         return [field for field in self.fields if field.name != CORRUPT]
 
     # -- text ----------------------------------------------------------------------------------------------------
@@ -111,17 +111,17 @@ class Decoder:
             try:
                 return self._with_corrupt(self._columns(self._objects(values)), values, [])
             except UNDECODABLE:
-                pass  # One of them at least is no such object: find out which.
+                pass  # At least one payload is malformed: find out which.
         return self._salvaged(stretch, values)
 
     def _salvaged(self, stretch: Stretch, values: pa.Array) -> Decoded:
-        """What is refused is halved until what is bad stands alone: an entry decodes in company if it does by itself.
+        """Halve what does not decode until the malformed entries are isolated.
 
-        A few that are refused are looked at one by one, which tells at once what never can be decoded. What does not
-        even begin like an object is sorted out of the whole batch before.
+        An entry that decodes alone also decodes in a batch. Up to `SIFTED_MAX` entries are checked one by one, which
+        finds those that can never decode. Payloads that do not begin like an object are removed first.
         """
         pieces: list[pa.Table] = []
-        found: list[int] = []  # the rows of `values` that are in `pieces`
+        rows_found: list[int] = []  # the rows of `values` that are in `pieces`
         may_be = pc.match_substring_regex(values, _MAY_BE_OBJECT)
         bad = dict.fromkeys(pc.indices_nonzero(pc.invert(may_be)).to_pylist(), "not a JSON object")
         waiting = [pc.indices_nonzero(may_be).to_pylist()]
@@ -132,7 +132,7 @@ class Decoder:
                 try:
                     of_rows = values.take(pa.array(rows, pa.int64()))
                     pieces.append(self._objects(of_rows) if texts is None else self._read(_texts(texts, rows)))
-                    found += rows
+                    rows_found += rows
                     break
                 except UNDECODABLE as error:
                     if len(rows) <= SIFTED_MAX and texts is None:
@@ -148,22 +148,23 @@ class Decoder:
         for row in sorted(bad):
             self._refuse(stretch, row, bad[row])
         order: list[int | None] = [None] * len(values)
-        for index, row in enumerate(found):
+        for index, row in enumerate(rows_found):
             order[row] = index
-        whole = pa.concat_tables([*pieces, pa.schema(self._wanted).empty_table()]).combine_chunks()
-        return self._without_bad(self._columns(whole.take(pa.array(order, pa.int64()))), values, sorted(bad))
+        table = pa.concat_tables([*pieces, pa.schema(self._payload_fields).empty_table()]).combine_chunks()
+        return self._without_bad(self._columns(table.take(pa.array(order, pa.int64()))), values, sorted(bad))
 
     def _columns(self, table: pa.Table) -> dict[str, pa.Array]:
-        return {field.name: _one(table[field.name]) for field in self._wanted}
+        return {field.name: _one(table[field.name]) for field in self._payload_fields}
 
     def _objects(self, values: pa.Array) -> pa.Table:
-        """One row for each of the payloads, none of them null. Raises `UNDECODABLE` if any is no such object."""
-        if any(_has_map(field.type) for field in self._wanted):  # Arrow's reader knows none.
+        """Return one row for each payload, none of them null. Raises `UNDECODABLE` if any is no such object."""
+        if any(_has_map(field.type) for field in self._payload_fields):  # Arrow's reader does not support maps.
             return self._read(pa.array(map(self._respelled, values.to_pylist()), pa.string()))
-        return self._read(values.cast(pa.string()))  # That reader takes bytes that are no UTF-8, the cast does not.
+        # The reader accepts bytes that are not UTF-8, the cast refuses them.
+        return self._read(values.cast(pa.string()))
 
     def _sifted(self, values: pa.Array, rows: Sequence[int]) -> tuple[dict[int, str], dict[int, str]]:
-        """Of the rows, how they are respelled if they can be, and which are surely refused, and why."""
+        """Return the new text of each row that can be respelled, and the reason for each row that cannot decode."""
         texts: dict[int, str] = {}
         hopeless: dict[int, str] = {}
         for row in rows:
@@ -171,19 +172,19 @@ class Decoder:
             try:
                 texts[row] = self._respelled(payload)
             except (Unsuitable, json.JSONDecodeError, UnicodeDecodeError) as error:
-                if b"Inf" not in payload:  # Arrow's reader knows more names of that number.
+                if b"Inf" not in payload:  # Arrow's reader accepts more spellings of infinity.
                     hopeless[row] = _reason(error)
             except UNDECODABLE:
-                pass  # What Python's reader finds too deep the other one may pass over.
+                pass  # Arrow's reader may skip values that are too deep for Python's.
         return texts, hopeless
 
     def _respelled(self, payload: bytes) -> str:
-        """The wanted columns of an object that Python's reader takes and Arrow's does not, in words that both do: a key
-        that is there twice (the last one counts), another encoding, whole numbers such as 1.0, maps.
+        """Rewrite an object's selected columns so that Arrow's reader accepts them as Python's does.
 
+        The cases: a repeated key (the last one counts), another encoding, whole numbers such as 1.0, maps.
         Raises `UNDECODABLE`.
         """
-        return _spelled(json.loads(payload, parse_float=Decimal, parse_int=Decimal), pa.struct(self._wanted))
+        return _spelled(json.loads(payload, parse_float=Decimal, parse_int=Decimal), pa.struct(self._payload_fields))
 
     def _read(self, texts: pa.Array) -> pa.Table:
         if not _has_braces(texts) and not _has_braces(pc.ascii_trim_whitespace(texts)):
@@ -194,30 +195,30 @@ class Decoder:
             pa.BufferReader(text),
             pyarrow.json.ReadOptions(use_threads=False, block_size=max(1 << 12, 2 * len(text))),
             pyarrow.json.ParseOptions(
-                explicit_schema=pa.schema([pa.field(field.name, _plain(field.type)) for field in self._wanted]),
+                explicit_schema=pa.schema([pa.field(field.name, _plain(field.type)) for field in self._payload_fields]),
                 unexpected_field_behavior="ignore",
             ),
         )
-        # Each is a row at least, so as many rows as payloads means one each: between a brace that ends a payload and
-        # one that begins the next is the end of a line, which is in no string, so both are at the outermost level.
+        # Each payload is at least one row, so equal counts mean one row each. The line end between the closing brace
+        # of a payload and the opening brace of the next is in no string, so both braces are at the outermost level.
         if table.num_rows != len(texts):
             raise ValueError("more than one JSON object")
-        columns = [_typed(_one(table[field.name]), field.type) for field in self._wanted]
-        return pa.Table.from_arrays(columns, schema=pa.schema(self._wanted))
+        columns = [_typed(_one(table[field.name]), field.type) for field in self._payload_fields]
+        return pa.Table.from_arrays(columns, schema=pa.schema(self._payload_fields))
 
     # -- Arrow ---------------------------------------------------------------------------------------------------
     def _arrow(self, stretch: Stretch, values: pa.Array) -> Decoded:
         tables: list[pa.Table] = []
         taken: list[int] = []
         bad: list[int] = []
-        names = [field.name for field in self._wanted]
-        schema = pa.schema(self._wanted)
+        names = [field.name for field in self._payload_fields]
+        schema = pa.schema(self._payload_fields)
         for index in range(len(values)):
             if not values[index].is_valid:
                 continue  # A record without a value has no rows.
             try:
                 table = pa.ipc.open_stream(values[index].as_buffer()).read_all()
-                table.validate(full=True)  # Offsets that lead out of the buffers would end the process.
+                table.validate(full=True)  # Offsets outside the buffers would crash the process.
                 present = [
                     table[name].cast(schema.field(name).type)
                     if name in table.column_names
@@ -233,16 +234,16 @@ class Decoder:
                 bad.append(len(taken))
             tables.append(table)
             taken += [index] * table.num_rows
-        whole = pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
-        columns = {name: _one(whole[name]) for name in names}
+        joined = pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
+        columns = {name: _one(joined[name]) for name in names}
         indices = pa.array(taken, pa.int64())
         return Decoded(self._with_corrupt(columns, values.take(indices), bad).columns, indices)
 
-    # -- what does not decode ------------------------------------------------------------------------------------
+    # -- malformed entries ---------------------------------------------------------------------------------------
     def _refuse(self, stretch: Stretch, index: int, reason: str) -> None:
         if self.mode == "FAILFAST":
             raise Malformed(
-                f"the payload is not what valueFormat={self.format} and the schema say ({reason}): "
+                f"the payload does not match valueFormat={self.format} and the schema ({reason}): "
                 "correct them, or choose mode=PERMISSIVE or mode=DROPMALFORMED",
                 ledger_id=stretch.ledger_id,
                 entry_id=stretch.first_entry_id + index,
@@ -253,7 +254,7 @@ class Decoder:
             return self._with_corrupt(columns, values, bad)
         dropped = set(bad)
         kept = pa.array([index for index in range(len(values)) if index not in dropped], pa.int64())
-        columns = {name: each.take(kept) for name, each in columns.items()}
+        columns = {name: column.take(kept) for name, column in columns.items()}
         return Decoded(self._with_corrupt(columns, values.take(kept), []).columns, kept)
 
     def _with_corrupt(self, columns: dict[str, pa.Array], values: pa.Array, bad: Sequence[int]) -> Decoded:
@@ -271,108 +272,114 @@ class Decoder:
 
 
 def _texts(texts: Mapping[int, str], rows: Sequence[int]) -> pa.Array:
-    """Raises `ValueError` if one of them could not be respelled."""
+    """Return the new texts of the rows. Raises `ValueError` if one of them could not be respelled."""
     if not all(row in texts for row in rows):
         raise ValueError("a JSON object that is nested too deep")
     return pa.array([texts[row] for row in rows], pa.string())
 
 
 def _reason(error: Exception) -> str:
-    """In one line."""
+    """Return the error in one line."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _has_braces(texts: pa.Array) -> bool:
-    """Whether each begins with one and ends with one."""
+    """Report whether each text begins and ends with a brace."""
     return bool(pc.all(pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))).as_py())
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """As which JSON is read first: what Arrow's reader does not read as JSON writes it."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _plain(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field(kind.value_field.name, _plain(kind.value_type)))
-    if pa.types.is_map(kind):
-        return pa.list_(pa.struct([("key", _plain(kind.key_type)), ("value", _plain(kind.item_type))]))
-    if pa.types.is_duration(kind):
+def _plain(data_type: pa.DataType) -> pa.DataType:
+    """Return the type as which JSON is read first: Arrow's reader cannot read the others from JSON."""
+    if pa.types.is_struct(data_type):
+        return pa.struct([pa.field(field.name, _plain(field.type)) for field in data_type])
+    if pa.types.is_list(data_type):
+        return pa.list_(pa.field(data_type.value_field.name, _plain(data_type.value_type)))
+    if pa.types.is_map(data_type):
+        return pa.list_(pa.struct([("key", _plain(data_type.key_type)), ("value", _plain(data_type.item_type))]))
+    if pa.types.is_duration(data_type):
         return pa.int64()
-    return pa.string() if pa.types.is_date(kind) or pa.types.is_binary(kind) else kind
+    return pa.string() if pa.types.is_date(data_type) or pa.types.is_binary(data_type) else data_type
 
 
-def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column of the type `_plain(kind)`, which is no slice, as `kind`. Raises `ArrowInvalid`, `ValueError`."""
-    if column.type == kind:
+def _typed(column: pa.Array, data_type: pa.DataType) -> pa.Array:
+    """Convert a column of the type `_plain(data_type)`, which is not a slice. Raises `ArrowInvalid`, `ValueError`."""
+    if column.type == data_type:
         return column
-    if pa.types.is_struct(kind):
-        children = [_typed(column.field(index), field.type) for index, field in enumerate(kind)]
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
-    if pa.types.is_list(kind):
-        elements = _typed(column.values, kind.value_type)
-        return pa.ListArray.from_arrays(column.offsets, elements, type=kind, mask=column.is_null())
-    if pa.types.is_map(kind):
-        keys, items = (_typed(column.values.field(index), each) for index, each in enumerate(_types_of(kind)))
-        return pa.MapArray.from_arrays(column.offsets, keys, items, type=kind, mask=column.is_null())
-    if pa.types.is_binary(kind):
+    if pa.types.is_struct(data_type):
+        children = [_typed(column.field(index), field.type) for index, field in enumerate(data_type)]
+        return pa.StructArray.from_arrays(children, fields=list(data_type), mask=column.is_null())
+    if pa.types.is_list(data_type):
+        elements = _typed(column.values, data_type.value_type)
+        return pa.ListArray.from_arrays(column.offsets, elements, type=data_type, mask=column.is_null())
+    if pa.types.is_map(data_type):
+        keys, items = (
+            _typed(column.values.field(index), item_type) for index, item_type in enumerate(_types_of(data_type))
+        )
+        return pa.MapArray.from_arrays(column.offsets, keys, items, type=data_type, mask=column.is_null())
+    if pa.types.is_binary(data_type):
         texts = column.to_pylist()
-        return pa.array([None if text is None else base64.b64decode(text, validate=True) for text in texts], kind)
-    return column.cast(kind)
+        return pa.array([None if text is None else base64.b64decode(text, validate=True) for text in texts], data_type)
+    return column.cast(data_type)
 
 
-def _types_of(kind: pa.DataType) -> list[pa.DataType]:
-    """Those that a nested type consists of."""
-    if pa.types.is_map(kind):
-        return [kind.key_type, kind.item_type]
-    if pa.types.is_list(kind):
-        return [kind.value_type]
-    return [field.type for field in kind] if pa.types.is_struct(kind) else []
+def _types_of(data_type: pa.DataType) -> list[pa.DataType]:
+    """Return the element types of a nested type."""
+    if pa.types.is_map(data_type):
+        return [data_type.key_type, data_type.item_type]
+    if pa.types.is_list(data_type):
+        return [data_type.value_type]
+    return [field.type for field in data_type] if pa.types.is_struct(data_type) else []
 
 
-def _has_map(kind: pa.DataType) -> bool:
-    return pa.types.is_map(kind) or any(_has_map(each) for each in _types_of(kind))
+def _has_map(data_type: pa.DataType) -> bool:
+    return pa.types.is_map(data_type) or any(_has_map(inner) for inner in _types_of(data_type))
 
 
-def _spelled(value: object, kind: pa.DataType) -> str:
-    """A value as JSON, of objects what the type names, a map as a list of its pairs. Raises `Unsuitable`."""
+def _spelled(value: object, data_type: pa.DataType) -> str:
+    """Return a value as JSON: of objects the fields of the type, a map as a list of its pairs. Raises `Unsuitable`."""
     if value is None:
         return "null"
-    if pa.types.is_struct(kind) and isinstance(value, dict):
-        fields = (f"{json.dumps(field.name)}: {_spelled(value.get(field.name), field.type)}" for field in kind)
+    if pa.types.is_struct(data_type) and isinstance(value, dict):
+        fields = (f"{json.dumps(field.name)}: {_spelled(value.get(field.name), field.type)}" for field in data_type)
         return "{" + ", ".join(fields) + "}"
-    if pa.types.is_map(kind) and isinstance(value, dict):
-        key, item = _types_of(kind)
-        pairs = (f'{{"key": {_spelled(each, key)}, "value": {_spelled(of, item)}}}' for each, of in value.items())
+    if pa.types.is_map(data_type) and isinstance(value, dict):
+        key, item = _types_of(data_type)
+        pairs = (
+            f'{{"key": {_spelled(map_key, key)}, "value": {_spelled(map_item, item)}}}'
+            for map_key, map_item in value.items()
+        )
         return "[" + ", ".join(pairs) + "]"
-    if pa.types.is_list(kind) and isinstance(value, list):
-        return "[" + ", ".join(_spelled(each, kind.value_type) for each in value) + "]"
-    if pa.types.is_integer(kind) or pa.types.is_duration(kind):
+    if pa.types.is_list(data_type) and isinstance(value, list):
+        return "[" + ", ".join(_spelled(element, data_type.value_type) for element in value) + "]"
+    if pa.types.is_integer(data_type) or pa.types.is_duration(data_type):
         if isinstance(value, Decimal) and value.adjusted() < DIGITS_MAX and value == value.to_integral_value():
             return str(int(value))
-    elif isinstance(value, _kinds_of(kind)) and _is_readable(value, kind):
+    elif isinstance(value, _python_types_of(data_type)) and _is_readable(value, data_type):
         return str(value) if isinstance(value, Decimal) else json.dumps(value)
-    raise Unsuitable(f"{type(value).__name__} for {kind}")
+    raise Unsuitable(f"{type(value).__name__} for {data_type}")
 
 
-def _kinds_of(kind: pa.DataType) -> tuple[type, ...]:
-    """As what Python's reader delivers values that may be of this type, which is no nested one."""
-    if pa.types.is_boolean(kind):
+def _python_types_of(data_type: pa.DataType) -> tuple[type, ...]:
+    """Return the types in which Python's reader delivers values of this type, which is not a nested one."""
+    if pa.types.is_boolean(data_type):
         return (bool,)
-    if pa.types.is_floating(kind):
-        return Decimal, float  # Infinity and NaN are the latter.
-    if pa.types.is_decimal(kind):
+    if pa.types.is_floating(data_type):
+        return Decimal, float  # Infinity and NaN are floats.
+    if pa.types.is_decimal(data_type):
         return Decimal, str
-    return () if pa.types.is_nested(kind) else (str,)
+    return () if pa.types.is_nested(data_type) else (str,)
 
 
-def _is_readable(value: object, kind: pa.DataType) -> bool:
-    """False only of a text that surely is not what the type says."""
-    kinds = [kind, pa.timestamp("us")] if pa.types.is_timestamp(kind) else [kind]  # with a zone, and without one
-    for each in kinds:
+def _is_readable(value: object, data_type: pa.DataType) -> bool:
+    """Return False only if the text certainly does not match the type."""
+    # Of timestamps: with and without a time zone.
+    candidates = [data_type, pa.timestamp("us")] if pa.types.is_timestamp(data_type) else [data_type]
+    for candidate in candidates:
         try:
-            if pa.types.is_binary(kind):
+            if pa.types.is_binary(data_type):
                 base64.b64decode(str(value), validate=True)
-            elif pa.types.is_temporal(kind):
-                pa.scalar(value, pa.string()).cast(each)
+            elif pa.types.is_temporal(data_type):
+                pa.scalar(value, pa.string()).cast(candidate)
             return True
         except ValueError:
             pass
@@ -380,7 +387,7 @@ def _is_readable(value: object, kind: pa.DataType) -> bool:
 
 
 def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """In one piece."""
+    """Return the column as one array."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     return (

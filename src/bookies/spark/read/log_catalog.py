@@ -1,6 +1,6 @@
-"""What the driver's side has to know of logs and ledgers, asked of the cluster and kept as long as it cannot change.
+"""Catalog of logs and ledgers for the driver. Asks the cluster, and caches what cannot change.
 
-Nothing is ever recovered or fenced: a ledger that is being written ends, for now, at its last add confirmed.
+It never recovers or fences a ledger: an open ledger ends, for now, at its last add confirmed.
 Source: spark 3.4, 3.6.
 """
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-AT_ONCE = 32  # questions under way
-READERS_MAX = 256  # ledgers kept open for questions
-WAITED_FOR_MAX = 16  # tails that are waited for together; of more logs than that, news is looked for at intervals
+AT_ONCE = 32  # requests in flight
+READERS_MAX = 256  # ledgers kept open
+WAITED_FOR_MAX = 16  # tails waited for together; with more logs than that, `wait` only sleeps
 GUESSES_MAX = 8
-UNTIMED_MAX = 16  # records without a time that are passed over to find one with
-SAMPLES_MAX = 32  # entries whose place is asked for before a range is cut
+UNTIMED_MAX = 16  # records without a timestamp that are skipped to find one that has it
+SAMPLES_MAX = 32  # entries whose place is requested before a range is cut
 
 
 class LogCatalog:
-    """Answers about the logs and ledgers of one cluster, for one query. On the worker's loop."""
+    """Facts about the logs and ledgers of one cluster, for one query. Runs on the worker's loop."""
 
     def __init__(self, client: Client, password: bytes, tier: str = "auto") -> None:
         self._client = client
@@ -50,20 +50,20 @@ class LogCatalog:
         self._ended: dict[int, LedgerMetadata] = {}  # closed ledgers, whose end cannot change
         self._readers: dict[int, LedgerReader] = {}
         self._logs: dict[str, LogReader] = {}
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- existence and extents ------------------------------------------------------------------------------------
     async def keys(self, chosen: selection.Selection) -> list[Key]:
-        """The logs and ledgers that are meant, as there are now."""
+        """Return the selected logs and ledgers that exist now."""
         if chosen.pattern is not None:
             pattern = re.compile(chosen.pattern)
             return [name for name in await self._client.logs() if pattern.fullmatch(name)]
         if chosen.label is not None:
-            return [each.ledger_id async for each in self._client.ledgers(label=chosen.label)]
+            return [ledger.ledger_id async for ledger in self._client.ledgers(label=chosen.label)]
         return list(chosen.keys)
 
     async def extents(self, keys: Iterable[Key], *, skips_missing: bool = False) -> dict[Key, Extents]:
-        """What can be read of each now; `skips_missing`: of those that there are.
+        """Return the readable extents of each key. `skips_missing`: leave out keys that do not exist.
 
         Raises `LogNotFound`, `LedgerNotFound`, `Unauthorized`.
         """
@@ -77,8 +77,8 @@ class LogCatalog:
                 raise
 
         keys = list(keys)
-        found = await self._all(keys, one)
-        return {key: each for key, each in zip(keys, found, strict=True) if each is not None}
+        results = await self._all(keys, one)
+        return {key: extents for key, extents in zip(keys, results, strict=True) if extents is not None}
 
     async def _ledger(self, ledger_id: int) -> Extents:
         last, is_complete, size = await self._end(ledger_id)
@@ -98,7 +98,7 @@ class LogCatalog:
             pieces.append(piece)
             row += piece.count
             if not is_complete:
-                break  # What follows may not be read before this has its end.
+                break  # Later extents may be read only once this one has its end.
         is_envelope = manifest.record_format == ENVELOPE
         return Extents(name, tuple(pieces), manifest.next_seq, manifest.rows_truncated, is_envelope, manifest.token)
 
@@ -113,7 +113,7 @@ class LogCatalog:
             raise
 
     async def _end(self, ledger_id: int) -> tuple[int, bool, int | None]:
-        """(last entry that can be read, whether nothing will follow, payload bytes up to there or None)."""
+        """Return the last readable entry, whether it is final, and the payload bytes up to it (None: unknown)."""
         metadata = await self.metadata(ledger_id)
         if not metadata.is_closed:
             last = await (await self._reader(ledger_id)).read_last_add_confirmed()
@@ -123,7 +123,7 @@ class LogCatalog:
         return metadata.last_entry_id, True, metadata.length
 
     async def metadata(self, ledger_id: int) -> LedgerMetadata:
-        """Raises `LedgerNotFound`, `Unauthorized`: a wrong password is better found here than in every task."""
+        """Return a ledger's metadata. Raises `LedgerNotFound`, `Unauthorized`: here rather than in every task."""
         if ledger_id in self._ended:
             return self._ended[ledger_id]
         metadata = await self._client.metadata(ledger_id)
@@ -133,11 +133,11 @@ class LogCatalog:
         return metadata
 
     async def at_time(self, extents: Extents, time_ms: int, *, is_end: bool) -> At:
-        """Where the time is. Of records with times: the first one of this time or later, both as beginning and as end.
+        """Return the position of a time.
 
-        Else to a ledger, which knows when it was made. A beginning is that of the last ledger made at that time or
-        before, an end that of the first one made then or later: what is wanted is never left out. Raises
-        `NotSupported` for ledgers that do not know their time.
+        In logs with timestamps it is the first record of this time or later, as start and as end. Otherwise it is a
+        ledger, by its creation time: a start is the last ledger created at that time or before, an end the first one
+        created then or later. So no wanted row is left out. Raises `NotSupported` for ledgers without a creation time.
         """
         if extents.is_envelope and (row := await self._row_at(extents, 1000 * time_ms)) is not None:
             return extents.at_row(row)
@@ -146,7 +146,7 @@ class LogCatalog:
             middle = (low + high) // 2
             created = (await self.metadata(extents.pieces[middle].ledger_id)).ctime_ms
             if created is None:
-                raise NotSupported(f"{extents}: the metadata store does not say when its ledgers were made")
+                raise NotSupported(f"{extents}: the metadata store has no creation times of its ledgers")
             if created < time_ms or (created == time_ms and not is_end):
                 low = middle + 1
             else:
@@ -156,9 +156,10 @@ class LogCatalog:
         return (extents.pieces[low - 1].seq, extents.pieces[low - 1].first) if low else extents.beginning
 
     async def _row_at(self, extents: Extents, time_us: int) -> int | None:
-        """The first row whose record has this time or a later one, the end if none has; None: records have no times.
+        """Return the first row with this time or a later one, or the end; None: records have no timestamps.
 
-        By halving: records are taken to be in the order of their times. Those without one go with what follows them.
+        Uses binary search: it assumes that records are in the order of their timestamps. A record without one belongs
+        to the records that follow it.
         """
         low, high, has_times = extents.rows_truncated, extents.rows, False
         while low < high:
@@ -177,34 +178,34 @@ class LogCatalog:
         return low if has_times else None
 
     async def _time_of(self, extents: Extents, row: int) -> int | None:
-        """Microseconds since 1970, of the row's record."""
+        """Return the timestamp of the row's record in microseconds since 1970."""
         position = extents.position(extents.at_row(row))
         assert position is not None
         try:
             entry = await (await self._reader(position.ledger_id)).read_entry(position.entry_id)
         except EntryError:
-            return None  # Damaged or gone, which is said when it is read, if it is.
+            return None  # Damaged or missing: the read of this row reports it.
         return envelope.timestamp_of(entry.payload)
 
     # -- bytes ---------------------------------------------------------------------------------------------------
     async def length(self, ledger_id: int, entry_id: int) -> int:
-        """Payload bytes of the ledger up to and including the entry, estimated if that cannot be read."""
+        """Return the payload bytes of the ledger up to and including the entry; an estimate if that cannot be read."""
         if entry_id < 0:
             return 0
         ended = self._ended.get(ledger_id)
         if ended is not None and entry_id == ended.last_entry_id:
             return ended.length
         if (groups := await self.groups(ledger_id)) is not None:
-            curve = [(groups[0].first, groups[0].below), *((each.last + 1, each.above) for each in groups)]
+            curve = [(groups[0].first, groups[0].below), *((group.last + 1, group.above) for group in groups)]
             return plan.bytes_before(curve, entry_id + 1)
         try:
             return (await (await self._reader(ledger_id)).read_entry(entry_id)).length
         except (EntryError, BookieError):
-            # Only a size is asked for: an entry that is damaged or out of reach must not keep others from being read.
+            # Only the size is needed: a damaged or unreachable entry must not prevent reading the others.
             return ended.length * (entry_id + 1) // (ended.last_entry_id + 1) if ended is not None else 0
 
     async def groups(self, ledger_id: int) -> Sequence[Group] | None:
-        """The row groups of a ledger's copy, if that is what is to be read. Raises `NotSupported`, `ReadFailed`."""
+        """Return the row groups of a ledger's copy; None: bookies are read. Raises `NotSupported`, `ReadFailed`."""
         if self._tier == "bookies":
             return None
         if ledger_id not in self._groups:
@@ -215,7 +216,7 @@ class LogCatalog:
         return self._groups[ledger_id]
 
     async def curve(self, run: Run) -> list[tuple[int, int]]:
-        """The bytes before its first entry and behind its last one."""
+        """Return the bytes before the run's first entry and after its last one, as a curve."""
         piece = run.piece
         below = await self.length(piece.ledger_id, run.first - 1)
         if run.last == piece.last and piece.is_complete and piece.size is not None:
@@ -223,13 +224,13 @@ class LogCatalog:
         return [(run.first, below), (run.last + 1, await self.length(piece.ledger_id, run.last))]
 
     async def sizes(self, runs: Sequence[Run]) -> list[list[tuple[int, int]]]:
-        """The curves of several runs."""
+        """Return the curves of several runs."""
         return await self._all(runs, self.curve)
 
     async def ranges(
         self, extents: Extents, runs: Sequence[Run], curves: Sequence[list[tuple[int, int]]], size_max: int
     ) -> list[plan.Range]:
-        """The runs cut into ranges of at most `size_max` bytes, or of one entry."""
+        """Cut the runs into ranges of at most `size_max` bytes, or of one entry."""
 
         async def cut(index: int) -> list[plan.Range]:
             run, curve = runs[index], curves[index]
@@ -250,12 +251,12 @@ class LogCatalog:
             curve.sort()
             return plan.ranges_of(source, curve, size_max)
 
-        return [each for ranges in await self._all(range(len(runs)), cut) for each in ranges]
+        return [entry_range for ranges in await self._all(range(len(runs)), cut) for entry_range in ranges]
 
     async def entry_within(self, run: Run, size: int) -> int:
-        """The last entry such that the run up to it has at most `size` bytes of payload; its first one at least.
+        """Return the last entry such that the run up to it has at most `size` bytes; at least its first entry.
 
-        The bytes are as the entries say; found by interpolation, so a few questions are enough.
+        The payload bytes are those that entries report. Interpolation keeps the number of requests small.
         """
         curve = await self.curve(run)
         below = curve[0][1]
@@ -264,7 +265,7 @@ class LogCatalog:
         known = dict(curve)
         low, high = run.first, run.last - 1  # The answer is between the two.
         while low < high:
-            # When sizes are uneven, halving gets there sooner.
+            # With uneven sizes, halving needs fewer requests.
             guess = _reach(sorted(known.items()), below + size) if len(known) < GUESSES_MAX else (low + high + 1) // 2
             guess = min(max(guess, low + 1), high)
             known[guess + 1] = await self.length(run.piece.ledger_id, guess)
@@ -274,40 +275,40 @@ class LogCatalog:
                 high = guess - 1
         return low
 
-    # -- news ----------------------------------------------------------------------------------------------------
+    # -- waiting --------------------------------------------------------------------------------------------------
     async def wait(self, extents: Iterable[Extents], seconds: float) -> None:
-        """Until something new can be read in one of them, or the time is over."""
-        tails = [each.pieces[-1] for each in extents if each.pieces and not each.pieces[-1].is_complete]
+        """Wait until one of them has new entries to read, at most `seconds`."""
+        tails = [log.pieces[-1] for log in extents if log.pieces and not log.pieces[-1].is_complete]
         if not tails or len(tails) > WAITED_FOR_MAX:
             await asyncio.sleep(seconds)
             return
 
-        async def news(tail: Piece) -> None:
+        async def wait_for_entry(tail: Piece) -> None:
             reader = await self._reader(tail.ledger_id)
             await reader.read_last_add_confirmed_and_entry(tail.last + 1, wait=seconds)
 
-        waiting = [asyncio.ensure_future(news(tail)) for tail in tails]
+        waiting = [asyncio.ensure_future(wait_for_entry(tail)) for tail in tails]
         try:
             done, _ = await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if any(each.exception() is not None for each in done):
-                await asyncio.sleep(seconds)  # Whoever asks for the extents next meets the reason again.
+            if any(task.exception() is not None for task in done):
+                await asyncio.sleep(seconds)  # The next call of `extents` reports the error.
         finally:
-            for each in waiting:
-                each.cancel()
+            for task in waiting:
+                task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _reader(self, ledger_id: int) -> LedgerReader:
         reader = self._readers.pop(ledger_id, None)
         if reader is None:
             reader = await self._client.open(ledger_id, password=self._password)
-        self._readers[ledger_id] = reader  # The last one used is the last in line.
+        self._readers[ledger_id] = reader  # The most recently used is last in the dict.
         while len(self._readers) > READERS_MAX:
             await self._readers.pop(next(iter(self._readers))).close()
         return reader
 
     async def _all(self, items: Iterable[T], ask: Callable[[T], Awaitable[R]]) -> list[R]:
         async def one(item: T) -> R:
-            async with self._turns:
+            async with self._slots:
                 return await ask(item)
 
         tasks = [asyncio.ensure_future(one(item)) for item in items]
@@ -318,7 +319,7 @@ class LogCatalog:
                 task.cancel()
 
     async def close(self) -> None:
-        """Let go of what was opened."""
+        """Close all readers."""
         for reader in self._readers.values():
             await reader.close()
         for log in self._logs.values():
@@ -328,12 +329,12 @@ class LogCatalog:
 
 
 def _groups_of(metadata: LedgerMetadata) -> Sequence[Group]:
-    """Blocks."""
+    """Return the row groups of a ledger's copy. Blocks."""
     return OffloadedFiles(metadata).index().groups
 
 
 def _reach(points: Sequence[tuple[int, int]], size: int) -> int:
-    """The last entry that ends at `size` bytes or before, going straight between what is known."""
+    """Return the last entry that ends at `size` bytes or before, by linear interpolation between the points."""
     for (low, below), (high, above) in pairwise(points):
         if above > size:
             return low - 1 + (high - low) * (size - below) // max(1, above - below)
@@ -343,7 +344,7 @@ def _reach(points: Sequence[tuple[int, int]], size: int) -> int:
 async def resolved(
     lookup: LogCatalog, extents: Extents, at: str, *, is_end: bool, now_ms: int, strategy: str = "error"
 ) -> At:
-    """The position that `at` means. `strategy`: error or latest, for times that nothing has reached yet.
+    """Return the position that `at` names. `strategy`: error or latest, for times after the newest record.
 
     Raises `InvalidArgument`.
     """
@@ -354,7 +355,7 @@ async def resolved(
         if strategy == selection.LATEST:
             return extents.end
         raise InvalidArgument(
-            f"{extents} has nothing from {time_ms} milliseconds after 1970 on yet: choose an earlier time, or option "
+            f"{extents} has no rows from {time_ms} milliseconds after 1970 on yet: choose an earlier time, or option "
             "startingOffsetsByTimestampStrategy=latest"
         )
     return await lookup.at_time(extents, time_ms, is_end=is_end)

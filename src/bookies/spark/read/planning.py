@@ -1,4 +1,4 @@
-"""The driver's side: from positions to partitions, by what the cluster says. Source: spark 3.4."""
+"""Partition planning on the driver: from positions to partitions, by the state of the cluster. Source: spark 3.4."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 async def persistently(settings: Settings, ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer to a question that is repeated while it fails in a way that may pass."""
+    """Return the answer of `ask`, repeated while it fails with a retriable error."""
     for _ in range(settings.retries):
         try:
             return await ask()
         except BookKeeperError as error:
-            # What one handle has been told is confirmed another one may hear of a little later.
+            # NotConfirmed passes: another handle may learn of the same last add confirmed a little later.
             if not error.retriable and not isinstance(error, NotConfirmed):
                 raise
         await asyncio.sleep(settings.retry_interval)
@@ -32,15 +32,15 @@ async def persistently(settings: Settings, ask: Callable[[], Awaitable[T]]) -> T
 
 
 async def partitions(
-    lookup: LogCatalog,
+    catalog: LogCatalog,
     settings: Settings,
     parts: Sequence[tuple[Extents, At, At]],
     addresses: Mapping[str, tuple[str, int]],
     gone: Sequence[Gap] = (),
 ) -> list[EntriesPartition]:
-    """Everything from one position up to the other of each log or ledger, each row once. Raises `LogTruncated`.
+    """Plan all rows from the start to the end position of each log or ledger, each row once. Raises `LogTruncated`.
 
-    `gone`: what else is known to be missing.
+    `gone`: gaps that are already known.
     """
     gaps = list(gone)
     present: list[tuple[Extents, At, At]] = []
@@ -53,14 +53,14 @@ async def partitions(
             start = missing.until
         present.append((extents, start, end))
     runs = [(extents, run) for extents, start, end in present for run in extents.runs(start, end)]
-    curves = await lookup.sizes([run for _, run in runs])
+    curves = await catalog.sizes([run for _, run in runs])
     total = sum(plan.size_between(curve, run.first, run.last) for (_, run), curve in zip(runs, curves, strict=True))
     size_max = plan.size_limit(total, settings.size_max, settings.parts_min)
     ranges = []
     for extents, _, _ in present:
-        own = [index for index, (each, _) in enumerate(runs) if each is extents]
+        own = [index for index, (owner, _) in enumerate(runs) if owner is extents]
         try:
-            ranges += await lookup.ranges(
+            ranges += await catalog.ranges(
                 extents, [runs[index][1] for index in own], [curves[index] for index in own], size_max
             )
         except LedgerNotFound as error:
@@ -68,12 +68,12 @@ async def partitions(
                 f"ledger {error.ledger_id} of {extents} is lost: it is listed and does not exist"
             ) from error
     packed = plan.with_replicas(plan.pack(ranges, size_max=size_max, count_max=settings.count_max))
-    found = [EntriesPartition(part, (), plan.bookies_of(part, addresses)) for part in packed]
-    return [EntriesPartition((), gaps, {}), *found] if gaps else found
+    planned = [EntriesPartition(part, (), plan.bookies_of(part, addresses)) for part in packed]
+    return [EntriesPartition((), gaps, {}), *planned] if gaps else planned
 
 
 def gap_of(extents: Extents, missing: Missing) -> Gap:
-    """As a row of its own."""
+    """Return the missing rows as a gap."""
     (from_seq, from_entry), (until_seq, until_entry) = missing.start, missing.until
     reason = "truncated before it was read"
     if not extents.is_log:
@@ -83,7 +83,7 @@ def gap_of(extents: Extents, missing: Missing) -> Gap:
 
 
 def gap_of_deleted(key: Key, start: At, end: At) -> Gap:
-    """The rows from `start` up to `end` of a log or ledger that does not exist any more."""
+    """Return the rows from `start` up to `end` of a log or ledger that no longer exists as a gap."""
     rows = end[1] - start[1] if start[0] == end[0] and start < end else None
     reason = "deleted before it was read"
     if isinstance(key, int):
@@ -92,21 +92,21 @@ def gap_of_deleted(key: Key, start: At, end: At) -> Gap:
 
 
 def loss_error(extents: Extents, gap: Gap, cursor: str | None = None) -> LogTruncated:
-    """`cursor`: the query's, if it has one: that was made, or put back, too late."""
+    """Return the error for truncated rows. `cursor`: the query's, if any; it was created or moved back too late."""
     remedy = (
-        f"Cursor {cursor} keeps what comes behind from now on; option failOnDataLoss=false goes on and tells the gap "
-        "in a row"
+        f"Cursor {cursor} protects the rows after it from now on; option failOnDataLoss=false continues and reports "
+        "the gap as a row"
         if cursor is not None
         else REMEDY
     )
     count = f"{gap.rows:,} rows" if gap.rows is not None else "rows"
     return LogTruncated(
-        f"{extents}: {count} from [{gap.from_seq}, {gap.from_entry}] on were truncated before they were read; it "
-        f"begins at [{gap.until_seq}, {gap.until_entry}] (row {extents.row_of(extents.beginning):,}) now. {remedy}"
+        f"{extents}: {count} from [{gap.from_seq}, {gap.from_entry}] on were truncated before they were read; the log "
+        f"now begins at [{gap.until_seq}, {gap.until_entry}] (row {extents.row_of(extents.beginning):,}). {remedy}"
     )
 
 
 async def opened(settings: Settings) -> tuple[LogCatalog, Mapping[str, tuple[str, int]]]:
-    """A lookup in the process's client, and the addresses of the bookies."""
+    """Return a catalog that uses the process's client, and the addresses of the bookies."""
     client = await runtime.worker().client(settings.uri, settings.config)
     return LogCatalog(client, settings.password, settings.tier), await runtime.addresses_of(client)

@@ -1,4 +1,4 @@
-"""Filters of Spark as bounds of ranges: pure. Source: spark 1.4, 3.4."""
+"""Conversion of Spark's filters to bounds of ranges. Pure functions. Source: spark 1.4, 3.4."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 
 def bounds_of(filters: Sequence[Filter]) -> tuple[Bounds, list[Filter]]:
-    """What the filters say about the columns that ranges have bounds of, and the filters that say something else."""
+    """Return the bounds of the `COLUMNS` that the filters set, and the filters that Spark still has to apply."""
     from pyspark.sql.datasource import (
         EqualTo,
         GreaterThan,
@@ -27,46 +27,49 @@ def bounds_of(filters: Sequence[Filter]) -> tuple[Bounds, list[Filter]]:
         LessThanOrEqual,
     )
 
-    found: dict[str, tuple[int, int]] = {}
+    bounds: dict[str, tuple[int, int]] = {}
     rest = []
-    for each in filters:
-        path: Sequence[str] = getattr(each, "attribute", ())
-        value = getattr(each, "value", None)
+    for condition in filters:
+        path: Sequence[str] = getattr(condition, "attribute", ())
+        value = getattr(condition, "value", None)
         column = path[0] if len(path) == 1 and path[0] in COLUMNS else None
         low, high = _LEAST, _GREATEST
-        if column is None or not (isinstance(value, int) or isinstance(each, IsNotNull)):
-            rest.append(each)
+        if column is None or not (isinstance(value, int) or isinstance(condition, IsNotNull)):
+            rest.append(condition)
             continue
-        if isinstance(each, GreaterThan | GreaterThanOrEqual):
-            low = each.value + isinstance(each, GreaterThan)
-        elif isinstance(each, LessThan | LessThanOrEqual):
-            high = each.value - isinstance(each, LessThan)
-        elif isinstance(each, EqualTo):
-            low = high = each.value
-        elif not isinstance(each, IsNotNull):
-            rest.append(each)
+        if isinstance(condition, GreaterThan | GreaterThanOrEqual):
+            low = condition.value + isinstance(condition, GreaterThan)
+        elif isinstance(condition, LessThan | LessThanOrEqual):
+            high = condition.value - isinstance(condition, LessThan)
+        elif isinstance(condition, EqualTo):
+            low = high = condition.value
+        elif not isinstance(condition, IsNotNull):
+            rest.append(condition)
             continue
-        least, greatest = found.get(column, (_LEAST, _GREATEST))
-        found[column] = max(low, least), min(high, greatest)
-    return found, rest
+        least, greatest = bounds.get(column, (_LEAST, _GREATEST))
+        bounds[column] = max(low, least), min(high, greatest)
+    return bounds, rest
 
 
 def narrowed(ranges: Sequence[Range], bounds: Bounds) -> list[Range]:
-    """What of the ranges is within the bounds. Rows without a number of their own are not."""
-    found = []
-    for each in ranges:
+    """Return the parts of the ranges within the bounds. A bound on `offset` excludes ranges without row numbers."""
+    result = []
+    for entry_range in ranges:
         low, high = bounds.get("ledger_id", (_LEAST, _GREATEST))
-        if not low <= each.metadata.ledger_id <= high:
+        if not low <= entry_range.metadata.ledger_id <= high:
             continue
         first, last = bounds.get("entry_id", (_LEAST, _GREATEST))
-        first, last = max(first, each.first), min(last, each.last)
+        first, last = max(first, entry_range.first), min(last, entry_range.last)
         if "offset" in bounds:
-            if each.row is None:
+            if entry_range.row is None:
                 continue
             low, high = bounds["offset"]
-            first, last = max(first, each.first + low - each.row), min(last, each.first + high - each.row)
+            first, last = (
+                max(first, entry_range.first + low - entry_range.row),
+                min(last, entry_range.first + high - entry_range.row),
+            )
         if first <= last:
-            row = None if each.row is None else each.row + first - each.first
-            size = max(1, each.size * (last - first + 1) // each.count)
-            found.append(replace(each, first=first, last=last, row=row, size=size))
-    return found
+            row = None if entry_range.row is None else entry_range.row + first - entry_range.first
+            size = max(1, entry_range.size * (last - first + 1) // entry_range.count)
+            result.append(replace(entry_range, first=first, last=last, row=row, size=size))
+    return result

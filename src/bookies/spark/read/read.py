@@ -1,8 +1,8 @@
-"""The tasks' side: from the ranges of a partition to record batches.
+"""Reading of partitions in tasks: from entry ranges to record batches.
 
-The generator runs on the task's thread and takes verified batches from the loop's thread, which fetches ahead. A task
-knows everything it needs from its partition; it asks the metadata store only when no replica delivers what the plan
-named: then the replicas may have moved, or the ledger may be gone. Source: spark 3.5.
+The generator runs on the task's thread and receives verified batches from the loop's thread, which fetches ahead. The
+partition has everything the task needs. The task asks the metadata store only if no replica delivers what the plan
+named: the replicas may have moved, or the ledger may be deleted. Source: spark 3.5.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 Item = tuple[Range, "EntryBatch"] | Gap
 REMEDY = (
-    "option failOnDataLoss=false goes on and tells the gap in a row; option cursor keeps truncation behind a stream"
+    "option failOnDataLoss=false continues and reports the gap as a row; option cursor makes truncation wait for a "
+    "stream"
 )
 
 
 class EntriesPartition(InputPartition):
-    """What one task reads, with everything needed for it."""
+    """The ranges and gaps that one task reads, with the addresses of their bookies."""
 
     def __init__(self, ranges: Sequence[Range], gaps: Sequence[Gap], addresses: dict[str, tuple[str, int]]) -> None:
         super().__init__(None)
@@ -45,23 +46,26 @@ class EntriesPartition(InputPartition):
 
 @dataclass(frozen=True)
 class RowReader:
-    """How partitions become rows. `schema`: of the rows; `decoder`: of those columns that are inside the payload."""
+    """Conversion of partitions to rows. `schema`: of the rows; `decoder`: for the columns inside the payload."""
 
     settings: Settings
     schema: pa.Schema
     decoder: Decoder | None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raises what client-protocol 3.4 chooses when every replica of an entry failed, and what is said of a gap."""
+        """Yield the rows of a partition.
+
+        Raises the error that client-protocol 3.4 chooses if every replica of an entry failed, and the error of a gap.
+        """
         if not isinstance(partition, EntriesPartition):
-            return  # Spark's stand-in for an empty list of partitions.
+            return  # Spark passes its own object for an empty list of partitions.
         worker = runtime.worker()
         items = worker.iterate(lambda: self._fetch(worker, partition), _size, self.settings.read_ahead)
         waiting: list[pa.RecordBatch] = []
         size = 0
         for rows in arrow.stretches(items, self.settings.batch_size):
             batch = self._batch(rows)
-            # Spark pays for a batch, however small, and a range may be smaller than that is worth.
+            # Spark has a cost per batch, so the rows of small ranges are joined.
             if waiting and size + batch.nbytes > self.settings.batch_size:
                 yield _joined(waiting)
                 waiting, size = [], 0
@@ -85,11 +89,13 @@ class RowReader:
         from bookies.spark.read.decode import opened
 
         names = [name for name in self.schema.names if name in arrow.COLUMNS]
-        wanted = [name for name in arrow.ENVELOPE_COLUMNS if name in names or name == "value"] if is_envelope else []
-        columns = {name: arrow.column(rows, name) for name in names if name not in wanted}
+        inside_names = (
+            [name for name in arrow.ENVELOPE_COLUMNS if name in names or name == "value"] if is_envelope else []
+        )
+        columns = {name: arrow.column(rows, name) for name in names if name not in inside_names}
         values = arrow.values(rows.batches)
         if is_envelope:
-            inside = opened(rows, values, wanted, self.settings.mode)
+            inside = opened(rows, values, inside_names, self.settings.mode)
             if inside.taken is not None:
                 columns = {name: column.take(inside.taken) for name, column in columns.items()}
             values = inside.columns["value"]
@@ -108,29 +114,29 @@ class RowReader:
             yield gap
         pool = worker.pool(self.settings.uri, self.settings.config, partition.addresses)
         try:
-            for each in partition.ranges:
-                at = each.first
+            for entry_range in partition.ranges:
+                at = entry_range.first
                 try:
-                    async for batch in self._entries(worker, pool, each, counts):
+                    async for batch in self._entries(worker, pool, entry_range, counts):
                         at = batch.last_entry_id + 1
                         counts.batches += 1
                         counts.entries += len(batch)
                         counts.size += batch.size
-                        yield each, batch
+                        yield entry_range, batch
                 except LedgerNotFound:
-                    gap = _lost(each, at)
+                    gap = _lost(entry_range, at)
                     if self.settings.fails_on_loss:
-                        raise _loss_error(gap, each) from None
+                        raise _loss_error(gap, entry_range) from None
                     counts.gaps += 1
                     yield gap
         finally:
             counts.log()
 
     async def _entries(
-        self, worker: runtime.Worker, pool: Any, each: Range, counts: TaskCounts
+        self, worker: runtime.Worker, pool: Any, entry_range: Range, counts: TaskCounts
     ) -> AsyncGenerator[EntryBatch, None]:
-        if each.is_offloaded:
-            async for part in _offloaded(worker, each):
+        if entry_range.is_offloaded:
+            async for part in _offloaded(worker, entry_range):
                 yield part
             return
         from bookies.client.base.keys import keys_of
@@ -138,7 +144,7 @@ class RowReader:
         from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
         from bookies.protocol.ledger.read import StickyPosition
 
-        ledger_id = each.metadata.ledger_id
+        ledger_id = entry_range.metadata.ledger_id
 
         async def refresh() -> LedgerMetadata:
             client = await worker.client(self.settings.uri, self.settings.config)
@@ -153,13 +159,15 @@ class RowReader:
         fetch = RangeFetch(
             pool,
             self.settings.config,
-            keys_of(each.metadata, self.settings.password),
-            each.metadata,
-            each.first,
-            each.last,
+            keys_of(entry_range.metadata, self.settings.password),
+            entry_range.metadata,
+            entry_range.first,
+            entry_range.last,
             refresh=refresh,
-            entry_size=max(0.0, each.size / each.count - plan.ENTRY_OVERHEAD),
-            sticky=StickyPosition(each.metadata.ensemble_size, each.replica) if each.replica >= 0 else None,
+            entry_size=max(0.0, entry_range.size / entry_range.count - plan.ENTRY_OVERHEAD),
+            sticky=StickyPosition(entry_range.metadata.ensemble_size, entry_range.replica)
+            if entry_range.replica >= 0
+            else None,
             counts=counts.fetch,
             files=None if self.settings.tier == "bookies" else files,
         )
@@ -171,7 +179,7 @@ class RowReader:
                         batch = await fetch.next_batch()
                 except TimeoutError:
                     raise BookieTimeout(
-                        f"nothing came from any replica for {self.settings.poll_timeout:g} s (option pollTimeoutMs)",
+                        f"no replica delivered an entry for {self.settings.poll_timeout:g} s (option pollTimeoutMs)",
                         ledger_id=ledger_id,
                     ) from None
                 counts.wait_s += worker.loop.time() - began
@@ -180,16 +188,16 @@ class RowReader:
                 yield batch
         finally:
             fetch.stop()
-            for each_file in opened:
-                worker.files().run(each_file.close)
+            for file_set in opened:
+                worker.files().run(file_set.close)
 
 
-async def _offloaded(worker: runtime.Worker, each: Range) -> AsyncGenerator[EntryBatch, None]:
-    """The entries from the ledger's copy."""
+async def _offloaded(worker: runtime.Worker, entry_range: Range) -> AsyncGenerator[EntryBatch, None]:
+    """Yield the entries from the ledger's offloaded copy."""
     from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
 
-    files = OffloadedFiles(each.metadata)
-    fetch = OffloadedFetch(worker.files(), files, each.first, each.last)
+    files = OffloadedFiles(entry_range.metadata)
+    fetch = OffloadedFetch(worker.files(), files, entry_range.first, entry_range.last)
     try:
         while (batch := await fetch.next_batch()) is not None:
             yield batch
@@ -207,29 +215,38 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _lost(each: Range, at: int) -> Gap:
-    row = None if each.row is None else each.row + at - each.first
-    rows = each.last + 1 - at
+def _lost(entry_range: Range, at: int) -> Gap:
+    row = None if entry_range.row is None else entry_range.row + at - entry_range.first
+    rows = entry_range.last + 1 - at
     reason = "the ledger was deleted while it was read"
-    return Gap(each.log, each.metadata.ledger_id, each.seq, at, each.seq, each.last + 1, rows, row, reason)
+    return Gap(
+        entry_range.log,
+        entry_range.metadata.ledger_id,
+        entry_range.seq,
+        at,
+        entry_range.seq,
+        entry_range.last + 1,
+        rows,
+        row,
+        reason,
+    )
 
 
-def _loss_error(gap: Gap, each: Range) -> BookKeeperError:
+def _loss_error(gap: Gap, entry_range: Range) -> BookKeeperError:
     ledger = f"entries {gap.from_entry} to {gap.until_entry - 1} of ledger {gap.ledger_id}"
-    if each.log is None:
+    if entry_range.log is None:
         return LedgerNotFound(f"{ledger} no longer exist: the ledger was deleted while it was read. {REMEDY}")
-    return LogTruncated(f"{ledger} no longer exist: log {each.log} was truncated while it was read. {REMEDY}")
+    return LogTruncated(f"{ledger} no longer exist: log {entry_range.log} was truncated while it was read. {REMEDY}")
 
 
 def row_reader(options: dict[str, str], settings: Settings, schema: Any) -> RowReader:
-    """`schema`: the rows', as Spark's StructType. Raises `InvalidArgument`."""
+    """Return the reader of a query. `schema`: of the rows, as Spark's StructType. Raises `InvalidArgument`."""
     from bookies.spark.read.rows import arrow_schema_of, decoder_of
 
     arrow_schema = arrow_schema_of(options, schema)
     if len(set(arrow_schema.names)) < len(arrow_schema.names):
-        twice = sorted({name for name in arrow_schema.names if arrow_schema.names.count(name) > 1})
+        repeated = sorted({name for name in arrow_schema.names if arrow_schema.names.count(name) > 1})
         raise InvalidArgument(
-            f"option valueSchema: the source itself has a column {twice[0]!r}: choose those that you want of its "
-            "columns with option columns"
+            f"option valueSchema: the source itself has a column {repeated[0]!r}: leave it out with option columns"
         )
     return RowReader(settings, arrow_schema, decoder_of(options, arrow_schema))

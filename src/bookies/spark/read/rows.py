@@ -1,4 +1,4 @@
-"""The schema of the rows: the source's own columns, and those that are decoded from the payload. Source: spark 3.2."""
+"""Schema of the rows: the source's own columns, and those decoded from the payload. Source: spark 3.2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMATS = ("raw", "utf8", "json", "arrow")
 
 
 def ddl_of(options: Mapping[str, str]) -> str:
-    """The schema as Spark's DDL, when the user gives none. Raises `InvalidArgument`."""
+    """Return the default schema as Spark's DDL. Raises `InvalidArgument`."""
     columns = arrow.columns_of(options)
     value_format = _checked_format(options)
     if value_format in ("json", "arrow"):
@@ -46,23 +46,26 @@ def _checked_format(options: Mapping[str, str]) -> str:
 
 
 def arrow_schema_of(options: Mapping[str, str], schema: Any) -> pa.Schema:
-    """`schema`: Spark's StructType, as the user or `ddl_of` gave it. Raises `InvalidArgument`."""
+    """Return the schema of the record batches. `schema`: Spark's StructType, from the user or `ddl_of`.
+
+    Raises `InvalidArgument`.
+    """
     import pyarrow as pa
 
     value_format = _checked_format(options)
     fields = []
-    theirs = None
+    spark_arrow_schema = None
     for index, name in enumerate(schema.names):
         if name in arrow.COLUMNS and not (name == "value" and value_format != "raw"):
             fields.append(pa.field(name, arrow.COLUMNS[name][1], nullable=True))
             continue
         if value_format == "raw" or (value_format == "utf8" and name not in ("value", "_corrupt_record")):
             raise InvalidArgument(f"no column {name!r}; there are {', '.join(arrow.COLUMNS)}")
-        if theirs is None:
+        if spark_arrow_schema is None:
             from pyspark.sql.pandas.types import to_arrow_schema
 
-            theirs = to_arrow_schema(schema, timezone="UTC").remove_metadata()
-        field = theirs.field(index)
+            spark_arrow_schema = to_arrow_schema(schema, timezone="UTC").remove_metadata()
+        field = spark_arrow_schema.field(index)
         if value_format == "utf8" and name == "value" and not pa.types.is_string(field.type):
             raise InvalidArgument("option valueFormat=utf8: the schema must have value as STRING")
         fields.append(pa.field(name, field.type, nullable=True))
@@ -70,7 +73,7 @@ def arrow_schema_of(options: Mapping[str, str], schema: Any) -> pa.Schema:
 
 
 def decoder_of(options: Mapping[str, str], schema: pa.Schema) -> Decoder | None:
-    """For the columns that are inside the payload; None when the payload is delivered as it is."""
+    """Return the decoder of the columns inside the payload; None if the payload is delivered as it is."""
     value_format = choice(options, "valueFormat", FORMATS)
     if value_format == "raw":
         return None

@@ -1,8 +1,8 @@
-"""The streaming source: offsets, admission, tailing. The rows are read as in batches.
+"""Streaming source: offsets, admission, tailing. Rows are read as in batch queries.
 
-Spark keeps offsets as text and the first one not at all, so the first is symbolic and resolved by the end of the first
-batch; see `offsets.py`. One process plans for the life of the query; it keeps a lookup and what it last saw.
-Source: spark 3.6.
+Spark keeps offsets as text and does not keep the first one. So the first offset is symbolic, and the end of the first
+batch resolves it; see `offsets.py`. One process plans for the life of the query; it keeps a catalog and the extents
+that it last read. Source: spark 3.6.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from bookies.spark.read.read import EntriesPartition, RowReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("bookies.spark.stream")
 Positions = dict[Key, At]
 
 
 class EntriesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches on the driver, in a process of its own; tasks use `read` only."""
+    """Streaming reader. Plans batches on the driver, in its own process; tasks use `read` only."""
 
-    def __init__(self, how: RowReader) -> None:
-        self._how = how
+    def __init__(self, row_reader: RowReader) -> None:
+        self._row_reader = row_reader
         self._planner: _Planner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_how": self._how, "_planner": None}
+        return {"_row_reader": self._row_reader, "_planner": None}
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         worker = runtime.worker()
         if self._planner is None:
-            self._planner = _Planner(self._how)
+            self._planner = _Planner(self._row_reader)
         return worker.run(getattr(self._planner, name)(*arguments))
 
     def initialOffset(self) -> dict[str, Any]:
-        return offsets.symbolic(self._how.settings.starting)
+        return offsets.symbolic(self._row_reader.settings.starting)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        settings = self._how.settings
+        settings = self._row_reader.settings
         if settings.bytes_max is not None:
             return ReadMaxBytes(settings.bytes_max)
         if settings.rows_max is not None:
@@ -69,36 +69,36 @@ class EntriesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ask("prepare")
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask("latest", start, isinstance(limit, ReadAllAvailable))
-        return found
+        offset: dict[str, Any] = self._ask("latest", start, isinstance(limit, ReadAllAvailable))
+        return offset
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self._planner is None else self._planner.head()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
-        found: list[EntriesPartition] = self._ask("partitions", start, end)
-        return found
+        planned: list[EntriesPartition] = self._ask("partitions", start, end)
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._how.read(partition)
+        return self._row_reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self._how.settings.cursor is not None:
+        if self._row_reader.settings.cursor is not None:
             self._ask("commit", end)
 
 
 class _Planner:
-    """What one process knows of the query. On the worker's loop."""
+    """State of a query in its planning process. Runs on the worker's loop."""
 
-    def __init__(self, how: RowReader) -> None:
-        self._settings = how.settings
+    def __init__(self, row_reader: RowReader) -> None:
+        self._settings = row_reader.settings
         self._lookup: LogCatalog | None = None
         self._addresses: Mapping[str, tuple[str, int]] = {}
-        self._target: Positions | None = None  # of a run that ends there
+        self._target: Positions | None = None  # end of an available-now run
         self._is_available_now = False
-        self._resolved: dict[str, Positions] = {}  # what a symbolic offset meant when this process first met it
+        self._resolved: dict[str, Positions] = {}  # positions of a symbolic offset when this process first resolved it
         self._seen: dict[Key, Extents] = {}
-        self._last: dict[tuple[Key, str | None], Extents] = {}  # also of what was deleted since, by key and token
+        self._last: dict[tuple[Key, str | None], Extents] = {}  # by key and token, including those deleted since
         self._batch_at = time.monotonic()
         self._has_cursor: set[Key] = set()
 
@@ -108,81 +108,84 @@ class _Planner:
         return self._lookup
 
     async def _extents(self, known: Positions, *, skips_missing: bool) -> dict[Key, Extents]:
-        """What can be read now, of everything that the query reads. Ledgers are those that it began with."""
-        lookup = await self._opened()
+        """Return the readable extents of everything the query reads. Of a label: the ledgers it began with."""
+        catalog = await self._opened()
         chosen = self._settings.selection
-        keys = list(known) if known and chosen.label is not None else await lookup.keys(chosen)
-        found = await lookup.extents(keys, skips_missing=skips_missing)
-        self._seen = found
-        self._last |= {(key, extents.token): extents for key, extents in found.items()}
-        return found
+        keys = list(known) if known and chosen.label is not None else await catalog.keys(chosen)
+        extents_by_key = await catalog.extents(keys, skips_missing=skips_missing)
+        self._seen = extents_by_key
+        self._last |= {(key, extents.token): extents for key, extents in extents_by_key.items()}
+        return extents_by_key
 
-    def _gone(self, known: Positions, tokens: Mapping[Key, str], found: Mapping[Key, Extents]) -> Positions:
-        """Which of the logs and ledgers do not exist any more, and where each ended, as far as this process saw it.
+    def _gone(self, known: Positions, tokens: Mapping[Key, str], existing: Mapping[Key, Extents]) -> Positions:
+        """Return the logs and ledgers that no longer exist, and where each ended when this process last read it.
 
-        A log that was made again under its name is another one. Raises `LogNotFound` if that is not to be passed over.
+        A recreated log of the same name is another log. Raises `LogNotFound` or `LedgerNotFound` unless data loss is
+        allowed.
         """
         gone: Positions = {}
         for key, at in known.items():
-            if key in found and tokens.get(key, found[key].token) == found[key].token:
+            if key in existing and tokens.get(key, existing[key].token) == existing[key].token:
                 continue
-            if key not in found and not self._is_chosen(key):
+            if key not in existing and not self._is_chosen(key):
                 continue
             last = self._last.get((key, tokens.get(key)))
             end = at if last is None else max(at, last.end)
             if last is None or last.is_log or end > at or not last.pieces[-1].is_complete:
-                gone[key] = end  # Else it was a ledger that had been read to its end.
+                gone[key] = end  # Otherwise it is a ledger that was read to its end.
         if gone and self._settings.fails_on_loss:
             raise _deleted(list(gone))
         return gone
 
     def _is_chosen(self, key: Key) -> bool:
-        """Whether the options, which may have changed since the query began, mean it."""
+        """Report whether the options, which may have changed since the query began, select the key."""
         chosen = self._settings.selection
         if chosen.pattern is not None:
             return isinstance(key, str) and re.fullmatch(chosen.pattern, key) is not None
         return chosen.label is not None or key in chosen.keys
 
-    # -- where ---------------------------------------------------------------------------------------------------
+    # -- positions -----------------------------------------------------------------------------------------------
     async def _begin(self, at: str) -> Positions:
-        """Where a query that has not begun begins."""
+        """Return where a query that has not begun will begin."""
         if at not in self._resolved:
-            lookup = await self._opened()
-            found = await self._extents({}, skips_missing=False)
+            catalog = await self._opened()
+            extents_by_key = await self._extents({}, skips_missing=False)
             now_ms = int(time.time() * 1000)
             positions: Positions = {}
-            for key, extents in found.items():
+            for key, extents in extents_by_key.items():
                 first, _ = self._settings.selection.bounds.get(key, (0, None))
                 start = await resolved(
-                    lookup, extents, at, is_end=False, now_ms=now_ms, strategy=self._settings.strategy
+                    catalog, extents, at, is_end=False, now_ms=now_ms, strategy=self._settings.strategy
                 )
                 positions[key] = max(start, extents.at_row(min(first, extents.rows))) if first else start
             self._resolved[at] = positions
         return self._resolved[at]
 
-    def _heads(self, found: Mapping[Key, Extents]) -> Positions:
+    def _heads(self, extents_by_key: Mapping[Key, Extents]) -> Positions:
         heads = {}
-        for key, extents in found.items():
+        for key, extents in extents_by_key.items():
             last = self._settings.selection.bounds.get(key, (0, None))[1]
             is_within = last is not None and last < extents.rows
             heads[key] = extents.at_row(last + 1) if is_within and last is not None else extents.end
         return heads
 
     def head(self) -> dict[str, Any] | None:
-        """Everything there was when this was last looked at."""
+        """Return the end of everything that was readable at the last check."""
         return Offset(self._heads(self._seen), tokens=_tokens(self._seen)).to_json() if self._seen else None
 
     async def prepare(self) -> None:
-        """Remember where this run is to end."""
+        """Record where this available-now run ends."""
         self._is_available_now = True
-        # Whether something is missing that should not be is said by whoever knows where the query is.
+        # `_latest` reports missing logs, because it has the positions of the query.
         skips_missing = not self._settings.fails_on_loss
-        found = await planning.persistently(self._settings, lambda: self._extents({}, skips_missing=skips_missing))
-        self._target = self._heads(found)
+        extents_by_key = await planning.persistently(
+            self._settings, lambda: self._extents({}, skips_missing=skips_missing)
+        )
+        self._target = self._heads(extents_by_key)
 
     # -- the next batch ------------------------------------------------------------------------------------------
     async def latest(self, start: dict[str, Any], is_all: bool) -> dict[str, Any]:
-        """The end of the next batch; `start` itself when there is to be none yet."""
+        """Return the end of the next batch; `start` itself if there is no batch yet."""
         end = await planning.persistently(self._settings, lambda: self._latest(start, is_all))
         if end is None and not self._is_available_now and self._settings.tail_wait:
             lookup = await self._opened()
@@ -197,57 +200,57 @@ class _Planner:
         at = offsets.symbol(start)
         before = Offset(await self._begin(at)) if at is not None else offsets.parse(start)
         known = dict(before.positions)
-        found = await self._extents(known, skips_missing=bool(known))
-        gone = self._gone(known, before.tokens, found)
+        existing = await self._extents(known, skips_missing=bool(known))
+        gone = self._gone(known, before.tokens, existing)
         known = {key: position for key, position in known.items() if key not in gone}
-        positions = {key: known.get(key, extents.beginning) for key, extents in found.items()}
+        positions = {key: known.get(key, extents.beginning) for key, extents in existing.items()}
         origin = {key: position for key, position in positions.items() if at is not None or key not in known}
-        await self._make_cursors(found, positions)
-        heads = self._heads(found)
+        await self._make_cursors(existing, positions)
+        heads = self._heads(existing)
         if self._target is not None:
             heads = {key: min(self._target[key], head) for key, head in heads.items() if key in self._target}
             positions = {key: position for key, position in positions.items() if key in heads}
             origin = {key: position for key, position in origin.items() if key in heads}
         heads = {key: max(head, positions[key]) for key, head in heads.items()}
-        rows = {key: found[key].count(positions[key], head) for key, head in heads.items()}
+        rows = {key: existing[key].count(positions[key], head) for key, head in heads.items()}
         if not is_all and self._has_to_wait(sum(rows.values())) and at is None and not gone:
             return None
         if not is_all:
-            heads = await self._admitted(found, positions, heads, rows)
+            heads = await self._admitted(existing, positions, heads, rows)
         if at is None and heads == {key: known[key] for key in heads if key in known} and not origin and not gone:
             return None
-        # Logs that are not looked at (those of a run with an older target) stay where they are.
+        # Logs without a target in this run keep their positions.
         kept = {key: position for key, position in known.items() if key not in heads and self._target is not None}
-        tokens = {key: token for key, token in before.tokens.items() if key in kept} | _tokens(found, heads)
+        tokens = {key: token for key, token in before.tokens.items() if key in kept} | _tokens(existing, heads)
         return Offset(kept | heads, origin, tokens, gone).to_json()
 
     def _has_to_wait(self, rows: int) -> bool:
-        """For a fuller batch."""
+        """Report whether to wait for a fuller batch."""
         settings = self._settings
         if self._is_available_now or rows >= settings.rows_min:
             return False
         return time.monotonic() - self._batch_at < settings.delay_max
 
     async def _admitted(
-        self, found: Mapping[Key, Extents], positions: Positions, heads: Positions, rows: Mapping[Key, int]
+        self, extents_by_key: Mapping[Key, Extents], positions: Positions, heads: Positions, rows: Mapping[Key, int]
     ) -> Positions:
-        """The ends that all limits allow, and at least one entry of each log that has any."""
+        """Return the ends that all limits allow, with at least one entry of each log that has any."""
         settings = self._settings
         ends = dict(heads)
         if settings.rows_max is not None:
             for key, share in offsets.shares(rows, settings.rows_max).items():
-                ends[key] = min(ends[key], found[key].after(positions[key], share))
+                ends[key] = min(ends[key], extents_by_key[key].after(positions[key], share))
         if settings.bytes_max is None:
             return ends
         lookup = await self._opened()
         sizes: dict[Key, int] = {}
         curves = {}
         for key, end in ends.items():
-            runs = list(found[key].runs(positions[key], end))
+            runs = list(extents_by_key[key].runs(positions[key], end))
             curves[key] = list(zip(runs, await lookup.sizes(runs), strict=True))
             sizes[key] = sum(curve[-1][1] - curve[0][1] for _, curve in curves[key])
             if runs and not sizes[key]:
-                sizes[key] = 1  # Entries without a byte still have to come some time.
+                sizes[key] = 1  # Empty entries have to be admitted too.
         for key, share in offsets.shares(sizes, settings.bytes_max).items():
             left = share
             for run, curve in curves[key]:
@@ -262,12 +265,12 @@ class _Planner:
                     stop = last if is_over and not is_first else last + 1
                 else:
                     stop = run.first
-                ends[key] = found[key].normal((run.piece.seq, stop))
+                ends[key] = extents_by_key[key].normal((run.piece.seq, stop))
                 break
         return ends
 
     async def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
-        """The tasks of a batch; of the same batch the same rows, whenever it is asked for."""
+        """Return the tasks of a batch. The same batch always has the same rows."""
         return await planning.persistently(self._settings, lambda: self._partitions(start, end))
 
     async def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
@@ -276,35 +279,37 @@ class _Planner:
         begin = {**begin, **until.origin}
         lookup = await self._opened()
         keys = [key for key in until.positions if begin.get(key) != until.positions[key]]
-        found = await lookup.extents(keys, skips_missing=True)
-        there = {
-            key: extents for key, extents in found.items() if until.tokens.get(key, extents.token) == extents.token
+        existing = await lookup.extents(keys, skips_missing=True)
+        readable = {
+            key: extents for key, extents in existing.items() if until.tokens.get(key, extents.token) == extents.token
         }
-        deleted = [key for key in keys if key not in there]
+        deleted = [key for key in keys if key not in readable]
         if self._settings.fails_on_loss and (deleted or until.gone):
             raise _deleted([*deleted, *until.gone])
         gone = [
             planning.gap_of_deleted(key, begin.get(key, until.positions[key]), until.positions[key]) for key in deleted
         ]
         if until.gone:
-            was = offsets.parse(start).positions
-            gone += [planning.gap_of_deleted(key, was.get(key, at), at) for key, at in until.gone.items()]
-        parts = [(extents, begin.get(key, extents.beginning), until.positions[key]) for key, extents in there.items()]
+            before = offsets.parse(start).positions
+            gone += [planning.gap_of_deleted(key, before.get(key, at), at) for key, at in until.gone.items()]
+        parts = [
+            (extents, begin.get(key, extents.beginning), until.positions[key]) for key, extents in readable.items()
+        ]
         self._addresses = await runtime.addresses_of(
             await runtime.worker().client(self._settings.uri, self._settings.config)
         )
         return await planning.partitions(lookup, self._settings, parts, self._addresses, gone)
 
     # -- cursors -------------------------------------------------------------------------------------------------
-    async def _make_cursors(self, found: Mapping[Key, Extents], positions: Positions) -> None:
-        """From now on nothing that the query has not read is truncated unless by force.
+    async def _make_cursors(self, extents_by_key: Mapping[Key, Extents], positions: Positions) -> None:
+        """Create the query's cursors: rows that it has not read are truncated only by force.
 
-        A cursor of that name may be another query's, or of an earlier life of this one: it is put back to where the
-        query is, if it is ahead of that. One that is behind is left until the next commit.
+        A cursor of that name may be another query's, or that of an earlier life of this query. It is moved back to the
+        query's position if it is ahead of it. A cursor before that position stays until the next commit.
         """
         if self._settings.cursor is None:
             return
-        for key, extents in found.items():
+        for key, extents in extents_by_key.items():
             if isinstance(key, str) and key not in self._has_cursor:
                 client = await runtime.worker().client(self._settings.uri, self._settings.config)
                 log = client.log(key, password=self._settings.password)
@@ -317,7 +322,7 @@ class _Planner:
                 self._has_cursor.add(key)
 
     async def commit(self, end: dict[str, Any]) -> None:
-        """Move the cursors to what was processed. The checkpoint stays the truth: a failure is only noted."""
+        """Move the cursors to the processed position. The checkpoint is authoritative, so a failure is only logged."""
         client = await runtime.worker().client(self._settings.uri, self._settings.config)
         assert self._settings.cursor is not None
         until = offsets.parse(end)
@@ -330,22 +335,22 @@ class _Planner:
                         log = client.log(key, password=self._settings.password)
                         await log.move_cursor(self._settings.cursor, position)
                 except BookKeeperError as error:
-                    _logger.warning("cursor %s of log %s stays behind: %s", self._settings.cursor, key, error)
+                    _logger.warning("cursor %s of log %s was not moved: %s", self._settings.cursor, key, error)
 
 
-def _tokens(found: Mapping[Key, Extents], keys: Collection[Key] | None = None) -> dict[Key, str]:
-    """Those of the logs, or of some of them."""
+def _tokens(extents_by_key: Mapping[Key, Extents], keys: Collection[Key] | None = None) -> dict[Key, str]:
+    """Return the tokens of the logs; `keys`: only of these."""
     return {
         key: extents.token
-        for key, extents in found.items()
+        for key, extents in extents_by_key.items()
         if extents.token is not None and (keys is None or key in keys)
     }
 
 
 def _deleted(keys: list[Key]) -> BookKeeperError:
     names = ", ".join(f"log {key}" if isinstance(key, str) else f"ledger {key}" for key in keys)
-    kind = LogNotFound if isinstance(keys[0], str) else LedgerNotFound
-    return kind(
+    error_class = LogNotFound if isinstance(keys[0], str) else LedgerNotFound
+    return error_class(
         f"{names}: deleted while the query reads it (a log that has its name now is another one). With option "
-        "failOnDataLoss=false the query goes on, and tells in a row what it has not read"
+        "failOnDataLoss=false the query continues, and reports the rows it has not read as a gap row"
     )

@@ -1,10 +1,10 @@
-"""Tables about the cluster itself: option `table` = ledgers, fragments, replicas, bookies, manifests.
+"""Tables about the cluster: option `table` = ledgers, fragments, replicas, bookies, manifests.
 
-They are read from the metadata store, ranges of ledger ids in parallel, and begin most fleet jobs. What a row says is
-what the store says at the moment in which its task reads it; which ledgers there are is decided when a query is
-planned, and those deleted meanwhile are left out. Nothing is asked of bookies but their free space (`bookies`).
+They are read from the metadata store, ranges of ledger ids in parallel; most fleet jobs begin with them. The list of
+ledgers is made when a query is planned. A row has the state of the store when its task reads it, and ledgers deleted
+meanwhile are left out. Bookies are only asked for their free space (`bookies`).
 
-There is no table of entry logs: the protocol has no request by which a bookie would tell of its files.
+There is no table of entry logs: the protocol has no request for a bookie's files.
 Source: spark 3.1.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 OPTIONS = ("table", "ledgersPerPartition")
 LEDGERS_PER_PARTITION = 5000
 LOGS_PER_PARTITION = 200
-READ_AT_ONCE = 64  # records of a partition
+READ_AT_ONCE = 64  # records of a partition, in flight
 ROWS_PER_BATCH = 4096
 AHEAD = 8 << 20  # bytes of rows
 
@@ -111,12 +111,12 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 
 
 def schema(options: Mapping[str, str]) -> str:
-    """The table's columns as Spark's DDL. Raises `InvalidArgument`."""
-    return ", ".join(f"{name} {kind}" for name, kind in TABLES[_checked(options)["table"]].items())
+    """Return the table's columns as Spark's DDL. Raises `InvalidArgument`."""
+    return ", ".join(f"{name} {spark_type}" for name, spark_type in TABLES[_checked(options)["table"]].items())
 
 
 def reader(options: Mapping[str, str], schema: Any) -> TableReader:
-    """`schema`: what Spark derived from `schema(options)`, or the columns that the user chose."""
+    """Return the table's reader. `schema`: from `schema(options)`, or the columns that the user chose."""
     return TableReader(_checked(options), list(schema.names))
 
 
@@ -125,20 +125,20 @@ def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
 
 
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
-    found = proper_names(options, OPTIONS)
-    found["table"] = table = found.get("table", "").strip().lower()
+    proper = proper_names(options, OPTIONS)
+    proper["table"] = table = proper.get("table", "").strip().lower()
     if table == "entrylogs":
         raise InvalidArgument(
             "option table='entrylogs': bookies cannot be asked for their entry logs; see `bk inspect`"
         )
     if table not in TABLES:
         raise InvalidArgument(f"option table={table!r}: there are entries, {', '.join(TABLES)}")
-    metadata_uri(found)
-    return found
+    metadata_uri(proper)
+    return proper
 
 
 class TablePartition(InputPartition):
-    """`ids`: ranges of ledger ids; `names`: of logs."""
+    """Part of a table. `ids`: ranges of ledger ids; `names`: names of logs."""
 
     def __init__(self, ids: Sequence[range] = (), names: Sequence[str] = ()) -> None:
         super().__init__(None)
@@ -147,7 +147,7 @@ class TablePartition(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """Lists names on the driver, reads records in the tasks."""
+    """Reader of one table. Lists names on the driver, reads records in the tasks."""
 
     def __init__(self, options: dict[str, str], columns: list[str]) -> None:
         self._table, self._columns = options["table"], columns
@@ -170,12 +170,12 @@ class TableReader(DataSourceReader):
                 names = await client.logs()
                 parts = [names[at : at + LOGS_PER_PARTITION] for at in range(0, len(names), LOGS_PER_PARTITION)]
                 return [TablePartition(names=part) for part in parts]
-            found = [each async for each in client.administration().ledger_ids()]
-        return [TablePartition(part) for part in split_ids(found, self._count)]
+            pages = [page async for page in client.administration().ledger_ids()]
+        return [TablePartition(part) for part in split_ids(pages, self._count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, TablePartition):
-            return  # Spark's stand-in for an empty list of partitions.
+            return  # Spark passes its own object for an empty list of partitions.
         columns = arrow_schema(self._table, self._columns)
 
         async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
@@ -197,7 +197,7 @@ def _packed(rows: Sequence[Row], columns: pa.Schema) -> pa.RecordBatch:
 
 
 def split_ids(pages: Sequence[Sequence[int]], count: int) -> list[list[range]]:
-    """Ascending pages of ids as partitions of at most `count` ids, each a list of ranges without gaps."""
+    """Split ascending pages of ids into partitions of at most `count` ids, each a list of ranges without gaps."""
     parts: list[list[range]] = []
     size = count
     for page in pages:
@@ -218,20 +218,21 @@ def split_ids(pages: Sequence[Sequence[int]], count: int) -> list[list[range]]:
 
 
 async def _records(client: Client, ids: Sequence[range]) -> AsyncGenerator[list[tuple[LedgerMetadata, int]], None]:
-    """(record, version) of ledgers, in groups."""
+    """Yield the record and version of each ledger, in groups."""
     administration = client.administration()
-    everything = [each for run in ids for each in run]
+    everything = [ledger_id for run in ids for ledger_id in run]
     for at in range(0, len(everything), READ_AT_ONCE):
-        found = await asyncio.gather(*(_record(administration, each) for each in everything[at : at + READ_AT_ONCE]))
-        yield [each for each in found if each is not None]
+        group = everything[at : at + READ_AT_ONCE]
+        records = await asyncio.gather(*(_record(administration, ledger_id) for ledger_id in group))
+        yield [record for record in records if record is not None]
 
 
 async def _record(administration: Administration, ledger_id: int) -> tuple[LedgerMetadata, int] | None:
     try:
-        found = await administration.record(ledger_id)
+        stored = await administration.record(ledger_id)
     except LedgerNotFound:
         return None  # Deleted since it was listed.
-    return found.metadata, found.version
+    return stored.metadata, stored.version
 
 
 async def _ledgers(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
@@ -254,20 +255,20 @@ async def _bookies(client: Client, partition: TablePartition) -> AsyncGenerator[
         try:
             return (None, None) if mode == DOWN else await client.bookie_space(bookie)
         except BookKeeperError:
-            return None, None  # That it does not answer is what the row says.
+            return None, None  # Null in the row: the bookie does not answer.
 
     known = await client.bookies()
-    spaces = await asyncio.gather(*(space(each.id, each.mode) for each in known))
+    spaces = await asyncio.gather(*(space(bookie_info.id, bookie_info.mode) for bookie_info in known))
     yield [
         {
-            "bookie": each.id,
-            "mode": each.mode,
-            "address": each.address,
+            "bookie": bookie_info.id,
+            "mode": bookie_info.mode,
+            "address": bookie_info.address,
             "total_bytes": total,
             "free_bytes": free,
-            "properties": list(each.properties.items()),
+            "properties": list(bookie_info.properties.items()),
         }
-        for each, (total, free) in zip(known, spaces, strict=True)
+        for bookie_info, (total, free) in zip(known, spaces, strict=True)
     ]
 
 
@@ -280,17 +281,17 @@ async def _manifests(client: Client, partition: TablePartition) -> AsyncGenerato
         yield [
             {
                 "log": name,
-                "seq": each.seq,
-                "ledger_id": each.ledger_id,
-                "first_entry": each.first,
-                "last_entry": each.last,
-                "rows": each.rows,
-                "bytes": each.bytes,
-                "txn": each.txn,
+                "seq": extent.seq,
+                "ledger_id": extent.ledger_id,
+                "first_entry": extent.first,
+                "last_entry": extent.last,
+                "rows": extent.rows,
+                "bytes": extent.bytes,
+                "txn": extent.txn,
                 "log_created": manifest.created_ms * 1000,
                 "epoch": manifest.epoch,
             }
-            for each in manifest.extents
+            for extent in manifest.extents
         ]
 
 
@@ -321,7 +322,7 @@ def ledger_row(record: LedgerMetadata, version: int) -> Row:
 
 
 def fragment_rows(record: LedgerMetadata) -> list[Row]:
-    """One for each fragment of the record, empty ones left out unless entries may still come."""
+    """Return a row for each fragment of the record. Empty fragments are left out unless entries may still follow."""
     return [
         {
             "ledger_id": record.ledger_id,
@@ -339,7 +340,7 @@ def fragment_rows(record: LedgerMetadata) -> list[Row]:
 
 
 def replica_rows(record: LedgerMetadata) -> list[Row]:
-    """One for each position of each fragment."""
+    """Return a row for each position of each fragment."""
     rows = []
     for index, first, ensemble, fragment in _split(record):
         for position, bookie in enumerate(ensemble):
@@ -363,8 +364,8 @@ def replica_rows(record: LedgerMetadata) -> list[Row]:
 
 
 def _split(record: LedgerMetadata) -> Iterator[tuple[int, int, Sequence[BookieId], Fragment | None]]:
-    """(index, first entry, ensemble, fragment); None for the last fragment of a ledger that is not closed."""
-    ends = {each.first: each for each in fragments_to_check(record, record.ensembles[-1][0] - 1)}
+    """Yield index, first entry, ensemble and fragment. The last fragment of a ledger that is not closed is None."""
+    ends = {fragment.first: fragment for fragment in fragments_to_check(record, record.ensembles[-1][0] - 1)}
     for index, (first, ensemble) in enumerate(record.ensembles):
         if not record.is_closed and index == len(record.ensembles) - 1:
             yield index, first, ensemble, None

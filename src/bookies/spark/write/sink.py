@@ -1,12 +1,12 @@
 """The sink `bookkeeper`: rows of a DataFrame become entries of logs, each batch exactly once.
 
-A task writes ledgers of its own, closes them, and reports them in its message; nobody sees them yet. The driver's
-`commit` puts those of all tasks into their logs with one conditional write, under the name (application, version): of
-a stream (its query, its batch), of a batch job what `txnAppId` and `txnVersion` say. A batch that is repeated after a
-crash is found to be committed. `protocol/log/transaction.py` says why that is safe.
+A task writes its own ledgers, closes them, and reports them in its message; no reader sees them yet. The driver's
+`commit` appends the ledgers of all tasks to their logs with one conditional write, under the name (application,
+version): a stream's query and batch, or `txnAppId` and `txnVersion` of a batch job. A batch that is repeated after a
+crash is recognised as committed. `protocol/log/transaction.py` explains why that is safe.
 
-Spark calls a method of this module in processes of its own choosing; nothing is kept from one call to the next but
-what is in the writer object of a batch job, and in the messages.
+Spark calls the methods of this module in processes of its choice. State passes from one call to the next only in the
+writer object of a batch job and in the messages.
 
 Source: spark 4; the order of calls: spark 1.3.
 """
@@ -49,10 +49,10 @@ OPTIONS = (
     "maxInFlightBytes", "txnAppId", "txnVersion", "commitTimeoutMs", "commitRetries", "onOpenTail", "orphanGrace",
     "createLog", "recordFormat", "unchangedFiles",
 )  # fmt: skip
-OWN_OPTIONS_OF_STREAMS = ("checkpointLocation",)  # which Spark hands over with the others
+OWN_OPTIONS_OF_STREAMS = ("checkpointLocation",)  # Spark passes them along with the others
 TARGETS = ("log", "topic", "path")
 HEADERS = "array<struct<key:string,value:binary>>"
-COLUMNS: Mapping[str, tuple[str, ...]] = {  # name -> the types it may have
+COLUMNS: Mapping[str, tuple[str, ...]] = {  # name -> the allowed types
     "value": ("binary", "string"),
     "key": ("binary", "string"),
     "headers": (HEADERS,),
@@ -60,15 +60,15 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {  # name -> the types it may have
     "log": ("string",),
 }
 ENVELOPE_COLUMNS = ("key", "headers", "timestamp")
-BATCH = ""  # the query of a transaction that no stream makes
-PENDING_MAX = 2  # record batches on their way to the event loop
+BATCH = ""  # the query of a batch job's transaction
+PENDING_MAX = 2  # record batches in flight to the event loop
 REAP_TIMEOUT_S = 10.0
-_reaped: dict[str, None] = {}  # applications whose garbage this process has looked for
+_reaped: dict[str, None] = {}  # applications whose leftovers this process has reaped
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the options say. `log` None: the column of that name does. Sizes in bytes."""
+    """The checked options. `log` None: column `log` names it. Sizes in bytes."""
 
     uri: str
     password: bytes = field(repr=False)
@@ -85,7 +85,7 @@ class Settings:
     orphan_grace_ms: int
     creates_log: bool
     record_format: str | None
-    files: Sequence[unchanged.Stamp] = ()  # that the rows are of: see `unchanged`
+    files: Sequence[unchanged.Stamp] = ()  # files that the rows were read from: see `unchanged`
 
     @property
     def needs_envelope(self) -> bool:
@@ -93,61 +93,65 @@ class Settings:
 
 
 def settings_of(options: Mapping[str, str], schema: Any, *, is_stream: bool) -> Settings:
-    """Check options and columns. Raises `InvalidArgument`, `ConfigError`: one sentence, naming what is wrong."""
-    found = proper_names(options, (*OPTIONS, *OWN_OPTIONS_OF_STREAMS) if is_stream else OPTIONS)
+    """Check options and columns. Raises `InvalidArgument`, `ConfigError`: one sentence that names what is wrong."""
+    proper = proper_names(options, (*OPTIONS, *OWN_OPTIONS_OF_STREAMS) if is_stream else OPTIONS)
     columns = checked_columns(schema)
-    named = [name for name in TARGETS if found.get(name)]
+    named = [name for name in TARGETS if proper.get(name)]
     if len(named) > 1:
-        raise InvalidArgument(f"options {' and '.join(named)} name the log twice: keep one of them")
-    log = check_log_name(found[named[0]]) if named else None
+        raise InvalidArgument(f"options {' and '.join(named)} both name the log: keep one of them")
+    log = check_log_name(proper[named[0]]) if named else None
     if log is None and "log" not in columns:
-        raise InvalidArgument("say which log to write: option log=NAME, save(NAME), or a column `log` of names")
-    app, version = _identity(found, is_stream=is_stream)
-    on_open_tail = found.get("onOpenTail") or "fail"
+        raise InvalidArgument("choose the log to write: option log=NAME, save(NAME), or a column `log` of names")
+    app, version = _identity(proper, is_stream=is_stream)
+    on_open_tail = proper.get("onOpenTail") or "fail"
     if on_open_tail not in ("fail", "fence"):
         raise InvalidArgument(f"option onOpenTail={on_open_tail!r}: expected fail or fence")
-    record_format = found.get("recordFormat") or None
+    record_format = proper.get("recordFormat") or None
     if record_format not in (None, *RECORD_FORMATS):
         raise InvalidArgument(f"option recordFormat={record_format!r}: expected one of {', '.join(RECORD_FORMATS)}")
     return Settings(
-        uri=metadata_uri(found),
-        password=read_password(found),
+        uri=metadata_uri(proper),
+        password=read_password(proper),
         log=log,
         columns=columns,
-        shape=_shape(found),
-        ledger_size=number(found, "maxLedgerBytes", 1 << 30),
-        in_flight_size=number(found, "maxInFlightBytes", 8 << 20),
+        shape=_shape(proper),
+        ledger_size=number(proper, "maxLedgerBytes", 1 << 30),
+        in_flight_size=number(proper, "maxInFlightBytes", 8 << 20),
         app=app,
         version=version,
-        timeout_s=number(found, "commitTimeoutMs", 120_000) / 1000,
-        conflicts_max=number(found, "commitRetries", 100),
+        timeout_s=number(proper, "commitTimeoutMs", 120_000) / 1000,
+        conflicts_max=number(proper, "commitRetries", 100),
         on_open_tail=on_open_tail,  # type: ignore[arg-type]
-        orphan_grace_ms=_duration_ms(found, "orphanGrace", 24 * 3600 * 1000),
-        creates_log=flag(found, "createLog", False),
+        orphan_grace_ms=_duration_ms(proper, "orphanGrace", 24 * 3600 * 1000),
+        creates_log=flag(proper, "createLog", False),
         record_format=record_format,
-        files=unchanged.parsed(found.get("unchangedFiles") or "[]"),
+        files=unchanged.parsed(proper.get("unchangedFiles") or "[]"),
     )
 
 
 def checked_columns(schema: Any) -> tuple[str, ...]:
-    """The names of the columns. Raises `InvalidArgument` for those that a log cannot take."""
-    for each in schema.fields:
-        if each.name not in COLUMNS:
-            raise InvalidArgument(f"column {each.name!r}: a log takes the columns {', '.join(COLUMNS)}; select those")
-        kind = each.dataType.simpleString()
-        if kind not in COLUMNS[each.name]:
-            wanted = " or ".join(name.upper() for name in COLUMNS[each.name])
-            raise InvalidArgument(f"column {each.name!r} is {kind.upper()}; a log takes {wanted}: cast it")
-    names = tuple(each.name for each in schema.fields)
+    """Return the names of the columns. Raises `InvalidArgument` for columns that a log does not accept."""
+    for column in schema.fields:
+        if column.name not in COLUMNS:
+            raise InvalidArgument(
+                f"column {column.name!r}: a log accepts the columns {', '.join(COLUMNS)}; select those"
+            )
+        type_name = column.dataType.simpleString()
+        if type_name not in COLUMNS[column.name]:
+            allowed = " or ".join(name.upper() for name in COLUMNS[column.name])
+            raise InvalidArgument(f"column {column.name!r} is {type_name.upper()}; a log accepts {allowed}: cast it")
+    names = tuple(column.name for column in schema.fields)
     if "value" not in names:
-        raise InvalidArgument(f"there is no column 'value', which becomes the entry; there are {', '.join(names)}")
+        raise InvalidArgument(
+            f"there is no column 'value', which becomes the entry; the columns are {', '.join(names)}"
+        )
     if len(set(names)) < len(names):
-        raise InvalidArgument(f"a column is there twice: {', '.join(names)}")
+        raise InvalidArgument(f"a column is repeated: {', '.join(names)}; keep one of each")
     return names
 
 
-def _identity(found: Mapping[str, str], *, is_stream: bool) -> tuple[str | None, int | None]:
-    app, version = found.get("txnAppId") or None, found.get("txnVersion") or None
+def _identity(proper: Mapping[str, str], *, is_stream: bool) -> tuple[str | None, int | None]:
+    app, version = proper.get("txnAppId") or None, proper.get("txnVersion") or None
     if is_stream:
         if version is not None:
             raise InvalidArgument("option txnVersion is for batch writes: a stream's version is its batch number")
@@ -155,24 +159,24 @@ def _identity(found: Mapping[str, str], *, is_stream: bool) -> tuple[str | None,
     if (app is None) != (version is None):
         raise InvalidArgument("options txnAppId and txnVersion belong together: the job, and a number that grows")
     if version is not None and not (version.isascii() and version.isdigit()):
-        raise InvalidArgument(f"option txnVersion={version!r}: expected a whole number from 0 on")
+        raise InvalidArgument(f"option txnVersion={version!r}: expected a whole number of 0 or more")
     return app, None if version is None else int(version)
 
 
-def _shape(found: Mapping[str, str]) -> dict[str, Any]:
-    """What new ledgers are like, where the options say it."""
+def _shape(proper: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of new ledgers that are given."""
     from bookies.client.base.keys import digest_type_of
 
     names = {"ensemble": "ensembleSize", "write_quorum": "writeQuorum", "ack_quorum": "ackQuorum"}
-    shape: dict[str, Any] = {name: number(found, option, 1) for name, option in names.items() if found.get(option)}
-    if found.get("digestType"):
-        shape["digest"] = digest_type_of(found["digestType"])
+    shape: dict[str, Any] = {name: number(proper, option, 1) for name, option in names.items() if proper.get(option)}
+    if proper.get("digestType"):
+        shape["digest"] = digest_type_of(proper["digestType"])
     return shape
 
 
-def _duration_ms(found: Mapping[str, str], name: str, default: int) -> int:
-    """A whole number with s, m, h or d. Raises `InvalidArgument`."""
-    text = (found.get(name) or "").strip().lower()
+def _duration_ms(proper: Mapping[str, str], name: str, default: int) -> int:
+    """Return the milliseconds of a whole number with s, m, h or d. Raises `InvalidArgument`."""
+    text = (proper.get(name) or "").strip().lower()
     if not text:
         return default
     scales = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -187,7 +191,7 @@ def _duration_ms(found: Mapping[str, str], name: str, default: int) -> int:
 
 @dataclass
 class Share:
-    """What a task wrote for one log."""
+    """Ledgers that a task wrote for one log."""
 
     log: str
     token: str
@@ -196,7 +200,7 @@ class Share:
 
 @dataclass
 class TaskMessage(WriterCommitMessage):
-    """What a task that was accepted tells the driver."""
+    """Report of an accepted task to the driver."""
 
     app: str
     version: int
@@ -214,15 +218,15 @@ def transaction_of(
     is_kept: bool,
     is_replacing: bool,
 ) -> Transaction:
-    """All shares, in the order of partitions. `log`: the one that is written even when no row came for it."""
+    """Return the transaction of all shares, in the order of partitions. `log`: included even without rows."""
     from bookies.protocol.log.transaction import Transaction
 
     ledgers: dict[str, tuple[Written, ...]] = {log: ()} if log is not None else {}
     tokens: dict[str, str] = {}
     for message in sorted(messages, key=lambda message: message.partition):
-        said = (message.app, message.version, message.query)
-        if said != identity:
-            raise InvalidArgument(f"tasks of one batch disagree on its name: {said} and {identity}")
+        named = (message.app, message.version, message.query)
+        if named != identity:
+            raise InvalidArgument(f"tasks of one batch have different names for it: {named} and {identity}")
         for share in message.shares:
             ledgers[share.log] = (*ledgers.get(share.log, ()), *share.written)
             tokens[share.log] = share.token
@@ -234,7 +238,7 @@ def transaction_of(
 
 
 def _with_parts(settings: Settings, act: Any) -> Any:
-    """Run `act(parts)` with a client of its own."""
+    """Run `act(parts)` with its own client."""
 
     async def main() -> Any:
         async with _client(settings) as client:
@@ -250,24 +254,24 @@ def _client(settings: Settings) -> Client:
 
 
 async def record_format_of(parts: TransactionContext, settings: Settings, log: str) -> str:
-    """The format of a log, which is made if that was asked for. Raises `LogNotFound`, `InvalidArgument`."""
+    """Return the format of a log, created first if option createLog is set. Raises `LogNotFound`, `InvalidArgument`."""
     from bookies.client.log import Log
     from bookies.client.log.transaction import read_head
 
     manifest = await read_head(parts.driver, log)
     if manifest is None and settings.creates_log:
-        kind = settings.record_format or (ENVELOPE if settings.needs_envelope else RAW)
-        made = Log(parts.client, parts.runtime, parts.driver, log, parts.password)
-        await made.create(record_format=kind, exist_ok=True, **settings.shape)
+        new_format = settings.record_format or (ENVELOPE if settings.needs_envelope else RAW)
+        new_log = Log(parts.client, parts.runtime, parts.driver, log, parts.password)
+        await new_log.create(record_format=new_format, exist_ok=True, **settings.shape)
         manifest = await read_head(parts.driver, log)
     if manifest is None:
-        raise LogNotFound(f"there is no log {log}: make it with `bk log create {log}`, or with option createLog=true")
+        raise LogNotFound(f"there is no log {log}: create it with `bk log create {log}`, or set option createLog=true")
     if settings.record_format not in (None, manifest.record_format):
         raise InvalidArgument(f"log {log} has record format {manifest.record_format}, not {settings.record_format}")
     if manifest.record_format == RAW and settings.needs_envelope:
         names = ", ".join(name for name in ENVELOPE_COLUMNS if name in settings.columns)
         raise InvalidArgument(
-            f"log {log} keeps raw values, without {names}: drop the column, or make a log with record format envelope"
+            f"log {log} keeps raw values, without {names}: drop the column, or create a log with record format envelope"
         )
     return manifest.record_format
 
@@ -287,7 +291,7 @@ def _commit(settings: Settings, txn: Transaction) -> None:
         return is_new
 
     if not txn.ledgers:
-        return  # No row, and no log was named.
+        return  # There are no rows, and no option names a log.
     is_new = _with_parts(settings, act)
     logger.info(
         json.dumps(
@@ -302,7 +306,7 @@ def _commit(settings: Settings, txn: Transaction) -> None:
 
 
 async def _reap_once(parts: TransactionContext, settings: Settings, txn: Transaction) -> None:
-    """Delete what earlier lives of this application left behind, once in the life of this process; best effort."""
+    """Delete leftovers of earlier runs of this application, once per process. Best effort."""
     import asyncio
 
     from bookies.client.log.transaction import reap
@@ -313,16 +317,18 @@ async def _reap_once(parts: TransactionContext, settings: Settings, txn: Transac
     try:
         async with asyncio.timeout(REAP_TIMEOUT_S):
             for log in txn.ledgers:
-                async for each in reap(parts, log, app=txn.app, orphan_grace_ms=settings.orphan_grace_ms):
+                async for leftover in reap(parts, log, app=txn.app, orphan_grace_ms=settings.orphan_grace_ms):
                     logger.info(
-                        json.dumps({"event": "reaper", "log": log, "ledger": each.ledger_id, "is": each.outcome})
+                        json.dumps(
+                            {"event": "reaper", "log": log, "ledger": leftover.ledger_id, "is": leftover.outcome}
+                        )
                     )
     except (BookKeeperError, TimeoutError) as error:
         logger.warning(json.dumps({"event": "reaper stopped", "error": str(error)}))
 
 
 def _abort(settings: Settings, txn: Transaction) -> None:
-    """Never raises: what is left is the reaper's."""
+    """Delete what the transaction wrote. Never raises: the reaper deletes the rest."""
     from bookies.client.log.transaction import abort
 
     try:
@@ -332,7 +338,7 @@ def _abort(settings: Settings, txn: Transaction) -> None:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """`df.write.format("bookkeeper")`. The same object, pickled, is every task's and the driver's."""
+    """Writer of `df.write.format("bookkeeper")`. The tasks and the driver have pickled copies of the same object."""
 
     def __init__(self, options: Mapping[str, str], schema: Any, overwrite: bool) -> None:
         self._settings = settings_of(options, schema, is_stream=False)
@@ -355,7 +361,7 @@ class BatchWriter(DataSourceArrowWriter):
     def _transaction(self, messages: list[WriterCommitMessage | None]) -> Transaction:
         return transaction_of(
             self._identity,
-            [each for each in messages if isinstance(each, TaskMessage)],
+            [message for message in messages if isinstance(message, TaskMessage)],
             self._settings.log,
             is_kept=self._is_kept,
             is_replacing=self._is_replacing,
@@ -363,7 +369,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("bookkeeper")`. Every batch gets new ones, one to plan and one to commit."""
+    """Writer of `df.writeStream.format("bookkeeper")`. Every batch gets new ones, one to plan and one to commit."""
 
     def __init__(self, options: Mapping[str, str], schema: Any, overwrite: bool) -> None:
         self._settings = settings_of(options, schema, is_stream=True)
@@ -377,7 +383,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
         batch = None if context is None else context.getLocalProperty("streaming.sql.batchId")
         if not query or batch is None:
-            raise ConfigError("Spark does not say which batch of which query this is: nothing can be written once")
+            raise ConfigError("Spark does not report the query and the batch, so exactly-once writing is impossible")
         return _write(self._settings, (self._settings.app or query, int(batch), query), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -387,8 +393,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._end(_abort, messages, batchId)
 
     def _end(self, act: Any, messages: list[WriterCommitMessage | None], batch: int) -> None:
-        """The tasks' messages are the only way to learn the query's identity. Without one there is nothing to do."""
-        known = [each for each in messages if isinstance(each, TaskMessage)]
+        """Call `act` with the batch's transaction. Only tasks' messages have its identity; without one do nothing."""
+        known = [message for message in messages if isinstance(message, TaskMessage)]
         if not known:
             return
         identity = (known[0].app, batch, known[0].query)
@@ -400,7 +406,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _check_target(settings: Settings) -> None:
-    """Before any task is started: is the log there, and does it take these columns?"""
+    """Check before any task starts that the log exists and accepts these columns."""
     if settings.log is not None:
         log = settings.log
         _with_parts(settings, lambda parts: record_format_of(parts, settings, log))
@@ -410,7 +416,7 @@ def _check_target(settings: Settings) -> None:
 
 
 def _write(settings: Settings, identity: tuple[str, int, str], batches: Iterator[pa.RecordBatch]) -> TaskMessage:
-    """Write this task's rows, and tell the driver where they are."""
+    """Write this task's rows, and report their ledgers to the driver."""
     from pyspark import TaskContext
 
     from bookies.protocol.log.transaction import Origin
@@ -430,13 +436,19 @@ def _write(settings: Settings, identity: tuple[str, int, str], batches: Iterator
     finally:
         task.close()
     ledgers = sum(len(share.written) for share in shares)
-    told = {"partition": partition, "attempt": attempt, "rows": task.row_count, "bytes": task.size, "ledgers": ledgers}
-    logger.info(json.dumps({"event": "write", **told}))
+    counts = {
+        "partition": partition,
+        "attempt": attempt,
+        "rows": task.row_count,
+        "bytes": task.size,
+        "ledgers": ledgers,
+    }
+    logger.info(json.dumps({"event": "write", **counts}))
     return TaskMessage(*identity, partition, attempt, shares)
 
 
 def _routed(batch: pa.RecordBatch, settings: Settings) -> Iterator[tuple[str, dict[str, pa.Array]]]:
-    """(log, its columns) of a record batch; the rows of one log keep their order."""
+    """Yield each log and its columns of a record batch. The rows of one log keep their order."""
     import pyarrow.compute as pc
 
     columns = {name: batch.column(name) for name in settings.columns if name != "log"}
@@ -447,12 +459,12 @@ def _routed(batch: pa.RecordBatch, settings: Settings) -> Iterator[tuple[str, di
     if logs.null_count:
         raise InvalidArgument("column 'log' is null in a row: every row needs the name of a log")
     for log in pc.unique(logs).to_pylist():
-        here = pc.equal(logs, log)
-        yield log, {name: column.filter(here) for name, column in columns.items()}
+        is_of_log = pc.equal(logs, log)
+        yield log, {name: column.filter(is_of_log) for name, column in columns.items()}
 
 
 class _Task:
-    """The ledgers of one task, on the event loop of its process; filled from the thread on which Spark runs it."""
+    """Ledgers of one task, on the event loop of its process. Spark's thread fills them."""
 
     def __init__(self, settings: Settings, origin: Origin) -> None:
         self._settings = settings
@@ -465,7 +477,7 @@ class _Task:
         self.size = 0  # bytes of the entries
 
     def append(self, log: str, columns: Mapping[str, pa.Array]) -> None:
-        """Append rows. What goes wrong is raised by a later call."""
+        """Append rows. A later call raises the errors of this one."""
         if log not in self._parts:
             self._parts[log] = self._worker.run(self._begin(check_log_name(log)))
         part, record_format = self._parts[log]
@@ -487,13 +499,13 @@ class _Task:
         return part, record_format
 
     def finish(self) -> tuple[Share, ...]:
-        """Wait until everything is durable, and close the ledgers."""
+        """Wait until all entries are durable, and close the ledgers."""
         while self._pending:
             self._pending.popleft().result()
         return tuple(Share(log, part.token, self._worker.run(part.finish())) for log, (part, _) in self._parts.items())
 
     def discard(self) -> None:
-        """Delete what was written; best effort."""
+        """Delete what was written. Best effort."""
         for future in self._pending:
             future.cancel()
         for part, _ in self._parts.values():
@@ -511,7 +523,7 @@ class _Task:
 
 
 def packed(columns: Mapping[str, pa.Array], record_format: str) -> tuple[bytes, Sequence[int]]:
-    """The entries of rows, one after the other: (data, their starts and the last end)."""
+    """Return the entries of rows as one block of data, and their starts with the last end."""
     import pyarrow as pa
 
     from bookies.spark.base import envelope

@@ -1,11 +1,11 @@
-"""Write the Parquet files of offloaded ledgers, read them back, and sweep up what is left of lost attempts.
+"""Parquet files of offloaded ledgers: writes them, reads them back, and finds leftovers of lost attempts.
 
     TO/CLUSTER/ledger-ID/ATTEMPT/part-FIRST.parquet     entries from FIRST on
     TO/CLUSTER/ledger-ID/ATTEMPT/_index.json            what each row group holds
 
-A part is written under a name that no reader looks at and renamed when it is whole. Its name and content depend on the
-ledger alone, so a task that runs twice writes the same file twice. What a directory is worth says only the ledger's
-record: one that no record names is a lost attempt. All calls block. Source: spark 5.3.
+A part is written under a temporary name, which readers ignore, and renamed when it is complete. Its name and content
+depend only on the ledger, so a task that runs twice writes the same file twice. A directory counts only if the
+ledger's record names it; otherwise it is a lost attempt. All calls block. Source: spark 5.3.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bookies.model import ENTRY_HEADER_SIZE, DigestType
 from bookies.protocol.ledger.offload import Content
 from bookies.spark.base import arrow
 
-GROUP_SIZE = 8 << 20  # bytes of payload: what a read of one entry costs
+GROUP_SIZE = 8 << 20  # bytes of payload: read even for a single entry
 FILE_SIZE_MAX = 512 << 20
 COMPRESSION = "zstd"
 SCHEMA = pa.schema(
@@ -47,7 +47,7 @@ _signed = struct.Struct(">i").unpack_from
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a copy. `groups`: what its row groups hold; `size`: bytes of the file."""
+    """One file of a copy. `groups`: its row groups; `size`: bytes of the file."""
 
     file: str
     size: int
@@ -66,50 +66,53 @@ class Part:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Part:
-        groups = tuple(Group(**each) for each in found["groups"])
-        return cls(found["file"], found["size"], groups, Content(**found["content"]))
+    def from_json(cls, content: dict[str, Any]) -> Part:
+        groups = tuple(Group(**group) for group in content["groups"])
+        return cls(content["file"], content["size"], groups, Content(**content["content"]))
 
 
 def absolute(uri: str) -> str:
-    """A directory as it is called everywhere: a URI, or an absolute path. Raises `InvalidArgument`."""
+    """Return a directory as a URI or an absolute path. Raises `InvalidArgument`."""
     uri = uri.rstrip("/") or "/"
     if "://" not in uri:
         uri = os.path.abspath(uri)
     try:
         pa.fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise InvalidArgument(f"{uri!r} is no directory that Arrow can use: {error}") from error
+        raise InvalidArgument(f"{uri!r} is not a directory that Arrow can use: {error}") from error
     return uri
 
 
 def system_of(uri: str) -> tuple[Any, str]:
-    """(file system, path in it)."""
+    """Return the file system, and the path in it."""
     system, path = pa.fs.FileSystem.from_uri(uri)
     return system, path
 
 
 def table_of(batch: EntryBatch) -> pa.Table:
-    """Entries as rows of the files. The CRC-32C is the entry's own, or made now for a ledger with another digest."""
+    """Return entries as rows of the files.
+
+    The CRC-32C is the entry's own; for a ledger with another digest it is computed.
+    """
     columns = [arrow.header_column(batch, name) for name in ("entry_id", "length", "lac", "crc32c")]
     if columns[-1].null_count:
-        columns[-1] = pa.array(_made_checksums(batch), pa.int32())
+        columns[-1] = pa.array(_computed_checksums(batch), pa.int32())
     return pa.Table.from_arrays([*columns, arrow.values([batch])], schema=SCHEMA)
 
 
-def _made_checksums(batch: EntryBatch) -> list[int]:
-    """The CRC-32C that each entry would have, as a signed number."""
-    made = []
+def _computed_checksums(batch: EntryBatch) -> list[int]:
+    """Compute the CRC-32C of each entry, as a signed number."""
+    checksums = []
     for start, end in pairwise(batch.starts):
         body = start + 4
         head = batch.data[body : body + ENTRY_HEADER_SIZE]
         crc = digest(DigestType.CRC32C, b"", head, batch.data[body + batch.header_size : end])
-        made.append(_signed(crc)[0])
-    return made
+        checksums.append(_signed(crc)[0])
+    return checksums
 
 
 class PartsWriter:
-    """The files of consecutive entries of one ledger, as they come. `directory`: of the attempt."""
+    """Writer of the files of consecutive entries of one ledger. `directory`: of the attempt."""
 
     def __init__(self, directory: str, ledger_id: int, *, file_size_max: int = FILE_SIZE_MAX) -> None:
         self._system, self._path = system_of(directory)
@@ -120,13 +123,13 @@ class PartsWriter:
         self._groups: list[Group] = []
         self._content = Content()
         self._waiting: list[EntryBatch] = []
-        self._size = 0  # payload bytes, about, of what is waiting
-        self._below: int | None = None  # the ledger's length before what is waiting
+        self._size = 0  # approximate payload bytes of the waiting batches
+        self._below: int | None = None  # the ledger's length before the waiting batches
         self.parts: list[Part] = []
         self._system.create_dir(self._path, recursive=True)
 
     def append(self, batch: EntryBatch) -> None:
-        """The entries that follow. Raises OSError."""
+        """Append the entries that follow. Raises OSError."""
         self._waiting.append(batch)
         self._size += batch.size
         if self._size >= GROUP_SIZE:
@@ -163,14 +166,14 @@ class PartsWriter:
         self._writer, self._groups, self._content = None, [], Content()
 
     def finish(self) -> list[Part]:
-        """Everything is in place."""
+        """Complete the last file and return all parts."""
         self._flush()
         if self._writer is not None:
             self._end_file()
         return self.parts
 
     def discard(self) -> None:
-        """Let go of a file that is not whole."""
+        """Close and delete an incomplete file."""
         if self._writer is not None:
             writer, sink = self._writer
             self._writer = None
@@ -180,36 +183,36 @@ class PartsWriter:
 
 
 def check_part(directory: str, ledger_id: int, part: Part) -> None:
-    """Read a file back, all of it. Raises `ReadFailed`, `DigestMismatch`."""
+    """Read a whole file back. Raises `ReadFailed`, `DigestMismatch`."""
     system, path = system_of(directory)
     path = f"{path}/{part.file}"
     content = Content()
     try:
-        with system.open_input_file(path) as file, pq.ParquetFile(file) as found:
-            if found.num_row_groups != len(part.groups):
-                raise ValueError(f"it has {found.num_row_groups} row groups, not {len(part.groups)}")
+        with system.open_input_file(path) as file, pq.ParquetFile(file) as parquet:
+            if parquet.num_row_groups != len(part.groups):
+                raise ValueError(f"it has {parquet.num_row_groups} row groups, not {len(part.groups)}")
             for group in part.groups:
-                table = found.read_row_group(group.number)
+                table = parquet.read_row_group(group.number)
                 content = content.joined(content_of(entries_of(ledger_id, table, group, is_crc32c=True)))
         if content != part.content:
-            raise ValueError("its content is not what was read from the ledger")
+            raise ValueError("its content differs from what was read from the ledger")
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise ReadFailed(f"{path} cannot be read back as it was written: {error}", ledger_id=ledger_id) from error
 
 
 def lost_parts(directory: str, parts: Sequence[Part]) -> list[str]:
-    """Those files that are not there, or not of the size that they were written with. Raises OSError."""
+    """Return the files that are missing, or whose size differs from the written one. Raises OSError."""
     system, path = system_of(directory)
-    found = system.get_file_info([f"{path}/{part.file}" for part in parts]) if parts else []
+    infos = system.get_file_info([f"{path}/{part.file}" for part in parts]) if parts else []
     return [
         part.file
-        for part, info in zip(parts, found, strict=True)
+        for part, info in zip(parts, infos, strict=True)
         if info.type is not pa.fs.FileType.File or info.size != part.size
     ]
 
 
 def index_of(ledger_id: int, attempt: str, parts: Sequence[Part]) -> tuple[Index, Content]:
-    """The index of a copy, and what it comes to. Raises ValueError unless the parts follow each other from entry 0."""
+    """Return the index of a copy, and its content. Raises ValueError unless the parts are consecutive from entry 0."""
     content = Content()
     groups: list[Group] = []
     for part in sorted(parts, key=lambda part: part.first):
@@ -221,13 +224,13 @@ def index_of(ledger_id: int, attempt: str, parts: Sequence[Part]) -> tuple[Index
 
 
 def write_index(directory: str, index: Index) -> int:
-    """Put it beside the files, delete what is not part of the copy; its CRC-32C. Raises OSError."""
+    """Write the index, delete files outside the copy, and return the index's CRC-32C. Raises OSError."""
     system, path = system_of(directory)
     system.create_dir(path, recursive=True)
     named = {group.file for group in index.groups} | {INDEX}
-    for each in system.get_file_info(pa.fs.FileSelector(path)):
-        if each.base_name not in named and each.type is pa.fs.FileType.File:
-            system.delete_file(each.path)
+    for info in system.get_file_info(pa.fs.FileSelector(path)):
+        if info.base_name not in named and info.type is pa.fs.FileType.File:
+            system.delete_file(info.path)
     data = index.pack()
     with system.open_output_stream(f"{path}/_new{INDEX}") as file:
         file.write(data)
@@ -237,7 +240,7 @@ def write_index(directory: str, index: Index) -> int:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A directory that holds, or held, a copy. `changed_s`: when a file of it was written last; seconds since 1970."""
+    """Directory that holds, or held, a copy. `changed_s`: last write to one of its files, seconds since 1970."""
 
     ledger_id: int
     attempt: str
@@ -246,31 +249,31 @@ class Attempt:
 
 
 def attempts(to: str, cluster: str) -> Iterator[Attempt]:
-    """All directories of copies of a cluster's ledgers."""
+    """Yield all directories of copies of a cluster's ledgers."""
     system, path = system_of(f"{to}/{cluster}")
     selector = pa.fs.FileSelector(path, allow_not_found=True)
-    for ledger in sorted(system.get_file_info(selector), key=lambda each: str(each.path)):
+    for ledger in sorted(system.get_file_info(selector), key=lambda info: str(info.path)):
         number = ledger.base_name.removeprefix("ledger-")
         if ledger.type is not pa.fs.FileType.Directory or not number.isdigit():
             continue
-        for each in system.get_file_info(pa.fs.FileSelector(ledger.path)):
-            if each.type is pa.fs.FileType.Directory:
-                yield Attempt(int(number), each.base_name, each.path, _changed_s(system, each))
+        for info in system.get_file_info(pa.fs.FileSelector(ledger.path)):
+            if info.type is pa.fs.FileType.Directory:
+                yield Attempt(int(number), info.base_name, info.path, _changed_s(system, info))
 
 
 def _changed_s(system: Any, directory: Any) -> float:
     inside = system.get_file_info(pa.fs.FileSelector(directory.path, allow_not_found=True))
-    return max(one.mtime_ns or 0 for one in [directory, *inside]) / 1e9
+    return max(info.mtime_ns or 0 for info in [directory, *inside]) / 1e9
 
 
 def is_changed(to: str, attempt: Attempt) -> bool:
-    """Whether somebody has written to it, or deleted it, since it was found. Raises OSError."""
+    """Report whether the directory was written to, or deleted, since it was listed. Raises OSError."""
     system, _ = system_of(to)
     return _changed_s(system, system.get_file_info(attempt.path)) != attempt.changed_s
 
 
 def delete_attempt(to: str, attempt: Attempt) -> None:
-    """Raises OSError."""
+    """Delete the directory of an attempt. Raises OSError."""
     system, _ = system_of(to)
     system.delete_dir(attempt.path)
 

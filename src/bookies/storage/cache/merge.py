@@ -1,7 +1,7 @@
-"""Many small pieces of a ledger made into one: entries that came in any order, sorted and copied once.
+"""Merging of small pieces of a ledger: sorts entries that arrived in any order and copies them once.
 
-A piece is (entry ids, records), one id per record. What comes out has ascending ids, a range where they are
-consecutive and an array otherwise, and records in one buffer.
+A piece is (entry ids, records), one id per record. The result has ascending ids, as a range if they are consecutive and
+as an array otherwise, and its records are in one buffer.
 
 Source: storage 5.6.
 """
@@ -15,19 +15,19 @@ from itertools import accumulate, chain, pairwise
 
 from bookies.kernels import Records
 
-WINDOW_SAMPLES = 16  # ids that a window is measured by
+WINDOW_SAMPLES = 16  # sampled ids in a window
 
 Piece = tuple[Sequence[int], Records]
 
 
 def merge_runs(pieces: Sequence[Piece]) -> Piece:
-    """All entries of pieces in whatever order, at least one; of several copies of an entry the last one counts."""
-    found: dict[int, bytes] = {}
+    """Merge at least one entry from pieces in any order; of several copies of an entry the last one counts."""
+    bodies_by_id: dict[int, bytes] = {}
     for entry_ids, records in pieces:
         data = records.data
-        found.update(zip(entry_ids, [data[at:end] for at, end in pairwise(records.starts)], strict=True))
-    ordered = sorted(found)
-    bodies = list(map(found.__getitem__, ordered))
+        bodies_by_id.update(zip(entry_ids, [data[at:end] for at, end in pairwise(records.starts)], strict=True))
+    ordered = sorted(bodies_by_id)
+    bodies = list(map(bodies_by_id.__getitem__, ordered))
     return _as_ids(ordered), Records(b"".join(bodies), _starts_of(pieces, bodies))
 
 
@@ -38,9 +38,9 @@ def _starts_of(pieces: Sequence[Piece], bodies: Sequence[bytes]) -> Sequence[int
 
 
 def gathered_in_windows(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
-    """As `merge_runs`, of pieces that have ascending ids each: one window of ids after the other, of about `size` bytes.
+    """Merge pieces whose ids ascend as `merge_runs` does, but in windows of ids of about `size` bytes. Deterministic.
 
-    The same every time. Only one window is in memory at once, beside the pieces.
+    Only one window is in memory at once, beside the pieces.
     """
     samples = _samples(pieces, max(1, size // WINDOW_SAMPLES))
     starts = [0] * len(pieces)
@@ -57,7 +57,7 @@ def gathered_in_windows(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
 
 
 def _samples(pieces: Sequence[Piece], step: int) -> list[int]:
-    """About one id for each `step` bytes of records, ascending."""
+    """Return about one id for every `step` bytes of records, ascending."""
     samples: list[int] = []
     due = 0  # bytes until the next one
     for entry_ids, records in pieces:
@@ -72,7 +72,7 @@ def _samples(pieces: Sequence[Piece], step: int) -> list[int]:
 
 
 def concat_runs(pieces: Sequence[Piece]) -> Piece:
-    """All entries of pieces that follow each other in ascending order, at least one piece."""
+    """Concatenate one or more pieces that follow each other in ascending order."""
     data = b"".join([records.tobytes() for _, records in pieces])
     count = sum(len(entry_ids) for entry_ids, _ in pieces)
     starts: Sequence[int]
@@ -90,7 +90,7 @@ def concat_runs(pieces: Sequence[Piece]) -> Piece:
 
 
 def _common_step(pieces: Sequence[Piece]) -> int:
-    """Bytes of each record; 0 when they are not known to be of one size."""
+    """Return the size in bytes of each record; 0 if they are not known to have one size."""
     first = pieces[0][1].starts
     step = first.step if isinstance(first, range) else 0
     for _, records in pieces:

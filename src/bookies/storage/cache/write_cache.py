@@ -1,19 +1,19 @@
-"""Entries that are in the journal but not yet in an entry log, in two generations.
+"""The write cache: entries that are in the journal but not yet in an entry log, in two generations.
 
-`current` receives runs; when it holds half of the budget it becomes `snapshot`, which is written to the entry log
-sorted by ledger and entry, and then dropped. When both are full the cache is congested, which only stops the sources:
-what they have received already is taken. So it holds `size_max` and what had been received and not inserted by then.
+`current` receives runs. When it holds half of the budget it becomes `snapshot`, which is written to the entry log
+sorted by ledger and entry, and then dropped. When both are full the cache is congested: the server stops receiving, and
+the cache still accepts what was received before. So it holds at most `size_max` plus those entries.
 
 Invariants
 - An entry is in the cache from before it is queued for the journal until its index slot is set.
-- A generation carries the journal marks of the instant at which it was created: whatever lies before them is in older
-  generations, so they may be persisted once all older generations are durable, and not earlier (R-9).
-- Of several copies of an entry the one that came last wins, here and in the index, wherever the flush is (Q-9 leaves
-  the choice free, as copies differ at most in their LAC).
-- Whatever the order in which entries come, their objects are counted, and few: a batch is one run, of many ledgers
-  too. Within a generation what a ledger has in mixed runs is younger than what it has in runs of its own.
+- R-9: a generation has the journal marks captured when it started. Entries before these marks are in older generations,
+  so the marks may be persisted only after all older generations are durable.
+- Of several copies of an entry the last one received wins, here and in the index, at every stage of a flush. Q-9 leaves
+  the choice free, because copies differ at most in their LAC.
+- The Python objects of entries are counted, and are few for every order of arrival: a batch is one run, even with many
+  ledgers. Within a generation, a ledger's entries in mixed runs are newer than those in its own runs.
 
-Owned by the loop's thread. Nobody changes a `Run`, so workers may be given them.
+Owned by the loop's thread. A `Run` is never changed, so it may be passed to workers.
 
 Source: storage 5.6, 5.7.
 """
@@ -32,21 +32,21 @@ from bookies.storage.cache.merge import concat_runs, gathered_in_windows, merge_
 from bookies.storage.journal import LogMark
 
 RUN_OVERHEAD = 300  # bytes of Python objects for each run, counted so that tiny adds cannot outgrow the budget
-NUMBER_SIZE, OBJECT_SIZE = 8, 40  # bytes of a number in an array; in a list, where it is an object of its own
+NUMBER_SIZE, OBJECT_SIZE = 8, 40  # bytes of a number in an array; in a list, where each is an object
 MIXED_OVERHEAD = 600  # bytes of Python objects for each mixed run
-MIXED_ENTRY_SIZE = 100  # bytes for an entry of one: its numbers, a ledger's place in a set, a place when sorted
-NUMBERS_SIZE = 100  # bytes of them that `RUN_OVERHEAD` has room for, in ids and in starts: what a range takes
+MIXED_ENTRY_SIZE = 100  # bytes per entry of a mixed run: numbers, the ledger's place in a set, a place when sorted
+NUMBERS_SIZE = 100  # bytes of ids, and of starts, that `RUN_OVERHEAD` includes: the size of a range
 
-SMALL_SIZE = 4 << 10  # bytes of a run, below which a flush joins it with its neighbours
-JOINED_SIZE = 64 << 10  # bytes that it joins at most
-WINDOW_SIZE = 512 << 10  # bytes that it gathers at once where runs overlap
-GATHERED_SIZE = 256 << 10  # bytes of a run from which on it is not gathered again: the loop must not wait for it
-FAN = 8  # runs of about one size that are gathered at once
+SMALL_SIZE = 4 << 10  # bytes; a flush joins smaller runs with their neighbours
+JOINED_SIZE = 64 << 10  # bytes of a joined run, at most
+WINDOW_SIZE = 512 << 10  # bytes that a flush merges at once where runs overlap
+GATHERED_SIZE = 256 << 10  # bytes; larger runs are not merged again, because the loop would wait for the copy
+FAN = 8  # runs of similar size that are merged at once
 
 
-@dataclass(slots=True)  # never changed; "frozen" would make each of very many cost three times as much
+@dataclass(slots=True)  # never changed; "frozen" would make construction, which is frequent, three times as expensive
 class Run:
-    """Entries of one ledger in ascending order, as they arrived together or were gathered. One id per record."""
+    """Entries of one ledger in ascending order, as they arrived together or were merged. One id per record."""
 
     entry_ids: Sequence[int]
     records: Records
@@ -61,12 +61,12 @@ class Run:
 
     @property
     def overhead(self) -> int:
-        """Bytes of memory beside those of the records."""
+        """Return the bytes of memory in addition to those of the records."""
         entry_ids, starts = self.entry_ids, self.records.starts
         return RUN_OVERHEAD + _numbers_size(entry_ids) + _numbers_size(starts)
 
     def index(self, entry_id: int) -> int:
-        """Index of the entry, or -1."""
+        """Return the index of the entry, or -1."""
         ids = self.entry_ids
         if isinstance(ids, range):
             return ids.index(entry_id) if entry_id in ids else -1
@@ -74,13 +74,13 @@ class Run:
         return at if at < len(ids) and ids[at] == entry_id else -1
 
     def next_held(self, first: int, stop: int) -> int:
-        """The smallest entry id from `first` on that is here, at most `stop`."""
+        """Return the smallest entry id from `first` on in this run, at most `stop`."""
         ids = self.entry_ids
         at = bisect_left(ids, first)
         return min(stop, ids[at]) if at < len(ids) else stop
 
     def consecutive(self, index: int, count_max: int) -> int:
-        """How many entries from `index` on have consecutive ids, at most `count_max`."""
+        """Return the number of entries with consecutive ids from `index` on, at most `count_max`."""
         ids = self.entry_ids
         end = min(len(ids), index + count_max)
         if isinstance(ids, range) and ids.step == 1:
@@ -93,10 +93,10 @@ class Run:
 
 @dataclass(slots=True)
 class AddRun:
-    """Entries of many ledgers as they arrived together: one ledger id, entry id and record each, starts in an array.
+    """A mixed run: entries of many ledgers that arrived together, with a ledger id, entry id and record for each.
 
-    A writer to ten thousand ledgers sends an entry of each; an object for every one of them costs more than all the
-    rest that is done for it.
+    `records.starts` is an array. A writer to ten thousand ledgers sends one entry of each ledger, and an object per
+    entry would cost more than all other work for it.
     """
 
     ledger_ids: array[int]
@@ -107,7 +107,7 @@ class AddRun:
         return len(self.ledger_ids)
 
     def picked(self, indices: Sequence[int]) -> AddRun:
-        """Some of the entries, in a buffer of their own."""
+        """Return a copy with only these entries, in a buffer of its own."""
         starts, data = self.records.starts, self.records.data
         pieces = [data[starts[index] : starts[index + 1]] for index in indices]
         return AddRun(
@@ -117,7 +117,7 @@ class AddRun:
         )
 
     def stretches(self) -> Iterator[tuple[int, int, int]]:
-        """(ledger id, first index, index behind the last) of consecutive entries of one ledger."""
+        """Yield (ledger id, first index, index after the last) of consecutive entries of one ledger."""
         ledger_ids, entry_ids = self.ledger_ids, self.entry_ids
         start, ledger_id, following = 0, -1, -1
         for index, entry_id in enumerate(entry_ids):
@@ -130,7 +130,7 @@ class AddRun:
             yield ledger_id, start, len(entry_ids)
 
     def runs(self) -> Iterator[tuple[int, Run]]:
-        """(ledger id, run) of each of the stretches."""
+        """Yield (ledger id, run) for each of the stretches."""
         entry_ids, records = self.entry_ids, self.records
         for ledger_id, start, stop in self.stretches():
             yield ledger_id, Run(range(entry_ids[start], entry_ids[stop - 1] + 1), records.slice(start, stop))
@@ -142,10 +142,10 @@ _FIRST = attrgetter("first")
 class LedgerRuns:
     """The runs of one ledger in one generation.
 
-    `_runs` never overlap, are ascending by first entry, and are found by bisection. A run whose span meets any other's
-    goes to `_later`, where each has precedence over those before it and over `_runs`, because it arrived later. So
-    that these stay few, neighbours in `_later` are gathered into one, eight at a time, until they are large: each
-    entry is copied about once for every eightfold of what it arrived in.
+    `_runs` never overlap, ascend by first entry, and are found by bisection. A run whose span overlaps another one goes
+    to `_later`. A run in `_later` has precedence over those before it and over `_runs`, because it arrived later. To
+    keep these few, `FAN` neighbours in `_later` at a time are merged into one until they are large. Each entry is
+    copied about once for every eightfold growth of its run.
     """
 
     __slots__ = ("_later", "_later_first", "_later_last", "_runs", "highest")
@@ -157,7 +157,7 @@ class LedgerRuns:
         self._later_first = self._later_last = -1  # the span of all of `_later`
 
     def add(self, run: Run) -> int:
-        """Take a run; by how much the overhead has grown, in bytes."""
+        """Add a run and return the growth of the overhead in bytes."""
         if run.first > self.highest:
             self.highest = run.last
             self._runs.append(run)
@@ -172,7 +172,7 @@ class LedgerRuns:
         return run.overhead + self._gather_later()
 
     def _overlaps(self, run: Run) -> bool:
-        """Whether its span and that of another run, or of all in `_later`, meet."""
+        """Report whether the run's span overlaps that of another run, or that of all in `_later`."""
         if self._later and run.first <= self._later_last and run.last >= self._later_first:
             return True
         at = bisect_right(self._runs, run.first, key=_FIRST)
@@ -181,16 +181,16 @@ class LedgerRuns:
         return at < len(self._runs) and self._runs[at].first <= run.last
 
     def _gather_later(self) -> int:
-        """Make one run of the newest ones while they are small, and of about one size; the growth of the overhead."""
+        """Merge the newest runs while they are small and of similar size; return the growth of the overhead."""
         later, growth = self._later, 0
         while len(later) >= FAN and later[-FAN].records.size < min(GATHERED_SIZE, FAN * later[-1].records.size):
-            some = later[-FAN:]
-            later[-FAN:] = [Run(*merge_runs([(run.entry_ids, run.records) for run in some]))]
-            growth += later[-1].overhead - sum(run.overhead for run in some)
+            merged = later[-FAN:]
+            later[-FAN:] = [Run(*merge_runs([(run.entry_ids, run.records) for run in merged]))]
+            growth += later[-1].overhead - sum(run.overhead for run in merged)
         return growth
 
     def find(self, entry_id: int) -> tuple[Run, int] | None:
-        """(run, index in it) of the copy that counts."""
+        """Return (run, index in it) of the copy that counts."""
         for run in reversed(self._later):
             if (index := run.index(entry_id)) >= 0:
                 return run, index
@@ -202,11 +202,11 @@ class LedgerRuns:
         return None
 
     def find_consecutive(self, first: int, count_max: int) -> tuple[Run, int, int] | None:
-        """As `find`, and how many consecutive entries from there on count too, at most `count_max`."""
-        found = self.find(first)
-        if found is None:
+        """Return the result of `find` and the number of consecutive entries there that count, at most `count_max`."""
+        match = self.find(first)
+        if match is None:
             return None
-        run, index = found
+        run, index = match
         stop = first + run.consecutive(index, count_max)
         for later in reversed(self._later):
             if later is run:
@@ -215,7 +215,7 @@ class LedgerRuns:
         return run, index, stop - first
 
     def next_held(self, first: int, stop: int) -> int:
-        """The smallest entry id from `first` on that is here, at most `stop`."""
+        """Return the smallest entry id from `first` on in these runs, at most `stop`."""
         at = bisect_right(self._runs, first, key=_FIRST)
         for run in (*self._runs[max(0, at - 1) : at + 1], *self._later):
             stop = run.next_held(first, stop)
@@ -223,18 +223,18 @@ class LedgerRuns:
 
     @property
     def only(self) -> Run | None:
-        """The run, if there is just one."""
+        """Return the run if there is exactly one."""
         return self._runs[0] if len(self._runs) == 1 and not self._later else None
 
     def ordered(self) -> Iterator[Run]:
-        """All runs, ascending as far as the precedence of later copies allows."""
+        """Yield all runs: non-overlapping ones ascending, then those that overlap, in order of precedence."""
         yield from self._runs
         yield from self._later
 
     def flushed(self) -> Iterator[Run]:
-        """What `ordered` has, each entry once, ascending, in few runs: a flush pays for each. The same every time.
+        """Yield every entry once, ascending, in few runs, because a flush pays for each run. Deterministic.
 
-        Where runs overlap they are gathered, and small neighbours are joined: copies, made one after the other.
+        Overlapping runs are merged and small neighbours are joined into copies, created one after the other.
         """
         start = stop = len(self._runs)
         if self._later:
@@ -250,12 +250,12 @@ class LedgerRuns:
 
 
 class Generation:
-    """A half of the cache. `marks`: see the invariants; one for each journal. `end`: those of the next generation.
+    """A half of the cache. `marks`: see the invariants; one for each journal. `end`: marks of the next generation.
 
-    `mixed`: mixed runs, the oldest first; copies of an entry in them count before those in runs of its ledger.
+    `mixed`: mixed runs, oldest first; their copies of an entry have precedence over those in runs of its ledger.
     """
 
-    __slots__ = ("_found", "_ledgers", "_mixed_ids", "_mixed_ledgers", "end", "marks", "mixed", "size")
+    __slots__ = ("_extracted", "_ledgers", "_mixed_ids", "_mixed_ledgers", "end", "marks", "mixed", "size")
 
     def __init__(self, marks: tuple[LogMark, ...]) -> None:
         self.marks = marks
@@ -263,9 +263,9 @@ class Generation:
         self.size = 0
         self.mixed: list[AddRun] = []
         self._ledgers: dict[int, LedgerRuns] = {}
-        self._mixed_ids: list[array[int]] = []  # the ledgers of each
-        self._mixed_ledgers: set[int] = set()  # and of all
-        self._found: dict[int, tuple[int, LedgerRuns]] = {}  # of ledgers that somebody has looked for: see `_look_for`
+        self._mixed_ids: list[array[int]] = []  # the ledger ids of each mixed run
+        self._mixed_ledgers: set[int] = set()  # the ledger ids of all mixed runs
+        self._extracted: dict[int, tuple[int, LedgerRuns]] = {}  # ledgers that were read: see `_runs_in_mixed`
 
     @property
     def is_empty(self) -> bool:
@@ -283,7 +283,7 @@ class Generation:
         runs = self._ledgers.get(ledger_id)
         if runs is None:
             runs = self._ledgers[ledger_id] = LedgerRuns()
-        # Copies that later ones replace go on counting: a flush that came late would hold up the journal.
+        # Superseded copies still count towards the size: a late flush would delay the journal's deletion.
         if _is_ascending(entry_ids):
             self.size += records.size + runs.add(Run(entry_ids, records))
         else:
@@ -296,7 +296,7 @@ class Generation:
         self.size += mixed.records.size + MIXED_OVERHEAD + MIXED_ENTRY_SIZE * len(mixed)
 
     def runs(self) -> Iterator[tuple[int, Run]]:
-        """(ledger id, run) in the order in which they go to the entry log and into the index, before `mixed`."""
+        """Yield (ledger id, run) in the order of the flush to the entry log and the index, which precede `mixed`."""
         for ledger_id in sorted(self._ledgers):
             runs = self._ledgers[ledger_id]
             if (only := runs.only) is not None:
@@ -306,29 +306,32 @@ class Generation:
                 yield ledger_id, run
 
     def of_ledger(self, ledger_id: int) -> tuple[LedgerRuns, ...]:
-        """What is here of a ledger, the newest first: what they have in common counts in the first."""
+        """Return the runs of a ledger, newest first; earlier elements have precedence."""
         runs = self._ledgers.get(ledger_id)
         older = () if runs is None else (runs,)
         if ledger_id not in self._mixed_ledgers:
             return older
-        return (self._look_for(ledger_id), *older)
+        return (self._runs_in_mixed(ledger_id), *older)
 
-    def _look_for(self, ledger_id: int) -> LedgerRuns:
-        """What the mixed runs have of a ledger: those that have come since the last look are looked through.
+    def _runs_in_mixed(self, ledger_id: int) -> LedgerRuns:
+        """Return the ledger's entries in mixed runs. Scans only the mixed runs added since the last call.
 
-        Whoever only writes never pays for it, and whoever reads pays for the ledger in question.
+        Writes never pay for this; a read pays only for its own ledger.
         """
-        looked, runs = self._found.get(ledger_id) or (0, LedgerRuns())
-        if looked < len(self.mixed):
-            for number, start, stop in self._stretches_of(ledger_id, looked):
+        scanned, runs = self._extracted.get(ledger_id) or (0, LedgerRuns())
+        if scanned < len(self.mixed):
+            for number, start, stop in self._stretches_of(ledger_id, scanned):
                 mixed = self.mixed[number]
                 entry_ids = range(mixed.entry_ids[start], mixed.entry_ids[stop - 1] + 1)
                 self.size += runs.add(Run(entry_ids, mixed.records.slice(start, stop)))
-            self._found[ledger_id] = len(self.mixed), runs
+            self._extracted[ledger_id] = len(self.mixed), runs
         return runs
 
     def _stretches_of(self, ledger_id: int, first: int) -> Iterator[tuple[int, int, int]]:
-        """(number of the mixed run, first index, index behind the last) of consecutive entries, from run `first` on."""
+        """Yield (number of the mixed run, first index, index after the last) of consecutive entries, from run `first`.
+
+        `first`: number of the first mixed run to scan.
+        """
         start = stop = -1  # places: see `find_ledger`
         following = -1
         for place in find_ledger(self._mixed_ids, first, ledger_id):
@@ -343,30 +346,30 @@ class Generation:
 
 
 class WriteCache:
-    """The two generations. `size_max`: bytes of both together."""
+    """The cache of both generations. `size_max`: bytes of both together."""
 
     def __init__(self, size_max: int, marks: tuple[LogMark, ...]) -> None:
         self.current = Generation(marks)
         self.snapshot: Generation | None = None
         self._half_size = size_max // 2
         self._size_max = size_max
-        # Above its half the current generation takes whatever had been received when the server began to wait, which
-        # the server bounds. While flushes fail this is the bound.
+        # Beyond its half the current generation accepts entries that were received before the server began to wait; the
+        # server bounds these. While flushes fail this is the bound.
         self._excess_size = max(self._half_size // 2, 1 << 20)
 
     @property
     def is_due(self) -> bool:
-        """The current generation is full."""
+        """Report whether the current generation is full."""
         return self.current.size >= self._half_size
 
     @property
     def is_congested(self) -> bool:
-        """Nothing more should be received: the half in use is full, or both are because one took more than a half."""
+        """Report whether the server should stop receiving: the current half is full, or both together are."""
         return self.snapshot is not None and (self.is_due or self.size >= self._size_max)
 
     @property
     def is_exhausted(self) -> bool:
-        """Congested beyond what may be accepted while flushes fail."""
+        """Report whether the cache has reached its bound for the time in which flushes fail."""
         return self.snapshot is not None and self.current.size >= self._half_size + self._excess_size
 
     @property
@@ -382,36 +385,36 @@ class WriteCache:
         return self.snapshot
 
     def drop_snapshot(self) -> None:
-        """Its entries are in an entry log and in the index."""
+        """Drop the snapshot; its entries are in an entry log and in the index."""
         self.snapshot = None
 
     def holds(self, ledger_id: int) -> bool:
         return self.current.holds(ledger_id) or (self.snapshot is not None and self.snapshot.holds(ledger_id))
 
     def find(self, ledger_id: int, entry_id: int) -> tuple[Run, int] | None:
-        """(run, index in it) of an entry."""
+        """Return (run, index in it) of an entry."""
         for runs in self._runs_of_generations(ledger_id):
-            if (found := runs.find(entry_id)) is not None:
-                return found
+            if (match := runs.find(entry_id)) is not None:
+                return match
         return None
 
     def read(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """The body of an entry."""
-        found = self.find(ledger_id, entry_id)
-        return found[0].records.body(found[1]) if found is not None else None
+        """Return the body of an entry."""
+        match = self.find(ledger_id, entry_id)
+        return match[0].records.body(match[1]) if match is not None else None
 
     def read_batch(self, ledger_id: int, first: int, count_max: int, size_max: int) -> list[bytes]:
-        """Pieces of records of consecutive entries, as many as are here and fit; the first one even if it does not."""
+        """Return records of consecutive entries in pieces: all that are cached and fit, and always the first one."""
         pieces: list[bytes] = []
         size = 0
         newest_first = self._runs_of_generations(ledger_id)
         while count_max > 0:
-            age, found = 0, None
-            while age < len(newest_first) and (found := newest_first[age].find_consecutive(first, count_max)) is None:
+            age, match = 0, None
+            while age < len(newest_first) and (match := newest_first[age].find_consecutive(first, count_max)) is None:
                 age += 1
-            if found is None:
+            if match is None:
                 break
-            run, index, count = found
+            run, index, count = match
             stop = first + count
             for newer in newest_first[:age]:
                 stop = newer.next_held(first + 1, stop)
@@ -431,38 +434,38 @@ class WriteCache:
         return pieces
 
     def next_held(self, ledger_id: int, first: int, stop: int) -> int:
-        """The smallest entry id from `first` on that is here, at most `stop`: what is stored counts only up to it."""
+        """Return the smallest cached entry id from `first` on, at most `stop`; stored entries count only up to it."""
         for runs in self._runs_of_generations(ledger_id):
             stop = runs.next_held(first, stop)
         return stop
 
     def runs_of(self, ledger_id: int) -> list[Run]:
-        """Every run of a ledger, older ones first."""
+        """Return every run of a ledger, oldest first."""
         return [run for runs in reversed(self._runs_of_generations(ledger_id)) for run in runs.ordered()]
 
     def _runs_of_generations(self, ledger_id: int) -> list[LedgerRuns]:
-        """What the generations hold of a ledger, the newest first: what they have in common counts in the first."""
+        """Return the runs of a ledger in both generations, newest first; earlier elements have precedence."""
         if self.snapshot is None:
             return list(self.current.of_ledger(ledger_id))
         return [*self.current.of_ledger(ledger_id), *self.snapshot.of_ledger(ledger_id)]
 
 
 def _joined_neighbours(runs: Sequence[Run]) -> Iterator[Run]:
-    """Runs in ascending order, small ones that follow each other as one."""
-    some: list[Run] = []
+    """Yield runs in ascending order, with small neighbours joined."""
+    neighbours: list[Run] = []
     size = 0
     for run in runs:
         is_small = run.records.size < SMALL_SIZE
-        if some and (not is_small or size + run.records.size > JOINED_SIZE):
-            yield _joined(some)
-            some, size = [], 0
+        if neighbours and (not is_small or size + run.records.size > JOINED_SIZE):
+            yield _joined(neighbours)
+            neighbours, size = [], 0
         if is_small:
-            some.append(run)
+            neighbours.append(run)
             size += run.records.size
         else:
             yield run
-    if some:
-        yield _joined(some)
+    if neighbours:
+        yield _joined(neighbours)
 
 
 def _joined(runs: Sequence[Run]) -> Run:
@@ -470,7 +473,7 @@ def _joined(runs: Sequence[Run]) -> Run:
 
 
 def _numbers_size(numbers: Sequence[int]) -> int:
-    """Bytes of memory above those that are in `RUN_OVERHEAD`."""
+    """Return the bytes of memory in addition to those in `RUN_OVERHEAD`."""
     if isinstance(numbers, range):
         return 0
     return max(0, len(numbers) * (OBJECT_SIZE if isinstance(numbers, list | tuple) else NUMBER_SIZE) - NUMBERS_SIZE)

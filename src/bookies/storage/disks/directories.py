@@ -60,7 +60,7 @@ class Directories:
             self._disk.make_directories(directory)
             self._locks.append(self._disk.lock_directory(directory))
             sync_directory(self._disk, directory)
-        paths = [posixpath.join(each, DIRTY) for each in self.ledgers]
+        paths = [posixpath.join(directory, DIRTY) for directory in self.ledgers]
         marks = [self._disk.read_bytes(path) for path in paths if self._disk.exists(path)]
         self.was_clean = not marks
         run_ids = {run_id: None for data in marks if (run_id := parse_run_id(data))}

@@ -17,7 +17,7 @@ from bookies.runtime.ports import Disk, File, Worker
 
 
 class SyncFailed(StorageError):
-    """A sync failed: whether the written bytes are on the device cannot be determined. `path`: the file or directory."""
+    """A sync failed, so it is unknown whether the written bytes are on the device. `path`: the file or directory."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}")

@@ -49,5 +49,5 @@ def parse(data: bytes, *, path: str = FILE_NAME) -> StatusRecord:
 
 
 def newest(records: Iterable[StatusRecord]) -> StatusRecord | None:
-    """Return the record that counts: the newest; of two from the same moment, the one that holds the bookie read-only."""
+    """Return the newest record; of two from the same moment, the one that holds the bookie read-only."""
     return max(records, key=lambda record: (record.written_ms, record.is_held), default=None)

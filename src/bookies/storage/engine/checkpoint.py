@@ -1,22 +1,23 @@
-"""Flushes and checkpoints: what makes the journal's past forgettable.
+"""Flushes and checkpoints, after which journal files can be deleted.
 
 A flush moves a generation of the write cache into the entry log and sets index slots in memory. A checkpoint
-  a. flushes everything inserted before the instant at which it noted the journals' marks,
+  a. flushes everything inserted before the moment at which it noted the journals' marks,
   b. syncs the entry logs,
   c. writes and syncs dirty index pages, and
   d. dirty headers: keys, fences, explicit LACs,
 then persists the marks, and only then deletes journals.
 
 Invariants
-- The marks a checkpoint persists are those of the generation that began when it cut the cache, so all they cover is in
-  older generations or in the index (R-1, R-9).
-- A failure in a to d persists nothing and forgets nothing: generation, pages and headers stay as they are and are part
-  of the next attempt, so a later success cannot skip them (R-17, F-25).
-- An entry log is synced before a slot that names it is written, also under memory pressure (R-2).
-- Marks only move forward; deciding and writing is one call of one worker (R-12). Without a copy in at least one
-  directory nothing is deleted (F-12).
-- A failed sync is fatal, but for one in a directory that is given up (`failover`): what was to be synced there is
-  written again elsewhere, and what failed is tried again.
+- R-1: persist a mark only after all data inserted before it is durable. R-9: a checkpoint persists the marks captured
+  when the next generation started, so everything they cover is in older generations or in the index.
+- A failure in a to d persists no mark. Generation, pages and headers stay unchanged for the next attempt, so a later
+  success cannot skip them. R-17: a log or memtable leaves the "to be synced" set only after its sync succeeded. F-25:
+  flush the failed half first, and block the mark until then.
+- R-2: the entry log is durable before the index that names it, also under memory pressure.
+- R-12: marks only move forward; decision and write are one call of one worker. F-12: if the mark cannot be written to
+  any directory, fail the checkpoint and delete no journal.
+- A failed sync is fatal, except in a failed directory (`failover`): the unsynced data is written again elsewhere, and
+  the failed step is retried.
 
 The loop never waits for the device: slices of work go to two workers, one for the entry log and one for the index.
 
@@ -44,20 +45,20 @@ from bookies.storage.engine.failover import Failover
 from bookies.storage.entry_log.entry_log import EntryLogWriter, LogLost
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.index_format import SLOT_SIZE
-from bookies.storage.index.index_moves import leave_crowded
+from bookies.storage.index.index_moves import move_from_crowded
 from bookies.storage.index.index_readers import Readers
 from bookies.storage.index.slots import pieces
 from bookies.storage.journal import Journal, LogMark, log_mark_format
 
 SLICE_SIZE = 1 << 20  # bytes of entries written to the entry log by one call of the worker
-INSTALLED_AT_ONCE = 100  # ledgers whose slots are set before others have their turn on the loop
-RETRY_S = 1.0  # between attempts to flush when the disks take nothing
+INSTALLED_AT_ONCE = 100  # ledgers whose slots are set in one iteration of the event loop
+RETRY_S = 1.0  # seconds between attempts to flush while writes fail
 
 Marks = tuple[LogMark, ...]
 
 
 class MarkFiles:
-    """The marks in the ledger directories. Blocks; confined to the checkpoint's worker once the bookie serves."""
+    """The mark files in the ledger directories. Blocks; confined to the checkpoint's worker once the bookie serves."""
 
     def __init__(self, disk: Disk, directories: Sequence[str], journal_count: int) -> None:
         self._disk = disk
@@ -66,23 +67,23 @@ class MarkFiles:
         self._written: list[LogMark] = []
 
     def read(self) -> list[list[LogMark]]:
-        """Of each journal what its files say, in whatever directory, ascending; torn copies do not count."""
-        found = []
+        """Return the distinct marks of each journal in all directories, ascending, without torn copies."""
+        marks = []
         for name in self._names:
             paths = (posixpath.join(directory, name) for directory in self._directories)
-            found.append(
+            marks.append(
                 log_mark_format.distinct(self._disk.read_bytes(path) for path in paths if self._disk.exists(path))
             )
-        return found
+        return marks
 
     def assume(self, marks: Sequence[LogMark]) -> None:
-        """Replay begins at these, whatever the files say; greater ones will be written over them."""
+        """Take these marks, from which replay begins, as the persisted ones; only greater marks are written."""
         self._written = list(marks)
 
     def write(self, marks: Marks) -> Marks:
-        """Persist marks that are greater than what is there; what is persisted then.
+        """Persist the marks that are greater than the persisted ones; return the persisted marks.
 
-        Raises StorageError when no directory took one of them.
+        Raises DiskFull if no directory accepts one of them.
         """
         for index, (name, mark) in enumerate(zip(self._names, marks, strict=True)):
             if mark <= self._written[index]:
@@ -91,7 +92,7 @@ class MarkFiles:
             try:
                 replace_copies(self._disk, paths, log_mark_format.pack(mark))
             except (OSError, DiskFull) as error:
-                raise DiskFull(f"no ledger directory takes {name}: {error}") from error
+                raise DiskFull(f"no ledger directory accepts {name}: {error}") from error
             self._written[index] = mark
         return tuple(self._written)
 
@@ -99,8 +100,7 @@ class MarkFiles:
 class Checkpointer:
     """Runs flushes and checkpoints, one of each at a time. Owned by the loop's thread.
 
-    `is_failing`: the last attempt to flush failed. `on_change` is called when room was made, or when `is_failing`
-    changes.
+    `is_failing`: the last attempt to flush failed. `on_change`: called after every end of a flush.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Checkpointer:
         on_change: Callable[[], None],
     ) -> None:
         self.is_failing = False
-        self.problem = ""  # why, while it is
+        self.problem = ""  # the reason while `is_failing`, otherwise empty
         self.checkpoint_count = 0
         self.flush_count = 0
         self.covered_log_id = -1  # entry logs with smaller ids are sealed, and a checkpoint has covered their entries
@@ -136,27 +136,27 @@ class Checkpointer:
         self._journal_size_max = config.checkpoint_journal_size
         self._checkpointed_size = 0
         self._installed_log_id = -1  # the entry log that the newest slot names
-        self._cut_log_id = -1  # the same, for what the checkpoint under way covers
+        self._cut_log_id = -1  # the entry log named by the newest slot that the current checkpoint covers
         self.uncounted_log_id: int | None = None  # from this log on there may be copies that no slot names
-        self._flushed_runs = 0  # of the snapshot, by an attempt that failed later
-        self._flushed_mixed = 0  # entries of its mixed runs, likewise
+        self._flushed_runs = 0  # runs of the snapshot written so far, also by an attempt that failed later
+        self._flushed_mixed = 0  # entries of its mixed runs written so far
         self._waiters: list[asyncio.Future[None]] = []
         self._flush_wanted = asyncio.Event()
         self._checkpoint_wanted = asyncio.Event()
         self._failover = failover
         self._health = health
-        self._moves: list[tuple[int, int, Run, bytes]] = []  # of entries rescued from a lost log: see `rescue`
-        self._has_lost = False  # a log has lost entries that are not all rescued
+        self._moves: list[tuple[int, int, Run, bytes]] = []  # pending slot moves of rescued entries: see `rescue`
+        self._has_lost = False  # a lost log has entries that are not rescued yet
         self._log_lock = asyncio.Lock()  # from a write to the log until its slots are set
         self._checkpoint_lock = asyncio.Lock()
         self._index_lock = asyncio.Lock()
 
     def start(self, tasks: Tasks) -> asyncio.Task[None]:
-        """Flush from now on."""
+        """Start the task that flushes."""
         return tasks.start(self._run_flushes(), "flush")
 
     def serve(self, tasks: Tasks, journals: list[Journal]) -> asyncio.Task[None]:
-        """The journals are open: checkpoint from now on."""
+        """Start the task that checkpoints, after the journals have opened."""
         self._journals = journals
         self._cache.current.marks = self._marks()
         return tasks.start(self._run_checkpoints(), "checkpoint")
@@ -166,7 +166,7 @@ class Checkpointer:
 
     # -- flushes -------------------------------------------------------------------------------------------------
     def inserted(self) -> None:
-        """To be called after every insertion into the cache."""
+        """Begin a flush if the cache needs one. Call after every insertion into the cache."""
         if self._cache.is_due and self._cache.snapshot is None:
             self._rotate()
 
@@ -178,12 +178,12 @@ class Checkpointer:
         return self._cache.rotate(self._marks())
 
     async def wait_room(self) -> None:
-        """Return when the cache is not congested. Raises what prevented a flush."""
+        """Wait until the cache is not congested. Raises the error of a failed flush."""
         while self._cache.is_congested:
             await self._wait_flush()
 
     async def _wait_flush(self) -> None:
-        """Return after the next end of a flush. Raises why it failed."""
+        """Wait for the next end of a flush. Raises its error."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(future)
         await future
@@ -208,36 +208,36 @@ class Checkpointer:
                     self._flush_ended(None)
 
     async def _flush(self, snapshot: Generation) -> None:
-        """Write what is left of the snapshot to the entry log, a slice at a time, and set its slots."""
-        runs = islice(snapshot.runs(), self._flushed_runs, None)  # made as they are needed: some are joined copies
-        while some := list(_slice(runs)):
+        """Write the rest of the snapshot to the entry log, a slice at a time, and set its slots."""
+        runs = islice(snapshot.runs(), self._flushed_runs, None)  # lazy, because some runs are joined copies
+        while batch := list(_take_slice(runs)):
             async with self._log_lock:
-                slots = await self._log_worker.run(self._log.write, some)
-                for (ledger_id, run), data in zip(some, slots, strict=True):
+                slots = await self._log_worker.run(self._log.write, batch)
+                for (ledger_id, run), data in zip(batch, slots, strict=True):
                     if not self._index.try_install(ledger_id, run.entry_ids, data):
                         await self._index.install(ledger_id, run.entry_ids, data)
             self._installed_log_id = int.from_bytes(slots[-1][-8:], "big") >> 32
-            self._flushed_runs += len(some)
+            self._flushed_runs += len(batch)
             if self._index.is_pressed:
                 await self.write_index()
         if snapshot.mixed:
             await self._flush_mixed(snapshot.mixed)
 
     async def _flush_mixed(self, mixed: list[AddRun]) -> None:
-        """The same of what came as mixed runs, by ledger and entry; after the others, which are older copies."""
-        mixture = await self._log_worker.run(_mixture, mixed)
-        while self._flushed_mixed < len(mixture):
+        """Flush the mixed runs, sorted by ledger and entry. They follow the other runs, whose copies are older."""
+        sorted_entries = await self._log_worker.run(_sorted_entries, mixed)
+        while self._flushed_mixed < len(sorted_entries):
             async with self._log_lock:
-                some, slots = await self._log_worker.run(self._log.write_mixed, mixture, self._flushed_mixed)
-                for number, (ledger_id, start, stop) in enumerate(some.stretches(), 1):
-                    entry_ids = range(some.entry_ids[start], some.entry_ids[stop - 1] + 1)
+                entries, slots = await self._log_worker.run(self._log.write_mixed, sorted_entries, self._flushed_mixed)
+                for number, (ledger_id, start, stop) in enumerate(entries.stretches(), 1):
+                    entry_ids = range(entries.entry_ids[start], entries.entry_ids[stop - 1] + 1)
                     data = slots[start * SLOT_SIZE : stop * SLOT_SIZE]
                     if not self._index.try_install(ledger_id, entry_ids, data):
                         await self._index.install(ledger_id, entry_ids, data)
                     if not number % INSTALLED_AT_ONCE:
                         await asyncio.sleep(0)
             self._installed_log_id = int.from_bytes(slots[-SLOT_SIZE:], "big") >> 32
-            self._flushed_mixed += len(some)
+            self._flushed_mixed += len(entries)
             if self._index.is_pressed:
                 await self.write_index()
 
@@ -263,8 +263,8 @@ class Checkpointer:
     async def checkpoint(self, marks: Marks | None = None) -> None:
         """Make everything inserted so far durable outside the journal, persist the marks, delete journals.
 
-        `marks`: after replay, where it ended; the journals are not open then. Raises: DiskFull, OSError, after which
-        it may be tried again; SyncFailed.
+        `marks`: the end of replay, when the journals are not open yet. Raises: DiskFull, OSError, after which it may be
+        retried; SyncFailed.
         """
         async with self._checkpoint_lock:
             cut = await self._flush_all()
@@ -279,10 +279,10 @@ class Checkpointer:
             self._index.forget_idle(lambda ledger_id: not self._cache.holds(ledger_id))
 
     async def _flush_all(self) -> Marks:
-        """Flush everything inserted before now; marks before which nothing is left.
+        """Flush everything inserted before now; return marks before which no entry is left in the cache.
 
-        Waits for what is in the cache now and for nothing else: under a load that fills the next generation faster
-        than the last one is flushed there is always another, and a checkpoint that waited for the last would starve.
+        Waits only for what is in the cache now. Under a load that fills generations faster than they are flushed, a
+        checkpoint that waited for an empty cache would starve.
         """
         marks, last = self._marks(), self._cache.current
         if not last.is_empty:
@@ -299,7 +299,7 @@ class Checkpointer:
         return marks
 
     async def write_index(self, marks: Marks | None = None) -> None:
-        """Make dirty pages and headers durable; first the logs that they name. `marks`: will be persisted then."""
+        """Make dirty pages and headers durable, after the logs that they name. `marks`: to be persisted afterwards."""
         async with self._index_lock:
             while True:
                 try:
@@ -315,7 +315,7 @@ class Checkpointer:
                         raise
 
     async def _write_index(self, marks: Marks | None) -> None:
-        await leave_crowded(self._index, self._events)
+        await move_from_crowded(self._index, self._events)
         while True:
             frozen = self._index.freeze()
             try:
@@ -324,19 +324,19 @@ class Checkpointer:
                 await self._index.write(frozen, self.worker)
             finally:
                 self._index.unfreeze(frozen)
-            if not self._index.has_proven:
+            if not self._index.has_saved_rebuilt:
                 break
         if marks is not None:
-            await self._index.catalog_writer.settle(marks, self._doubtful_from(), self.worker)
+            await self._index.catalog_writer.settle(marks, self._uncounted_from(), self.worker)
 
-    def _doubtful_from(self) -> int:
-        """See `Contents`. What a replay would write once more is behind the cut."""
+    def _uncounted_from(self) -> int:
+        """Return the first log that may have uncounted copies: see `Contents`. Replay writes only after the cut."""
         if self.uncounted_log_id is not None:
             return -1 - self.uncounted_log_id
-        return self._cut_log_id if self._cut_log_id >= 0 else self._index.catalog.doubtful_from
+        return self._cut_log_id if self._cut_log_id >= 0 else self._index.catalog.uncounted_from
 
     async def _rescue(self) -> None:
-        """Write again what lost logs had not synced, and let the slots name the new places. Raises as a flush does."""
+        """Write the unsynced entries of lost logs again and move their slots. Raises as a flush does."""
         async with self._log_lock:
             while True:
                 while self._moves:
@@ -349,13 +349,13 @@ class Checkpointer:
                     return
 
     async def cover_logs(self) -> None:
-        """After the checkpoint of the start, before anything is added: it has covered all logs that are there."""
+        """Count all existing logs as covered, after the checkpoint of the start and before any add."""
         self.covered_log_id = await self._log_worker.run(self._log.first_unfinished_id)
 
     async def roll_log(self, threshold: int) -> None:
-        """Seal the active entry log, and cover it, if less than `threshold` percent of it belongs to ledgers we know.
+        """Seal and cover the active entry log if less than `threshold` percent of it belongs to known ledgers.
 
-        Raises: DiskFull, OSError; SyncFailed.
+        Raises: DiskFull, OSError, SyncFailed.
         """
         async with self._checkpoint_lock:
             sizes = await self._log_worker.run(self._log.active_sizes)
@@ -365,20 +365,20 @@ class Checkpointer:
             sealed = await self._log_worker.run(self._log.roll)
             if sealed is None:
                 return
-            await self._flush_all()  # what was written to it while this was decided has its slots by then
+            await self._flush_all()  # sets the slots of entries written to the log meanwhile
             self._installed_log_id = max(self._installed_log_id, sealed + 1)
         await self.checkpoint()
 
     async def active_log(self) -> tuple[int, int]:
-        """(id of the log that is being written, bytes of it that are synced); see `EntryLogWriter.extent`."""
+        """Return (id of the active log, its synced bytes); see `EntryLogWriter.extent`."""
         return await self._log_worker.run(self._log.extent)
 
     async def allocate_log(self) -> tuple[int, str]:
-        """The id of a new entry log and the directory for it; see `EntryLogWriter.allocate`."""
+        """Return the id of a new entry log and its directory; see `EntryLogWriter.allocate`."""
         return await self._log_worker.run(self._log.allocate)
 
     async def _move(self, ledger_id: int, entry_ids: Sequence[int], log_id: int, slots: bytes) -> None:
-        """Let the slots of entries that name a log name new places. Raises: ReadFailed."""
+        """Move the slots of entries that name a log to new places. Raises: ReadFailed."""
         for first, start, count in pieces(entry_ids, self._index.slots_per_page):
             part = slots[start * SLOT_SIZE : (start + count) * SLOT_SIZE]
             await self._index.move(ledger_id, first, log_id, part)
@@ -386,7 +386,7 @@ class Checkpointer:
     async def append_entries(self, runs: Sequence[tuple[int, Run]], source_id: int) -> None:
         """Append entries of the entry log `source_id` to the log of normal traffic, and move their slots.
 
-        They are durable before any slot is, as everything in that log. Raises: OSError, DiskFull; SyncFailed.
+        Like all entries of that log they are durable before their slots. Raises: OSError, DiskFull, SyncFailed.
         """
         async with self._log_lock:
             slots = await self._log_worker.run(self._log.write, runs)
@@ -396,9 +396,9 @@ class Checkpointer:
             await self.write_index()
 
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
-        """Remove ledgers and their index files. The cache holds nothing of them. Raises: OSError, SyncFailed.
+        """Remove ledgers and their index files. The cache must not hold them. Raises: OSError, SyncFailed.
 
-        After a failure they are all still known, and their files may be gone.
+        After a failure all of them are still known, but their files may be deleted.
         """
         async with self._index_lock:
             paths = {ledger_id: self._index.path_of(ledger_id) for ledger_id in ledger_ids}
@@ -430,32 +430,32 @@ class Checkpointer:
 
     # -- end -----------------------------------------------------------------------------------------------------
     def abort(self, error: BaseException) -> None:
-        """Nothing will be flushed any more: tell those who wait for it."""
+        """Fail everyone who waits for a flush: there will be no further flush."""
         waiters, self._waiters = self._waiters, []
         for future in waiters:
             if not future.done():
                 future.set_exception(StorageError(f"the storage has failed: {error}"))
 
     async def seal(self) -> None:
-        """Leave the active entry log complete, with its ledgers map; a checkpoint has covered it."""
+        """Complete the active entry log with its ledgers map, after a checkpoint has covered it."""
         await self._log_worker.run(self._log.close)
 
     async def discard(self) -> None:
-        """The start has failed: remove the entry logs that it has written for nothing."""
+        """Remove the entry logs that a failed start has written."""
         await self._log_worker.run(self._log.discard)
 
     def close(self) -> None:
-        """Close files as they are and end the workers. Blocks until what they do is done."""
+        """Close the files without a sync and end the workers. Blocks until their current work is done."""
         run_last(self._log_worker, self._log.abort)
         run_last(self.worker, self._index.close_files)
 
 
-def _mixture(mixed: Sequence[AddRun]) -> SortedEntries:
-    return SortedEntries([(each.ledger_ids, each.entry_ids, each.records) for each in mixed])
+def _sorted_entries(mixed: Sequence[AddRun]) -> SortedEntries:
+    return SortedEntries([(run.ledger_ids, run.entry_ids, run.records) for run in mixed])
 
 
-def _slice(runs: Iterator[tuple[int, Run]]) -> Iterator[tuple[int, Run]]:
-    """The next ones, as many as the worker is to write at once."""
+def _take_slice(runs: Iterator[tuple[int, Run]]) -> Iterator[tuple[int, Run]]:
+    """Yield the next runs, up to `SLICE_SIZE` bytes for one call of the worker."""
     size = 0
     for ledger_id, run in runs:
         yield ledger_id, run

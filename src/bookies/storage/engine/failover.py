@@ -1,11 +1,11 @@
-"""What follows when a ledger or index directory has failed: it takes only itself out.
+"""Failover: the reaction to a failed ledger or index directory, which takes only itself out of service.
 
-`DirectoryHealth` knows which have, `WatchedDisk` sees to it that nothing is written there any more. Here the loop draws
-the conclusions, once for each: it says so, notes it durably in the directories that are left, and has the index files
-that were there built again elsewhere. Entry logs there stay where they are: what can be read is served. What was
-written there and not synced, the entry log's writer writes again elsewhere.
+`DirectoryHealth` records failed directories, and `WatchedDisk` refuses writes to them. Here the loop reacts once to
+each failure: it logs the failure, notes it durably in the remaining directories, and has the directory's index files
+rebuilt elsewhere. Entry logs stay in the failed directory, and readable entries are served. The entry log writer writes
+unsynced entries again elsewhere.
 
-The note is for the next start, when the directory may be back: index files and the catalog there are older than those
+The note is for the next start, when the directory may be back: its index files and catalog are then older than those
 elsewhere. Source: storage 8.2 to 8.4.
 """
 
@@ -33,21 +33,21 @@ NOTE = "failed.directories"
 
 @dataclass(frozen=True)
 class Note:
-    """`failed`: directories. `lost`: id of an entry log there to where its synced part ends; the rest is elsewhere."""
+    """The note about failures. `failed`: directories. `lost`: entry log there -> end of its synced part."""
 
     failed: Sequence[str] = ()
     lost: Mapping[int, int] = field(default_factory=dict)
 
 
 def pack_note(note: Note) -> bytes:
-    """A line of JSON, and the crc32 of that line in another."""
+    """Return a line of JSON and a second line with its crc32."""
     facts = {"failed": list(note.failed), "lost": {f"{log_id:x}": end for log_id, end in note.lost.items()}}
     line = json.dumps(facts).encode() + b"\n"
     return line + f"{zlib.crc32(line):08x}\n".encode()
 
 
 def parse_note(data: bytes) -> Note:
-    """An empty one if that is no note."""
+    """Parse a note; return an empty one for invalid data."""
     line = data[: data.find(b"\n") + 1]
     if not line or data[len(line) :] != f"{zlib.crc32(line):08x}\n".encode():
         return Note()
@@ -56,7 +56,7 @@ def parse_note(data: bytes) -> Note:
 
 
 def read_notes(disk: Disk, directories: Sequence[str]) -> Note:
-    """What any copy of the note says; the directories may be all right now. Blocks. Raises: OSError."""
+    """Merge all copies of the note; the failed directories may work again. Blocks. Raises: OSError."""
     failed: dict[str, None] = {}
     lost: dict[int, int] = {}
     for directory in directories:
@@ -69,7 +69,7 @@ def read_notes(disk: Disk, directories: Sequence[str]) -> Note:
 
 
 def cut_lost(disk: Disk, directories: Sequence[str], lost: Mapping[int, int]) -> None:
-    """Give lost logs the end of their synced part. No slot that is durable names more. Blocks. Raises: OSError."""
+    """Truncate lost logs at the end of their synced part; no durable slot names more. Blocks. Raises: OSError."""
     for log_id, end in lost.items():
         for directory in directories:
             path = posixpath.join(directory, file_name(log_id))
@@ -82,21 +82,22 @@ def cut_lost(disk: Disk, directories: Sequence[str], lost: Mapping[int, int]) ->
             try:
                 if file.size() > end:
                     file.truncate(end)
-                file.pwrite(pack_header(), 0)  # without a map: that was behind
+                file.pwrite(pack_header(), 0)  # without a map, which was cut off
                 sync_all(file)
             finally:
                 file.close()
 
 
 def drop_stale(disk: Disk, noted: Sequence[str], paths: dict[int, str], catalog: str) -> int:
-    """Remove what is older, in directories that had failed, than what is elsewhere: index files, the catalog. Blocks.
+    """Delete index files and the catalog in directories that had failed if newer ones are elsewhere. Blocks.
 
-    `paths`: of the index files that count; `catalog`: of the one that counts. How many. Raises: OSError; SyncFailed.
+    `paths`: the current index files; `catalog`: the current catalog. Returns the number of files deleted.
+    Raises: OSError, SyncFailed.
     """
     stale: list[str] = []
     for directory in noted:
-        found = find_index_files(disk, [directory])
-        stale += [path for ledger_id, path in found.items() if paths.get(ledger_id, path) != path]
+        files = find_index_files(disk, [directory])
+        stale += [path for ledger_id, path in files.items() if paths.get(ledger_id, path) != path]
         old = posixpath.join(directory, CATALOG)
         if old != catalog and disk.exists(old) and disk.exists(catalog):
             stale.append(old)
@@ -105,13 +106,16 @@ def drop_stale(disk: Disk, noted: Sequence[str], paths: dict[int, str], catalog:
 
 
 def remove_notes(disk: Disk, directories: Sequence[str]) -> None:
-    """The directories are as good as all others again. Blocks. Raises: OSError; SyncFailed."""
+    """Remove the notes: the directories are in use again. Blocks. Raises: OSError, SyncFailed."""
     paths = [posixpath.join(directory, NOTE) for directory in directories]
     unlink_all(disk, [path for path in paths if disk.exists(path)])
 
 
 class Failover:
-    """Owned by the loop's thread; files are the checkpoint's worker's, which must not wait for the caller."""
+    """The reaction to failed directories. Owned by the loop's thread.
+
+    The checkpoint's worker writes the files; it must not wait for the caller.
+    """
 
     def __init__(
         self, runtime: Runtime, directories: Sequence[str], health: DirectoryHealth, index: LedgerIndex
@@ -125,9 +129,9 @@ class Failover:
         self._lost: dict[int, int] = {}
 
     async def react(self, worker: Worker, lost: Mapping[int, int] | None = None) -> None:
-        """Draw the conclusions from what has failed since the last call. Raises: StorageError, without any of them.
+        """React to the directories that have failed since the last call. Raises: StorageError; then state is unchanged.
 
-        `lost`: logs whose sync has failed, with where their synced part ends; all of them so far.
+        `lost`: all logs so far whose sync has failed -> end of their synced part.
         """
         async with self._lock:
             is_new = lost is not None and lost != self._lost
@@ -135,38 +139,38 @@ class Failover:
                 self._lost = dict(lost)
             if not (self._health.has_new_failures or is_new):
                 return
-            # First the note: from here on files elsewhere are newer than those there.
+            # First the note, because from here on files elsewhere are newer than those in the directory.
             await worker.run(self._write_note)
             for directory in self._health.take_new_failures():
-                count = self._index.abandon(directory)
+                count = self._index.directory_failed(directory)
                 self._events.error(
                     "storage.directory_failed",
                     path=directory,
                     reason=self._health.failed[directory],
                     index_files=count,
-                    consequence="nothing is written there any more; entries of its logs are served if they can be "
-                    "read, and never denied",
+                    consequence="the bookie no longer writes there; it serves readable entries of the logs there, and "
+                    "reports none of them as missing",
                 )
 
     def _write_note(self) -> None:
-        """On the worker."""
-        paths = [posixpath.join(each, NOTE) for each in self._health.healthy(self._directories)]
+        """Write the note to every healthy directory, on the worker."""
+        paths = [posixpath.join(directory, NOTE) for directory in self._health.healthy(self._directories)]
         try:
             replace_copies(self._disk, paths, pack_note(Note(list(self._health.failed), self._lost)))
         except OSError as error:
-            raise DiskFull(f"no directory takes {NOTE}: {error}") from error
+            raise DiskFull(f"no directory accepts {NOTE}: {error}") from error
 
     async def survives(self, error: Exception, worker: Worker) -> bool:
-        """Whether the error is that of a directory that is given up now: then what failed may be tried again."""
-        had_news = self._health.has_new_failures
+        """Report whether the error comes from a directory that is given up now, so the operation may be retried."""
+        had_new_failures = self._health.has_new_failures
         try:
             await self.react(worker)
         except (OSError, DiskFull) as problem:
             self._events.error("storage.failover_failed", error=problem)
             return False
-        return had_news or self.covers(error)
+        return had_new_failures or self.covers(error)
 
     def covers(self, error: Exception) -> bool:
-        """Whether the error comes from a directory that was given up."""
+        """Report whether the error comes from a failed directory."""
         path = error.path if isinstance(error, SyncFailed) else getattr(error, "filename", None)
         return isinstance(path, str) and isinstance(error, SyncFailed | OSError) and self._health.is_failed(path)

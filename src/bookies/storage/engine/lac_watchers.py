@@ -1,4 +1,4 @@
-"""Those who wait for a ledger's LAC to move. Owned by the loop's thread.
+"""Waiters for a ledger's LAC to advance. Owned by the loop's thread.
 
 Source: storage 5.7.
 """
@@ -17,11 +17,11 @@ class LacWatchers:
         self._count = 0
 
     def __bool__(self) -> bool:
-        """Whether anybody waits."""
+        """Report whether there are waiters."""
         return bool(self._watchers)
 
     def add(self, ledger_id: int, previous_lac: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once, on the loop, when the LAC is above `previous_lac` or everybody is woken; to cancel, call."""
+        """Call back once, on the loop, when the LAC is above `previous_lac` or all are woken; return a canceller."""
         self._count += 1
         number = self._count
         self._watchers.setdefault(ledger_id, {})[number] = (previous_lac, callback)
@@ -34,7 +34,7 @@ class LacWatchers:
         return cancel
 
     def wake(self, ledger_id: int, last_add_confirmed: int | None) -> None:
-        """Wake those who wait for this LAC; None: everybody."""
+        """Wake the waiters for this LAC; None: all of the ledger."""
         watchers = self._watchers.get(ledger_id)
         if watchers is None:
             return

@@ -1,8 +1,8 @@
-"""Records of an entry log against their digests, about a megabyte at a time and with one call a run of entries.
+"""Verification of entry log records against their digests, about a megabyte at a time, one call per run of entries.
 
-A record is *proven* by its digest, whoever needs it. Where the digest needs a password, or there is none, only the
-index can tell whether a record is the one that should be there; `Proof.OPEN` leaves that to the caller. And where the
-framing is lost, or a digest fails, `problem_of` looks at a place that the index names, by itself.
+A matching digest *proves* a record. If the digest needs a password, or there is none, only the index can tell whether
+the record is the expected one; `Proof.OPEN` leaves that to the caller. If the framing is lost, or a digest fails,
+`problem_of` checks a single place that the index names.
 
 Blocks, where it reads; everything else is arithmetic. Source: storage 3.2 to 3.5, wire-protocol 4.4.
 """
@@ -21,25 +21,25 @@ from bookies.storage.engine.log_pieces import Piece
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.records.record_scan import CHUNK_SIZE, IDS, RECORD_SIZE_MIN, WORD
 
-CHECKED = (DigestType.CRC32C, DigestType.CRC32)  # anybody can compute them
-RUN_STEP = 16  # records that are looked at first
+CHECKED = (DigestType.CRC32C, DigestType.CRC32)  # digests that need no password
+RUN_STEP = 16  # records that are checked first
 READ_SIZE = 4096  # bytes of a first read of a single record
 
-Kinds = Mapping[int, DigestType | None]  # by ledger; None: nobody knows
+DigestTypes = Mapping[int, DigestType | None]  # by ledger; None: unknown
 
 
 class Proof(enum.Enum):
-    PROVEN = "proven"  # its digest is right
-    OPEN = "open"  # its digest cannot be checked here
-    FAILED = "failed"  # its digest is wrong
+    PROVEN = "proven"  # the digest matches
+    OPEN = "open"  # the digest cannot be checked here
+    FAILED = "failed"  # the digest does not match
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Whole records that lie back to back from file offset `offset` on, in `pieces`.
 
-    `starts`: as of `kernels.Records`. `ledger_ids`: whose they are, or seem to be. `after`: where to go on.
-    `problem`: why no record can be there; empty otherwise.
+    `starts`: as in `kernels.Records`. `ledger_ids`: the ledgers that the records name.
+    `after`: file offset to continue at. `problem`: why no record can begin there; empty otherwise.
     """
 
     offset: int
@@ -51,18 +51,18 @@ class Part:
     problem: str = ""
 
     def at(self, index: int) -> int:
-        """File offset of record `index`, or of the end."""
+        """Return the file offset of record `index`, or of the end."""
         return self.offset + self.starts[index]
 
     def slots_of(self, log_id: int, piece: Piece) -> bytes:
-        """What the index has of these entries if they are where they should be."""
+        """Return the index slots of these entries if they are at their proper place."""
         starts = self.starts[piece.start : piece.stop + 1]
         slots: bytes = kernels.pack_locations(log_id, self.offset + starts[0], starts)
         return slots
 
 
 class Place(NamedTuple):
-    """An entry as the index has it: `start` is the file offset of its record's length word."""
+    """An entry according to the index. `start`: file offset of its record's length word."""
 
     start: int
     ledger_id: int
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 
 def read_part(file: File, offset: int, stop: int, record_size_max: int) -> Part:
-    """The records from `offset` on, about a megabyte of them; nothing behind `stop`. Raises: OSError."""
+    """Read about a megabyte of records from `offset` on, none of them beyond `stop`. Raises: OSError."""
     data = file.pread(min(CHUNK_SIZE, stop - offset), offset)
     if not data:
         return Part(offset, data, [0], [], [], offset, "the log ends here")
@@ -102,7 +102,7 @@ def read_part(file: File, offset: int, stop: int, record_size_max: int) -> Part:
 
 
 def _skip_zeros(file: File, start: int, stop: int) -> tuple[int, str]:
-    """(where zeros that may end a log end, what is wrong with them)"""
+    """Return (end of the zeros that may end a log, problem)."""
     at = start
     while at < stop:
         data = file.pread(min(CHUNK_SIZE, stop - at), at)
@@ -113,7 +113,7 @@ def _skip_zeros(file: File, start: int, stop: int) -> tuple[int, str]:
 
 
 def _pieces(data: bytes, starts: Sequence[int]) -> tuple[list[Piece], int, str]:
-    """(runs of consecutive entries, how many records are credible, why the next one is not)"""
+    """Return (runs of consecutive entries, number of credible records, problem of the next one)."""
     pieces: list[Piece] = []
     index, count = 0, len(starts) - 1
     while index < count:
@@ -132,10 +132,10 @@ def _pieces(data: bytes, starts: Sequence[int]) -> tuple[list[Piece], int, str]:
 
 
 def _run_count(data: bytes, starts: Sequence[int], index: int, ledger_id: int, first: int) -> int:
-    """How many records from `index` on are consecutive entries. A few are looked at before many are."""
+    """Return the number of consecutive entries from `index` on. Checks a few records first, then more at a time."""
     at, step, count = index, RUN_STEP, len(starts) - 1
     if index + 1 < count and not _is_at(data, starts[index + 1], ledger_id, first + 1):
-        return 1  # Of many ledgers that are written side by side: quicker than a call.
+        return 1  # many ledgers are written side by side: faster than a call
     while True:
         limit = min(count, at + step)
         run, _ = kernels.verify_records(
@@ -151,22 +151,22 @@ def _is_at(data: bytes, at: int, ledger_id: int, entry_id: int) -> bool:
     return len(data) - at >= 4 + RECORD_SIZE_MIN and IDS.unpack_from(data, at + 4) == (ledger_id, entry_id)
 
 
-def check(part: Part, kinds: Kinds) -> tuple[list[tuple[Piece, Proof]], dict[int, int]]:
-    """(what the digests say of the part, in the order of its records; bytes by ledger).
+def check(part: Part, digest_types: DigestTypes) -> tuple[list[tuple[Piece, Proof]], dict[int, int]]:
+    """Verify the digests of a part; return (pieces with their proof, in the order of the records; bytes by ledger).
 
-    Neighbours that are proven are one piece, of whatever ledgers: nobody needs to look at them again.
+    Adjacent proven records form one piece, even of several ledgers, because no caller inspects them again.
     """
     result: list[tuple[Piece, Proof]] = []
     sizes: dict[int, int] = {}
     starts = part.starts
     for piece in part.pieces:
-        kind = kinds.get(piece.ledger_id)
+        digest_type = digest_types.get(piece.ledger_id)
         sizes[piece.ledger_id] = sizes.get(piece.ledger_id, 0) + starts[piece.stop] - starts[piece.start]
-        if kind is None:
-            is_proven = any(_good_count(part, piece, guess) == len(piece.entry_ids) for guess in CHECKED)
+        if digest_type is None:
+            is_proven = any(_good_count(part, piece, candidate) == len(piece.entry_ids) for candidate in CHECKED)
             _add(result, piece, Proof.PROVEN if is_proven else Proof.OPEN)
-        elif kind in CHECKED:
-            _check_piece(part, piece, kind, result)
+        elif digest_type in CHECKED:
+            _check_piece(part, piece, digest_type, result)
         else:
             _add(result, piece, Proof.OPEN)
     return result, sizes
@@ -180,10 +180,10 @@ def _add(result: list[tuple[Piece, Proof]], piece: Piece, proof: Proof) -> None:
         result.append((piece, proof))
 
 
-def _check_piece(part: Part, piece: Piece, kind: DigestType, result: list[tuple[Piece, Proof]]) -> None:
+def _check_piece(part: Part, piece: Piece, digest_type: DigestType, result: list[tuple[Piece, Proof]]) -> None:
     ledger_id, first, start, stop = piece
     while start < stop:
-        good = _good_count(part, Piece(ledger_id, first, start, stop), kind)
+        good = _good_count(part, Piece(ledger_id, first, start, stop), digest_type)
         if good:
             _add(result, Piece(ledger_id, first, start, start + good), Proof.PROVEN)
         first, start = first + good, start + good
@@ -192,11 +192,13 @@ def _check_piece(part: Part, piece: Piece, kind: DigestType, result: list[tuple[
             first, start = first + 1, start + 1
 
 
-def _good_count(part: Part, piece: Piece, kind: DigestType) -> int:
-    """How many of a piece's first entries have the digest that they should have."""
-    # A copy of its own, as some digests are computed by a function that copies what it is given.
+def _good_count(part: Part, piece: Piece, digest_type: DigestType) -> int:
+    """Return the number of entries at the start of a piece whose digest matches."""
+    # A separate copy, because the functions of some digests copy their whole argument.
     data = part.data[part.starts[piece.start] : part.starts[piece.stop]]
-    good, _ = kernels.verify_records(data, 0, len(data), piece.ledger_id, piece.first, len(piece.entry_ids), kind, b"")
+    good, _ = kernels.verify_records(
+        data, 0, len(data), piece.ledger_id, piece.first, len(piece.entry_ids), digest_type, b""
+    )
     return len(good) - 1
 
 
@@ -205,14 +207,14 @@ def check_places(
     places: Sequence[Place],
     following: int,
     stop: int,
-    kinds: Kinds,
+    digest_types: DigestTypes,
     ledger_ids: Collection[int] | None,
     record_size_max: int,
 ) -> tuple[list[tuple[Place, str]], int]:
-    """(those places, ascending, at which there is not the entry that should be, and what is wrong; bytes read).
+    """Return (places without the expected entry, ascending, each with its problem; bytes read).
 
-    `following`: where the next entry after the last of them begins, `stop` if there is none. `ledger_ids`: of ledgers
-    that can be in the log, deleted ones too; None: any. A place that cannot be read is one of them.
+    `following`: start of the next entry after the last place, `stop` if there is none. `ledger_ids`: ledgers that can
+    be in the log, deleted ones too; None: any. An unreadable place counts as one without the expected entry.
     """
     wrong: list[tuple[Place, str]] = []
     size = 0
@@ -228,16 +230,16 @@ def check_places(
             wrong.append((place, f"it cannot be read: {error.strerror or error}"))
             continue
         size += len(data)
-        problem = problem_of(data, place, min(limit, stop), kinds.get(place.ledger_id), record_size_max)
-        if not problem and kinds.get(place.ledger_id) not in CHECKED and place.start + 4 + word != limit:
+        problem = problem_of(data, place, min(limit, stop), digest_types.get(place.ledger_id), record_size_max)
+        if not problem and digest_types.get(place.ledger_id) not in CHECKED and place.start + 4 + word != limit:
             problem = _problem_of_rest(next_head, place.start + 4 + word, stop, ledger_ids, record_size_max)
         if problem:
             wrong.append((place, problem))
     return wrong, size
 
 
-def problem_of(data: bytes, place: Place, limit: int, kind: DigestType | None, record_size_max: int) -> str:
-    """What is wrong with the record at the beginning of `data`, which ends at file offset `limit` at most."""
+def problem_of(data: bytes, place: Place, limit: int, digest_type: DigestType | None, record_size_max: int) -> str:
+    """Return the problem of the record at the start of `data`, empty for none. It must end at file offset `limit`."""
     if len(data) < 4 + RECORD_SIZE_MIN:
         return "the log ends before it"
     size = WORD.unpack_from(data)[0]
@@ -246,21 +248,21 @@ def problem_of(data: bytes, place: Place, limit: int, kind: DigestType | None, r
     if IDS.unpack_from(data, 4) != (place.ledger_id, place.entry_id):
         return "another record is there"
     if place.start + 4 + size > limit or len(data) < 4 + size:
-        return f"its {size:,} bytes reach into what follows"
-    if kind is None:
+        return f"its {size:,} bytes overlap the next record"
+    if digest_type is None:
         return ""
-    if size < ENTRY_HEADER_SIZE + kind.size:
-        return f"no entry with a {kind.name} has {size:,} bytes"
-    if kind in CHECKED:
-        good, _ = kernels.verify_records(data, 0, 4 + size, place.ledger_id, place.entry_id, 1, kind, b"")
-        return "" if len(good) == 2 else f"its {kind.name} does not match"
+    if size < ENTRY_HEADER_SIZE + digest_type.size:
+        return f"no entry with a {digest_type.name} has {size:,} bytes"
+    if digest_type in CHECKED:
+        good, _ = kernels.verify_records(data, 0, 4 + size, place.ledger_id, place.entry_id, 1, digest_type, b"")
+        return "" if len(good) == 2 else f"its {digest_type.name} does not match"
     return ""
 
 
 def _problem_of_rest(
     head: bytes, start: int, stop: int, ledger_ids: Collection[int] | None, record_size_max: int
 ) -> str:
-    """Whether a record without a digest has the right length: then another one begins behind it, or nothing."""
+    """Return why the length of a record without a digest is wrong: a record, padding or the end must follow it."""
     if start >= stop or not head.strip(b"\0") or not head.strip(layout.DIRECT_PADDING):
         return ""
     if len(head) == 20 and RECORD_SIZE_MIN <= WORD.unpack_from(head)[0] <= min(record_size_max, stop - start - 4):

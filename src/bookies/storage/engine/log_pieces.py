@@ -1,4 +1,4 @@
-"""Runs of consecutive entries in a log, against the slots that the index has of them: which of them still count.
+"""Comparison of consecutive entries in a log with their index slots, which decides whether they are live.
 
 Source: storage 7.4, 7.5.
 """
@@ -17,7 +17,7 @@ from bookies.storage.records.record_scan import RunIds
 
 
 class Piece(NamedTuple):
-    """Consecutive entries of one ledger in a batch: records `start` up to `stop`, from entry `first` on."""
+    """Consecutive entries of one ledger in a batch: records from `start` to before `stop`, from entry `first` on."""
 
     ledger_id: int
     first: int
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(batch: Batch) -> Iterator[Piece]:
-    """The batch as runs of consecutive entries."""
+    """Yield the batch as runs of consecutive entries."""
     ids, start = batch.ids, 0
     if isinstance(ids, RunIds):
         for ledger_id, first, count in ids.runs:
@@ -45,14 +45,14 @@ def pieces_of(batch: Batch) -> Iterator[Piece]:
 
 
 def slots_of(log_id: int, batch: Batch, piece: Piece) -> bytes:
-    """What the slots of these entries are if they name this place."""
+    """Return the slots of these entries that name this place in the log."""
     starts = batch.records.starts[piece.start : piece.stop + 1]
     slots: bytes = kernels.pack_locations(log_id, batch.offset + starts[0], starts)
     return slots
 
 
 def matching_parts(piece: Piece, expected: bytes, actual: bytes) -> Iterator[Piece]:
-    """The parts of a run whose slots are as expected."""
+    """Yield the parts of a run whose slots are as expected."""
     if actual == expected:
         yield piece
         return
@@ -69,17 +69,17 @@ def matching_parts(piece: Piece, expected: bytes, actual: bytes) -> Iterator[Pie
 
 
 async def current_slots(index: LedgerIndex, piece: Piece) -> bytes:
-    """What the index says of these entries; zeros for those it has not. Raises: ReadFailed when it cannot say."""
+    """Return the index slots of these entries; zeros for missing ones. Raises: ReadFailed if they are unknown."""
     slots = b""
     first, stop = piece.first, piece.entry_ids.stop
     try:
         ledger = await index.load(piece.ledger_id)
         while first < stop:
             if ledger.lacks_entries:
-                raise ReadFailed("its index file is being built again", ledger_id=piece.ledger_id)
+                raise ReadFailed("its index file is being rebuilt", ledger_id=piece.ledger_id)
             count = min(stop - first, index.slots_per_page - first % index.slots_per_page)
             slots += (await index.slots(ledger, first, count)).ljust(count * SLOT_SIZE, b"\0")
             first += count
     except LedgerUnknownToBookie:
-        return bytes(len(piece.entry_ids) * SLOT_SIZE)  # It was deleted meanwhile.
+        return bytes(len(piece.entry_ids) * SLOT_SIZE)  # deleted meanwhile
     return slots

@@ -1,10 +1,11 @@
-"""The parts of a bookie's storage, and how they come up: lock, find, replay, flush, checkpoint, new journal files.
+"""The parts of a bookie's storage and their start: lock, find, replay, flush, checkpoint, new journal files.
 
-Nothing is written before all that has to be there was found. Any failure on the way, the flush after replay included,
-fails the start (F-38). A start that fails for lack of room leaves no new file behind, so it may be tried again and
-again. But with nothing to replay, or room for that, a bookie starts on full disks, and waits with the rest, read-only,
-until there is room. Entry logs are not read, so it takes as long as the replay; but without a catalog (the first start
-on Apache's directories), or with one that lacks something, there is nothing else that tells which ledgers there were.
+The start writes only after it has found everything that must exist. F-38: any failure, the flush after replay included,
+fails the start. A start that fails for lack of free space leaves no new file, so it may be retried. With an empty
+replay, or enough space for it, a bookie starts on full disks and stays read-only until there is space for the rest.
+
+The start does not read entry logs, so it takes as long as the replay. The exception is a missing catalog (the first
+start on Apache's directories) or an incomplete one: then only the entry logs tell which ledgers existed.
 
 Source: storage 9.5, 2.10.
 """
@@ -42,11 +43,11 @@ from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.journal_place import check_places, note_place
 from bookies.storage.journal.log_marks import find_marks
 
-ROOM_MIN = 1 << 20  # bytes asked for beyond the entries themselves: headers, pages, names
+ROOM_MIN = 1 << 20  # bytes required in addition to the entries: headers, pages, names
 
 
 class StorageParts:
-    """Everything that holds files or threads, from before they are opened until `close`."""
+    """All components that own files or threads, from before they are opened until `close`."""
 
     def __init__(
         self,
@@ -84,13 +85,13 @@ class StorageParts:
             on_change,
         )
         self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
-        self.logs_lock = asyncio.Lock()  # held by whoever removes entry logs, and by whoever needs them to stay
+        self.logs_lock = asyncio.Lock()  # held while entry logs are deleted, and while they must not be
         self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers, self.logs_lock)
         self.report = ReplayReport()
         self.is_covered = False  # the checkpoint of the start has succeeded
 
     def close(self) -> None:
-        """Close files, end workers, release locks. Blocks until what is under way is done."""
+        """Close files, end workers, release locks. Blocks until current work is done."""
         for journal in self.journals:
             journal.close()
         self.readers.close()
@@ -100,9 +101,9 @@ class StorageParts:
 
 
 async def open_storage(parts: StorageParts, events: Events) -> None:
-    """Bring it up until the journals take records. Raises: StorageError, OSError; then it must not serve.
+    """Start the storage until the journals accept records. Raises: StorageError, OSError; then it must not serve.
 
-    DiskFull says what to do about it.
+    The message of DiskFull names the remedy.
     """
     runtime, config = parts.runtime, parts.config
     directories, checkpointer = parts.directories, parts.checkpointer
@@ -112,13 +113,13 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     await worker.run(check_places, runtime.disk, directories.journals)
     stores = list(dict.fromkeys([*directories.ledgers, *directories.indexes]))
     note = await worker.run(read_notes, runtime.disk, stores)
-    returned = [each for each in directories.indexes if each in note.failed]
-    await worker.run(cut_lost, runtime.disk, [each for each in directories.ledgers if each in note.failed], note.lost)
-    indexes = sorted(directories.indexes, key=lambda each: each in returned)  # what is elsewhere is younger
+    returned = [path for path in directories.indexes if path in note.failed]
+    await worker.run(cut_lost, runtime.disk, [path for path in directories.ledgers if path in note.failed], note.lost)
+    indexes = sorted(directories.indexes, key=lambda path: path in returned)  # files elsewhere are newer
     paths = await worker.run(find_index_files, runtime.disk, indexes)
     paths = await parts.removals.load(paths, worker)
     for error in parts.removals.files.damaged:
-        events.error("storage.removals_damaged", path=error.path, error=error, consequence="what it names is kept")
+        events.error("storage.removals_damaged", path=error.path, error=error, consequence="its ledgers are kept")
     if leftovers := parts.removals.leftovers:
         names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
         events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
@@ -127,40 +128,40 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     if returned:
         count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_file.path)
         events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
-    parts.index.found(paths, catalog, parts.removals.is_deleted)
+    parts.index.adopt_files(paths, catalog, parts.removals.is_deleted)
     unsettled = parts.index.catalog.unsettled()
     parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, unsettled))
-    found = await worker.run(checkpointer.mark_files.read)
+    found_marks = await worker.run(checkpointer.mark_files.read)
     noted, record_size_max = parts.index.catalog.marks, config.frame_size_max + 64 * 1024
-    marks = await worker.run(find_marks, runtime.disk, directories.journals, found, noted, record_size_max)
-    is_cut = catalog is not None and is_behind(catalog.synced, found, directories.run_id)
+    marks = await worker.run(find_marks, runtime.disk, directories.journals, found_marks, noted, record_size_max)
+    is_cut = catalog is not None and is_behind(catalog.synced, found_marks, directories.run_id)
     lacks_ledgers = is_cut or not parts.index.catalog.is_trusted
-    doubtful = _doubtful(parts, paths, is_cut=is_cut) if lacks_ledgers and catalog is not None else []
-    await _note_logs(parts, note, lacks_ledgers=lacks_ledgers)
+    doubtful = _unverified_ledgers(parts, paths, is_cut=is_cut) if lacks_ledgers and catalog is not None else []
+    await _note_torn_logs(parts, note, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
-    is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.doubtful_from < 0)
+    is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.uncounted_from < 0)
     restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
-    async with _explaining(parts, stores, size):
+    async with _explain_disk_full(parts, stores, size):
         if not parts.index.catalog.is_trusted:
             await worker.run(parts.index.catalog_file.replace, list(pack(parts.index.catalog.contents())))
         for number, directory in enumerate(directories.journals):
             marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
     parts.report = restorer.report
     if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
-        first = parts.index.catalog.doubtful_from
+        first = parts.index.catalog.uncounted_from
         checkpointer.uncounted_log_id = first if first >= 0 else -1 - first
     if lacks_ledgers:
         await _find_ledgers(parts, doubtful)
     for text in restorer.report.holes:
-        parts.index.catalog.note_torn({})  # What was lost may be there.
-        await parts.index.doubt_all(text)
-    _tell(restorer.report, events)
+        parts.index.catalog.note_torn({})  # torn parts may have the lost entries
+        await parts.index.mark_all_uncertain(text)
+    _log_report(restorer.report, events)
     for journal, mark in zip(parts.journals, marks, strict=True):
         journal.mark = mark
     has_changes = restorer.report.entry_count > 0 or parts.index.is_dirty
     try:
-        async with _explaining(
+        async with _explain_disk_full(
             parts, stores, restorer.report.size + parts.index.cache.dirty_size, discards=has_changes
         ):
             await checkpointer.checkpoint(tuple(marks))
@@ -168,27 +169,27 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     except DiskFull:
         if has_changes:
             raise
-    # Not before the mark is persisted: the torn end of a file that is not the newest any more would be damage.
+    # Only after the mark is persisted: with a newer file, the torn end of the last one would count as damage.
     if parts.is_covered:
         await worker.run(remove_notes, runtime.disk, stores)
         await worker.run(directories.remove_leftovers)
         await open_journals(parts)
-    async with _explaining(parts, stores, 0):
+    async with _explain_disk_full(parts, stores, 0):
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
     if config.gc_interval_ms:
         await checkpointer.cover_logs()
 
 
-async def _note_logs(parts: StorageParts, note: Note, *, lacks_ledgers: bool) -> None:
-    """Tell the catalog what a power failure may have torn, before anything else is written to entry logs.
+async def _note_torn_logs(parts: StorageParts, note: Note, *, lacks_ledgers: bool) -> None:
+    """Record in the catalog which logs a power failure may have torn, before new writes to entry logs.
 
-    Of earlier runs nothing is left: the first look at the entry logs has given those their end.
+    Torn parts of earlier runs no longer exist: the first scan of the entry logs has truncated them.
     """
     known, directories = parts.index.catalog, parts.directories
     synced = known.synced
     known.run_id = directories.run_id or parts.runtime.random.randbytes(RUN_ID_SIZE)
     if lacks_ledgers:
-        known.note_lacking()
+        known.note_incomplete()
     if lacks_ledgers or synced is None or synced.run_id != directories.run_id:
         known.note_torn({})
         return
@@ -196,29 +197,31 @@ async def _note_logs(parts: StorageParts, note: Note, *, lacks_ledgers: bool) ->
     known.note_torn(await worker.run(torn_logs, disk, directories.ledgers, note.failed, known.torn, synced))
 
 
-def _doubtful(parts: StorageParts, ledger_ids: Iterable[int], *, is_cut: bool) -> list[int]:
-    """Ledgers whose index file nobody can vouch for, as the catalog is damaged: a crash leaves no file that it does not
-    name. `is_cut`: it is older than the marks, too, so what it says of others may be as old.
+def _unverified_ledgers(parts: StorageParts, ledger_ids: Iterable[int], *, is_cut: bool) -> list[int]:
+    """Return the ledgers whose index file cannot be verified, because the catalog is damaged.
+
+    A crash leaves no index file that the catalog does not name. `is_cut`: the catalog is older than the marks, so its
+    facts about other ledgers may be out of date too.
     """
     known = parts.index.catalog
     is_stale = is_cut and not known.is_trusted
-    return [each for each in ledger_ids if is_stale or each not in known.ledgers]
+    return [ledger_id for ledger_id in ledger_ids if is_stale or ledger_id not in known.ledgers]
 
 
 async def _find_ledgers(parts: StorageParts, doubtful: Sequence[int]) -> None:
-    """Those that only the logs know of; and what index files lack of doubtful ones. Raises: OSError."""
+    """Find ledgers that only the entry logs name, and mark doubtful ones as uncertain. Raises: OSError."""
     for ledger_id in doubtful:
-        await parts.index.doubt(ledger_id)
+        await parts.index.mark_uncertain(ledger_id)
     worker = parts.checkpointer.worker
     for ledger_id in await worker.run(ledgers_in_logs, parts.runtime.disk, parts.directories.ledgers):
         if not parts.removals.is_deleted(ledger_id):
-            await parts.index.may_be_lost(ledger_id)
+            await parts.index.rebuild_if_missing(ledger_id)
 
 
 async def open_journals(parts: StorageParts) -> bool:
-    """Begin the first file of this process in each journal. False: some have no room even for that. Raises: OSError.
+    """Create the first file of this process in each journal. False: a journal has no space for it. Raises: OSError.
 
-    If need be at the expense of files that are kept without need.
+    If necessary, deletes backups of old journal files.
     """
     worker, disk = parts.checkpointer.worker, parts.runtime.disk
     for number, journal in enumerate(parts.journals):
@@ -239,10 +242,10 @@ async def open_journals(parts: StorageParts) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _explaining(
+async def _explain_disk_full(
     parts: StorageParts, places: Sequence[str], size: int, *, discards: bool = True
 ) -> AsyncIterator[None]:
-    """Turn DiskFull into a sentence about the fullest of `places`, where `size` bytes were to be written."""
+    """Turn DiskFull into a message about the fullest of `places`, where `size` bytes were to be written."""
     try:
         yield
     except DiskFull as error:
@@ -257,12 +260,12 @@ def _explain_full(disk: Disk, places: Sequence[str], size: int) -> str:
     missing = max(size + ROOM_MIN - free, ROOM_MIN)
     return (
         f"{place}: the disk is full, {free:,} bytes are usable; free {missing:,} bytes or add space, then start again; "
-        "nothing was lost: the journal still has everything"
+        "no data was lost: the journal still has all of it"
     )
 
 
 def _size_to_replay(disk: Disk, directories: Sequence[str], marks: Sequence[LogMark]) -> int:
-    """Bytes of the journal files from the marks on."""
+    """Return the bytes of the journal files from the marks on."""
     size = 0
     for directory, mark in zip(directories, marks, strict=True):
         for number in journal_ids(disk, directory):
@@ -274,16 +277,17 @@ def _size_to_replay(disk: Disk, directories: Sequence[str], marks: Sequence[LogM
 
 
 def _check_journals(disk: Disk, directories: Directories) -> None:
-    """Raises StorageError if a journal is gone as a whole: each start makes a file before it marks the bookie dirty."""
+    """Raise StorageError if a journal has no file after an unclean stop: each start creates one before `DIRTY`."""
     for directory in directories.journals:
         if not directories.was_clean and not journal_ids(disk, directory):
             raise StorageError(
-                f"{directory}: this bookie did not stop in an orderly way, and its journal is gone; acknowledged "
-                "entries would be lost. Nothing was changed. Put the files back, or give it up: bk bookie format"
+                f"{directory}: this bookie did not stop in an orderly way, and all its journal files are missing; "
+                "acknowledged entries would be lost. Nothing was changed. Restore the files, or decommission this "
+                "bookie: bk bookie format"
             )
 
 
-def _tell(report: ReplayReport, events: Events) -> None:
+def _log_report(report: ReplayReport, events: Events) -> None:
     if report.entry_count or report.torn:
         events.info("storage.replayed", files=report.file_count, entries=report.entry_count, bytes=report.size)
     for path, offset, problem in report.torn:
@@ -291,4 +295,8 @@ def _tell(report: ReplayReport, events: Events) -> None:
     for ledger_id in report.keyless:
         events.warning("storage.ledger_without_key", ledger=ledger_id, consequence="fenced")
     for text in report.holes:
-        events.error("storage.journal_damaged", problem=text, consequence="nothing is denied, only recovery may add")
+        events.error(
+            "storage.journal_damaged",
+            problem=text,
+            consequence="reads return UNKNOWN instead of NO_ENTRY; only recovery adds are accepted",
+        )

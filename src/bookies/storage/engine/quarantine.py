@@ -1,19 +1,20 @@
-"""Ledgers on their way out of this bookie: quarantine, deletion, and the memory of what was deleted.
+"""Removal of ledgers from this bookie: quarantine, deletion, and the record of deleted ledgers.
 
     (stored) --quarantine--> QUARANTINED --delete--> DELETED --forget--> (never heard of)
                                  |   ^
-                               lift  +-- or PINNED, by an operator: stored again, and left alone
+                               lift  +-- or PINNED, by an operator: stored again, and never collected
 
-A quarantined ledger is still read, but takes no entry and no fence: its metadata is gone, so nobody may rely on what
-would be promised. It is never called unknown, because it may come back. Of a deleted one the id stays: whatever a late
-writer sends is refused, instead of making a new ledger that knows nothing of the old one's fence (R-23).
+A quarantined ledger is readable, but accepts no entry and no fence: its metadata is deleted, so a client must not rely
+on an acknowledgement. It is never reported as unknown, because it may come back. R-23: remember deleted ledgers and
+refuse writes to them. Otherwise a late writer would create a new ledger without the old one's fence.
 
 Invariants
-- A state is durable before anything follows from it, and DELETED before the index file goes: a start removes what a
-  crash left of a deleted ledger, and replay skips its records.
-- A deleted ledger leaves index and memory while no index write is under way, after a checkpoint that emptied the cache
-  of it, so nothing that was in flight can bring it back (R-21).
-- An id is forgotten only after another checkpoint: no journal that would be replayed speaks of it any more.
+- A state is durable before it has an effect, and DELETED before the index file is deleted. A start removes what a crash
+  left of a deleted ledger, and replay skips its records.
+- A deleted ledger leaves index and memory while no index write is in progress, after a checkpoint that removed it from
+  the cache, so no operation in flight can resurrect it. R-21: deletion marks the in-memory object; every writer checks
+  the mark under the same lock.
+- An id is forgotten only after another checkpoint, when no journal that would be replayed contains it.
 
 Owned by the loop's thread. Source: storage 4.8, 7.2.
 """
@@ -44,18 +45,18 @@ from bookies.storage.index import LedgerIndex
 
 
 class QuarantineFiles:
-    """The copies in the ledger directories. Blocks; confined to the checkpoint's worker."""
+    """The copies of `removedLedgers` in the ledger directories. Blocks; confined to the checkpoint's worker."""
 
     def __init__(self, disk: Disk, directories: Sequence[str]) -> None:
         self.damaged: list[CorruptRecord] = []
         self._disk = disk
-        self._identity = b""  # of this bookie, as its cookie has it
+        self._identity = b""  # of this bookie, from its cookie
         self._paths = [posixpath.join(directory, layout.FILE_NAME) for directory in directories]
         self._sequence = 0
 
     def read(self) -> dict[int, QuarantineRecord]:
-        """What the newest copy says. Without a good one nothing is on its way out, which keeps everything."""
-        found: dict[int, QuarantineRecord] = {}
+        """Return the records of the newest valid copy. Without one no ledger is quarantined or deleted."""
+        newest: dict[int, QuarantineRecord] = {}
         self._identity = self._read_identity()
         for path in self._paths:
             if not self._disk.exists(path):
@@ -66,35 +67,36 @@ class QuarantineFiles:
                 self.damaged.append(error)
                 continue
             if sequence > self._sequence:
-                self._sequence, found = sequence, removals
-        return found
+                self._sequence, newest = sequence, removals
+        return newest
 
     def _read_identity(self) -> bytes:
-        """Whose directories these are; empty without a cookie."""
+        """Return the identity in the directories' cookie; empty without a cookie."""
         for path in self._paths:
             stamp = posixpath.join(posixpath.dirname(path), cookie.FILE_NAME)
             if self._disk.exists(stamp):
                 try:
                     owner = cookie.parse(self._disk.read_bytes(stamp), path=stamp)
                 except CorruptRecord:
-                    continue  # Who starts a bookie has compared all of them, and decides about that.
+                    continue  # the start check compares all cookies and handles this one
                 return layout.identity_of(owner.bookie, owner.instance_id)
         return b""
 
     def write(self, removals: Mapping[int, QuarantineRecord]) -> None:
-        """Replace every copy. Raises DiskFull when no directory takes one; SyncFailed."""
+        """Replace every copy. Raises DiskFull if no directory accepts one; SyncFailed."""
         self._sequence += 1
         data = layout.pack(self._sequence, removals, self._identity)
         try:
             replace_copies(self._disk, self._paths, data)
         except (OSError, DiskFull) as error:
-            raise DiskFull(f"no ledger directory takes {layout.FILE_NAME}: {error}") from error
+            raise DiskFull(f"no ledger directory accepts {layout.FILE_NAME}: {error}") from error
 
 
 class Quarantine:
-    """States by ledger, and the moves between them.
+    """States by ledger, and the transitions between them.
 
-    `on_refused(ledger_id)`: somebody wanted to write to a quarantined ledger. `on_deleted(ledger_id)`: it is gone.
+    `on_refused(ledger_id)`: called when a write to a quarantined ledger was refused. `on_deleted(ledger_id)`: called
+    when a ledger was deleted.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Quarantine:
         self._lock = asyncio.Lock()
 
     async def load(self, paths: dict[int, str], worker: Worker) -> dict[int, str]:
-        """Read the states at the start; index files by ledger without those of deleted ones, which go."""
+        """Read the states at the start and delete the index files of deleted ledgers; return the other files."""
         self._states = await worker.run(self.files.read)
         leftovers = {ledger_id: path for ledger_id, path in paths.items() if self.is_deleted(ledger_id)}
         self.leftovers = list(leftovers)
@@ -120,7 +122,7 @@ class Quarantine:
             await worker.run(unlink_all, self._disk, list(leftovers.values()))
         return {ledger_id: path for ledger_id, path in paths.items() if ledger_id not in leftovers}
 
-    # -- questions -----------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
     def get(self, ledger_id: int) -> QuarantineRecord | None:
         return self._states.get(ledger_id)
 
@@ -129,7 +131,7 @@ class Quarantine:
         return removal is not None and removal.state is QuarantineState.DELETED
 
     def in_state(self, *states: QuarantineState) -> dict[int, QuarantineRecord]:
-        """Ledgers in one of these states, in the order of their ids."""
+        """Return the ledgers in one of these states, ascending by id."""
         return {
             ledger_id: self._states[ledger_id]
             for ledger_id in sorted(self._states)
@@ -137,68 +139,83 @@ class Quarantine:
         }
 
     def check_add(self, ledger_id: int, entry_id: int, *, is_recovery: bool) -> None:
-        """Raises LedgerFenced for an add to a ledger on its way out; StorageError while it may still come back."""
-        removal = self._states.get(ledger_id)
-        if removal is None or removal.state is QuarantineState.PINNED:
-            return
-        self._tell(ledger_id, removal)
-        if is_recovery and removal.is_quarantined:
-            # Neither stored nor refused for good: the recovery or the copying has to come back later.
-            raise StorageError("the ledger is in quarantine", ledger_id=ledger_id, entry_id=entry_id)
-        what = "in quarantine" if removal.is_quarantined else "deleted"
-        raise LedgerFenced(f"the ledger is {what}", ledger_id=ledger_id, entry_id=entry_id)
+        """Refuse an add to a quarantined or deleted ledger.
 
-    def check_note(self, ledger_id: int) -> None:
-        """Fences and explicit LACs: raises LedgerUnknownToBookie for a deleted ledger, DataUnknown in quarantine.
-
-        "No such ledger" would be false of a quarantined one, and a recovery would conclude from it.
+        Raises LedgerFenced; StorageError for a recovery add in quarantine, because the ledger may come back.
         """
         removal = self._states.get(ledger_id)
         if removal is None or removal.state is QuarantineState.PINNED:
             return
-        self._tell(ledger_id, removal)
+        self._notify_refused(ledger_id, removal)
+        if is_recovery and removal.is_quarantined:
+            # Refused for now: the recovery or the copying has to retry later.
+            raise StorageError("the ledger is in quarantine", ledger_id=ledger_id, entry_id=entry_id)
+        reason = "in quarantine" if removal.is_quarantined else "deleted"
+        raise LedgerFenced(f"the ledger is {reason}", ledger_id=ledger_id, entry_id=entry_id)
+
+    def check_note(self, ledger_id: int) -> None:
+        """Refuse a fence or explicit LAC: raises LedgerUnknownToBookie for a deleted ledger, DataUnknown in quarantine.
+
+        "No such ledger" would be false for a quarantined ledger, and a recovery would draw conclusions from it.
+        """
+        removal = self._states.get(ledger_id)
+        if removal is None or removal.state is QuarantineState.PINNED:
+            return
+        self._notify_refused(ledger_id, removal)
         if removal.is_quarantined:
             raise DataUnknown("the ledger is in quarantine", ledger_id=ledger_id)
         raise LedgerUnknownToBookie("the ledger is deleted", ledger_id=ledger_id)
 
-    def _tell(self, ledger_id: int, removal: QuarantineRecord) -> None:
+    def _notify_refused(self, ledger_id: int, removal: QuarantineRecord) -> None:
         if removal.is_quarantined and self.on_refused is not None:
             self.on_refused(ledger_id)
 
-    # -- moves ---------------------------------------------------------------------------------------------------
+    # -- transitions ---------------------------------------------------------------------------------------------
     async def quarantine(self, ledger_ids: Iterable[int], state: QuarantineState, now_ms: int) -> None:
-        """Refuse entries and fences of these ledgers from now on. Raises what keeps it from being durable."""
+        """Refuse entries and fences of these ledgers from now on. Raises: DiskFull, SyncFailed."""
         async with self._lock:
-            chosen = [each for each in ledger_ids if each not in self._states and self._index.is_known(each)]
+            chosen = [
+                ledger_id
+                for ledger_id in ledger_ids
+                if ledger_id not in self._states and self._index.is_known(ledger_id)
+            ]
             await self._change(dict.fromkeys(chosen, QuarantineRecord(state, now_ms)))
 
     async def lift(self, ledger_ids: Iterable[int]) -> None:
-        """Quarantined ledgers, and pinned ones, are like all others again: their metadata is there."""
+        """Return quarantined and pinned ledgers to normal: their metadata exists."""
         async with self._lock:
             await self._change(
-                {each: None for each in ledger_ids if each in self._states and not self.is_deleted(each)}
+                {
+                    ledger_id: None
+                    for ledger_id in ledger_ids
+                    if ledger_id in self._states and not self.is_deleted(ledger_id)
+                }
             )
 
     async def pin(self, ledger_id: int, now_ms: int) -> None:
-        """Bring a ledger back from quarantine, and keep it whatever the metadata says. Raises InvalidArgument."""
+        """Bring a ledger back from quarantine and keep it regardless of the metadata. Raises InvalidArgument."""
         async with self._lock:
             if self.is_deleted(ledger_id):
-                raise InvalidArgument("it was deleted here, and cannot be brought back", ledger_id=ledger_id)
+                raise InvalidArgument("this bookie has deleted it, and cannot bring it back", ledger_id=ledger_id)
             if not self._index.is_known(ledger_id):
-                raise InvalidArgument("this bookie has nothing of it", ledger_id=ledger_id)
+                raise InvalidArgument("this bookie has no data of it", ledger_id=ledger_id)
             if ledger_id not in self._states:
                 raise InvalidArgument("it is not in quarantine; nothing was changed", ledger_id=ledger_id)
             await self._change({ledger_id: QuarantineRecord(QuarantineState.PINNED, now_ms)})
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> list[int]:
-        """Delete those of them that are still in quarantine; which. Raises what prevented it; then it goes on later."""
+        """Delete the ledgers that are still in quarantine; return these. After a failure a later call completes it."""
         async with self._lock:
-            chosen = [each for each in ledger_ids if each in self._states and self._states[each].is_quarantined]
-            surplus = [each for each in chosen if self._states[each].state is QuarantineState.SURPLUS]
+            chosen = [
+                ledger_id
+                for ledger_id in ledger_ids
+                if ledger_id in self._states and self._states[ledger_id].is_quarantined
+            ]
+            surplus = [ledger_id for ledger_id in chosen if self._states[ledger_id].state is QuarantineState.SURPLUS]
             await self._change(dict.fromkeys(chosen, QuarantineRecord(QuarantineState.DELETED, now_ms)))
             await self._finish()
             if surplus:
-                # Those exist, and may be copied here again one day.
+                # Surplus ledgers exist, and may be copied to this bookie again.
                 await self._forget(surplus)
         return chosen
 
@@ -206,7 +223,7 @@ class Quarantine:
         """Forget deleted ledgers."""
         async with self._lock:
             await self._finish()
-            await self._forget([each for each in ledger_ids if self.is_deleted(each)])
+            await self._forget([ledger_id for ledger_id in ledger_ids if self.is_deleted(ledger_id)])
 
     async def _forget(self, ledger_ids: Sequence[int]) -> None:
         if ledger_ids:
@@ -214,11 +231,11 @@ class Quarantine:
             await self._change(dict.fromkeys(ledger_ids, None))
 
     async def _finish(self) -> None:
-        """Drop what is still there of deleted ledgers."""
-        deleted = [each for each in self.in_state(QuarantineState.DELETED) if self._index.is_known(each)]
+        """Remove the remaining data of deleted ledgers."""
+        deleted = [candidate for candidate in self.in_state(QuarantineState.DELETED) if self._index.is_known(candidate)]
         if not deleted:
             return
-        if any(self._cache.holds(each) for each in deleted):
+        if any(self._cache.holds(candidate) for candidate in deleted):
             await self._checkpointer.checkpoint()
         await self._checkpointer.drop_ledgers(deleted)
         for ledger_id in deleted:
@@ -226,7 +243,7 @@ class Quarantine:
                 self.on_deleted(ledger_id)
 
     async def _change(self, changes: Mapping[int, QuarantineRecord | None]) -> None:
-        """Take over new states, or none of them if they cannot be made durable."""
+        """Apply new states durably, or none of them if that fails."""
         if not changes:
             return
         before = {ledger_id: self._states.get(ledger_id) for ledger_id in changes}

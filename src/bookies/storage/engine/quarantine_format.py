@@ -1,7 +1,7 @@
-"""The file that remembers which ledgers are on their way out: in quarantine, kept by an operator, or deleted.
+"""The file format of `removedLedgers`: ledgers in quarantine, pinned by an operator, or deleted.
 
-A copy is in every ledger directory; the one with the greatest sequence number counts, and a copy that is cut off or
-changed, or of another bookie, does not. Source: storage 7.2.
+Every ledger directory has a copy. The copy with the greatest sequence number counts. A copy that is cut off or changed,
+or of another bookie, does not count. Source: storage 7.2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bookies.kernels import crc32c
 
 FILE_NAME = "removedLedgers"
 MAGIC = b"BKRL"
-VERSION = 2  # with the bookie it belongs to; 1: without
+VERSION = 2  # includes the identity of the bookie; version 1 does not
 IDENTITY_SIZE = 16
 
 _HEAD = struct.Struct(">4sIQI")
@@ -26,17 +26,17 @@ _DIGEST = struct.Struct(">I")
 
 
 class QuarantineState(enum.IntEnum):
-    """Where a ledger is on its way out. A surplus one exists, but no ensemble of it has this bookie any more."""
+    """The state of a ledger's removal. A surplus ledger exists, but none of its ensembles contains this bookie."""
 
     QUARANTINED = 1
-    SURPLUS = 2  # in quarantine likewise
-    PINNED = 3  # an operator brought it back: collection leaves it alone
+    SURPLUS = 2  # also in quarantine
+    PINNED = 3  # an operator brought it back: it is never collected
     DELETED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRecord:
-    """`since_ms`: wall clock at which the ledger came into this state."""
+    """The state of one ledger. `since_ms`: wall-clock time at which the ledger entered this state, milliseconds."""
 
     state: QuarantineState
     since_ms: int
@@ -47,22 +47,22 @@ class QuarantineRecord:
 
 
 def identity_of(bookie: str, instance_id: str | None) -> bytes:
-    """Stands for one bookie of one cluster."""
+    """Return bytes that identify one bookie of one cluster."""
     return hashlib.sha256(f"{bookie}\0{instance_id}".encode()).digest()[:IDENTITY_SIZE]
 
 
 def pack(sequence: int, removals: Mapping[int, QuarantineRecord], identity: bytes = b"") -> bytes:
-    """The whole file; removals by ledger id, in this order. Without an identity it is of version 1."""
+    """Return the whole file with the removals in the given order. Without an identity it has version 1."""
     parts = [_HEAD.pack(MAGIC, VERSION if identity else 1, sequence, len(removals)), identity]
-    parts += [_RECORD.pack(ledger_id, each.since_ms, each.state) for ledger_id, each in removals.items()]
+    parts += [_RECORD.pack(ledger_id, record.since_ms, record.state) for ledger_id, record in removals.items()]
     data = b"".join(parts)
     return data + _DIGEST.pack(crc32c(data))
 
 
 def parse(data: bytes, *, path: str = FILE_NAME, identity: bytes = b"") -> tuple[int, dict[int, QuarantineRecord]]:
-    """(sequence number, removals by ledger id). Raises CorruptRecord, also for one of another bookie than `identity`.
+    """Return (sequence number, removals by ledger id). Raises CorruptRecord, also for a file of another bookie.
 
-    Where one of both is without an identity nothing is compared.
+    The identities are compared only if both the file and the caller have one.
     """
     if len(data) < _HEAD.size + _DIGEST.size:
         raise CorruptRecord(f"{len(data)} bytes are less than an empty list", path=path, offset=len(data))
@@ -73,9 +73,9 @@ def parse(data: bytes, *, path: str = FILE_NAME, identity: bytes = b"") -> tuple
         raise CorruptRecord("not a list of removed ledgers, or not all of it", path=path, offset=0)
     if _DIGEST.unpack_from(data, end)[0] != crc32c(data[:end]):
         raise CorruptRecord("the checksum does not match", path=path, offset=end)
-    found = data[_HEAD.size : start]
-    if identity and found and found != identity:
-        raise CorruptRecord("it is the list of another bookie, or of another cluster", path=path, offset=_HEAD.size)
+    file_identity = data[_HEAD.size : start]
+    if identity and file_identity and file_identity != identity:
+        raise CorruptRecord("the list of another bookie, or of another cluster", path=path, offset=_HEAD.size)
     try:
         removals = {
             ledger_id: QuarantineRecord(QuarantineState(state), since_ms)

@@ -1,10 +1,11 @@
-"""Index files made again from the entry logs, for ledgers whose file is damaged or gone, while everything is served.
+"""Rebuilds index files from the entry logs, for ledgers whose file is damaged or lost, while the bookie serves.
 
-One pass over all logs for all ledgers that wait. Ledgers maps are not asked which logs to read: they have no checksum.
-Of copies of an entry the one behind counts, in the order of log ids; a slot set meanwhile, by a flush, counts more.
+One pass reads all logs for all waiting ledgers. It does not use ledgers maps to choose logs, because maps have no
+checksum. Of several copies of an entry the last one counts, in the order of log ids; a slot that a flush sets meanwhile
+has precedence.
 
-What an unreadable part of a log may have held is not known, so ledgers rebuilt then stay uncertain (limbo). But for
-what a power failure has torn, which was not synced: that does not count, as the journal has had it (`torn_logs`).
+The content of an unreadable part of a log is unknown, so ledgers rebuilt then stay uncertain (limbo). Parts that a
+power failure has torn were not synced and do not count, because the journal had their entries (`torn_logs`).
 
 Source: storage 3.5, 4.6, 10.2.
 """
@@ -33,33 +34,33 @@ from bookies.storage.records import Batch, EndKind
 
 
 def ledgers_in_logs(disk: Disk, directories: Sequence[str]) -> list[int]:
-    """Ledgers that were here once, ascending, says the map of each closed log; others are read from end to end.
+    """Return the ids of all ledgers with entries in the logs, ascending. Raises: OSError.
 
-    Raises: OSError.
+    Uses the map of each closed log, and scans logs without a map.
     """
-    found: set[int] = set()
+    ledger_ids: set[int] = set()
     for path in find_logs(disk, directories).values():
         file = disk.open(path, "r")
         try:
             ledgers_map = layout.read_ledgers_map(file.pread, file.size())
             if ledgers_map is not None:
-                found.update(ledgers_map)
+                ledger_ids.update(ledgers_map)
                 continue
             for item in layout.scan(file.pread, file.size()):
                 if isinstance(item, Batch):
-                    found.update(piece.ledger_id for piece in pieces_of(item))
+                    ledger_ids.update(piece.ledger_id for piece in pieces_of(item))
         finally:
             file.close()
-    return sorted(found)
+    return sorted(ledger_ids)
 
 
 @dataclass
-class Found:
-    """Of one ledger: entry id to location. `entries`: in the logs.
+class LedgerSlots:
+    """Entry id -> location of one ledger. `entries`: from the logs.
 
-    `kept`: slots of the old file. Where no log has the entry they lead nowhere, and say that it was here.
-    `is_whole`: the old file is exactly what was written, so nothing but `kept` is needed.
-    `doubted`: slots of pages that are not what was written. They count like that only if their log cannot be read.
+    `kept`: valid slots of the old file. If no log has the entry, the slot dangles and records that the entry existed.
+    `is_whole`: the old file is exactly what was written, so `kept` is sufficient.
+    `doubted`: slots of changed pages. They count only if their log cannot be read.
     """
 
     entries: dict[int, int] = field(default_factory=dict)
@@ -71,9 +72,9 @@ class Found:
 def entries_of(
     disk: Disk, log_id: int, path: str, ledger_ids: Sequence[int], size_max: int, end: int | None = None
 ) -> Iterator[object]:
-    """For each piece of a log a list of (ledger id, entry id, location); at last whether it was read to its end.
+    """Yield a list of (ledger id, entry id, location) for each piece of a log, and at last whether all was readable.
 
-    `end`: what is behind does not count. Blocks, a piece at a time.
+    `end`: file offset from which on the log does not count. Blocks, a piece at a time.
     """
     wanted = frozenset(ledger_ids)
     file = disk.open(path, "r")
@@ -96,18 +97,18 @@ def entries_of(
 
 
 def _is_whole(first: bytes, size: int) -> bool:
-    """Whether a closed log is as long as its header says."""
+    """Report whether a closed log is as long as its header claims."""
     try:
         header = layout.parse_header(first)
     except CorruptRecord:
-        return True  # Records do not depend on it.
+        return True  # records do not depend on the header
     return header is None or header.map_offset < size
 
 
 class Rebuilder:
-    """Owned by the loop's thread; reading is done by a worker of its own.
+    """Rebuilds index files. Owned by the loop's thread; has its own worker for reads.
 
-    `logs_lock`: held while entry logs must not go, because slots that are found in them are about to be set.
+    `logs_lock`: held while no entry log may be deleted, because slots that name it are about to be set.
     """
 
     def __init__(
@@ -128,54 +129,54 @@ class Rebuilder:
         self._events = Events("storage.rebuild", runtime.clock)
         self._is_busy = False
         self._ended = asyncio.Event()
-        self.count = 0  # of ledgers rebuilt
+        self.count = 0  # ledgers rebuilt
 
     async def wait_idle(self) -> None:
-        """Return when no ledger waits for being rebuilt."""
+        """Wait until no ledger is waiting to be rebuilt."""
         while self._is_busy or self._index.rebuild_wanted.is_set():
             self._ended.clear()
             await self._ended.wait()
 
     async def run(self) -> None:
-        """Rebuild whatever is wanted, for ever."""
+        """Rebuild index files on request until cancelled."""
         while True:
             await self._index.rebuild_wanted.wait()
             self._is_busy = True
             try:
                 await self._rebuild()
             except (OSError, BookKeeperError) as error:
-                # Those ledgers stay uncertain; the next start tries again.
+                # These ledgers stay uncertain; the next start retries.
                 self._events.error("storage.rebuild_failed", error=error)
             finally:
                 self._is_busy = False
                 self._ended.set()
 
     async def _rebuild(self) -> None:
-        wanted: dict[int, Found] = {}
+        wanted: dict[int, LedgerSlots] = {}
         for ledger_id in self._index.take_rebuilds():
             try:
                 await self._index.load(ledger_id)
             except LedgerUnknownToBookie:
-                continue  # It was deleted meanwhile.
+                continue  # deleted meanwhile
             except BookKeeperError as error:
                 self._events.error("storage.rebuild_failed", ledger=ledger_id, error=error)
             else:
-                wanted[ledger_id] = Found()
-        wanted |= {ledger_id: Found() for ledger_id in self._index.take_rebuilds()}
+                wanted[ledger_id] = LedgerSlots()
+        wanted |= {ledger_id: LedgerSlots() for ledger_id in self._index.take_rebuilds()}
         if not wanted:
             return
         self._events.info("storage.rebuild_begins", ledgers=len(wanted))
         async with self._logs_lock:
             await self._rebuild_of(wanted)
 
-    async def _rebuild_of(self, wanted: dict[int, Found]) -> None:
+    async def _rebuild_of(self, wanted: dict[int, LedgerSlots]) -> None:
         for ledger_id in list(wanted):
             if not self._index.is_known(ledger_id):
                 del wanted[ledger_id]
                 continue
             path, known = self._index.file_of(ledger_id)
             await self._worker.run(self._read_old, path, known, wanted[ledger_id])
-        for ledger_id in [ledger_id for ledger_id, found in wanted.items() if found.is_whole]:
+        for ledger_id in [ledger_id for ledger_id, ledger_slots in wanted.items() if ledger_slots.is_whole]:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
         if not wanted:
             return
@@ -192,68 +193,68 @@ class Rebuilder:
                 readable.add(log_id)
             else:
                 is_complete = False
-        for ledger_id, found in wanted.items():
-            await self._finish(ledger_id, found, readable, id_max, is_complete=is_complete)
+        for ledger_id, ledger_slots in wanted.items():
+            await self._finish(ledger_id, ledger_slots, readable, id_max, is_complete=is_complete)
 
     def _find_logs(self) -> tuple[dict[int, str], bool]:
-        """On the worker: entry logs by id, and whether every directory could be looked at."""
-        found: dict[int, str] = {}
+        """Return (entry logs by id, whether every directory could be listed). Runs on the worker."""
+        logs: dict[int, str] = {}
         is_complete = True
         for directory in self._directories:
             try:
-                found |= find_logs(self._disk, [directory])
+                logs |= find_logs(self._disk, [directory])
             except OSError as error:
                 self._events.error("storage.directory_unreadable", path=directory, error=error)
                 is_complete = False
-        return {log_id: found[log_id] for log_id in sorted(found)}, is_complete
+        return {log_id: logs[log_id] for log_id in sorted(logs)}, is_complete
 
-    def _read_old(self, path: str, known: Known | None, found: Found) -> None:
-        """On the worker. What is left of the old file may name entries in logs that cannot be read now."""
+    def _read_old(self, path: str, known: Known | None, ledger_slots: LedgerSlots) -> None:
+        """Read the slots of the old file, which may name entries in unreadable logs. Runs on the worker."""
         right: set[int] = set()
         files = IndexFiles(self._disk, self._page_size, 1, "r")
         per_page = slots_per_page(self._page_size)
         try:
             is_right = checker(known, self._page_size)
             for page, data, was_right in files.slots(path, is_right):
-                (found.kept if was_right else found.doubted).update(iterate_slots(data, page * per_page))
+                (ledger_slots.kept if was_right else ledger_slots.doubted).update(iterate_slots(data, page * per_page))
                 if was_right:
                     right.add(page)
-            found.is_whole = known is not None and known.is_exactly(right, self._page_size)
+            ledger_slots.is_whole = known is not None and known.is_exactly(right, self._page_size)
         except OSError as error:
             self._events.error("storage.index_unreadable", path=path, error=error)
         finally:
             files.close()
 
-    async def _read_log(self, log_id: int, path: str, wanted: dict[int, Found]) -> bool:
-        """Whether all of it could be read."""
+    async def _read_log(self, log_id: int, path: str, wanted: dict[int, LedgerSlots]) -> bool:
+        """Collect the slots of a log; return whether all of it was readable."""
         end = self._index.catalog.torn.get(log_id)
         if end is not None and end <= layout.HEADER_SIZE:
-            return True  # Nothing in it counts.
+            return True  # none of its entries counts
         pieces = entries_of(self._disk, log_id, path, list(wanted), self._record_size_max, end)
         while not isinstance(piece := await self._worker.run(next, pieces), bool):
             assert isinstance(piece, list)
             for ledger_id, entry_id, location in piece:
                 wanted[ledger_id].entries[entry_id] = location
-        await self._worker.run(next, pieces, None)  # which closes the file
+        await self._worker.run(next, pieces, None)  # closes the file
         return piece
 
     async def _finish(
-        self, ledger_id: int, found: Found, readable: set[int], log_id_max: int, *, is_complete: bool
+        self, ledger_id: int, ledger_slots: LedgerSlots, readable: set[int], log_id_max: int, *, is_complete: bool
     ) -> None:
-        """Of a page that is not what was written, slots count that may name what cannot be read now."""
+        """Write the index file of a ledger. Slots of changed pages count only if their log is unreadable."""
         doubted = {}
-        for entry_id, location in found.doubted.items():
+        for entry_id, location in ledger_slots.doubted.items():
             log_id, offset = layout.split_location(location)
             if log_id not in readable and log_id <= log_id_max and offset > layout.HEADER_SIZE:
                 doubted[entry_id] = location
-        entries = doubted | found.kept | found.entries
+        entries = doubted | ledger_slots.kept | ledger_slots.entries
         try:
             count = await self._index.rebuilt(ledger_id, entries, is_complete=is_complete)
         except LedgerUnknownToBookie:
-            return  # It was deleted meanwhile.
+            return  # deleted meanwhile
         self.count += 1
         self._events.info("storage.index_rebuilt", ledger=ledger_id, entries=count, is_complete=is_complete)
 
     def close(self) -> None:
-        """End the worker."""
+        """Close the worker."""
         run_last(self._worker, lambda: None)

@@ -1,21 +1,24 @@
-"""Replay: what the journals say happened since the last checkpoint, brought back into the storage at the start.
+"""Replay: restores into the storage, at the start, what the journals recorded since the last checkpoint.
 
 Invariants
-- A missing first file, a gap between files or a file of an unknown version stops the start: that can be put right, and
-  going on would lose acknowledged data.
-- Damage anywhere but at the end of the newest file is a hole: what was in it is not known, everything else is applied.
-  Any ledger may have been in it, so of all of them nothing is denied afterwards (`LedgerIndex.doubt_all`).
-- The torn end of the newest file is what a crash leaves, and nothing in it was acknowledged.
-- Notes about ledgers are applied in any case; of keys the first one known stays (R-8, F-23).
-- A ledger without a known key is created fenced and with an empty key instead of being dropped: refusing writes is
-  safe, losing a fence or an entry is not (F-13).
-- A group whose checksum is right is what was written. Of a damaged one only what proves itself is applied.
-- Only the last group can be torn inside its records, at sector boundaries. A record from there whose ids lie in two
-  sectors of which the second was never written ends the replay; any other that lies in more than one sector is
-  doubtful, and never replaces an intact copy that is stored already.
-- What replay finds in the index may be there only because the machine did not go down with the process. So everything
-  it meets becomes dirty, also where it changes nothing.
-- The mark that replay yields is the end of the newest file, so that its torn end is never looked at again.
+- A missing first file, a gap between files or a file of an unknown version stops the start. The operator can correct
+  it; continuing would lose acknowledged data.
+- Damage anywhere but at the end of the newest file is a hole: its content is unknown, and the rest is applied. Any
+  ledger may have been in it, so no ledger's entries are reported as missing afterwards
+  (`LedgerIndex.mark_all_uncertain`).
+- The torn end of the newest file is left by a crash, and no record in it was acknowledged.
+- R-8: replay inserts meta records again unconditionally, and the flush after replay makes them durable. F-23: of keys
+  the first known one stays; a new key is accepted only if the stored one is empty or zeros.
+- F-13: a ledger without a known key is created, fenced and without key, and reported. Refusing writes is safe; losing
+  a fence or an entry is not.
+- A group with a correct checksum is what was written. Of a damaged group only records that prove themselves are
+  applied.
+- Only the last group can be torn inside its records, at sector boundaries. A record there whose ids lie in two sectors,
+  the second of which was never written, ends the replay. Any other record in more than one sector is doubtful, and
+  never replaces an intact stored copy.
+- An index page that replay finds may be only in the page cache, if the process crashed and the machine did not. So
+  everything that replay touches becomes dirty, even if it does not change.
+- The mark that replay returns is the end of the newest file, so that its torn end is never read again.
 
 Source: storage 2.10.
 """
@@ -49,19 +52,19 @@ from bookies.storage.journal.page_cache import READ_STEP, DroppedPrefix, SparseR
 from bookies.storage.records import Batch, EndKind
 from bookies.storage.records.record_scan import Pread, RunIds, ScanEnd, Trust
 
-SECTOR = 512  # bytes that a device writes whole or not at all
-JUMP_MAX = 1 << 20  # entries that a client can be ahead of what this bookie has of a ledger
-RUN_LENGTH_MIN = 4  # entries, on average, of the runs in a batch that is applied run by run
+SECTOR = 512  # bytes that a device writes atomically
+JUMP_MAX = 1 << 20  # entries by which a client can be ahead of this bookie's last entry of a ledger
+RUN_LENGTH_MIN = 4  # average entries per run from which on a batch is applied run by run
 
 
 @dataclass
 class ReplayReport:
-    """What replay did.
+    """The result of a replay.
 
     `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
-    created without a key. `holes`: what is wrong with each part of a journal that was acknowledged and is lost.
-    `kept_count`: doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds,
-    and those that were certainly cut off by the crash. `deleted_count`: records of ledgers deleted since (R-22).
+    created without a key. `holes`: the problem of each acknowledged part of a journal that is lost. `kept_count`:
+    doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds, and those that the
+    crash certainly cut off. `deleted_count`: records of deleted ledgers. R-22: replay tolerates them.
     """
 
     file_count: int = 0
@@ -76,7 +79,7 @@ class ReplayReport:
 
 
 class JournalReader:
-    """The files of one journal from a mark on. Blocks; confined to one worker."""
+    """Reader of the files of one journal from a mark on. Blocks; confined to one worker."""
 
     def __init__(self, disk: Disk, directory: str, mark: LogMark, record_size_max: int) -> None:
         self._disk = disk
@@ -87,27 +90,27 @@ class JournalReader:
         self._search: Pread
         self._size = 0
         self._journal_id = 0
-        self._version = journal_format.VERSION  # also of a file whose header is lost
+        self._version = journal_format.VERSION  # also assumed for a file whose header is lost
         self.is_newest = False
         self._batches: Iterator[Batch | ScanEnd] = iter(())
         self._dropped = DroppedPrefix(READ_STEP)
         self.ids: list[int] = []
 
     def find(self) -> list[int]:
-        """Ids of the files to replay. Raises StorageError when one is missing."""
+        """Return the ids of the files to replay. Raises StorageError if one is missing."""
         ids = [number for number in journal_ids(self._disk, self._directory) if number >= self._mark.journal_id]
         if self._mark.journal_id > 0 and (not ids or ids[0] != self._mark.journal_id):
             name = journal_format.file_name(self._mark.journal_id)
             raise StorageError(
                 f"{self._directory}: journal {name}, where replay has to begin, is missing; acknowledged entries would "
-                "be lost. Nothing was changed. Put the file back, or give this bookie up: bk bookie format"
+                "be lost. Nothing was changed. Restore the file, or decommission this bookie: bk bookie format"
             )
         for index in range(1, len(ids)):
             if ids[index] != ids[index - 1] + 1:
                 name = journal_format.file_name(ids[index - 1] + 1)
                 raise StorageError(
                     f"{self._directory}: journal {name} is missing between others; acknowledged entries would be lost. "
-                    "Nothing was changed. Put the file back, or give this bookie up: bk bookie format"
+                    "Nothing was changed. Restore the file, or decommission this bookie: bk bookie format"
                 )
         self._check_newest(ids)
         self.ids = ids
@@ -116,17 +119,17 @@ class JournalReader:
     def _check_newest(self, ids: list[int]) -> None:
         names = self._disk.list(self._directory)
         newest = max(
-            (found for name in names if (found := journal_format.parse_newest_name(name)) is not None), default=-1
+            (number for name in names if (number := journal_format.parse_newest_name(name)) is not None), default=-1
         )
         if newest > max(ids, default=newest):
             raise StorageError(
                 f"{self._directory}: journal {journal_format.file_name(newest)}, the newest one, is missing; "
-                "acknowledged entries would be lost. Nothing was changed. Put the file back, or give this bookie up: "
-                "bk bookie format"
+                "acknowledged entries would be lost. Nothing was changed. Restore the file, or decommission this "
+                "bookie: bk bookie format"
             )
 
     def open(self, journal_id: int) -> tuple[str, int]:
-        """Begin with a file: (path, size)."""
+        """Open a file for reading; return (path, size)."""
         self.close()
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
@@ -138,7 +141,7 @@ class JournalReader:
         try:
             self._version, start = journal_format.parse_header(file.pread(24, 0), self._size, path=path)
         except CorruptRecord as error:
-            if error.offset != 0:  # a version that is not known: whoever wrote it knows
+            if error.offset != 0:  # an unknown version: another release wrote it and can read it
                 raise
             self._batches = iter([ScanEnd(EndKind.CORRUPT, 0, str(error))])
             return path, self._size
@@ -161,7 +164,7 @@ class JournalReader:
         )
 
     def resume(self, end: ScanEnd) -> int | None:
-        """Go on behind the damage at which a scan ended; where, or None if nothing is left of the file."""
+        """Continue after the damage at which a scan ended; return the offset, or None if no record follows."""
         assert self._file is not None
         start = end.next_record
         if start is None:
@@ -177,14 +180,14 @@ class JournalReader:
         return start
 
     def next(self) -> Batch | ScanEnd:
-        """The next batch of the file, or how it ended."""
+        """Return the next batch of the file, or the end of the scan."""
         item = next(self._batches)
         if self._file is not None:
             self._dropped.grow(self._file, item.offset)
         return item
 
     def is_zero_sector(self, offset: int) -> bool:
-        """Whether the sector at this offset of the file holds nothing but zeros."""
+        """Report whether the sector at this offset of the file is all zeros."""
         assert self._file is not None
         return not self._file.pread(SECTOR, offset).strip(b"\0")
 
@@ -202,7 +205,7 @@ async def replay(
     worker: Worker,
     target: Restorer,
 ) -> LogMark:
-    """Replay one journal from `mark` on; the mark behind it, or the same one if there are no files.
+    """Replay one journal from `mark` on; return the mark after it, or `mark` if there are no files.
 
     Raises: CorruptRecord, StorageError, OSError; then the bookie must not start.
     """
@@ -228,20 +231,20 @@ async def replay(
 
 
 def _is_hole(end: ScanEnd) -> bool:
-    """Each group is synced before the next is written: what is missing before another group was acknowledged."""
+    """Report whether acknowledged records are missing: each group is synced before the next one is written."""
     return end.kind is EndKind.CORRUPT or end.next_record is not None
 
 
 async def _replay_part(
     reader: JournalReader, path: str, doubtful_size: int, worker: Worker, target: Restorer
 ) -> ScanEnd:
-    """Apply a file from where the reader stands to its end, or to damage; how it ended."""
-    # Batches wait here until it is certain that they are not the end of the file.
+    """Apply a file from the reader's position to its end, or to damage; return the end of the scan."""
+    # Batches wait here until they are certain not to be the end of the file.
     waiting: deque[Batch] = deque()
     ahead = worker.run(reader.next)
     while isinstance(item := await ahead, Batch):
-        ahead = worker.run(reader.next)  # It is read while this one is applied.
-        ahead.add_done_callback(lambda read: read.cancelled() or read.exception())  # if applying fails before
+        ahead = worker.run(reader.next)  # read the next batch while this one is applied
+        ahead.add_done_callback(lambda read: read.cancelled() or read.exception())  # retrieved if applying fails first
         if item.trust is not Trust.UNPROVEN:
             while waiting:
                 await target.apply(waiting.popleft(), None)
@@ -257,7 +260,7 @@ async def _replay_part(
         batch = waiting.popleft()
         if doubtful_from is not None:
             cut = await _find_cut(batch, doubtful_from, reader, worker)
-            batch = batch if cut is None else _until(batch, cut)
+            batch = batch if cut is None else _cut_at(batch, cut)
         await target.apply(batch, doubtful_from)
     if cut is not None:
         target.report.torn.append((path, cut, "a record reaches into a sector that was never written"))
@@ -267,10 +270,10 @@ async def _replay_part(
 
 
 async def _find_cut(batch: Batch, doubtful_from: int, reader: JournalReader, worker: Worker) -> int | None:
-    """File offset of the first record that was cut off before its ids, or its whole if it is a note, were written.
+    """Return the file offset of the first record that a crash cut off within its ids, or anywhere if it is a note.
 
-    The rest of it lies in a sector of zeros. No complete record looks like that, as the sector would also hold the
-    record's LAC or whatever follows the note.
+    The rest of such a record lies in a sector of zeros. A complete record never looks like that, because the sector
+    would also contain the record's LAC, or the bytes after the note.
     """
     data, starts = batch.records.data, batch.records.starts
     for index, (_, entry_id) in enumerate(batch.ids):
@@ -284,16 +287,16 @@ async def _find_cut(batch: Batch, doubtful_from: int, reader: JournalReader, wor
     return None
 
 
-def _until(batch: Batch, offset: int) -> Batch:
-    """The records that begin before a file offset."""
+def _cut_at(batch: Batch, offset: int) -> Batch:
+    """Return the records that begin before a file offset."""
     count = bisect_left(batch.records.starts, offset - batch.offset)
     return Batch(batch.offset, batch.records.slice(0, count), batch.ids[:count])
 
 
-def _proven(batch: Batch) -> Batch:
-    """Of records from a damaged group those that are certainly right, and the fences, as refusing writes is safe.
+def _proven_records(batch: Batch) -> Batch:
+    """Return the records of a damaged group that are certainly correct, and the fences, as refusing writes is safe.
 
-    A key is not among them: a wrong one would keep the ledger's owner out.
+    Keys are left out, because a wrong key would lock out the ledger's owner.
     """
     records = batch.records
     indexes = [
@@ -307,7 +310,7 @@ def _proven(batch: Batch) -> Batch:
 
 
 def _gather(records: Records, indexes: list[int]) -> Records:
-    """The records with these indexes, as a batch of their own."""
+    """Return the records with these indexes, in a buffer of their own."""
     if len(indexes) == len(records):
         return records
     data, starts = records.data, records.starts
@@ -319,7 +322,7 @@ def _gather(records: Records, indexes: list[int]) -> Records:
 
 
 class Restorer:
-    """Puts replayed records into index and write cache. On the loop; nothing else uses the storage meanwhile."""
+    """Inserts replayed records into index and write cache. On the loop; no other code uses the storage meanwhile."""
 
     def __init__(
         self,
@@ -339,7 +342,7 @@ class Restorer:
     async def apply(self, batch: Batch, doubtful_from: int | None) -> None:
         """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
         if batch.trust is Trust.DAMAGED:
-            batch = _proven(batch)
+            batch = _proven_records(batch)
         ids = batch.ids
         if doubtful_from is None and isinstance(ids, RunIds) and len(ids.runs) * RUN_LENGTH_MIN <= len(ids):
             await self._apply_runs(batch)
@@ -372,18 +375,18 @@ class Restorer:
             await self.entries(ledger_id, entry_ids, _gather(records, indexes), is_doubtful=is_doubtful)
 
     async def _apply_runs(self, batch: Batch) -> None:
-        """What there is nearly always: entries, many of one ledger behind each other."""
+        """Apply the most frequent kind of batch: only entries, with long runs of one ledger."""
         for piece in pieces_of(batch):
             if self._is_deleted(piece.ledger_id):
                 self.report.deleted_count += len(piece.entry_ids)
             else:
                 records = batch.records
-                if len(piece.entry_ids) < len(records):  # What else is in their data would stay in memory with them.
+                if len(piece.entry_ids) < len(records):  # otherwise the whole batch would stay in memory with them
                     _, records = concat_runs([(piece.entry_ids, records.slice(piece.start, piece.stop))])
                 await self.entries(piece.ledger_id, piece.entry_ids, records, is_doubtful=False)
 
     async def _is_plausible(self, batch: Batch, index: int) -> bool:
-        """Whether a record whose ids may be half garbage is one that a client sent."""
+        """Report whether a record whose ids may be partly garbage looks like one that a client sent."""
         ledger_id, entry_id = batch.ids[index]
         if entry_id == journal_format.LEDGER_KEY or looks_intact(batch.records.body(index)):
             return True
@@ -393,7 +396,7 @@ class Restorer:
         return ledger.header.is_rebuilding or entry_id <= ledger.last_entry_id + JUMP_MAX
 
     async def key(self, ledger_id: int, key: bytes) -> None:
-        """A LEDGER_KEY record: the ledger exists."""
+        """Apply a LEDGER_KEY record: the ledger exists."""
         if not self._index.is_known(ledger_id):
             self._index.create(ledger_id, IndexHeader(key))
             return
@@ -415,7 +418,7 @@ class Restorer:
         self._index.set_explicit_lac(ledger, stored if is_doubtful and stored and not looks_intact(body) else body)
 
     async def entries(self, ledger_id: int, entry_ids: Sequence[int], records: Records, *, is_doubtful: bool) -> None:
-        """Consecutive records of one ledger."""
+        """Insert records of one ledger, one id per record."""
         ledger = await self._ledger(ledger_id)
         if not is_doubtful:
             await self._insert(ledger, entry_ids, records)
@@ -433,7 +436,7 @@ class Restorer:
             await self._insert(ledger, [entry_id], record)
 
     async def _has_checksums(self, ledger: Ledger) -> bool:
-        """Whether the entries of the ledger carry a checksum that proves them complete, as far as one of them tells."""
+        """Report whether the ledger's last stored entry has a checksum that proves it complete."""
         if ledger.last_entry_id < 0:
             return False
         stored = await self._stored(ledger, ledger.last_entry_id)
@@ -454,7 +457,7 @@ class Restorer:
         self.report.size += records.size
 
     async def _stored(self, ledger: Ledger, entry_id: int) -> bytes | None:
-        """The copy that is stored already, if there is one that can be read."""
+        """Return the body of the stored copy, if there is one and it is readable."""
         body = self._cache.read(ledger.ledger_id, entry_id)
         if body is not None:
             return body
@@ -464,10 +467,10 @@ class Restorer:
         try:
             return (await self._readers.read_records(ledger.ledger_id, entry_id, slots, 0))[4:]
         except ReadFailed:
-            return None  # A slot of Apache's that was durable before its entry: the journal has the good copy.
+            return None  # Apache's bookie made the slot durable before its entry: the journal has the good copy
 
     async def _ledger(self, ledger_id: int) -> Ledger:
-        """The ledger, created if it has to be."""
+        """Return the ledger; create an unknown one, fenced (F-13)."""
         if self._index.is_known(ledger_id):
             return await self._index.load(ledger_id)
         self.report.keyless.append(ledger_id)
@@ -475,7 +478,7 @@ class Restorer:
 
 
 def looks_intact(body: bytes) -> bool:
-    """Whether an entry or explicit LAC carries a checksum that proves it complete; others may be complete too."""
+    """Report whether a checksum proves an entry or explicit LAC complete; others may be complete too."""
     for header_size in (ENTRY_HEADER_SIZE, 16):
         for digest_type in (DigestType.CRC32C, DigestType.CRC32):
             end = header_size + digest_type.size

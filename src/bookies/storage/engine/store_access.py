@@ -1,7 +1,7 @@
-"""A ledger in its turn: its header is read before anything in it is answered or changed.
+"""Ordered access to a ledger: its header is read before the ledger is answered for or changed.
 
-Decisions about a ledger are taken one after the other on the loop, in the order of the calls. Calls for a ledger whose
-header has to be read wait in one queue, and reads wait behind them.
+The loop decides about a ledger in the order of the calls. Calls for a ledger whose header has to be read wait in one
+queue, and reads wait after them.
 
 Source: storage 5.7.
 """
@@ -24,7 +24,7 @@ from bookies.storage.journal.journal import Done
 
 
 class StoreAccess(ABC):
-    """What reads and writes of a bookie's storage have in common. Owned by the loop's thread."""
+    """The common base of reads and writes of a bookie's storage. Owned by the loop's thread."""
 
     def __init__(self, runtime: Runtime, config: BookieConfig) -> None:
         self._runtime = runtime
@@ -39,7 +39,7 @@ class StoreAccess(ABC):
 
     @abstractmethod
     def _fail(self, error: BaseException) -> None:
-        """The truth about the disks is unknown from here on."""
+        """Stop the storage after a failure that leaves the content of the disks unknown."""
 
     def _open(self) -> StorageParts:
         if self._parts is None or self._failure is not None or self._is_stopping:
@@ -49,9 +49,10 @@ class StoreAccess(ABC):
     def _with_header(
         self, ledger_id: int, done: Done, call: Callable[..., None], *arguments: object, is_needed: bool = True
     ) -> None:
-        """`call(ledger_id, done, *arguments)`, now or, in the order of arrival, when the ledger's header has been read.
+        """Call `call(ledger_id, done, *arguments)` now or, in order of arrival, when the ledger's header has been read.
 
-        What it raises then goes to `done`. Without `is_needed` it only waits behind those who do.
+        In the latter case its exceptions go to `done`. Without `is_needed` the call does not cause the read, but waits
+        for calls before it that do.
         """
         waiting = self._waiting.get(ledger_id)
         if waiting is None:
@@ -64,7 +65,7 @@ class StoreAccess(ABC):
         waiting.append((call, done, arguments))
 
     async def _load(self, ledger_id: int) -> None:
-        """Read a ledger's header, then do what waits for it, in order."""
+        """Read a ledger's header, then run the waiting calls in order."""
         failure: BookKeeperError | None = None
         try:
             await self._open().index.load(ledger_id)
@@ -79,7 +80,7 @@ class StoreAccess(ABC):
                 done(error)
 
     async def _ledger(self, ledger_id: int) -> tuple[StorageParts, Ledger]:
-        """The ledger, after whatever waits for its header has been done. Raises: LedgerUnknownToBookie, ReadFailed."""
+        """Return the ledger after all calls that wait for its header. Raises: LedgerUnknownToBookie, ReadFailed."""
         parts = self._open()
         while ledger_id in self._waiting:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,7 +95,7 @@ def _call_done(ledger_id: int, done: Done) -> None:
 
 
 def _resolver(future: asyncio.Future[None]) -> Done:
-    """Resolves whatever became of the load: the reader finds out by itself."""
+    """Return a callback that resolves the future for every outcome of the load; the reader detects a failure itself."""
 
     def done(error: BaseException | None) -> None:
         if not future.done():

@@ -1,8 +1,8 @@
-"""Reads of a bookie's storage: entries, runs of them, the LAC, which entries there are.
+"""Reads of a bookie's storage: single entries, runs of entries, the LAC, and the list of entries.
 
-"No such ledger" and "no such entry" come only from an index and a cache that were both asked and are healthy; any
-failure is an error (R-3), and of an uncertain ledger everything negative is `DataUnknown`: a missing entry, the last
-one, and what an explicit LAC was.
+R-3: "no such entry" and "no such ledger" come only from a healthy index that has no mapping. Every other failure is an
+I/O error or "unknown". Here both the index and the cache are asked. For an uncertain ledger a missing entry, the last
+entry and the explicit LAC are `DataUnknown`.
 
 Source: storage 5.7, 8.3.
 """
@@ -21,28 +21,28 @@ from bookies.storage.index.slots import MISSING_SLOT, LeadingSlots, merged
 
 
 class StoreReads(StoreAccess):
-    """From the write cache, or from index and entry logs. All calls on the loop's thread."""
+    """Reads from the write cache, or from index and entry logs. All calls on the loop's thread."""
 
     def read_resident(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """As `read`, if it is in memory and nothing is wrong; None if that takes longer, or fails, and for -1."""
+        """Read an entry that is in memory; return None if `read` must wait for a device or may fail, and for -1."""
         parts = self._parts
-        ledger = None if parts is None else self._at_hand(parts, ledger_id)
+        ledger = None if parts is None else self._resident_ledger(parts, ledger_id)
         if parts is None or ledger is None or entry_id < 0:
             return None
         if (body := parts.cache.read(ledger_id, entry_id)) is not None:
             return body
         if entry_id > ledger.last_entry_id:
             return None
-        slots = parts.index.cached_slots(ledger, entry_id, 2)  # The second tells how long the first may be.
+        slots = parts.index.cached_slots(ledger, entry_id, 2)  # the second bounds the length of the first
         if not slots or slots.startswith(MISSING_SLOT):
             return None
         record = parts.readers.resident.read_records(ledger_id, entry_id, slots, 0)
         return None if record is None else record[4:]
 
     def read_batch_resident(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes | None:
-        """As `read_batch`, if all of it is in memory and nothing is wrong; None if that takes longer, or fails."""
+        """Read a batch that is in memory; return None if `read_batch` must wait for a device or may fail."""
         parts = self._parts
-        ledger = None if parts is None else self._at_hand(parts, ledger_id)
+        ledger = None if parts is None else self._resident_ledger(parts, ledger_id)
         if parts is None or ledger is None or first_entry_id < 0:
             return None
         count_max = max(1, count_max)
@@ -51,24 +51,24 @@ class StoreReads(StoreAccess):
         if first_entry_id > ledger.last_entry_id:
             return None
         count_max = parts.cache.next_held(ledger_id, first_entry_id, first_entry_id + count_max) - first_entry_id
-        found = LeadingSlots(first_entry_id, count_max, size_max, parts.index.slots_per_page)
-        while found.count:
-            part = parts.index.cached_slots(ledger, found.first, found.count)
+        leading = LeadingSlots(first_entry_id, count_max, size_max, parts.index.slots_per_page)
+        while leading.count:
+            part = parts.index.cached_slots(ledger, leading.first, leading.count)
             if part is None:
                 return None
-            found.add(part)
-        if not found.slots:
+            leading.add(part)
+        if not leading.slots:
             return None
-        return parts.readers.resident.read_records(ledger_id, first_entry_id, found.slots, size_max)
+        return parts.readers.resident.read_records(ledger_id, first_entry_id, leading.slots, size_max)
 
-    def _at_hand(self, parts: StorageParts, ledger_id: int) -> Ledger | None:
-        """The ledger, if it is in memory and nothing is wrong."""
+    def _resident_ledger(self, parts: StorageParts, ledger_id: int) -> Ledger | None:
+        """Return the ledger if it is in memory and the storage is healthy."""
         if self._failure is not None or self._is_stopping or ledger_id in self._waiting:
             return None
         return parts.index.get(ledger_id)
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes:
-        """The body of an entry; -1: of the highest. Raises: LedgerUnknownToBookie, EntryNotFound; ReadFailed."""
+        """Return the body of an entry; -1: of the highest. Raises: LedgerUnknownToBookie, EntryNotFound, ReadFailed."""
         parts, ledger = await self._ledger(ledger_id)
         if entry_id == LAST_ENTRY:
             if ledger.header.is_uncertain:
@@ -80,22 +80,22 @@ class StoreReads(StoreAccess):
         return (await self._read_stored(parts, ledger, entry_id, 1, 0))[4:]
 
     async def read_batch(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes:
-        """Records of consecutive entries: at least the first, otherwise as many as are at hand and fit.
+        """Return records of consecutive entries: at least the first, and as many others as are readable together.
 
-        `size_max` counts length words. Raises as `read` does for the first.
+        `size_max`: bytes, length words included. Raises as `read` does for the first entry.
         """
         parts, ledger = await self._ledger(ledger_id)
         pieces = parts.cache.read_batch(ledger_id, first_entry_id, max(1, count_max), size_max)
         if pieces:
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        # What is stored of an entry that was added again is older than what the cache has of it.
+        # The stored copy of an entry that was added again is older than the cached copy.
         stop = parts.cache.next_held(ledger_id, first_entry_id, first_entry_id + max(1, count_max))
         return await self._read_stored(parts, ledger, first_entry_id, stop - first_entry_id, size_max)
 
     async def _read_stored(
         self, parts: StorageParts, ledger: Ledger, first_entry_id: int, count_max: int, size_max: int
     ) -> bytes:
-        """As `read_batch`, from index and entry log. The cache has been asked, without an await in between."""
+        """Read a batch from index and entry log. The cache was asked before, without an await in between."""
         ledger.users += 1
         try:
             while True:
@@ -109,21 +109,21 @@ class StoreReads(StoreAccess):
                 try:
                     return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
                 except ReadFailed:
-                    # The entry may have moved while this was waiting for its turn; then the index knows better.
+                    # The entry may have moved while the read waited; then the index has its new place.
                     if await self._slots(parts, ledger, first_entry_id, 1, 0) == slots[:SLOT_SIZE]:
                         raise
         finally:
             ledger.users -= 1
 
     async def _slots(self, parts: StorageParts, ledger: Ledger, first: int, count_max: int, size_max: int) -> bytes:
-        """Slots of consecutive entries from `first` on, over as many pages as `size_max` bytes of log can need."""
-        found = LeadingSlots(first, count_max, size_max, parts.index.slots_per_page)
-        while found.count:
-            found.add(await parts.index.slots(ledger, found.first, found.count))
-        return found.slots
+        """Return slots of consecutive entries from `first` on, from as many pages as `size_max` bytes of log need."""
+        leading = LeadingSlots(first, count_max, size_max, parts.index.slots_per_page)
+        while leading.count:
+            leading.add(await parts.index.slots(ledger, leading.first, leading.count))
+        return leading.slots
 
     async def last_add_confirmed(self, ledger_id: int) -> int:
-        """The greatest LAC in entries and explicit LACs, or a smaller one if the ledger is uncertain.
+        """Return the greatest LAC in entries and explicit LACs, or a smaller one if the ledger is uncertain.
 
         Raises: LedgerUnknownToBookie, ReadFailed.
         """
@@ -135,7 +135,7 @@ class StoreReads(StoreAccess):
         return ledger.last_add_confirmed
 
     async def read_lac(self, ledger_id: int) -> tuple[bytes | None, bytes | None]:
-        """(explicit LAC, body of the highest entry). Raises: LedgerUnknownToBookie; ReadFailed without either."""
+        """Return (explicit LAC, body of the highest entry). Raises: LedgerUnknownToBookie; ReadFailed without both."""
         _, ledger = await self._ledger(ledger_id)
         if ledger.header.is_uncertain:
             raise _unknown(ledger_id, "what was last confirmed")
@@ -150,7 +150,7 @@ class StoreReads(StoreAccess):
             return explicit_lac, None
 
     async def list_entries(self, ledger_id: int) -> list[range]:
-        """Maximal runs of entry ids, ascending. Raises: LedgerUnknownToBookie, ReadFailed."""
+        """Return maximal runs of entry ids, ascending. Raises: LedgerUnknownToBookie, ReadFailed."""
         parts, ledger = await self._ledger(ledger_id)
         if ledger.header.is_uncertain:
             raise _unknown(ledger_id, "which entries were here")

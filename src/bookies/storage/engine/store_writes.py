@@ -1,14 +1,14 @@
 """Writes to a bookie's storage: adds, fences, explicit LACs, forces.
 
-An entry's way: checked against its ledger (key, fence), inserted into the write cache, queued for the journal, answered
-when its group is synced.
+The path of an entry: it is checked against its ledger (key, fence), inserted into the write cache, queued for the
+journal, and answered when its group is synced.
 
 Invariants
-- Whatever is journaled is in the storage before it is queued, for every kind of record (R-7). That is what allows a
-  checkpoint to drop journals.
-- Within a process a LEDGER_KEY record precedes the first record of a ledger in the journal, fences and explicit LACs
-  included (F-7).
-- A fence is answered only when its record is durable, also by those who come second (R-5, F-42).
+- R-7: insert in storage first, then queue for the journal, for every record type. This allows a checkpoint to drop
+  journals.
+- F-7: log LEDGER_KEY before the first record of a ledger in this process, fences and explicit LACs included.
+- R-5: answer a fence only after its journal record is fsynced. F-42: this holds for any response to a fencing read, and
+  for a fence of a ledger that is being fenced already.
 
 Source: storage 2.6, 5.7, 8.3.
 """
@@ -41,13 +41,13 @@ from bookies.storage.index.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import Journal, journal_format
 from bookies.storage.journal.journal import Done
 
-ENTRY_ID_MAX = (1 << 40) - 1  # the index file of a ledger has 8 bytes for each entry id up to its highest
+ENTRY_ID_MAX = (1 << 40) - 1  # the index file of a ledger has 8 bytes for every entry id up to its highest
 MASTER_KEY_SIZE_MAX = 512  # bytes; key and explicit LAC share a header of 1024
 EXPLICIT_LAC_SIZE_MAX = 256
 
 
 class Batch(Protocol):
-    """Adds of one ledger. `last_add_confirmed`: the greatest in their bodies."""
+    """Adds of one ledger. `last_add_confirmed`: the greatest LAC in their bodies."""
 
     @property
     def ledger_id(self) -> int: ...
@@ -66,25 +66,25 @@ B = TypeVar("B", bound=Batch)
 
 
 class StoreWrites(StoreAccess):
-    """Decides at the call, and reports durability later. All calls on the loop's thread."""
+    """Writes that are decided at the call, and whose durability is reported later. All calls on the loop's thread."""
 
-    _entry_count = 0  # added since the start
-    _misses_journal = False  # a journal's disk has no room for its first file
+    _entry_count = 0  # entries added since the start
+    _misses_journal = False  # a journal's disk has no space for its first file
 
     @property
     @abstractmethod
     def is_writable(self) -> bool:
-        """Whether ordinary adds are taken."""
+        """Report whether ordinary adds are accepted."""
 
     @property
     @abstractmethod
     def takes_priority(self) -> bool:
-        """Whether adds of recoveries are taken."""
+        """Report whether adds of recovery are accepted."""
 
     @property
     @abstractmethod
     def read_only_reason(self) -> str:
-        """Why ordinary adds are not taken; empty while they are."""
+        """Return why ordinary adds are refused; empty while they are accepted."""
 
     def add(
         self,
@@ -98,26 +98,26 @@ class StoreWrites(StoreAccess):
         is_deferred_sync: bool,
         done: Done,
     ) -> None:
-        """Store entries; `done(None)` when they are durable, `done(error)` for what is found out only later.
+        """Store entries; `done(None)` when they are durable, `done(error)` for an error that is detected later.
 
-        One id per record, in any order. An unknown ledger is created with the key. Deferred sync may be answered like
-        any other add, and is. Raises: Unauthorized, LedgerFenced (never for recovery), BookieReadOnly, InvalidArgument,
+        One id per record, in any order. An unknown ledger is created with the key. A deferred sync is answered like any
+        other add. Raises: Unauthorized, LedgerFenced (never for recovery), BookieReadOnly, InvalidArgument,
         StorageError, BookieBusy (the cache is full and flushes fail).
 
-        A full cache refuses nothing while flushes succeed: what was received is in memory anyhow, and whoever calls
-        stops receiving while `is_congested`.
+        A full cache accepts adds while flushes succeed: received requests are in memory anyhow, and the caller stops
+        receiving while `is_congested`.
         """
         parts = self._open()
         if not self.is_writable and not (is_recovery and self.takes_priority):
             raise BookieReadOnly(self.read_only_reason, ledger_id=ledger_id)
         if records.size * 2 < len(records.data):
-            records = records.alone()  # or a few bytes would hold what others sent, and nobody would count it
+            records = records.alone()  # otherwise a few bytes would keep a large buffer alive that is not counted
         low, high = _extent(entry_ids)
         if ledger_id < 0 or low < 0 or high > ENTRY_ID_MAX:
             raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=low)
         ledger = parts.index.get(ledger_id)
         if ledger is not None and ledger.header.master_key == master_key and ledger_id not in self._waiting:
-            # Nearly always: nothing to look up, to create or to wait for. The same as `_add`, for less.
+            # The most frequent case: equivalent to `_add`, without a lookup, a creation or a wait.
             self._insert(parts, ledger, done, entry_ids, records, high, last_add_confirmed, is_recovery)
             return
         self._with_header(
@@ -153,12 +153,12 @@ class StoreWrites(StoreAccess):
                 raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
         elif ledger.header.state and not is_recovery:
             if ledger.header.is_uncertain:
-                # Not "fenced": the writer may well go on, with another bookie.
+                # Not "fenced", because the writer may continue with another bookie.
                 raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
             if ledger.header.is_fenced:
                 raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
         if parts.cache.is_exhausted and parts.checkpointer.is_failing:
-            # A recovery's: others are told that the bookie is read-only. Waiting would be for the disk, not for us.
+            # Only recovery adds get here; others are refused because the bookie is read-only.
             problem = parts.checkpointer.problem
             raise BookieBusy(
                 f"the write cache is full and cannot be flushed: {problem}", ledger_id=ledger_id, entry_id=entry_ids[0]
@@ -175,7 +175,10 @@ class StoreWrites(StoreAccess):
         last_add_confirmed: int,
         is_recovery: bool,
     ) -> None:
-        """First the cache, then the journal: whatever a mark lies behind can be flushed."""
+        """Insert into the cache, then queue for the journal.
+
+        R-7: insert in storage first, then queue for the journal, so all records before a mark can be flushed.
+        """
         self._check_add(parts, ledger, ledger.ledger_id, entry_ids, is_recovery)
         parts.cache.current.add(ledger.ledger_id, entry_ids, records)
         if last_entry_id > ledger.last_entry_id:
@@ -197,24 +200,24 @@ class StoreWrites(StoreAccess):
         accepted: Callable[[int], None],
         done: Callable[[Sequence[B], int, BaseException | None], None],
     ) -> list[B]:
-        """Store batches of several ledgers whose records are in one buffer, as far as nothing is special about them.
+        """Store the batches, of several ledgers and in one buffer, that need no special handling; return the others.
 
         For each journal `accepted(bytes)` is called at once, and `done(batches, bytes, None)` when they are durable.
-        Returns the others, which are for `add`, one by one; behind such a one come all later ones of its ledger, so
-        that of one ledger the order stays. Never raises what a batch is to blame for.
+        The caller passes the returned batches to `add` one by one. They include all later batches of their ledgers,
+        which keeps the order within a ledger. Never raises the error of a batch.
         """
-        plain, others = self._told_apart(master_key, batches, is_recovery=is_recovery)
+        plain, others = self._partition(master_key, batches, is_recovery=is_recovery)
         if not plain:
             return others
         parts = self._open()
         held, is_failing = sum([batch.records.size for _, batch in plain]), parts.checkpointer.is_failing
-        is_shared = held * 2 >= len(plain[0][1].records.data)  # otherwise they would hold what nobody counts
+        is_shared = held * 2 >= len(plain[0][1].records.data)  # otherwise they would keep an uncounted buffer alive
         stored: list[list[B]] = [[] for _ in parts.journals]
         add, journal_count, watchers = parts.cache.current.add, len(parts.journals), self._watchers
         try:
             for number, (ledger, batch) in enumerate(plain):
                 if is_failing and parts.cache.is_exhausted:
-                    others += [each for _, each in plain[number:]]
+                    others += [other for _, other in plain[number:]]
                     break
                 entry_ids, last_add_confirmed = batch.entry_ids, batch.last_add_confirmed
                 add(ledger.ledger_id, entry_ids, batch.records if is_shared else batch.records.alone())
@@ -226,11 +229,11 @@ class StoreWrites(StoreAccess):
                     ledger.last_add_confirmed = last_add_confirmed
                     if watchers:
                         watchers.wake(ledger.ledger_id, last_add_confirmed)
-        finally:  # What is in the cache has to be in the journal, whatever happens.
-            for journal, some in zip(parts.journals, stored, strict=True):
-                if some:
-                    buffers, size = _stretches(some)
-                    journal.append(buffers, size, partial(done, some, size))
+        finally:  # all cached entries must be journaled, even after an exception
+            for journal, journal_batches in zip(parts.journals, stored, strict=True):
+                if journal_batches:
+                    buffers, size = _stretches(journal_batches)
+                    journal.append(buffers, size, partial(done, journal_batches, size))
                     accepted(size)
         parts.checkpointer.inserted()
         return others
@@ -245,16 +248,16 @@ class StoreWrites(StoreAccess):
         accepted: Callable[[int], None],
         done: Callable[[AddRun, BaseException | None], None],
     ) -> list[int]:
-        """As `add_many`, of entries that came as a mixed run: the indices of the others.
+        """Store entries of a mixed run as `add_many` does; return the indices of the others.
 
-        Ids are not negative; `lacs`: the last add confirmed in each body. `done` for what each journal takes.
+        Ids must not be negative. `lacs`: the last add confirmed in each body. `done`: called once for each journal.
         """
         ledgers, others = self._plain_ledgers(master_key, mixed, is_recovery=is_recovery)
         if not ledgers:
             return others
         parts = self._open()
         if parts.checkpointer.is_failing:
-            return list(range(len(mixed)))  # They are taken as long as there is room.
+            return list(range(len(mixed)))  # `add` accepts them one by one while there is space
         if others:
             left = set(others)
             chosen = [index for index in range(len(mixed)) if index not in left]
@@ -270,15 +273,15 @@ class StoreWrites(StoreAccess):
                     if watchers:
                         watchers.wake(ledger.ledger_id, lac)
             self._entry_count += len(mixed)
-        finally:  # What is in the cache has to be in the journal, whatever happens.
-            for journal, some in _by_journal(parts.journals, mixed):
-                journal.append((some.records.data,), some.records.size, partial(done, some))
-                accepted(some.records.size)
+        finally:  # all cached entries must be journaled, even after an exception
+            for journal, run in _by_journal(parts.journals, mixed):
+                journal.append((run.records.data,), run.records.size, partial(done, run))
+                accepted(run.records.size)
         parts.checkpointer.inserted()
         return others
 
     def _plain_ledgers(self, master_key: bytes, mixed: AddRun, *, is_recovery: bool) -> tuple[list[Ledger], list[int]]:
-        """The ledgers of entries that only have to be inserted and journaled, and the indices of the other entries."""
+        """Return the ledgers of entries that need no special handling, and the indices of the other entries."""
         parts = self._open_for_adds(is_recovery=is_recovery)
         if parts is None:
             return [], list(range(len(mixed)))
@@ -292,16 +295,16 @@ class StoreWrites(StoreAccess):
                 plain.append(ledger)
         return plain, others
 
-    def _told_apart(
+    def _partition(
         self, master_key: bytes, batches: Sequence[B], *, is_recovery: bool
     ) -> tuple[list[tuple[Ledger, B]], list[B]]:
-        """Batches that only have to be inserted and journaled, and the others; see `add_many`."""
+        """Return the batches that need no special handling, and the others; see `add_many`."""
         parts = self._open_for_adds(is_recovery=is_recovery)
         if parts is None:
             return [], list(batches)
         plain: list[tuple[Ledger, B]] = []
         others: list[B] = []
-        behind: set[int] = set()  # ledgers with one among the others
+        behind: set[int] = set()  # ledgers with a batch among the others
         for batch in batches:
             ledger_id, entry_ids = batch.ledger_id, batch.entry_ids
             ledger = self._plain_ledger(parts, ledger_id, master_key)
@@ -319,7 +322,7 @@ class StoreWrites(StoreAccess):
         return plain, others
 
     def _open_for_adds(self, *, is_recovery: bool) -> StorageParts | None:
-        """None while adds like these are not taken: `add` tells why."""
+        """Return the parts; None while such adds are refused (`add` raises the reason)."""
         try:
             parts = self._open()
         except StorageError:
@@ -327,7 +330,7 @@ class StoreWrites(StoreAccess):
         return parts if self.is_writable or (is_recovery and self.takes_priority) else None
 
     def _plain_ledger(self, parts: StorageParts, ledger_id: int, master_key: bytes) -> Ledger | None:
-        """The ledger if entries with this key only have to be inserted and journaled; None: ask `add`."""
+        """Return the ledger if entries with this key need no special handling; None: use `add`."""
         ledger = parts.index.get(ledger_id)
         if (
             ledger is None
@@ -372,9 +375,9 @@ class StoreWrites(StoreAccess):
         self._watchers.wake(ledger_id, None)
 
     def write_lac(self, ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done) -> None:
-        """Keep an explicit LAC; the latest replaces the one before. Creates an unknown ledger; fencing is no obstacle.
+        """Store an explicit LAC, which replaces the previous one. Creates an unknown ledger; accepts fenced ledgers.
 
-        `last_add_confirmed` is the one in `body`. Raises: Unauthorized, BookieReadOnly, InvalidArgument, StorageError.
+        `last_add_confirmed`: the LAC in `body`. Raises: Unauthorized, BookieReadOnly, InvalidArgument, StorageError.
         """
         self._open()
         if not self.is_writable:
@@ -392,13 +395,13 @@ class StoreWrites(StoreAccess):
         self._watchers.wake(ledger_id, last_add_confirmed)
 
     def force(self, ledger_id: int, done: Done) -> None:
-        """`done(None)` when everything of the ledger that was accepted before is durable. Raises: StorageError."""
+        """Call `done(None)` when all earlier accepted writes of the ledger are durable. Raises: StorageError."""
         self._open()
         self._check_journal()
         self._with_header(ledger_id, done, self._force, is_needed=False)
 
     def _check_journal(self) -> None:
-        """Raises StorageError while nothing can be made durable at all."""
+        """Raise StorageError while a journal is missing, so that its records cannot become durable."""
         if self._misses_journal:
             raise StorageError(self.read_only_reason)
 
@@ -406,13 +409,13 @@ class StoreWrites(StoreAccess):
         self._journal_of(ledger_id).append((), 0, done)
 
     def _check_key(self, ledger: Ledger, master_key: bytes) -> None:
-        """Raises Unauthorized unless it is the ledger's key, or the ledger has none yet (F-23)."""
+        """Raise Unauthorized for a wrong key. F-23: accept a new key only if the stored one is empty or zeros."""
         stored = ledger.header.master_key
         if stored != master_key and not is_vacant(stored):
             raise Unauthorized("wrong password", ledger_id=ledger.ledger_id)
 
     def _authorized(self, ledger_id: int, master_key: bytes) -> Ledger:
-        """The ledger, created if it is unknown, after its key was checked or taken over."""
+        """Check or adopt the key and return the ledger, created if it is unknown."""
         index = self._open().index
         ledger = index.get(ledger_id)
         if ledger is None:
@@ -430,7 +433,7 @@ class StoreWrites(StoreAccess):
         return journals[ledger_id % len(journals)]
 
     def _journal(self, ledger: Ledger, record: Buffer, size: int, done: Done) -> None:
-        """Queue what is already in the storage, behind the ledger's key."""
+        """Queue a record that is already in the storage, after the ledger's key (F-7)."""
         buffers: tuple[Buffer, ...] = (record,)
         if not ledger.is_key_logged:
             ledger.is_key_logged = True
@@ -441,7 +444,7 @@ class StoreWrites(StoreAccess):
 
 
 def _by_journal(journals: Sequence[Journal], mixed: AddRun) -> Iterator[tuple[Journal, AddRun]]:
-    """What of the run is for each journal; the run itself where there is one."""
+    """Yield each journal with its part of the run; with a single journal the run itself."""
     if len(journals) == 1:
         yield journals[0], mixed
         return
@@ -454,7 +457,7 @@ def _by_journal(journals: Sequence[Journal], mixed: AddRun) -> Iterator[tuple[Jo
 
 
 def _extent(entry_ids: Sequence[int]) -> tuple[int, int]:
-    """(lowest, highest)"""
+    """Return (lowest, highest)."""
     if isinstance(entry_ids, range) and entry_ids.step > 0:
         return entry_ids[0], entry_ids[-1]
     return min(entry_ids), max(entry_ids)
@@ -467,7 +470,7 @@ def _buffer_of(records: Records) -> Buffer:
 
 
 def _stretches(batches: Sequence[Batch]) -> tuple[list[Buffer], int]:
-    """The records of batches that lie in one buffer, in its order: (pieces of it, bytes)."""
+    """Return (pieces of the buffer, bytes) for batches that lie in one buffer, in its order."""
     data = batches[0].records.data
     pieces: list[Buffer] = []
     start = stop = batches[0].records.starts[0]

@@ -1,13 +1,13 @@
-"""What a power failure may have torn in the entry logs, and why it is not missed.
+"""Torn parts of entry logs after a power failure, which may be ignored.
 
-An entry log is written at leisure and synced before a slot that names it is. What was written after the last sync may
-be there, in part or not at all, and in the middle of a log that looks like damage. But no durable slot names it, and
-the replay writes all of it again, elsewhere; copies made by a compaction still have their source. So who reads the
-logs to build index files again passes over it, and only damage before that makes a ledger uncertain.
+An entry log is synced before the index slots that name it. Bytes written after its last sync may be complete, partial
+or missing after a power failure, which looks like damage in the middle of a log. No durable slot names these bytes.
+Replay writes the entries again elsewhere, and copies by a compaction still have their source. So a rebuild of index
+files skips these bytes, and only damage before them makes a ledger uncertain.
 
-How far the logs were synced stands in the catalog (`Synced`). That is not believed where a mark is greater than what
-the catalog has announced: another program has run on these directories, or the end of the catalog is lost. Nor where
-it does not name the same run as the ledger directories do: then it is another bookie's, or of another time.
+The catalog records how far the logs were synced (`Synced`). The record does not count if a mark is greater than the
+catalog has announced: another program has run on these directories, or the end of the catalog is lost. Nor does it
+count if its run id differs from that of the ledger directories: then it belongs to another bookie or another time.
 
 Blocks; confined to the checkpoint's worker. Source: storage 2.9, 3.5, 5.5.
 """
@@ -31,10 +31,10 @@ def torn_logs(
     before: Mapping[int, int],
     synced: Synced,
 ) -> dict[int, int]:
-    """Entry log to the byte from which on it does not count, of those that are there. Raises: OSError.
+    """Return entry log -> offset from which on it does not count, for existing logs. Raises: OSError.
 
-    `returned`: directories that had failed, where logs may have ids that nobody knew of then. `before`: the same of
-    earlier starts of the same run.
+    `returned`: directories that had failed, whose logs may have ids that were unknown then. `before`: the result of
+    earlier starts with the same run id.
     """
     logs = find_logs(disk, directories)
     torn = {log_id: end for log_id, end in before.items() if log_id in logs}
@@ -48,23 +48,23 @@ def torn_logs(
 
 
 def is_behind(synced: Synced | None, marks: Sequence[Sequence[LogMark]], run_id: bytes) -> bool:
-    """Whether the catalog lacks something: a mark is greater than what it has announced, or it is another one.
+    """Report whether the catalog is out of date: a mark is greater than it has announced, or it has another run id.
 
-    `marks`: what the mark files say of each journal. `run_id`: what the directories say, empty if they do not. Without
-    `synced` nobody knows.
+    `marks`: the marks in the mark files, by journal. `run_id`: of the directories, empty if unknown. Without `synced`
+    the answer is unknown, and False.
     """
     if synced is None:
         return False
     if len(synced.marks) != len(marks) or (run_id and run_id != synced.run_id):
         return True
-    return any(max(found, default=LogMark()) > known for found, known in zip(marks, synced.marks, strict=True))
+    return any(max(copies, default=LogMark()) > known for copies, known in zip(marks, synced.marks, strict=True))
 
 
 def _outputs(disk: Disk, directories: Sequence[str]) -> dict[int, None]:
-    """Complete outputs of compactions, which will be taken to their end."""
-    found: dict[int, None] = {}
+    """Return the ids of complete compaction outputs, whose compactions the collector will finish."""
+    outputs: dict[int, None] = {}
     for directory in directories:
         for name in disk.list(directory):
             if (ids := layout.parse_compacted_name(name)) is not None and ids[1] is not None:
-                found[ids[0]] = None
-    return found
+                outputs[ids[0]] = None
+    return outputs

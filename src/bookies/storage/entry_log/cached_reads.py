@@ -1,8 +1,8 @@
-"""Entries that the system has in memory, read at once on the loop's thread.
+"""Reads of entries that are in the page cache, on the loop's thread.
 
-A read by a worker costs two changes of threads, which is more than the read itself when nothing has to come from a
-device. So the loop looks first; whatever it does not find, or finds wanting, is a worker's to read, and to complain of.
-Workers also open the files, since that may wait. Source: storage 5.7.
+A read by a worker costs two thread switches, which is more than the read itself if no device is involved. So the loop
+tries first; a worker reads, and reports damage, if the data is not in memory or not as expected. Workers also open the
+files, because that may wait. Source: storage 5.7.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _NotResident(Exception):
 
 
 class ResidentLogs:
-    """`open_file`: of a log, by a worker, to be used and closed here."""
+    """Reader of resident entries. `open_file`: opens a log on a worker; this class closes it."""
 
     def __init__(self, open_file: Callable[[int], asyncio.Future[File]]) -> None:
         self._open_file = open_file
@@ -28,7 +28,7 @@ class ResidentLogs:
         self._opening: dict[int, asyncio.Future[File]] = {}
 
     def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes | None:
-        """As `EntryLogReader.read_records`; None if a worker has to do it."""
+        """Read as `EntryLogReader.read_records` does; return None if a worker has to read."""
         log_id = log_of(slots)
         file = self._files.pop(log_id, None)
         if file is None:
@@ -41,14 +41,14 @@ class ResidentLogs:
             return None
 
     def _open(self, log_id: int) -> None:
-        """Have it open for the next reads."""
+        """Open the log on a worker for later reads."""
         if log_id in self._opening:
             return
         self._opening[log_id] = opening = self._open_file(log_id)
 
         def opened(opening: asyncio.Future[File]) -> None:
             if opening.cancelled() or opening.exception() is not None:
-                self._opening.pop(log_id, None)  # Whoever reads hears of it.
+                self._opening.pop(log_id, None)  # the worker's read reports the error
             elif self._opening.get(log_id) is not opening:
                 opening.result().close()  # forgotten meanwhile
             else:

@@ -1,16 +1,18 @@
-"""Entry logs: where entries live for good. One writer appends runs; readers fetch entries by location.
+"""Entry logs, the permanent storage of entries. One writer appends runs; readers fetch entries by location.
 
 Invariants
-- A location is given out only for bytes that were written; they are durable when `sync` has returned (R-2).
-- Writes go to the offset that was accounted for. After a failed write the log is sealed at its last good offset and
-  another is opened (F-16). One that holds no entry is removed instead.
-- Nothing leaves the set of logs to be synced before its sync succeeded; the active log is synced first (R-16, R-17).
-- What was not synced yet is kept in memory as well. When a log's directory has failed, `sync` does not return before
-  `rescue` has written that again, elsewhere, so no checkpoint passes over it.
-- The id of a new log is above every id in file names and in `lastId`, and `lastId` is durable in every ledger
-  directory before the log exists, so no stale index slot can ever name it (F-15, R-27). Its name is durable before
-  anything in it is (F-17).
-- Whatever a reader cannot read, or finds to be another entry, is `ReadFailed`: damage is never "no such entry" (R-3).
+- R-2: the entry log is durable before the index that names it. Locations are returned only for written bytes, which are
+  durable after `sync`.
+- F-16: write at the accounted offset; after an error seal the log at its last good offset and open another. A log
+  without an entry is removed instead.
+- R-16: sync the active log first, then the rotated logs. R-17: a log leaves the "to be synced" set only after its sync
+  succeeded.
+- Unsynced entries are kept in memory as well. When a log's directory has failed, `sync` does not return before `rescue`
+  has written them again elsewhere, so no checkpoint skips them.
+- F-15, R-27: the id of a new log is above every id in file names and in `lastId`, and `lastId` is durable in every
+  ledger directory before the log exists, so no stale index slot can name it.
+- F-17: fsync the directory before a checkpoint depends on the log. It is synced before the first entry is written.
+- R-3: an entry that cannot be read, or is another entry, is `ReadFailed`; damage is never reported as "no such entry".
 
 Both classes block, and each instance is confined to one worker.
 
@@ -45,34 +47,34 @@ from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.journal.page_cache import DroppedPrefix
 from bookies.storage.records.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD, Pread
 
-SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
+SYNC_STEP = 8 << 20  # bytes after which the log is synced without a checkpoint, which then has little left to sync
 READ_SIZE = 4096  # bytes of a first read when the size of an entry is not known
 LOG_FILES_MAX = 64  # open logs of one reader
 MIXED_SIZE = 1 << 20  # bytes of mixed entries written at once
-DROP_STEP = 8 << 20  # bytes after which the page cache is told what it need not keep
+DROP_STEP = 8 << 20  # bytes dropped from the page cache by one call
 
 
 class LogLost(StorageError):
-    """The sync of a log has failed, in a directory that is given up: `rescue` what it had not synced."""
+    """The sync of a log has failed in a failed directory. Call `rescue` to write its unsynced runs again."""
 
 
 @dataclass
 class _Sealed:
-    """A log to be synced. `runs`: (ledger id, run) that were not synced; they begin at `synced`."""
+    """A log to be synced. `runs`: the unsynced runs, with their ledger ids; they begin at `synced`."""
 
     file: File
     log_id: int
     runs: list[tuple[int, Run] | AddRun]
     synced: int
-    cached: tuple[int, int]  # from where on, and how many bytes, the page cache was not told to forget
+    cached: tuple[int, int]  # (offset, bytes) of the part that was not dropped from the page cache
 
 
 class NoWritableDirectory(DiskFull):
-    """No ledger directory takes another entry log."""
+    """No ledger directory accepts a new entry log."""
 
 
 def greatest_log_id(disk: Disk, directories: Sequence[str]) -> int:
-    """The highest id ever given out, from file names and `lastId`; -1 if none was."""
+    """Return the highest id ever allocated, from file names and `lastId`; -1 if there is none."""
     greatest = -1
     for directory in directories:
         for name in disk.list(directory):
@@ -85,7 +87,7 @@ def greatest_log_id(disk: Disk, directories: Sequence[str]) -> int:
 
 
 class EntryLogWriter:
-    """Appends to the active log. `directories` are ledger directories, in turn used for new logs."""
+    """The writer of entry logs. Blocks. `directories`: the ledger directories, used in turn for new logs."""
 
     def __init__(
         self, disk: Disk, directories: Sequence[str], config: BookieConfig, health: DirectoryHealth | None = None
@@ -95,7 +97,7 @@ class EntryLogWriter:
         self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
         self._size_max = config.entry_log_size_max
         self._last_id: int | None = None
-        self._is_last_id_certain = False  # all directories were looked at
+        self._is_last_id_certain = False  # all directories were listed
         self._file: File | None = None
         self._log_id = -1
         self._position = 0
@@ -103,17 +105,17 @@ class EntryLogWriter:
         self._dropped = DroppedPrefix(DROP_STEP)
         self._cached_size = config.entry_log_cached_size
         self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
-        self._recent: list[tuple[int, Run] | AddRun] = []  # in the active log, and not synced
+        self._recent: list[tuple[int, Run] | AddRun] = []  # unsynced runs in the active log
         self._unsynced: list[_Sealed] = []
-        self.lost_ends: dict[int, int] = {}  # lost log -> where its synced part ends
-        self._lost: list[tuple[int, int, Run]] = []  # (lost log, ledger id, run) that have to be written again
+        self.lost_ends: dict[int, int] = {}  # lost log -> offset of the end of its synced part
+        self._lost: list[tuple[int, int, Run]] = []  # (lost log, ledger id, run) to be written again
         self._unnamed: list[str] = []  # paths of logs that no durable index slot can name yet
         self._is_discarded = False
 
     def write(self, runs: Sequence[tuple[int, Run]]) -> list[bytes]:
-        """Append the records of (ledger id, run)s in this order; the index slots of each run.
+        """Append the records of (ledger id, run)s in this order and return the index slots of each run.
 
-        Raises: DiskFull, OSError when neither the active log nor a new one takes them: then none of them is there.
+        Raises: DiskFull, OSError if writes to the active log and to a new one fail; then no record was added.
         SyncFailed: final.
         """
         for ledger_id, run in runs:
@@ -130,27 +132,28 @@ class EntryLogWriter:
         self._sync_when_due()
         return slots
 
-    def write_mixed(self, mixture: kernels.SortedEntries, first: int) -> tuple[AddRun, bytes]:
-        """Append entries from number `first` on, `MIXED_SIZE` bytes of them: (the entries, their index slots).
+    def write_mixed(self, entries: kernels.SortedEntries, first: int) -> tuple[AddRun, bytes]:
+        """Append about `MIXED_SIZE` bytes of entries from number `first` on; return (the entries, their index slots).
 
         Raises as `write` does.
         """
         try:
-            records, ledger_ids, entry_ids = mixture.take(first, MIXED_SIZE)
+            records, ledger_ids, entry_ids = entries.take(first, MIXED_SIZE)
         except ValueError:
-            raise StorageError("the write cache holds another entry in its place") from None  # (R-24)
-        some = AddRun(ledger_ids, entry_ids, records)
+            # R-24: verify ledger and entry id of each entry when it is moved from the cache to the log.
+            raise StorageError("the write cache holds another entry in its place") from None
+        mixed = AddRun(ledger_ids, entry_ids, records)
         position = self._append_somewhere([records.data], records.size)
         slots = kernels.pack_locations(self._log_id, position, records.starts)
-        for ledger_id, start, stop in some.stretches():
+        for ledger_id, start, stop in mixed.stretches():
             size = records.starts[stop] - records.starts[start]
             self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + size
-        self._recent.append(some)
+        self._recent.append(mixed)
         self._sync_when_due()
-        return some, slots
+        return mixed, slots
 
     def _append_somewhere(self, buffers: list[Buffer], size: int) -> int:
-        """Write to the active log or, if that is full or takes no more, to the next one; the offset."""
+        """Write to the active log or, if that is full or fails, to the next one; return the offset."""
         if self._file is not None and self._sizes and self._should_roll(size):
             self._seal()
         try:
@@ -163,13 +166,13 @@ class EntryLogWriter:
             self._sync_active()
 
     def _should_roll(self, size: int) -> bool:
-        """Before `size` more bytes are written: the log is long enough, or there is more room elsewhere."""
+        """Report whether another `size` bytes exceed the log's maximum, or another directory has more free space."""
         assert self._file is not None
         directory = posixpath.dirname(self._file.path)
         return self._position + size > self._size_max or self._health.should_leave(directory, self._directories)
 
     def _append(self, buffers: list[Buffer], size: int) -> int:
-        """Write at the end of the active log; the offset. After a failure the log is sealed."""
+        """Write at the end of the active log and return the offset. After a failure the log is sealed."""
         if self._file is None:
             self._open_next()
         assert self._file is not None
@@ -183,9 +186,9 @@ class EntryLogWriter:
         return position
 
     def _open_next(self) -> None:
-        """Create the next log in the first directory in turn that takes it."""
+        """Create the next log in the first directory, in turn, that accepts it."""
         if self._is_discarded:
-            raise NoWritableDirectory("the entry logs were given up")
+            raise NoWritableDirectory("the entry logs of the failed start were discarded")
         failure: Exception | None = None
         untried = self._health.healthy(self._directories)
         while untried:
@@ -217,51 +220,51 @@ class EntryLogWriter:
             self._dropped = DroppedPrefix(DROP_STEP)
             self._sizes = {}
             return
-        raise NoWritableDirectory("no ledger directory takes a new entry log") from failure
+        raise NoWritableDirectory("no ledger directory accepts a new entry log") from failure
 
     def first_unfinished_id(self) -> int:
-        """The active log, or the next one: all logs with smaller ids are sealed."""
+        """Return the id of the active or next log: all logs with smaller ids are sealed."""
         if self._file is not None:
             return self._log_id
         return self._find_last_id() + 1
 
     def _find_last_id(self) -> int:
-        """The greatest id that was ever given out. Raises: OSError."""
+        """Return the greatest id ever allocated. Raises: OSError."""
         if self._last_id is None:
-            good = self._health.healthy(self._directories)
-            self._is_last_id_certain = len(good) == len(self._directories)
-            self._last_id = greatest_log_id(self._disk, good)
+            healthy = self._health.healthy(self._directories)
+            self._is_last_id_certain = len(healthy) == len(self._directories)
+            self._last_id = greatest_log_id(self._disk, healthy)
         return self._last_id
 
     def extent(self) -> tuple[int, int]:
-        """(id of the active log, bytes of it that are synced); (-1, 0) without one."""
+        """Return (id of the active log, its synced bytes); (-1, 0) without one."""
         return (self._log_id, self._synced) if self._file is not None else (-1, 0)
 
     def active_sizes(self) -> dict[int, int]:
-        """Bytes of each ledger in the active log; empty without one."""
+        """Return the bytes of each ledger in the active log; empty without one."""
         return dict(self._sizes) if self._file is not None else {}
 
     def roll(self) -> int | None:
-        """Seal the active log; its id, None without one."""
+        """Seal the active log and return its id; None without one."""
         if self._file is None:
             return None
         self._seal()
         return self._log_id
 
     def allocate(self) -> tuple[int, str]:
-        """An id for a log that somebody else writes, and the directory for it. Raises: OSError, DiskFull."""
+        """Return an id and a directory for a log that another component writes. Raises: OSError, DiskFull."""
         log_id = self._allocate_id()
         return log_id, self._health.pick(self._directories, log_id)
 
     def _allocate_id(self) -> int:
-        """The next id, durable in every directory that can be written, and in at least one."""
+        """Allocate the next id, durable in every writable directory and in at least one."""
         self._last_id = (self._find_last_id() + 1) & layout.LOG_ID_MAX
         paths = [posixpath.join(directory, "lastId") for directory in self._directories]
         replace_copies(self._disk, paths, layout.pack_last_id(self._last_id))
         return self._last_id
 
     def _seal(self) -> None:
-        """Write the ledgers map and put the log on the list of those to be synced."""
+        """Write the ledgers map and add the log to the list of logs to be synced."""
         assert self._file is not None
         file = self._file
         self._file = None
@@ -275,12 +278,12 @@ class EntryLogWriter:
         except (OSError, DiskFull, SyncFailed) as error:
             if isinstance(error, SyncFailed) and not self._health.is_failed(file.path):
                 raise
-            # A log without a map is scanned; its entries are where they are.
+            # Its entries are intact: a log without a map is scanned.
 
     def _abandon(self) -> None:
-        """Seal after a failed write: what is behind the last good offset goes, if that is still possible.
+        """Seal the log after a failed write, and truncate it at the last good offset if that is possible.
 
-        A log without any entry goes as a whole, or a full disk would gather one with each attempt.
+        A log without an entry is deleted; otherwise every attempt on a full disk would leave one.
         """
         assert self._file is not None
         if self._position == layout.HEADER_SIZE:
@@ -298,10 +301,10 @@ class EntryLogWriter:
             self._seal()
 
     def sync(self) -> tuple[int, int, int]:
-        """Make every byte written so far durable; (the active log, where it ends, the greatest id given out).
+        """Make every byte written so far durable; return (the active log, its end, the greatest id allocated).
 
-        -1 for the first without an active log, `LOG_ID_MAX` for the last if it is not certain. Raises LogLost until
-        `rescue` has nothing left to do; SyncFailed, which is final: the page cache cannot be trusted again.
+        The first is -1 without an active log; the last is `LOG_ID_MAX` if it is unknown. Raises LogLost until `rescue`
+        has written everything again; SyncFailed, which is final, because the page cache cannot be trusted any more.
         """
         self._unnamed.clear()
         self._sync_active()
@@ -317,7 +320,7 @@ class EntryLogWriter:
             self._unsynced.pop(0)
             sealed.file.close()
         if self._lost:
-            raise LogLost(f"entry log {self._lost[0][0]:x} is lost: what was new in it is written again elsewhere")
+            raise LogLost(f"entry log {self._lost[0][0]:x} is lost: its unsynced entries are written again elsewhere")
         return (*self.extent(), self._greatest_id())
 
     def _greatest_id(self) -> int:
@@ -342,23 +345,23 @@ class EntryLogWriter:
             self._dropped.grow(self._file, self._synced - self._cached_size)
 
     def _sealed(self, file: File) -> _Sealed:
-        """The active log as one to be synced."""
+        """Return the active log as one to be synced."""
         cached = self._dropped.size, self._position - self._dropped.size
         return _Sealed(file, self._log_id, self._recent, self._synced, cached)
 
     def _lose(self, sealed: _Sealed, error: SyncFailed) -> None:
-        """Give up a log whose sync has failed. Raises the error unless its directory is given up."""
+        """Give up a log whose sync has failed. Raises the error unless its directory has failed."""
         if not self._health.is_failed(sealed.file.path):
             raise error
-        self.lost_ends = {**self.lost_ends, sealed.log_id: sealed.synced}  # whole, as another thread looks at it
-        for each in sealed.runs:
-            runs = each.runs() if isinstance(each, AddRun) else (each,)
+        self.lost_ends = {**self.lost_ends, sealed.log_id: sealed.synced}  # replaced, as another thread reads it
+        for lost_run in sealed.runs:
+            runs = lost_run.runs() if isinstance(lost_run, AddRun) else (lost_run,)
             self._lost += [(sealed.log_id, ledger_id, run) for ledger_id, run in runs]
 
     def rescue(self) -> list[tuple[int, int, Run, bytes]]:
-        """Write some of what was lost again: (lost log, ledger id, run, new slots); nothing: there is nothing left.
+        """Write some of the lost runs again; return (lost log, ledger id, run, new slots) of each; empty when done.
 
-        Raises as `write` does; then what is left can be tried again.
+        Raises as `write` does; then the call may be repeated.
         """
         size = count = 0
         while count < len(self._lost) and size < SYNC_STEP // 8:
@@ -367,17 +370,17 @@ class EntryLogWriter:
         if not count:
             return []
         slots = self.write([(ledger_id, run) for _, ledger_id, run in self._lost[:count]])
-        some, self._lost = self._lost[:count], self._lost[count:]
-        return [(*each, data) for each, data in zip(some, slots, strict=True)]
+        rescued, self._lost = self._lost[:count], self._lost[count:]
+        return [(*lost_run, data) for lost_run, data in zip(rescued, slots, strict=True)]
 
     def close(self) -> None:
-        """Seal the active log durably, so that nobody has to scan it."""
+        """Seal the active log durably, so that no scan of it is needed."""
         if self._file is not None:
             self._seal()
         self.sync()
 
     def discard(self) -> None:
-        """Remove every log that no durable index slot can name, and write nothing more: the journal has it all."""
+        """Remove every log that no durable index slot can name, and stop writing: the journal has all entries."""
         self._is_discarded = True
         self.abort()
         for path in self._unnamed:
@@ -385,7 +388,7 @@ class EntryLogWriter:
         self._unnamed.clear()
 
     def abort(self) -> None:
-        """Close the files as they are."""
+        """Close the files without sealing or syncing them."""
         for file in [*(sealed.file for sealed in self._unsynced), *([self._file] if self._file else [])]:
             file.close()
         self._unsynced.clear()
@@ -393,7 +396,10 @@ class EntryLogWriter:
 
 
 def _check_run(ledger_id: int, run: Run) -> None:
-    """Raises StorageError if the first or last record is not the entry it should be (R-24)."""
+    """Raise StorageError if the first or last record is not the expected entry.
+
+    R-24: verify ledger and entry id of each entry when it is moved from the cache to the log.
+    """
     records = run.records
     assert len(records) == len(run.entry_ids)
     for index, entry_id in ((0, run.first), (len(records) - 1, run.last)):
@@ -409,7 +415,7 @@ def _buffer_of(run: Run) -> Buffer:
 
 
 class EntryLogReader:
-    """Reads entries by location."""
+    """The reader of entries by location. Blocks."""
 
     def __init__(self, disk: Disk, directories: Sequence[str]) -> None:
         self._disk = disk
@@ -418,10 +424,10 @@ class EntryLogReader:
         self._paths: dict[int, str] = {}
 
     def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:
-        """Records of consecutive entries: as many as lie back to back where `slots` say, and fit; at least the first.
+        """Return records of consecutive entries: as many as lie back to back and fit, at least the first.
 
-        `slots`: index slots of the entries from `first_entry_id` on, none of them missing. Usually one read of the
-        log. Raises ReadFailed if what is there is not exactly the first entry.
+        `slots`: index slots of the entries from `first_entry_id` on, none of them missing. `size_max`: bytes; 0: only
+        the first record. Usually one read of the log. Raises ReadFailed if the first entry is not at its location.
         """
         log_id = log_of(slots)
         try:
@@ -431,7 +437,7 @@ class EntryLogReader:
             raise ReadFailed(f"entry log {log_id:x}: {error}", ledger_id=ledger_id, entry_id=first_entry_id) from error
 
     def open_another(self, log_id: int) -> File:
-        """To read from on another thread, which closes it. Raises: OSError."""
+        """Open a log for another thread, which closes it. Raises: OSError."""
         return self._disk.open(self._path(log_id), "r")
 
     def _path(self, log_id: int) -> str:
@@ -446,7 +452,7 @@ class EntryLogReader:
                         self._paths[log_id] = path
                         return path
                 except OSError as error:
-                    failure = error  # Of one directory: it may be in another.
+                    failure = error  # one directory failed; the log may be in another
             if failure is not None:
                 raise failure
             raise FileNotFoundError(2, "no such entry log", name)
@@ -462,16 +468,16 @@ class EntryLogReader:
 
 
 def log_of(slots: bytes) -> int:
-    """The log in which the entry of the first slot is."""
+    """Return the id of the log that the first slot names."""
     return layout.split_location(int.from_bytes(slots[:8], "big"))[0]
 
 
 def records_at(pread: Pread, path: str, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:
-    """See `EntryLogReader.read_records`. `pread`: of the log. Raises what it raises; `CorruptRecord`."""
+    """Read records as `EntryLogReader.read_records` does. `pread`: of the log. Raises its errors and CorruptRecord."""
     log_id, body_offset = layout.split_location(int.from_bytes(slots[:8], "big"))
     start = body_offset - 4
     if start < layout.HEADER_SIZE:
-        raise CorruptRecord("an index slot names this place", path=path, offset=start)
+        raise CorruptRecord("an index slot names an offset within the header", path=path, offset=start)
     if size_max <= 0:
         data = _read_record(pread, start, slots)
         if not _is_entry(data, 0, ledger_id, first_entry_id):
@@ -487,7 +493,7 @@ def records_at(pread: Pread, path: str, ledger_id: int, first_entry_id: int, slo
 
 
 def _read_record(pread: Pread, start: int, slots: bytes) -> bytes:
-    """The record there, empty when there is none. `slots`: its own, and perhaps the next one's, a hint at its size."""
+    """Return the record at `start`, empty if there is none. `slots`: its slot, perhaps with the next as a size hint."""
     size = READ_SIZE
     if len(slots) > 8:
         gap = int.from_bytes(slots[8:16], "big") - int.from_bytes(slots[:8], "big")
@@ -504,17 +510,17 @@ def _read_record(pread: Pread, start: int, slots: bytes) -> bytes:
 
 
 def _read_span(pread: Pread, start: int, slots: bytes, size_max: int) -> tuple[bytes, Sequence[int]]:
-    """What lies from `start` to the last slot that can fit, and a guess at the size of its record: (bytes, starts)."""
+    """Read from `start` to the last slot that can fit, plus the guessed size of its record; return (bytes, starts)."""
     locations = array("q")
     locations.frombytes(slots)
     if sys.byteorder == "little":
         locations.byteswap()
     last = bisect_right(locations, locations[0] + max(0, size_max)) - 1
     span = max(0, locations[last] - locations[0]) if last > 0 else 0
-    if span > size_max:  # locations that do not ascend: one record is what can be relied on
+    if span > size_max:  # the locations do not ascend: only one record is certain
         span = 0
     if last > 0 and span == last * (locations[1] - locations[0]):
-        guess = locations[1] - locations[0]  # Entries of one size: what is read is what is wanted, and not copied.
+        guess = locations[1] - locations[0]  # entries of one size: the read is exact, and no copy is needed
     else:
         guess = max(READ_SIZE, 2 * span // max(1, last))
     data = pread(span + guess, start)
@@ -526,16 +532,16 @@ def _read_span(pread: Pread, start: int, slots: bytes, size_max: int) -> tuple[b
 
 
 def _count_matching(log_id: int, start: int, slots: bytes, data: bytes, starts: Sequence[int], size_max: int) -> int:
-    """How many of the records are those that the slots name, one behind the other, and fit into `size_max`."""
+    """Return the number of leading records that the slots name, back to back, and that fit into `size_max`."""
     count = min(len(starts) - 1, len(slots) // 8)
     count = min(count, max(1, bisect_right(starts, max(0, size_max)) - 1))
-    found = kernels.pack_locations(log_id, start, starts[: count + 1])
-    if found == slots[: 8 * count]:
+    actual = kernels.pack_locations(log_id, start, starts[: count + 1])
+    if actual == slots[: 8 * count]:
         return count
     low = 0  # the first `low` slots agree, the first `count` do not
     while low < count - 1:
         middle = (low + count) // 2
-        if found[: 8 * middle] == slots[: 8 * middle]:
+        if actual[: 8 * middle] == slots[: 8 * middle]:
             low = middle
         else:
             count = middle
@@ -543,7 +549,7 @@ def _count_matching(log_id: int, start: int, slots: bytes, data: bytes, starts: 
 
 
 def _is_entry(data: bytes, at: int, ledger_id: int, entry_id: int) -> bool:
-    """Whether the record at `data[at]` is that entry, as far as its ids and size tell."""
+    """Report whether the record at `data[at]` is that entry, judged by its ids and size."""
     if len(data) < at + 4 + RECORD_SIZE_MIN:
         return False
     size = WORD.unpack_from(data, at)[0]

@@ -1,8 +1,8 @@
 """The entry log's file format: names, header, ledgers map, locations, and the scanner that collection and repair use.
 
 A log is a 1024-byte header and then records `int32 length | entry body`. When it is closed the ledgers map follows, in
-records of the same framing with ledger id -1, and the header is told where. The direct layout (of Apache's direct-I/O
-writer) has a block of 4096 bytes as header and fills blocks up with bytes 0xf0.
+records of the same framing with ledger id -1, and the header gets its offset. The direct layout (of Apache's direct-I/O
+writer) has a header block of 4096 bytes and pads blocks with bytes 0xf0.
 
 Source: storage 3.1 to 3.6, 6.8, 7.6.
 """
@@ -32,9 +32,9 @@ from bookies.storage.records.record_scan import (
 )
 
 MAGIC = b"BKLO"
-VERSION = 1  # 0: never has a ledgers map
+VERSION = 1  # version 0 never has a ledgers map
 HEADER_SIZE = 1024
-MAP_FIELDS_OFFSET = 8  # where a closed log gets `pack_map_fields`, in place
+MAP_FIELDS_OFFSET = 8  # offset at which `pack_map_fields` is written in place when the log is closed
 LOG_ID_MAX = (1 << 31) - 1
 
 MAP_LEDGER_ID, MAP_ENTRY_ID = -1, -2
@@ -56,41 +56,41 @@ def file_name(log_id: int) -> str:
 
 
 def parse_file_name(name: str) -> int | None:
-    """The log's id, or None if the name is not that of an entry log."""
+    """Return the log's id, or None if the name is not that of an entry log."""
     match = _NAME.fullmatch(name)
     return int(match[1], 16) if match else None
 
 
 def parse_compacted_name(name: str) -> tuple[int, int | None] | None:
-    """(new id, id of the log it replaces) of a compaction's output; the latter None while it is being written."""
+    """Return (new id, id of the replaced log) of a compaction's output; the latter is None until it is complete."""
     match = _COMPACTED_NAME.fullmatch(name)
     return (int(match[1], 16), int(match[2], 16) if match[2] else None) if match else None
 
 
 def pack_last_id(log_id: int) -> bytes:
-    """The file `lastId`: the highest id ever given to a log of these directories."""
+    """Return the content of `lastId`: the highest id ever allocated in these directories."""
     return b"%x\n" % log_id
 
 
 def parse_last_id(data: bytes) -> int | None:
-    """The id in a `lastId` file; None for garbage, which is tolerated."""
+    """Return the id in a `lastId` file; None for garbage, which is tolerated."""
     text = data.strip()
     return int(text, 16) if re.fullmatch(rb"[0-9a-fA-F]{1,8}", text) else None
 
 
 def location(log_id: int, body_offset: int) -> int:
-    """Where an entry is: its log, and the offset there of its body, four bytes behind its length word."""
+    """Return the location of an entry: its log, and the offset of its body, four bytes after its length word."""
     return log_id << 32 | body_offset
 
 
 def split_location(number: int) -> tuple[int, int]:
-    """(log id, offset of the body)"""
+    """Return (log id, offset of the body)."""
     return number >> 32, number & 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """`map_offset` and `ledger_count` are what the file claims, to be verified by `read_ledgers_map`."""
+    """A parsed header. `map_offset` and `ledger_count` are unverified; `read_ledgers_map` checks them."""
 
     version: int = VERSION
     map_offset: int = 0
@@ -98,17 +98,17 @@ class LogHeader:
 
 
 def pack_header(map_offset: int = 0, ledger_count: int = 0) -> bytes:
-    """The header, 1024 bytes. Both arguments are 0 until the log is closed."""
+    """Return the header, 1024 bytes. Both arguments are 0 until the log is closed."""
     return _HEADER.pack(MAGIC, VERSION, map_offset, ledger_count).ljust(HEADER_SIZE, b"\0")
 
 
 def pack_map_fields(map_offset: int, ledger_count: int) -> bytes:
-    """What goes to `MAP_FIELDS_OFFSET` when the log is closed, after the map itself is durable."""
+    """Return the bytes to write at `MAP_FIELDS_OFFSET` when the log is closed, after the map is durable."""
     return _MAP_FIELDS.pack(map_offset, ledger_count)
 
 
 def parse_header(first: bytes, *, path: str = "entry log") -> LogHeader | None:
-    """The header; None for a file shorter than its header, which is an empty log (Q-4).
+    """Return the header; None for a file shorter than its header, which is an empty log (Q-4).
 
     Raises CorruptRecord for a wrong magic or an unknown version.
     """
@@ -123,19 +123,20 @@ def parse_header(first: bytes, *, path: str = "entry log") -> LogHeader | None:
 
 
 def pack_ledgers_map(pairs: Iterable[tuple[int, int]]) -> bytes:
-    """Map records for (ledger id, bytes of its records in this log), 10,000 pairs in each; empty without pairs."""
+    """Return map records of (ledger id, bytes of its records in this log), 10,000 pairs in each; empty for none."""
     parts = []
     pairs = iter(pairs)
-    while some := list(islice(pairs, MAP_PAIRS_MAX)):
-        parts.append(_MAP_HEAD.pack(20 + 16 * len(some), MAP_LEDGER_ID, MAP_ENTRY_ID, len(some)))
-        parts.extend([_PAIR.pack(ledger_id, size) for ledger_id, size in some])
+    while chunk := list(islice(pairs, MAP_PAIRS_MAX)):
+        parts.append(_MAP_HEAD.pack(20 + 16 * len(chunk), MAP_LEDGER_ID, MAP_ENTRY_ID, len(chunk)))
+        parts.extend([_PAIR.pack(ledger_id, size) for ledger_id, size in chunk])
     return b"".join(parts)
 
 
 def read_ledgers_map(pread: Pread, size: int) -> dict[int, int] | None:
-    """The ledgers map of a log of `size` bytes: ledger id to bytes, or None if there is no complete, valid one.
+    """Return the ledgers map of a log of `size` bytes, ledger id -> bytes; None if there is no complete, valid one.
 
-    None means that the log has to be scanned; it is never a reason to think the log empty (R-20). Source: storage 3.4.
+    R-20: require a complete valid map with a non-zero count; otherwise scan. None never means that the log is empty.
+    Source: storage 3.4.
     """
     first = pread(HEADER_SIZE, 0)
     if len(first) < HEADER_SIZE:
@@ -147,7 +148,7 @@ def read_ledgers_map(pread: Pread, size: int) -> dict[int, int] | None:
         return None
     records = ledger_count // MAP_PAIRS_MAX + 1
     data = pread(min(size - map_offset, 16 * ledger_count + records * (24 + DIRECT_BLOCK)), map_offset)
-    found: dict[int, int] = {}
+    ledgers: dict[int, int] = {}
     at = 0
     while at + 4 <= len(data):
         word = WORD.unpack_from(data, at)[0]
@@ -161,12 +162,12 @@ def read_ledgers_map(pread: Pread, size: int) -> dict[int, int] | None:
         _, ledger_id, entry_id, count = _MAP_HEAD.unpack_from(data, at)
         if (ledger_id, entry_id) != (MAP_LEDGER_ID, MAP_ENTRY_ID) or word != 20 + 16 * count or count == 0:
             return None
-        found.update(_PAIR.iter_unpack(data[at + 24 : at + 4 + word]))
+        ledgers.update(_PAIR.iter_unpack(data[at + 24 : at + 4 + word]))
         at += 4 + word
-    if len(found) != ledger_count or min(found) < 0 or min(found.values()) < 0:
+    if len(ledgers) != ledger_count or min(ledgers) < 0 or min(ledgers.values()) < 0:
         return None
-    # Every byte before the map belongs to a ledger, but for padding.
-    return found if sum(found.values()) <= map_offset - HEADER_SIZE else None
+    # Every byte before the map is padding or belongs to a ledger.
+    return ledgers if sum(ledgers.values()) <= map_offset - HEADER_SIZE else None
 
 
 def scan(
@@ -177,10 +178,10 @@ def scan(
     record_size_max: int = RECORD_SIZE_MAX,
     chunk_size: int = CHUNK_SIZE,
 ) -> Iterator[Batch | ScanEnd]:
-    """Batches of entries from file offset `start` on, then one `ScanEnd`. Map records are skipped.
+    """Yield batches of entries from file offset `start` on, then one `ScanEnd`. Map records are skipped.
 
-    CLEAN: at the end of the file, or before zeros that reach to it. TORN: the last record is cut off by the end of the
-    file. CORRUPT: anything else; what is behind is unknown. A log may be deleted only after a CLEAN end (F-14).
+    CLEAN: at the end of the file, or before zeros that reach to it. TORN: the end of the file cuts off the last record.
+    CORRUPT: anything else; the rest is unknown. F-14: report how a scan ended; delete a log only after a clean end.
 
     Source: storage 3.5.
     """
@@ -206,7 +207,7 @@ def scan(
 
 
 def _split(window: Window, starts: Sequence[int]) -> tuple[list[Batch], int, str]:
-    """(runs of entries without the map records between them, where the good records end, what is wrong there)."""
+    """Return (runs of entries without the map records between them, end of the good records, problem there)."""
     data, problem = window.data, ""
     unpack = IDS.unpack_from
     batches: list[Batch] = []
@@ -235,7 +236,7 @@ def _split(window: Window, starts: Sequence[int]) -> tuple[list[Batch], int, str
 
 
 def _fill(window: Window, size_max: int) -> ScanEnd | None:
-    """Bring the whole next record into the window; the end if there is none."""
+    """Read the whole next record into the window; return the end of the scan if there is none."""
     if not window.has(4):
         left = window.data[window.at :]
         if left.strip(DIRECT_PADDING):

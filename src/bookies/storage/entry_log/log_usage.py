@@ -1,8 +1,9 @@
-"""How much of each sealed entry log is still wanted: ledger by ledger, from its ledgers map or from a scan.
+"""Live bytes of each sealed entry log, by ledger, from its ledgers map or from a scan.
 
-A map is believed only when it is complete and valid (R-20); a log without one is scanned once and then *completed*: it
-gets its map, so no later start scans it again. What is behind the last good record of such a log goes, if no index slot
-names anything there: a crash left it. Otherwise the log is damaged, and is left as it is.
+R-20: before a log is deleted because of its header, require a complete valid map with a non-zero count; otherwise scan.
+A log without a map is scanned once and then *completed*: it gets its map, so no later start scans it again. Bytes after
+its last good record are truncated if no index slot names them: a crash left them. Otherwise the log is damaged and
+stays unchanged.
 
 The blocking functions are confined to the collector's worker. Source: storage 3.3 to 3.5, 7.4.
 """
@@ -25,9 +26,9 @@ from bookies.storage.records.record_scan import ScanEnd
 
 @dataclass(slots=True)
 class LogUsage:
-    """One log. `ledger_ids`, ascending, and `sizes`, bytes of each, are those of ledgers that are still here.
+    """Usage of one log. `ledger_ids`, ascending, and `sizes`, bytes of each, cover the ledgers that still exist.
 
-    `total`: bytes of all its records, also of those that no slot names any more.
+    `total`: bytes of all its records, including those that no slot names any more.
     """
 
     log_id: int
@@ -39,24 +40,24 @@ class LogUsage:
 
     @classmethod
     def of(cls, log_id: int, path: str, sizes: Mapping[int, int], total: int = 0) -> LogUsage:
-        """A log with these bytes by ledger. `total`: bytes of all its records, if that is more."""
+        """Build from bytes by ledger. `total`: bytes of all its records, if that is more."""
         ledger_ids = array("q", sorted(sizes))
         size = sum(sizes.values())
-        found = array("q", [sizes[each] for each in ledger_ids])
-        return cls(log_id, path, max(size, total), ledger_ids, found, size)
+        ledger_sizes = array("q", [sizes[ledger_id] for ledger_id in ledger_ids])
+        return cls(log_id, path, max(size, total), ledger_ids, ledger_sizes, size)
 
     @property
     def share(self) -> float:
-        """Remaining bytes in all bytes, 0 to 1."""
+        """Return the share of the remaining bytes in all bytes, 0 to 1."""
         return self.remaining / self.total if self.total else 0.0
 
     def size_of(self, ledger_id: int) -> int:
-        """Bytes of one ledger; 0 if it has none here, or was dropped."""
+        """Return the bytes of one ledger; 0 if it has none in this log, or was dropped."""
         at = bisect_left(self.ledger_ids, ledger_id)
         return self.sizes[at] if at < len(self.ledger_ids) and self.ledger_ids[at] == ledger_id else 0
 
     def keep(self, is_known: Callable[[int], bool]) -> None:
-        """Drop ledgers that are not here any more."""
+        """Drop ledgers that no longer exist."""
         kept = [index for index, ledger_id in enumerate(self.ledger_ids) if is_known(ledger_id)]
         if len(kept) < len(self.ledger_ids):
             self.ledger_ids = array("q", [self.ledger_ids[index] for index in kept])
@@ -65,17 +66,17 @@ class LogUsage:
 
 
 def find_logs(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
-    """Log id to path of everything that is named as an entry log, ascending by id."""
-    found: dict[int, str] = {}
+    """Return log id -> path of all files with an entry log's name, ascending by id."""
+    paths: dict[int, str] = {}
     for directory in directories:
         for name in disk.list(directory):
             if (log_id := layout.parse_file_name(name)) is not None:
-                found.setdefault(log_id, posixpath.join(directory, name))
-    return {log_id: found[log_id] for log_id in sorted(found)}
+                paths.setdefault(log_id, posixpath.join(directory, name))
+    return {log_id: paths[log_id] for log_id in sorted(paths)}
 
 
 def read_map(disk: Disk, path: str) -> dict[int, int] | None:
-    """The log's ledgers map; None if it has to be scanned. Raises: OSError, CorruptRecord for an unknown version."""
+    """Return the log's ledgers map; None if it must be scanned. Raises: OSError; CorruptRecord (unknown version)."""
     file = disk.open(path, "r")
     try:
         first = file.pread(layout.HEADER_SIZE, 0)
@@ -87,7 +88,7 @@ def read_map(disk: Disk, path: str) -> dict[int, int] | None:
 
 
 def records_size(disk: Disk, path: str) -> int:
-    """Bytes of records in a log with a map, which is behind them; 0 for one without. Raises: OSError."""
+    """Return the bytes of records before the map of a log; 0 for one without a map. Raises: OSError."""
     file = disk.open(path, "r")
     try:
         header = layout.parse_header(file.pread(layout.HEADER_SIZE, 0), path=path)
@@ -99,14 +100,14 @@ def records_size(disk: Disk, path: str) -> int:
 
 
 class LogScan:
-    """A log, a batch at a time: `read` until it returns a `ScanEnd`."""
+    """A scan of a log, one batch at a time: call `read` until it returns a `ScanEnd`."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._file = disk.open(path, "r")
         self._items: Iterator[Batch | ScanEnd] = layout.scan(self._file.pread, self._file.size())
 
     def read(self) -> Batch | ScanEnd:
-        """The next batch, or the end. Raises: OSError."""
+        """Return the next batch, or the end. Raises: OSError."""
         return next(self._items)
 
     def close(self) -> None:
@@ -114,9 +115,9 @@ class LogScan:
 
 
 def complete(disk: Disk, path: str, end: int, sizes: Mapping[int, int]) -> None:
-    """Give a log whose records end at `end` its ledgers map; what is behind goes. Raises: OSError; SyncFailed.
+    """Write the ledgers map of a log whose records end at `end`; truncate the rest. Raises: OSError, SyncFailed.
 
-    The header is written anew as a whole: a crash may have left none.
+    Rewrites the whole header, because a crash may have left none.
     """
     file = disk.open(path, "r+")
     try:

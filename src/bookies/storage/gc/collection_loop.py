@@ -1,9 +1,9 @@
-"""Garbage collection: the loop that gives back space, and what operators ask of it.
+"""Garbage collection: the loop that frees disk space, and its operator commands.
 
-A run finishes compactions that were interrupted (`compaction.py`), finds deleted ledgers (`garbage.py`), learns what is
-in the entry logs and removes the empty ones (`sealed_logs.py`), and compacts others if that is due. Each part is
-guarded: what fails is counted, named and tried again in the next run, and stops nothing else. A run that gets nowhere
-is ended and begun anew.
+A run completes interrupted compactions (`compaction.py`), finds deleted ledgers (`deleted_ledgers.py`), reads what
+entry logs contain, deletes the empty ones (`sealed_logs.py`), and compacts others if that is due. Failures are
+isolated: a failed step is counted, logged and retried in the next run; other steps continue. A stalled run is
+cancelled, and a new one begins.
 
 On the loop's thread, with a worker of its own for files. Source: storage 7.
 """
@@ -30,17 +30,17 @@ from bookies.storage.gc.compaction import Compactor
 from bookies.storage.gc.deleted_ledgers import LedgerCollection, LedgerRecords
 from bookies.storage.gc.sealed_logs import SealedLogs
 
-START_DELAY_S = 5.0  # from the start of the bookie to the first look at its entry logs
-RECHECK_S = 1.0  # between two looks at the records of quarantined ledgers that somebody wants to write
-COPY_ROOM = 1 << 20  # bytes that a copy takes beyond its entries: headers, maps, index pages
-LOGS_WAIT_S = 60.0  # for a rebuild of index files, which needs the logs that are there, before that counts as progress
-STALL_S = 900.0  # a run without any progress for so long is begun anew
+START_DELAY_S = 5.0  # from the start of the bookie to the first scan of its entry logs
+RECHECK_S = 1.0  # between two reads of the records of quarantined ledgers that clients try to write
+COPY_ROOM = 1 << 20  # bytes that a copy needs beyond its entries: headers, maps, index pages
+LOGS_WAIT_S = 60.0  # wait for a rebuild of index files, which uses the same logs; each such period counts as progress
+STALL_S = 900.0  # a run without progress for this time is cancelled
 
 
 class CollectionLoop:
-    """The loop, and what operators ask of it. `run` is a task of the storage; `close` ends the worker.
+    """The collection loop and its operator commands. `run` is a task of the storage; `close` ends the worker.
 
-    `instance_id`: of the bookie's cluster; None: whatever the first pass finds.
+    `instance_id`: of the bookie's cluster; None: accept the first one that a run reads.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class CollectionLoop:
             config.minor_compaction_interval_ms / 1000, config.major_compaction_interval_ms / 1000, now, now
         )
         self._was_full = False
-        self._waiting_logs = 0  # that the last compaction passed over: the disks had no room for the copy
+        self._waiting_logs = 0  # logs that the last compaction skipped: no disk had free space for the copy
         self._waiters: list[asyncio.Future[None]] = []
         self._refused: dict[int, None] = {}
-        parts.removals.on_refused = self._was_refused
+        parts.removals.on_refused = self._on_refused
 
     def close(self) -> None:
-        """End the worker after what it does. Blocks."""
+        """Finish the worker's current call and end it. Blocks."""
         run_last(self._worker, self._close_files)
 
     def _close_files(self) -> None:
@@ -96,7 +96,7 @@ class CollectionLoop:
 
     # -- the loop ------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Collect for ever."""
+        """Collect forever."""
         interval_s = self._config.gc_interval_ms / 1000
         await self._guard("suspension", self._load_held())
         await asyncio.sleep(min(START_DELAY_S, interval_s))
@@ -132,32 +132,34 @@ class CollectionLoop:
             threshold = self._config.major_compaction_threshold
             await self._guard("active entry log", self._parts.checkpointer.roll_log(threshold))
         await self._guard("entry logs", self._logs.examine())
-        is_judged = await self._guard("usage", self._logs.drop_ledgers(self._ledgers.is_unwanted))
-        await self._guard("lost ledgers", self._ledgers.look_for(self._logs.doubtful))
+        is_counted = await self._guard("usage", self._logs.drop_ledgers(self._ledgers.is_unwanted))
+        await self._guard("lost ledgers", self._ledgers.rebuild_lost(self._logs.unindexed))
         await self._guard("deletion", self._removing(self._logs.delete_empty))
-        if is_recovered and is_judged and await self._compact():
+        if is_recovered and is_counted and await self._compact():
             await self._guard("entry logs", self._logs.examine())
 
     async def _compact(self) -> bool:
-        """Compact, the emptiest logs first, if somebody asked for it or it is due; whether there was anything to do."""
-        kind = self._due()
-        if kind is None:
+        """Compact if it was requested or is due. Return whether there were candidates."""
+        level = self._due()
+        if level is None:
             return False
         self._compaction_wanted = None
         if not self._is_full:
-            self._schedule.started(kind, self._clock.monotonic())
-        is_major = kind is Compaction.MAJOR
+            self._schedule.started(level, self._clock.monotonic())
+        is_major = level is Compaction.MAJOR
         threshold = self._config.major_compaction_threshold if is_major else self._config.minor_compaction_threshold
         chosen = choose_logs(self._logs.known.values(), threshold)
         self._waiting_logs = 0
-        if self._is_full:  # What needs least room first: each gives back what the next may need.
-            chosen.sort(key=lambda each: (each.remaining, each.log_id))
-        self._events.info("gc.compaction", kind=kind.value, logs=len(chosen), is_full=self._is_full)
+        if self._is_full:  # The smallest copy first: its source frees space that the next copy may need.
+            chosen.sort(key=lambda usage: (usage.remaining, usage.log_id))
+        self._events.info("gc.compaction", kind=level.value, logs=len(chosen), is_full=self._is_full)
         for usage in chosen:
             if self._is_suspended:
                 break
-            if self._logs.is_doubtful(usage):
-                self._events.warning("gc.log_kept", log=f"{usage.log_id:x}", reason="the index lacks a ledger of it")
+            if self._logs.has_unindexed(usage):
+                self._events.warning(
+                    "gc.log_kept", log=f"{usage.log_id:x}", reason="the index lacks a ledger that has entries in it"
+                )
                 continue
             await self._guard("disks", self._parts.disks.measure(self._worker))
             if self._is_full and not self._has_room(usage):
@@ -169,11 +171,11 @@ class CollectionLoop:
         return bool(chosen)
 
     def _has_room(self, usage: LogUsage) -> bool:
-        """Whether a full disk has room for the copy of a log. It comes back, with what is not wanted, at once."""
+        """Report whether a full disk has free space for the copy of a log. Deleting the source frees more at once."""
         return usage.remaining + COPY_ROOM <= max(self._parts.health.usable.values(), default=0)
 
     def _due(self) -> Compaction | None:
-        """The compaction that a run has to do. A full disk makes a major one due, in every run, as long as it is."""
+        """Return the compaction that this run has to do. While a disk is full, every run does a major one."""
         if self._is_suspended:
             return None
         if self._is_full and self._config.major_compaction_interval_ms:
@@ -185,7 +187,7 @@ class CollectionLoop:
         return self._parts.disks.is_full
 
     async def _removing(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do what removes entry logs while nobody builds an index file from them."""
+        """Run a step that removes entry logs, while no rebuild of an index file reads them."""
         lock = self._parts.logs_lock
         while True:
             try:
@@ -193,14 +195,14 @@ class CollectionLoop:
                     await lock.acquire()
                 break
             except TimeoutError:
-                self._progressed()  # Waiting is no standstill.
+                self._progressed()  # The wait does not count as a stall.
         try:
             await work()
         finally:
             lock.release()
 
     async def _guard(self, job: str, work: Awaitable[None]) -> bool:
-        """Do a part of a run; its failure is not that of the others. Whether it succeeded."""
+        """Run one step and isolate its failure. Return whether it succeeded. Raises: SyncFailed."""
         is_done = False
         try:
             await work
@@ -209,7 +211,7 @@ class CollectionLoop:
             if not self._parts.failover.covers(error):
                 raise
             self._failed(job, error)
-        except Exception as error:  # noqa: BLE001  (counted, named, and done again in the next run)
+        except Exception as error:  # noqa: BLE001  (counted, logged, and retried in the next run)
             self._failed(job, error)
         self._progressed()
         return is_done
@@ -219,7 +221,7 @@ class CollectionLoop:
         self._events.error("gc.job_failed", job=job, error=error)
 
     async def _supervise(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let a run go on for as long as it gets anywhere. Raises: SyncFailed."""
+        """Run until the work is done, or has made no progress for `STALL_S`. Raises: SyncFailed."""
         task = asyncio.ensure_future(work)
         self._is_running = True
         try:
@@ -240,15 +242,18 @@ class CollectionLoop:
     def _progressed(self) -> None:
         self._progress_count += 1
 
-    def _was_refused(self, ledger_id: int) -> None:
-        """Somebody uses a ledger in quarantine: perhaps it is in the metadata again."""
+    def _on_refused(self, ledger_id: int) -> None:
+        """Schedule a check of a quarantined ledger that a client uses. It may be in the metadata again."""
         self._refused[ledger_id] = None
         self._wanted.set()
 
-    # -- what operators ask --------------------------------------------------------------------------------------
+    # -- operator commands ---------------------------------------------------------------------------------------
     async def collect(self, *, is_forced: bool, is_awaited: bool, with_surplus: bool = False) -> None:
-        """Run now, or as soon as the present run has ended. `is_forced`: an implausible number of ledgers may go.
-        `with_surplus`: copies that no record names go at once."""
+        """Run now, or as soon as the present run has ended.
+
+        `is_forced`: allow an implausible number of removals, and check set-aside logs again. `with_surplus`: delete
+        copies without quarantine that no record names.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_forced = self._is_forced or is_forced
         self._with_surplus = self._with_surplus or with_surplus
@@ -257,27 +262,27 @@ class CollectionLoop:
         if is_awaited:
             await future
 
-    async def compact(self, kind: Compaction, *, is_awaited: bool) -> None:
-        """Compact in a run that begins now, whatever is due. Raises BookieBusy while compaction is suspended."""
+    async def compact(self, level: Compaction, *, is_awaited: bool) -> None:
+        """Compact in a run that begins now, due or not. Raises BookieBusy while compaction is suspended."""
         if self._is_suspended:
-            raise BookieBusy("compaction is suspended; go on with it: bk bookie gc --resume")
-        self._compaction_wanted = kind
+            raise BookieBusy("compaction is suspended. Resume it with `bk bookie gc --resume`")
+        self._compaction_wanted = level
         await self.collect(is_forced=False, is_awaited=is_awaited)
 
     def suspend(self, *, is_suspended: bool) -> None:
-        """Start no compaction of another log until this is withdrawn. Whole logs are removed all the same."""
+        """Suspend or resume compaction. A compaction in progress completes its log. Empty logs are still deleted."""
         self._is_suspended = is_suspended
         self._events.warning("gc.compaction_held", by="operator", held=is_suspended)
 
     async def hold_up(self, *, is_suspended: bool) -> None:
-        """`suspend`, durably."""
+        """Do as `suspend`, durably."""
         self.suspend(is_suspended=is_suspended)
         try:
             await self._worker.run(
                 partial(self._parts.directories.hold, self._good_directories(), is_held=is_suspended)
             )
         except (OSError, StorageError) as error:
-            self._events.warning("gc.hold_not_kept", error=error, consequence="the next start knows nothing of it")
+            self._events.warning("gc.hold_not_kept", error=error, consequence="the setting is lost at the next start")
 
     async def _load_held(self) -> None:
         if await self._worker.run(self._parts.directories.is_held, self._good_directories()):
@@ -287,26 +292,26 @@ class CollectionLoop:
         return self._parts.health.healthy(self._parts.directories.ledgers)
 
     def disks_changed(self) -> None:
-        """Disks that have become full are a reason to look for space at once. Source: 7.7."""
+        """Start a run when a disk has become full. Source: storage 7.7."""
         if self._is_full and not self._was_full:
             self._wanted.set()
         self._was_full = self._is_full
 
     def put_aside(self, log_id: int, reason: str) -> None:
-        """Neither delete nor compact a log, because somebody found damage in it."""
+        """Set aside a log with damage: it is neither deleted nor compacted."""
         if log_id not in self._logs.set_aside:
             self._logs.put_aside(log_id, reason)
 
     def take_back(self, log_id: int, reason: str) -> None:
-        """The opposite of `put_aside`; whoever else has put it aside meanwhile keeps it there."""
+        """Undo `put_aside`, unless the log was set aside for another reason since."""
         self._logs.take_back(log_id, reason)
 
     async def undelete(self, ledger_id: int) -> None:
-        """Bring a ledger back from quarantine and keep it. Raises InvalidArgument."""
+        """Restore a ledger from quarantine and pin it. Raises InvalidArgument."""
         await self._parts.removals.pin(ledger_id, self._clock.wall_ms())
 
     def space(self) -> dict[str, object]:
-        """Where the bytes are, and what stands in the way of giving them back. None: not known yet, after a start."""
+        """Report disk usage, and why space is not freed. None: not known yet, after a start."""
         logs, is_known = self._logs.known.values(), self._logs.was_examined
         removals = self._parts.removals
         quarantined = removals.in_state(QuarantineState.QUARANTINED, QuarantineState.SURPLUS)
@@ -316,8 +321,8 @@ class CollectionLoop:
             "ledgers_pinned": len(removals.in_state(QuarantineState.PINNED)),
             "ledgers_deleted": self._ledgers.deleted_count,
             "entry_logs": len(logs) if is_known else None,
-            "entry_log_bytes": sum(each.total for each in logs) if is_known else None,
-            "live_bytes": sum(each.remaining for each in logs) if is_known else None,
+            "entry_log_bytes": sum(usage.total for usage in logs) if is_known else None,
+            "live_bytes": sum(usage.remaining for usage in logs) if is_known else None,
             "logs_deleted": self._logs.deleted_count,
             "logs_compacted": self._compactor.compacted_count,
             "compaction_read_bytes": self._compactor.read_size,
@@ -334,23 +339,26 @@ class CollectionLoop:
         }
 
     async def has_log(self, log_id: int) -> bool:
-        """Whether there is a file of that entry log. Raises: OSError."""
+        """Report whether a file of that entry log exists. Raises: OSError."""
         return log_id in await self._worker.run(find_logs, self._parts.runtime.disk, self._good_directories())
 
     def why(self, log_id: int) -> list[str]:
-        """Why an entry log is still there, one reason a line."""
+        """Return the reasons why an entry log still exists, one per line."""
         if (reason := self._logs.set_aside.get(log_id)) is not None:
-            return [f"it is damaged and was set aside: {reason}", "`bk bookie gc --force` looks at it again"]
+            return [f"it is damaged and was set aside: {reason}", "`bk bookie gc --force` checks it again"]
         if log_id >= self._parts.checkpointer.covered_log_id:
-            return ["it is being written, or no checkpoint has covered it since; one does within minutes"]
+            return ["it is being written, or no checkpoint covers it yet; one will within minutes"]
         usage = self._logs.known.get(log_id)
         if usage is None:
-            return ["this bookie has no such entry log, or has not looked at it yet: bk bookie gc --wait"]
+            return ["this bookie has no such entry log, or has not scanned it yet: run `bk bookie gc --wait`"]
         if usage.remaining == 0:
-            return ["nothing lives in it; the next run deletes it: bk bookie gc --wait"]
+            return ["it has no live entries; the next run deletes it: run `bk bookie gc --wait`"]
         lines = [f"{usage.remaining:,} of {usage.total:,} bytes belong to {len(usage.ledger_ids):,} ledgers that exist"]
-        by_size = sorted(usage.ledger_ids, key=lambda each: (-usage.size_of(each), each))
-        lines += [f"ledger {each}: {usage.size_of(each):,} bytes{self._state_of(each)}" for each in by_size[:10]]
+        by_size = sorted(usage.ledger_ids, key=lambda ledger_id: (-usage.size_of(ledger_id), ledger_id))
+        lines += [
+            f"ledger {ledger_id}: {usage.size_of(ledger_id):,} bytes{self._state_of(ledger_id)}"
+            for ledger_id in by_size[:10]
+        ]
         if self._ledgers.alarm:
             lines.append(self._ledgers.alarm)
         return lines
@@ -359,8 +367,8 @@ class CollectionLoop:
         removal = self._parts.removals.get(ledger_id)
         if removal is None:
             is_known = self._parts.index.is_known(ledger_id)
-            return "" if is_known else ", of which the index has nothing, and the metadata may want it"
+            return "" if is_known else ", missing from the index, and the metadata may list this bookie for it"
         if removal.state is QuarantineState.PINNED:
-            return ", kept by `bk bookie undelete`"
+            return ", pinned by `bk bookie undelete`"
         left_s = self._ledgers.quarantine_left_ms(ledger_id, removal) // 1000
-        return f", in quarantine for another {left_s:,} s"
+        return f", in quarantine for {left_s:,} s more"

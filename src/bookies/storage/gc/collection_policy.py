@@ -1,8 +1,8 @@
-"""What collection decides: which ledgers are garbage, whether so many can be, which logs to compact, and when.
+"""Decisions of garbage collection: which ledgers are garbage, when their number is implausible, which logs to compact.
 
-Two proofs are needed before a ledger goes (F-31): the scan of the metadata did not list it, and a read of its own
-record said "no such ledger". Anything else keeps it. And a scan that would take away much at once is not believed
-without an operator's word.
+F-31: delete a ledger only after an explicit "no such ledger" for its id. Two proofs are needed: the scan of the
+metadata did not list the ledger, and a read of its own record returned "no such ledger". Otherwise the ledger is kept.
+A scan that would remove an implausible share at once needs an operator's confirmation.
 
 No IO, no clock. Source: storage 7.2, 7.3, 7.5.
 """
@@ -20,13 +20,13 @@ from bookies.model import LedgerMetadata
 from bookies.protocol.ledger import offload
 from bookies.storage.entry_log import LogUsage
 
-SHARE_COUNT_MIN = 100  # so many may go at once whatever their share is
+SHARE_COUNT_MIN = 100  # ledgers that may be removed at once, regardless of their share
 
 
 class Comparison:
-    """Local ledgers against the ranges of a metadata scan, in one pass over both.
+    """Local ledgers compared with the ranges of a metadata scan, in one pass over both.
 
-    `local`: ascending, and taken before the scan began: a ledger is in the metadata before anything of it is stored.
+    `local`: ascending, and read before the scan began, because a ledger's metadata exists before any of its entries.
     """
 
     def __init__(self, local: Sequence[int]) -> None:
@@ -35,9 +35,9 @@ class Comparison:
         self._end = -1  # the last id that was listed
 
     def listed(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Local ids up to the last of this range that it has not.
+        """Return the local ids, up to the end of this range of the scan, that the range does not contain.
 
-        Raises MetadataCorrupt for a range that is out of order: such a scan proves nothing.
+        Raises MetadataCorrupt for a range that is out of order: such a scan is no proof.
         """
         if not ledger_ids:
             return []
@@ -45,29 +45,31 @@ class Comparison:
             raise MetadataCorrupt(f"the metadata store lists ledger {ledger_ids[0]} out of order")
         self._end = ledger_ids[-1]
         stop = bisect_right(self._local, self._end, lo=self._at)
-        here, self._at = self._local[self._at : stop], stop
+        passed, self._at = self._local[self._at : stop], stop
         present = set(ledger_ids)
-        return [each for each in here if each not in present]
+        return [ledger_id for ledger_id in passed if ledger_id not in present]
 
     def rest(self) -> list[int]:
-        """Local ids above everything that was listed."""
-        here, self._at = self._local[self._at :], len(self._local)
-        return list(here)
+        """Return the local ids above everything that was listed."""
+        above, self._at = self._local[self._at :], len(self._local)
+        return list(above)
 
 
 def is_implausible(count: int, local_count: int, share_max: int) -> bool:
-    """Whether so many ledgers cannot go without a word from an operator. `share_max` in percent."""
+    """Report whether removing `count` ledgers needs an operator's confirmation. `share_max` in percent."""
     return count > SHARE_COUNT_MIN and count * 100 > local_count * share_max
 
 
 def is_surplus(metadata: LedgerMetadata, bookie: str) -> bool:
-    """Whether a ledger is closed and lists this bookie nowhere. An open one may be about to (F-31), and so may one
-    that is being restored from files."""
+    """Report whether a ledger is closed, lists this bookie nowhere, and is not being restored from files.
+
+    F-31: an open ledger is never surplus, because its ensemble may be about to include this bookie.
+    """
     return metadata.is_closed and not metadata.names(bookie) and not offload.is_coming_back(metadata)
 
 
 class Compaction(enum.Enum):
-    """The two kinds, which differ in how empty a log has to be and how often they come."""
+    """The two levels of compaction. They differ in the share of live bytes and in the interval."""
 
     MINOR = "minor"
     MAJOR = "major"
@@ -75,9 +77,9 @@ class Compaction(enum.Enum):
 
 @dataclass
 class Schedule:
-    """When compactions are due; seconds of a monotonic clock. An interval of 0 means never.
+    """Due times of compactions, in seconds of a monotonic clock. An interval of 0 means never.
 
-    A major one restarts the minor one's clock too, because it does its work.
+    A major compaction also restarts the interval of the minor one, because it includes its work.
     """
 
     minor_interval_s: float
@@ -86,20 +88,20 @@ class Schedule:
     major_from: float
 
     def due(self, now: float) -> Compaction | None:
-        """The kind that is due, the major one first."""
+        """Return the compaction that is due, the major one first."""
         if self.major_interval_s and now - self.major_from >= self.major_interval_s:
             return Compaction.MAJOR
         if self.minor_interval_s and now - self.minor_from >= self.minor_interval_s:
             return Compaction.MINOR
         return None
 
-    def started(self, kind: Compaction, now: float) -> None:
+    def started(self, level: Compaction, now: float) -> None:
         self.minor_from = now
-        if kind is Compaction.MAJOR:
+        if level is Compaction.MAJOR:
             self.major_from = now
 
 
 def choose_logs(logs: Iterable[LogUsage], threshold: int) -> list[LogUsage]:
-    """Logs of which less than `threshold` percent is wanted, by deciles of that, the emptiest and the oldest first."""
-    chosen = [each for each in logs if each.share * 100 < threshold]
-    return sorted(chosen, key=lambda each: (int(each.share * 10), each.log_id))
+    """Return logs with less than `threshold` percent of live bytes, by deciles of that share, then oldest first."""
+    chosen = [usage for usage in logs if usage.share * 100 < threshold]
+    return sorted(chosen, key=lambda usage: (int(usage.share * 10), usage.log_id))

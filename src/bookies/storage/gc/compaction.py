@@ -1,29 +1,32 @@
-"""Compaction: what lives in a sealed entry log is copied elsewhere, and the log goes.
+"""Compaction: copies the live entries of a sealed entry log elsewhere and deletes the log.
 
-An entry lives if its index slot names exactly this log and this offset, so superseded copies are dropped and old ones
-cannot come back (F-32). Two ways:
+An entry is live if its index slot names exactly this log and this offset. F-32: copy an entry only if the index points
+to exactly this place. So superseded copies are dropped, and old ones cannot come back. There are two modes:
 
 *Transactional.* Source `s`, output `n`, a log of its own.
 
     n.log.compacting        being written
-    n.log.s.compacted       complete and durable; from here on it only goes forward
+    n.log.s.compacted       complete and durable; from here on the compaction is always completed
     n.log                   a second name of it, durable before any slot names it
-                            slots move from s to n; the index is made durable; then n.log.s.compacted and s.log go
+                            slots move from s to n; the index is made durable; then n.log.s.compacted and s.log are
+                            deleted
 
-At the start of each run an output that is not complete is dropped, and one that is complete is taken further: slots
-are set by reading the output, which is what the first attempt does too. The state of a compaction is in the names.
+Each run first drops incomplete outputs and completes the others. Slots are set by reading the output, in the first
+attempt too. The names alone hold the state of a compaction.
 
 *Plain.* Live entries are appended to the log of normal traffic, and their slots move.
 
 Invariants
-- Copies durable, then the index, then the source away (R-18), with the directories synced in between (F-34).
-- A slot moves only if it names the source at that moment, and not at all if its ledger was deleted (R-19). Nothing ever
-  sets a slot to a sealed log, so that is as exact as comparing offsets.
-- The source goes only if it was read to a clean end, and then no slot of a ledger in its map names it (F-14).
+- R-18: make copies durable, then the index, then delete the source, with directory fsyncs in between.
+- F-34: fsync the directory after each link and before the source is deleted.
+- R-19: location updates are compare-and-set. A slot moves only if it names the source at that moment, and not at all if
+  its ledger was deleted. No slot is ever set to a sealed log, so comparing log ids is as exact as comparing offsets.
+- F-14: delete only after a clean end. The source is deleted only if it was read to a clean end and no slot of a ledger
+  in its map names it.
 - Only logs that a checkpoint has covered are sources.
-- A ledger that the index does not know is dropped only if it was deleted here, or the metadata wants nothing of it.
+- A ledger that the index does not know is dropped only if it was deleted here, or its record does not name this bookie.
 
-On the loop's thread; files are read and written by the collector's worker. Source: storage 7.5, 7.6.
+On the loop's thread; the collector's worker reads and writes files. Source: storage 7.5, 7.6.
 """
 
 from __future__ import annotations
@@ -47,18 +50,18 @@ from bookies.storage.index.log_references import greatest_offsets
 from bookies.storage.records import Batch, EndKind
 from bookies.storage.records.record_scan import ScanEnd
 
-SYNC_STEP = 8 << 20  # bytes of an output after which it is synced anyway
+SYNC_STEP = 8 << 20  # bytes written to an output between two syncs
 
 
 class LogReading:
-    """A sealed log, a batch at a time. Blocks."""
+    """A reader of a sealed log, one batch at a time. Blocks."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._file = disk.open(path, "r")
         self._items: Iterator[Batch | ScanEnd] = layout.scan(self._file.pread, self._file.size())
 
     def read(self) -> Batch | ScanEnd:
-        """The next batch, or how it ended. Raises: OSError."""
+        """Return the next batch, or how the log ended. Raises: OSError."""
         item = next(self._items)
         if isinstance(item, Batch):
             self._file.drop_cache(item.offset, item.records.size)
@@ -69,7 +72,7 @@ class LogReading:
 
 
 class OutputLog:
-    """The log that a transactional compaction writes. Blocks. Raises: OSError, DiskFull; SyncFailed, which is final."""
+    """The output log of a transactional compaction. Blocks. Raises: OSError, DiskFull; SyncFailed, which is final."""
 
     def __init__(self, disk: Disk, directory: str, log_id: int, source_id: int) -> None:
         self.log_id = log_id
@@ -83,7 +86,7 @@ class OutputLog:
         self._file.pwrite(layout.pack_header(), 0)
 
     def append(self, buffers: Sequence[Buffer], sizes: Iterable[tuple[int, int]]) -> None:
-        """Write records; (ledger id, bytes) of them."""
+        """Write records. `sizes`: (ledger id, bytes) of them."""
         self._file.pwritev(buffers, self._position)
         for ledger_id, size in sizes:
             self.sizes[ledger_id] = self.sizes.get(ledger_id, 0) + size
@@ -93,7 +96,7 @@ class OutputLog:
             self._synced = self._position
 
     def finish(self) -> None:
-        """Add the ledgers map, make everything durable, and give it the name of a complete output."""
+        """Add the ledgers map, make everything durable, and rename the file to a complete output."""
         self._file.pwrite(layout.pack_ledgers_map(self.sizes.items()), self._position)
         self._file.pwrite(layout.pack_map_fields(self._position, len(self.sizes)), layout.MAP_FIELDS_OFFSET)
         sync_all(self._file)
@@ -104,7 +107,7 @@ class OutputLog:
         self._disk.unlink(self._path)
 
     def discard(self) -> None:
-        """Nobody needs it."""
+        """Close and delete the output."""
         self._file.close()
         remove(self._disk, self._path)
 
@@ -113,12 +116,15 @@ class OutputLog:
 
 
 def compacted_name(log_id: int, source_id: int) -> str:
-    """The name of a complete output. All ids are hexadecimal (F-33)."""
+    """Return the name of a complete output. F-33: use hex everywhere."""
     return f"{layout.file_name(log_id)}.{source_id:x}.compacted"
 
 
 def give_name(disk: Disk, directory: str, log_id: int, source_id: int) -> str:
-    """Make a complete output an entry log, durably; its path."""
+    """Make a complete output an entry log, durably. Return its path.
+
+    F-34: fsync the directory after each link.
+    """
     path = posixpath.join(directory, layout.file_name(log_id))
     if not disk.exists(path):
         disk.link(posixpath.join(directory, compacted_name(log_id, source_id)), path)
@@ -127,17 +133,17 @@ def give_name(disk: Disk, directory: str, log_id: int, source_id: int) -> str:
 
 
 def find_outputs(disk: Disk, directories: Sequence[str]) -> list[tuple[str, int, int | None]]:
-    """(directory, output, source) of every compaction that did not get to its end; no source: not complete."""
-    found = []
+    """Return (directory, output, source) of every interrupted compaction. Source None: the output is incomplete."""
+    outputs = []
     for directory in directories:
         for name in disk.list(directory):
             if (ids := layout.parse_compacted_name(name)) is not None:
-                found.append((directory, *ids))
-    return found
+                outputs.append((directory, *ids))
+    return outputs
 
 
 class Compactor:
-    """Compacts one log at a time. `read_size`, `copied_size`: bytes so far."""
+    """The compaction of one log at a time. `read_size`, `copied_size`: bytes so far."""
 
     def __init__(
         self,
@@ -159,19 +165,19 @@ class Compactor:
         self._throttle = throttle
         self._events = events
         self._is_unwanted = is_unwanted
-        self._unwanted: dict[int, None] = {}  # ledgers of the source of which nothing is wanted for certain
+        self._unwanted: dict[int, None] = {}  # ledgers of the source that are proven garbage
         self._reading: LogReading | None = None
         self._output: OutputLog | None = None
 
     def close_files(self) -> None:
-        """On the worker: a compaction that was broken off leaves its files open until then."""
+        """Close the files that a cancelled compaction left open. On the worker."""
         for file in (self._reading, self._output):
             if file is not None:
                 file.close()
         self._reading = self._output = None
 
     async def recover(self) -> None:
-        """Drop outputs that are not complete, and take the others to their end. Raises: StorageError, OSError."""
+        """Drop incomplete outputs and complete the other compactions. Raises: StorageError, OSError."""
         await self._worker.run(self.close_files)
         directories = self._parts.health.healthy(self._parts.directories.ledgers)
         outputs = await self._worker.run(find_outputs, self._disk, directories)
@@ -184,16 +190,16 @@ class Compactor:
             await self._worker.run(unlink_all, self._disk, unfinished)
         for directory, log_id, source_id in outputs:
             if source_id is not None:
-                await self._adopt(directory, log_id, source_id)
+                await self._adopt_output(directory, log_id, source_id)
                 await self._remove_source(source_id)
                 self._events.info("gc.compaction_recovered", log=f"{source_id:x}", output=f"{log_id:x}")
 
     async def compact(self, usage: LogUsage, *, is_transactional: bool) -> None:
-        """Copy what lives in a log, and remove it. Raises: BookKeeperError, OSError; then the log is still there."""
+        """Copy the live entries of a log and delete it. Raises: BookKeeperError, OSError; then the log still exists."""
         sizes = await self._worker.run(read_map, self._disk, usage.path) or {}
-        # Of ledgers of the map that have left the books it was proven (`SealedLogs.drop_ledgers`).
-        self._unwanted = {each: None for each in sizes if not usage.size_of(each)}
-        copy = self._copy_out if is_transactional else self._copy_on
+        # `SealedLogs.drop_ledgers` has proven the ledgers garbage that the map names and `usage` does not.
+        self._unwanted = {ledger_id: None for ledger_id in sizes if not usage.size_of(ledger_id)}
+        copy = self._copy_to_output if is_transactional else self._copy_to_active
         copied = await copy(usage)
         if await self._remove_source(usage.log_id):
             self.compacted_count += 1
@@ -202,8 +208,8 @@ class Compactor:
             self._events.info("gc.log_compacted", log=f"{usage.log_id:x}", bytes=usage.total, copied=copied)
 
     # -- copying -------------------------------------------------------------------------------------------------
-    async def _copy_out(self, usage: LogUsage) -> int:
-        """Into an output of its own. Returns how many bytes lived."""
+    async def _copy_to_output(self, usage: LogUsage) -> int:
+        """Copy the live entries to an output log. Return their bytes."""
         log_id, directory = await self._parts.checkpointer.allocate_log()
         await self._worker.run(self.close_files)
         self._output = output = await self._worker.run(OutputLog, self._disk, directory, log_id, usage.log_id)
@@ -227,11 +233,11 @@ class Compactor:
             await self._worker.run(output.discard)
             return 0
         await self._worker.run(output.finish)
-        await self._adopt(directory, log_id, usage.log_id)
+        await self._adopt_output(directory, log_id, usage.log_id)
         return copied
 
-    async def _copy_on(self, usage: LogUsage) -> int:
-        """Into the log of normal traffic. Returns how many bytes lived."""
+    async def _copy_to_active(self, usage: LogUsage) -> int:
+        """Copy the live entries to the log of normal traffic. Return their bytes."""
         copied = 0
         reading = await self._read(usage.path)
         while isinstance(batch := await self._worker.run(reading.read), Batch):
@@ -253,13 +259,19 @@ class Compactor:
         return self._reading
 
     def _check_end(self, usage: LogUsage, end: ScanEnd) -> None:
-        """Raises CorruptRecord, after the log was set aside, if it was not read to its end."""
+        """Raise CorruptRecord, and set the log aside, unless it was read to a clean end.
+
+        F-14: report how a scan ended; delete only after a clean end.
+        """
         if end.kind is not EndKind.CLEAN:
             self._logs.put_aside(usage.log_id, f"byte {end.offset:,}: {end.problem}")
             raise CorruptRecord(end.problem, path=usage.path, offset=end.offset)
 
     async def _live(self, log_id: int, batch: Batch) -> list[Piece]:
-        """The parts of a batch that the index names. Raises: ReadFailed when it cannot say; StorageError."""
+        """Return the parts of a batch that the index names.
+
+        Raises: ReadFailed when a part of the index cannot be read; StorageError.
+        """
         live: list[Piece] = []
         for piece in pieces_of(batch):
             if self._parts.index.is_known(piece.ledger_id):
@@ -271,12 +283,12 @@ class Compactor:
         return live
 
     async def _check_unwanted(self, log_id: int, ledger_id: int) -> None:
-        """Raises StorageError, after the log was set aside, if the metadata may want a ledger that only the log has.
+        """Raise StorageError, and set the log aside, if the metadata may want a ledger that the index lacks.
 
-        Other such ledgers keep their logs from being chosen; this one is not in the ledgers map, or was lost just now.
+        Logs of other such ledgers are not chosen. This one is missing from the ledgers map, or was lost just now.
         """
         if not self._parts.removals.is_deleted(ledger_id) and not await self._is_unwanted(ledger_id):
-            text = f"the index has nothing of ledger {ledger_id}, of which it has entries that the metadata may want"
+            text = f"ledger {ledger_id} has entries in it, is missing from the index, and may be live in the metadata"
             self._logs.put_aside(log_id, text)
             raise StorageError(text, ledger_id=ledger_id)
         self._unwanted[ledger_id] = None
@@ -286,8 +298,8 @@ class Compactor:
         self._logs.on_progress()
 
     # -- from the source to the copy -----------------------------------------------------------------------------
-    async def _adopt(self, directory: str, log_id: int, source_id: int) -> None:
-        """Give a complete output its name, and let the slots name it."""
+    async def _adopt_output(self, directory: str, log_id: int, source_id: int) -> None:
+        """Make a complete output an entry log, and move the slots to it."""
         path = await self._worker.run(give_name, self._disk, directory, log_id, source_id)
         reading = await self._read(path)
         while isinstance(batch := await self._worker.run(reading.read), Batch):
@@ -305,20 +317,20 @@ class Compactor:
             await self._parts.checkpointer.write_index()
 
     async def _remove_source(self, log_id: int) -> bool:
-        """Remove a log whose entries have moved; False if something names it all the same."""
-        usage = self._logs.known.get(log_id) or await self._logs.look_at(log_id)
+        """Delete a log whose entries have moved. Return False if a slot still names it."""
+        usage = self._logs.known.get(log_id) or await self._logs.read_usage(log_id)
         if usage is None:
             return True
         named = await greatest_offsets(self._parts.index, [log_id], usage.ledger_ids)
         if named:
-            self._logs.put_aside(log_id, f"the index names byte {named[log_id]:,}, where no such entry is")
+            self._logs.put_aside(log_id, f"the index names byte {named[log_id]:,}, where the log has no such entry")
             return False
         await self._logs.delete(usage)
         return True
 
 
 def _buffers(batch: Batch, live: Sequence[Piece]) -> list[Buffer]:
-    """The records of these parts; of neighbours together."""
+    """Return the records of these parts. Adjacent parts share a buffer."""
     view, starts = memoryview(batch.records.data), batch.records.starts
     spans: list[tuple[int, int]] = []
     for part in live:

@@ -1,11 +1,12 @@
-"""Deleted ledgers: found by comparing what is stored here with the metadata, and led out one step at a time.
+"""Deleted ledgers: finds them by comparing local ledgers with the metadata, quarantines them, and deletes them.
 
 Invariants
-- The ledgers stored here are noted before the metadata is read (`collection.Comparison`).
-- Whatever is no proof keeps the ledger: an error, a timeout, a store of another cluster.
-- A ledger is proven gone twice: before its quarantine, and before its deletion.
-- What is deleted because its record does not name this bookie is deleted under the ledger's lock, for whoever repairs
-  the ledger may be about to name it.
+- The local ledgers are listed before the metadata is read (`collection_policy.Comparison`).
+- F-31: delete a ledger only after an explicit "no such ledger" for its id. An error, a timeout or another cluster's
+  store keeps the ledger.
+- A ledger is proven deleted twice: before its quarantine, and before its deletion.
+- A ledger whose record does not name this bookie is deleted under the ledger's lock, because a repair may be about to
+  add this bookie to the record.
 
 On the loop's thread. Source: storage 7.2, 7.3.
 """
@@ -28,22 +29,22 @@ from bookies.storage.engine.quarantine_format import QuarantineRecord, Quarantin
 from bookies.storage.gc.collection_policy import Comparison, is_implausible, is_surplus
 
 METADATA_S = 30.0  # for one operation of the metadata store
-REMEMBERED_MS = 7 * 86_400_000  # that a ledger was deleted
-START_MS_MAX = 3_600_000  # that a quarantine lasts after a start whatever the wall clock says
+REMEMBERED_MS = 7 * 86_400_000  # for which the id of a deleted ledger is kept
+START_MS_MAX = 3_600_000  # minimum of a quarantine after a start, regardless of the wall clock
 BATCH = 1000  # ledgers deleted at once
-LOCKED_BATCH = 64  # the same of those that are locked meanwhile
-RECORDS_S = 3600.0  # between two looks at every ledger's record
+LOCKED_BATCH = 64  # ledgers locked and deleted at once
+RECORDS_S = 3600.0  # between two reads of every ledger's record
 
 
 class Stored(Protocol):
-    """A ledger's record as a metadata store has it."""
+    """A ledger's record in a metadata store."""
 
     @property
     def metadata(self) -> LedgerMetadata: ...
 
 
 class LedgerLocks(Protocol):
-    """See `RecoveryStore`, which is one."""
+    """Ledger locks; implemented by `RecoveryStore`."""
 
     async def lock(self, ledger_id: int, owner: str, *, needs_mark: bool) -> Any: ...
 
@@ -53,7 +54,7 @@ class LedgerLocks(Protocol):
 
 
 class LedgerRecords(Protocol):
-    """What collection needs of a metadata store; see `MetadataDriver`, which is one."""
+    """The part of a metadata store that collection uses; implemented by `MetadataDriver`."""
 
     @property
     def recovery(self) -> LedgerLocks: ...
@@ -66,9 +67,9 @@ class LedgerRecords(Protocol):
 
 
 class LedgerCollection:
-    """Which ledgers are garbage, and their way out. `alarm`: why nothing is removed at present, if so.
+    """Detection and removal of deleted ledgers. `alarm`: why no ledger is removed at present, or None.
 
-    `on_returned`: ledgers that were deleted here are wanted again, and what the logs hold has to be counted anew.
+    `on_returned`: called when a deleted ledger is in the metadata again, so the usage of the logs must be recounted.
     """
 
     def __init__(
@@ -100,20 +101,25 @@ class LedgerCollection:
         self._records_due = runtime.clock.monotonic() + RECORDS_S
 
     async def collect(self, *, is_forced: bool, with_surplus: bool = False) -> None:
-        """One pass. `with_surplus`: closed ledgers whose records do not name this bookie go now, without a quarantine.
+        """Run one pass.
 
-        Raises: MetadataError, StorageError, OSError; what was not decided by then is kept.
+        `with_surplus`: delete closed ledgers whose records do not name this bookie now, without quarantine. Raises:
+        MetadataError, StorageError, OSError; ledgers not decided by then are kept.
         """
         local = sorted(self._index.ledger_ids())
         await self._check_instance()
         missing, reappeared = await self._compare(local)
         self._events.info("gc.compared", ledgers=len(local), missing=len(missing))
-        garbage = [each for each in missing if self._removals.get(each) is None and await self._is_gone(each)]
+        garbage = [
+            ledger_id
+            for ledger_id in missing
+            if self._removals.get(ledger_id) is None and await self._is_proven_deleted(ledger_id)
+        ]
         surplus = await self._find_surplus(local, is_forced=is_forced, with_surplus=with_surplus)
         if is_implausible(len(garbage) + len(surplus), len(local), self._config.gc_share_max) and not is_forced:
             self.alarm = (
-                f"{len(garbage) + len(surplus):,} of {len(local):,} ledgers are not in the metadata any more; nothing "
-                f"was removed. If that is right: bk bookie gc{' --surplus' if with_surplus else ''} --force"
+                f"{len(garbage) + len(surplus):,} of {len(local):,} ledgers are missing from the metadata; none was "
+                f"removed. If that is right, run `bk bookie gc{' --surplus' if with_surplus else ''} --force`"
             )
             self._events.error("gc.implausible", missing=len(garbage), surplus=len(surplus), ledgers=len(local))
             return
@@ -121,8 +127,8 @@ class LedgerCollection:
         now_ms = self._clock.wall_ms()
         await self._removals.quarantine(garbage, QuarantineState.QUARANTINED, now_ms)
         if with_surplus:
-            leaving = self._removals.in_state(QuarantineState.SURPLUS)
-            await self._delete_surplus([*surplus, *leaving], now_ms)
+            quarantined = self._removals.in_state(QuarantineState.SURPLUS)
+            await self._delete_surplus([*surplus, *quarantined], now_ms)
         else:
             await self._removals.quarantine(surplus, QuarantineState.SURPLUS, now_ms)
         if garbage or surplus:
@@ -131,17 +137,19 @@ class LedgerCollection:
         await self._delete_expired(set(missing), now_ms)
 
     async def _check_instance(self) -> None:
-        """Raises MetadataError if this is not the cluster that the bookie belongs to."""
+        """Raise MetadataError if this is not the cluster that the bookie belongs to."""
         async with asyncio.timeout(METADATA_S):
-            found = await self._records.instance_id()
-        self.instance_id = self.instance_id or found
-        if found is None or found != self.instance_id:
-            raise MetadataError(f"the metadata store is of cluster {found}, not of {self.instance_id}: nothing removed")
+            instance_id = await self._records.instance_id()
+        self.instance_id = self.instance_id or instance_id
+        if instance_id is None or instance_id != self.instance_id:
+            raise MetadataError(
+                f"the metadata store belongs to cluster {instance_id}, not {self.instance_id}: no ledger was removed"
+            )
 
     async def _compare(self, local: Sequence[int]) -> tuple[list[int], list[int]]:
-        """(local ledgers that the metadata does not list, ledgers on their way out that it lists)"""
-        leaving = (QuarantineState.QUARANTINED, QuarantineState.PINNED, QuarantineState.DELETED)
-        on_their_way = set(self._removals.in_state(*leaving))
+        """Return (local ledgers that the metadata does not list, removed or quarantined ledgers that it lists)."""
+        states = (QuarantineState.QUARANTINED, QuarantineState.PINNED, QuarantineState.DELETED)
+        removals = set(self._removals.in_state(*states))
         comparison = Comparison(local)
         missing: list[int] = []
         reappeared: list[int] = []
@@ -154,11 +162,11 @@ class LedgerCollection:
             except StopAsyncIteration:
                 return missing + comparison.rest(), reappeared
             missing += comparison.listed(ledger_ids)
-            if on_their_way:
-                reappeared += [each for each in ledger_ids if each in on_their_way]
+            if removals:
+                reappeared += [ledger_id for ledger_id in ledger_ids if ledger_id in removals]
 
     async def read(self, ledger_id: int) -> LedgerMetadata | None:
-        """A ledger's record; None only when the store says that there is none. Raises: MetadataError, TimeoutError."""
+        """Return a ledger's record; None only for an explicit "no such ledger". Raises: MetadataError, TimeoutError."""
         await self._throttle.take(1)
         try:
             async with asyncio.timeout(METADATA_S):
@@ -166,14 +174,14 @@ class LedgerCollection:
         except LedgerNotFound:
             return None
 
-    async def _is_gone(self, ledger_id: int) -> bool:
+    async def _is_proven_deleted(self, ledger_id: int) -> bool:
         try:
             return await self.read(ledger_id) is None
         except (BookKeeperError, TimeoutError):
-            return False  # Whatever it is, it is no proof.
+            return False  # F-31: an error is no proof.
 
     async def is_unwanted(self, ledger_id: int) -> bool:
-        """Whether the metadata wants nothing of this ledger here, for certain."""
+        """Report whether the metadata certainly wants no entry of this ledger here."""
         try:
             metadata = await self.read(ledger_id)
         except (BookKeeperError, TimeoutError):
@@ -183,10 +191,10 @@ class LedgerCollection:
     def _is_unlisted(self, metadata: LedgerMetadata) -> bool:
         return may_be_forgotten(metadata) or is_surplus(metadata, self._bookie)
 
-    async def look_for(self, ledger_ids: Iterable[int]) -> None:
-        """Of ledgers that the index does not know: have the logs read for those that the metadata wants here.
+    async def rebuild_lost(self, ledger_ids: Iterable[int]) -> None:
+        """Rebuild the index of those ledgers, missing from the index, that the metadata wants here.
 
-        What was promised about them is forgotten, and parts may be gone, so they stay uncertain. Raises: StorageError.
+        Their fences and explicit LACs are lost, and entries may be, so they stay uncertain. Raises: StorageError.
         """
         for ledger_id in ledger_ids:
             try:
@@ -197,22 +205,23 @@ class LedgerCollection:
                 continue
             if self._index.is_known(ledger_id) or self._removals.get(ledger_id) is not None:
                 continue
-            self._events.error("gc.ledger_lost", ledger=ledger_id, consequence="its index is built from the entry logs")
-            await self._index.look_for(ledger_id)
+            self._events.error(
+                "gc.ledger_lost", ledger=ledger_id, consequence="its index is rebuilt from the entry logs"
+            )
+            await self._index.rebuild_lost_ledger(ledger_id)
 
     async def _find_surplus(self, local: Sequence[int], *, is_forced: bool, with_surplus: bool) -> list[int]:
-        """Closed ledgers without this bookie for long enough, and those whose entries are kept elsewhere.
+        """Return the closed ledgers that have not named this bookie for `gc_surplus_ms`, and those kept elsewhere.
 
-        `with_surplus`: the former however long.
-
-        Every record is read for that, so without a limit for the former only now and then.
+        `with_surplus`: the former regardless of that time. It reads every record, so without `gc_surplus_ms` it runs
+        only every `RECORDS_S`.
         """
         now = self._clock.monotonic()
         if not (self._config.gc_surplus_ms or is_forced or with_surplus or now >= self._records_due):
             return []
         self._records_due = now + RECORDS_S
         since: dict[int, float] = {}
-        found: list[int] = []
+        surplus: list[int] = []
         for ledger_id in local:
             try:
                 metadata = await self.read(ledger_id) if self._removals.get(ledger_id) is None else None
@@ -221,19 +230,21 @@ class LedgerCollection:
             if metadata is None:
                 continue
             if may_be_forgotten(metadata) or (with_surplus and is_surplus(metadata, self._bookie)):
-                found.append(ledger_id)
+                surplus.append(ledger_id)
             elif self._config.gc_surplus_ms and is_surplus(metadata, self._bookie):
                 since[ledger_id] = self._surplus_since.get(ledger_id, now)
         self._surplus_since = since
-        found += [each for each, start in since.items() if (now - start) * 1000 >= self._config.gc_surplus_ms]
-        if not found:
+        surplus += [
+            ledger_id for ledger_id, start in since.items() if (now - start) * 1000 >= self._config.gc_surplus_ms
+        ]
+        if not surplus:
             return []
         async with asyncio.timeout(METADATA_S):
-            locked = await self._records.recovery.locks()  # Perhaps they are being copied here.
-        return [each for each in found if each not in locked]
+            locked = await self._records.recovery.locks()  # A repair may be copying a locked ledger to this bookie.
+        return [ledger_id for ledger_id in surplus if ledger_id not in locked]
 
     async def lift(self, ledger_ids: Iterable[int]) -> None:
-        """Let go of those that the metadata wants here again."""
+        """Restore the quarantined or deleted ledgers that the metadata wants here again."""
         for ledger_id in ledger_ids:
             removal = self._removals.get(ledger_id)
             try:
@@ -245,17 +256,17 @@ class LedgerCollection:
                 continue
             self._events.warning("gc.ledger_reappeared", ledger=ledger_id)
             if self._removals.is_deleted(ledger_id):
-                # Something of it may still be in the logs: they have to be looked at, and are counted anew.
+                # The logs may still have entries of it: recount their usage, and rebuild the ledger's index.
                 await self._removals.forget([ledger_id])
                 self.on_returned()
-                await self.look_for([ledger_id])
+                await self.rebuild_lost([ledger_id])
             else:
                 await self._removals.lift([ledger_id])
 
     def quarantine_left_ms(self, ledger_id: int, removal: QuarantineRecord) -> int:
-        """How long a ledger stays in quarantine yet; 0: it may go.
+        """Return the time that a ledger stays in quarantine; 0: it may be deleted.
 
-        The wall clock counts only for the time before this process began: afterwards a change of it ends nothing.
+        The wall clock counts only for the time before this process began, so later changes of it end no quarantine.
         """
         now = self._clock.monotonic()
         seen_ms = int((now - self._noted.get((ledger_id, removal.since_ms), now)) * 1000)
@@ -264,38 +275,38 @@ class LedgerCollection:
         return max(0, length_ms - before_ms - seen_ms, min(length_ms, START_MS_MAX) - seen_ms)
 
     async def _delete_expired(self, missing: set[int], now_ms: int) -> None:
-        """Delete what was in quarantine long enough, and is proven gone once more; forget what was deleted long ago."""
+        """Delete ledgers whose quarantine has ended and that are proven deleted again. Forget old deletions."""
         due: list[int] = []
         surplus: list[int] = []
         now = self._clock.monotonic()
         quarantined = self._removals.in_state(QuarantineState.QUARANTINED, QuarantineState.SURPLUS)
         keys = [(ledger_id, removal.since_ms) for ledger_id, removal in quarantined.items()]
-        self._noted = {each: self._noted.get(each, now) for each in keys}
+        self._noted = {key: self._noted.get(key, now) for key in keys}
         for ledger_id, removal in quarantined.items():
             is_listed = removal.state is QuarantineState.QUARANTINED and ledger_id not in missing
             if is_listed or self.quarantine_left_ms(ledger_id, removal) > 0:
                 continue
             if removal.state is QuarantineState.SURPLUS:
                 surplus.append(ledger_id)
-            elif await self._is_gone(ledger_id):
+            elif await self._is_proven_deleted(ledger_id):
                 due.append(ledger_id)
         for start in range(0, len(due), BATCH):
             await self._delete(due[start : start + BATCH], now_ms)
         await self._delete_surplus(surplus, now_ms)
         deleted_before = self._removals.in_state(QuarantineState.DELETED)
         await self._removals.forget(
-            [each for each, removal in deleted_before.items() if now_ms - removal.since_ms > REMEMBERED_MS]
+            [ledger_id for ledger_id, removal in deleted_before.items() if now_ms - removal.since_ms > REMEMBERED_MS]
         )
 
     async def _delete_surplus(self, ledger_ids: Sequence[int], now_ms: int) -> None:
-        """Delete those that can be locked, and that are still not wanted here then; the others have time."""
+        """Delete the ledgers that can be locked and are still surplus then. A later run tries the others."""
         for start in range(0, len(ledger_ids), LOCKED_BATCH):
             locks: dict[int, Any] = {}
             try:
                 await self._lock(ledger_ids[start : start + LOCKED_BATCH], locks)
-                await self.lift([each for each in locks if self._removals.get(each) is not None])
-                due = [each for each in locks if await self.is_unwanted(each)]
-                new = [each for each in due if self._removals.get(each) is None]
+                await self.lift([ledger_id for ledger_id in locks if self._removals.get(ledger_id) is not None])
+                due = [ledger_id for ledger_id in locks if await self.is_unwanted(ledger_id)]
+                new = [ledger_id for ledger_id in due if self._removals.get(ledger_id) is None]
                 await self._removals.quarantine(new, QuarantineState.SURPLUS, now_ms)
                 if due:
                     await self._delete(due, now_ms)
@@ -304,7 +315,7 @@ class LedgerCollection:
                     await self._records.recovery.unlock(lock)
 
     async def _lock(self, ledger_ids: Sequence[int], locks: dict[int, Any]) -> None:
-        """Add the locks of those that nobody else has."""
+        """Add the locks of those ledgers that no other owner has locked."""
         for ledger_id in ledger_ids:
             await self._throttle.take(1)
             try:

@@ -1,12 +1,13 @@
-"""The sealed entry logs of a bookie: what lives in each, and away with those in which nothing does.
+"""The sealed entry logs of a bookie: how much of each is live, and the deletion of empty ones.
 
 Invariants
-- A log is looked at only when a checkpoint has covered it, so every slot that will ever name it is set.
-- A ledger of which a log has bytes, but the index nothing, is not taken for garbage on the index's word alone: neither
-  does such a log go, nor is it compacted (`doubtful`).
-- A log leaves the books only after its file is gone (R-29), and only for itself: what is wrong with one stops no other.
+- A log is scanned only when a checkpoint has covered it, so every slot that will ever name it is set.
+- A ledger that has bytes in a log, and is missing from the index, is not garbage because of that. Its logs are neither
+  deleted nor compacted (`unindexed`).
+- R-29: forget a log only after its unlink succeeded.
+- R-28: isolate failures per log.
 
-On the loop's thread; files are read and removed by the collector's worker. Source: storage 7.1, 7.4.
+On the loop's thread; the collector's worker reads and removes files. Source: storage 7.1, 7.4.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from bookies.storage.records.record_scan import ScanEnd
 
 
 class SealedLogs:
-    """The sealed entry logs. `set_aside`: reason by log id; those are not touched until a forced run.
+    """The sealed entry logs. `set_aside`: reason by log id; those logs are not touched until a forced run.
 
-    `doubtful`: ledgers with bytes in them of which the index has nothing, although the metadata may want them.
+    `unindexed`: ledgers that have bytes in the logs, are missing from the index, and may be live in the metadata.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class SealedLogs:
         self.known: dict[int, LogUsage] = {}
         self.set_aside: dict[int, str] = {}
         self.was_examined = False
-        self.doubtful: dict[int, None] = {}
+        self.unindexed: dict[int, None] = {}
         self.deleted_count = 0
         self.deleted_size = 0
         self.on_progress: Callable[[], None] = lambda: None
@@ -54,7 +55,7 @@ class SealedLogs:
         self._throttle = throttle
 
     async def examine(self) -> None:
-        """Learn what is in logs that are not known yet."""
+        """Read the usage of logs that are not known yet."""
         paths = await self._worker.run(
             find_logs, self._disk, self._parts.health.healthy(self._parts.directories.ledgers)
         )
@@ -81,8 +82,8 @@ class SealedLogs:
             self._parts.checkpointer.uncounted_log_id = None
         self.was_examined = True
 
-    async def look_at(self, log_id: int) -> LogUsage | None:
-        """One log, by its map; None if there is no such log, or it has none. Raises: OSError, CorruptRecord."""
+    async def read_usage(self, log_id: int) -> LogUsage | None:
+        """Return one log's usage from its ledgers map; None without a log or a map. Raises: OSError, CorruptRecord."""
         paths = await self._worker.run(
             find_logs, self._disk, self._parts.health.healthy(self._parts.directories.ledgers)
         )
@@ -95,19 +96,19 @@ class SealedLogs:
         return self.known.get(log_id)
 
     def put_aside(self, log_id: int, reason: str) -> None:
-        """Take a log out of the books, and leave its file alone until a forced run."""
+        """Set a log aside: forget its usage, and keep its file until a forced run."""
         self.known.pop(log_id, None)
         self.set_aside[log_id] = reason
         self._events.error("gc.log_set_aside", log=f"{log_id:x}", reason=reason)
 
     def take_back(self, log_id: int, reason: str) -> None:
-        """What was the reason to put a log aside is no more: the next look at the logs finds it."""
+        """Undo `put_aside` if this reason still applies. The next run reads the log's usage again."""
         if self.set_aside.get(log_id) == reason:
             del self.set_aside[log_id]
             self._events.info("gc.log_taken_back", log=f"{log_id:x}")
 
     async def _complete(self, paths: dict[int, str]) -> None:
-        """Scan logs without a map, and those an unclean end may have left copies in, once; they get another map."""
+        """Scan logs without a map, and those in which an unclean stop may have left copies. Write their maps."""
         scanned: dict[int, tuple[dict[int, int], int, ScanEnd]] = {}
         for log_id, path in paths.items():
             try:
@@ -121,10 +122,10 @@ class SealedLogs:
                 named = await greatest_offsets(self._parts.index, doubtful)
             except BookKeeperError as error:
                 for log_id in doubtful:
-                    self.put_aside(log_id, f"{scanned.pop(log_id)[2].problem}; what is behind is unknown: {error}")
+                    self.put_aside(log_id, f"{scanned.pop(log_id)[2].problem}; entries after it are unknown: {error}")
         for log_id, (sizes, stop, end) in scanned.items():
-            if (behind := named.get(log_id, 0)) >= max(end.offset, 1):
-                self.put_aside(log_id, f"byte {end.offset:,}: {end.problem}; an entry at {behind:,} is behind it")
+            if (last := named.get(log_id, 0)) >= max(end.offset, 1):
+                self.put_aside(log_id, f"byte {end.offset:,}: {end.problem}; the index names byte {last:,} after it")
                 continue
             try:
                 if sizes:
@@ -137,9 +138,9 @@ class SealedLogs:
             self.known[log_id] = LogUsage.of(log_id, paths[log_id], sizes, stop - HEADER_SIZE)
 
     async def _scan(self, log_id: int, path: str) -> tuple[dict[int, int], int, ScanEnd]:
-        """(bytes by ledger, where records end, how the log ends).
+        """Return (bytes by ledger, where records end, how the log ends).
 
-        Of ledgers that the index can speak for only what its slots name.
+        For ledgers in the index only the entries count whose slots name this log.
         """
         await self._worker.run(self.close_files)
         self._open = scan = await self._worker.run(LogScan, self._disk, path)
@@ -157,7 +158,7 @@ class SealedLogs:
         return sizes, stop, batch
 
     async def _named(self, log_id: int, batch: Batch, piece: Piece) -> list[Piece]:
-        """The parts that count: after a replay entries are in two places, and slots name the later one."""
+        """Return the parts that count. After a replay entries are in two places, and slots name the later one."""
         index = self._parts.index
         if not index.is_known(piece.ledger_id):
             return self._synced(log_id, batch, piece)
@@ -167,7 +168,10 @@ class SealedLogs:
             return [piece]
 
     def _synced(self, log_id: int, batch: Batch, piece: Piece) -> list[Piece]:
-        """What was synced before an unclean end. The rest is in the journal, or was never promised (`torn_logs`)."""
+        """Return the part that was synced before an unclean stop.
+
+        The rest is in the journal, or was never acknowledged (`torn_logs`).
+        """
         end = self._parts.index.catalog.torn.get(log_id)
         if end is None:
             return [piece]
@@ -175,39 +179,39 @@ class SealedLogs:
         return [piece._replace(stop=stop)] if stop > piece.start else []
 
     def close_files(self) -> None:
-        """On the worker: a scan that was given up leaves its file open until then."""
+        """Close the file that a cancelled scan left open. On the worker."""
         if self._open is not None:
             self._open.close()
             self._open = None
 
     async def drop_ledgers(self, is_unwanted: Callable[[int], Awaitable[bool]]) -> None:
-        """Take ledgers that are gone out of the books."""
-        here = set(self._parts.index.ledger_ids())
-        gone: dict[int, bool] = {}
+        """Remove deleted ledgers from the usage of logs."""
+        indexed = set(self._parts.index.ledger_ids())
+        garbage: dict[int, bool] = {}
         for usage in list(self.known.values()):
-            for ledger_id in [each for each in usage.ledger_ids if each not in here and each not in gone]:
-                gone[ledger_id] = self._parts.removals.is_deleted(ledger_id) or await is_unwanted(ledger_id)
-            usage.keep(lambda ledger_id: ledger_id in here or not gone[ledger_id])
+            for ledger_id in [held for held in usage.ledger_ids if held not in indexed and held not in garbage]:
+                garbage[ledger_id] = self._parts.removals.is_deleted(ledger_id) or await is_unwanted(ledger_id)
+            usage.keep(lambda ledger_id: ledger_id in indexed or not garbage[ledger_id])
             self.on_progress()
             await asyncio.sleep(0)
-        self.doubtful = {ledger_id: None for ledger_id, is_gone in gone.items() if not is_gone}
+        self.unindexed = {ledger_id: None for ledger_id, is_garbage in garbage.items() if not is_garbage}
 
-    def is_doubtful(self, usage: LogUsage) -> bool:
-        """Whether a log holds anything that only the log knows of, and that somebody may want."""
-        return any(usage.size_of(ledger_id) for ledger_id in self.doubtful)
+    def has_unindexed(self, usage: LogUsage) -> bool:
+        """Report whether a log holds entries of an unindexed ledger."""
+        return any(usage.size_of(ledger_id) for ledger_id in self.unindexed)
 
     async def delete_empty(self) -> None:
-        """Remove logs that hold nothing of any ledger.
+        """Delete logs without live ledgers.
 
-        That is what their ledgers maps say, which have no checksum, so the whole index is asked too, once for all of
-        them. Raises: ReadFailed when it cannot tell; then they stay.
+        Ledgers maps have no checksum, so the whole index is scanned too, once for all these logs. Raises: ReadFailed
+        when a part of it cannot be read; then the logs stay.
         """
-        empty = [each for each in self.known.values() if each.remaining == 0]
-        named = await greatest_offsets(self._parts.index, [each.log_id for each in empty]) if empty else {}
+        empty = [usage for usage in self.known.values() if usage.remaining == 0]
+        named = await greatest_offsets(self._parts.index, [usage.log_id for usage in empty]) if empty else {}
         for usage in empty:
             if usage.log_id in named:
                 self.put_aside(
-                    usage.log_id, f"its ledgers map leaves out a ledger whose index names byte {named[usage.log_id]:,}"
+                    usage.log_id, f"its ledgers map lacks a ledger whose index names byte {named[usage.log_id]:,}"
                 )
                 continue
             try:
@@ -218,7 +222,7 @@ class SealedLogs:
                 self._events.warning("gc.log_not_deleted", log=f"{usage.log_id:x}", error=error)
 
     async def delete(self, usage: LogUsage) -> None:
-        """Remove a log in which nothing lives. Raises: OSError, SyncFailed."""
+        """Delete a log without live entries. Raises: OSError, SyncFailed."""
         await self._worker.run(unlink_all, self._disk, [usage.path])
         del self.known[usage.log_id]
         await self._parts.readers.forget_log(usage.log_id)

@@ -1,8 +1,8 @@
-"""The cookie: whose directories these are. Its text, and the file `VERSION` that has it in every directory.
+"""The cookie, which names the owner of a directory: its text, and its file `VERSION` in every directory.
 
-A bookie that starts on an empty or foreign disk truthfully denies entries it once acknowledged, and recovery then cuts
-ledgers short. So the same cookie stands in the metadata store and in every directory; `admission.decide` lets the
-bookie start only if they tell one story.
+A bookie that starts on an empty or foreign disk reports entries as missing that it once acknowledged, and recovery then
+truncates ledgers. The metadata store and every directory therefore have the same cookie, and `admission.decide` lets
+the bookie start only if they agree.
 
 Source: storage 9.1, 9.2, F-36.
 """
@@ -20,9 +20,9 @@ from bookies.errors import CookieMismatch, CorruptRecord
 from bookies.runtime.ports import Disk
 
 FILE_NAME = "VERSION"
-LAYOUT = 5  # what we write
+LAYOUT = 5  # the layout that we write
 CURRENT = "current"  # sub-directory of every configured directory that holds all files
-EMPTYING = "FORMATTING"  # the cookie of a directory that `bk bookie format` is emptying: it cannot start from then on
+EMPTYING = "FORMATTING"  # the cookie of a directory that `bk bookie format` is emptying: the bookie cannot start
 
 _FIELDS = ("bookieHost", "journalDir", "ledgerDirs", "instanceId", "indexDirs")
 _REQUIRED = 3
@@ -31,8 +31,9 @@ _OLD_SUFFIXES = (".txn", ".idx", ".log")
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """`journal_directories`: as configured, joined with commas. The others: as configured, without `current`.
+    """The content of a cookie.
 
+    `journal_directories`: as configured, joined with commas. The other directories: as configured, without `current`.
     Layouts 3 and 4 have no `index_directories`, layout 3 has no `instance_id` either.
     """
 
@@ -49,7 +50,7 @@ class Cookie:
 
     @property
     def directories(self) -> list[str]:
-        """All distinct directories: journals, ledgers, indexes."""
+        """Return all distinct directories: journals, ledgers, indexes."""
         return list(dict.fromkeys((*self.journals, *self.ledger_directories, *self.directories_of_index)))
 
     @property
@@ -57,12 +58,12 @@ class Cookie:
         return self.ledger_directories if self.index_directories is None else self.index_directories
 
     def base_of(self, path: str) -> str | None:
-        """What its relative names are relative to, when `path` is one of its directories; None: it is none of them.
+        """Return the base of the cookie's relative names if `path` is one of its directories; None if it is not.
 
-        Then it is a copy, or mounted elsewhere, and what the cookie names can be in use.
+        If it is not, `path` is a copy or mounted elsewhere, and the directories that the cookie names may be in use.
         """
-        for each in self.directories:
-            name = posixpath.normpath(each)
+        for directory in self.directories:
+            name = posixpath.normpath(directory)
             if path == name:
                 return ""
             if not posixpath.isabs(name) and f"/{path}".endswith(f"/{name}"):
@@ -70,7 +71,7 @@ class Cookie:
         return None
 
     def pack(self) -> bytes:
-        """The file's bytes, which are the stored cookie's too; always layout 5 (Q-16)."""
+        """Return the bytes of the file and of the stored cookie. Q-16: the version line of a written cookie is 5."""
         values = (
             self.bookie,
             self.journal_directories,
@@ -83,7 +84,7 @@ class Cookie:
 
 
 def master_cookie(config: BookieConfig, bookie: str, instance_id: str | None) -> Cookie:
-    """The cookie that a bookie of this configuration has in this cluster."""
+    """Return the cookie that a bookie of this configuration has in this cluster."""
     return Cookie(
         bookie,
         ",".join(config.journal_directories),
@@ -94,12 +95,12 @@ def master_cookie(config: BookieConfig, bookie: str, instance_id: str | None) ->
 
 
 def directories_of(config: BookieConfig) -> list[str]:
-    """All distinct directories of a bookie, as configured: journals, ledgers, indexes."""
+    """Return all distinct directories of a bookie, as configured: journals, ledgers, indexes."""
     return list(dict.fromkeys((*config.journal_directories, *config.ledger_directories, *config.index_directories)))
 
 
 def parse(data: bytes, *, path: str = FILE_NAME) -> Cookie:
-    """A cookie of layout 3, 4 or 5. Raises CorruptRecord."""
+    """Parse a cookie of layout 3, 4 or 5. Raises CorruptRecord."""
     first, _, rest = data.partition(b"\n")
     if first not in (b"3", b"4", b"5"):
         raise CorruptRecord(f"not a cookie of layout 3, 4 or 5: it begins with {first[:20]!r}", path=path, offset=0)
@@ -146,13 +147,13 @@ def _pack_list(directories: Sequence[str]) -> str:
 def _parse_list(text: str) -> tuple[str, ...]:
     count, *directories = text.split("\t")
     if count != str(len(directories)):
-        raise ValueError(f"{len(directories)} directories where {count!r} are announced")
+        raise ValueError(f"{len(directories)} directories, but the count is {count!r}")
     return tuple(directories)
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryState:
-    """One configured directory. `is_empty`: nothing in its `current`, or no `current`; `VERSION` does not count."""
+    """State of a configured directory. `is_empty`: its `current` is missing or has no file other than `VERSION`."""
 
     cookie: Cookie | None
     is_empty: bool
@@ -160,7 +161,10 @@ class DirectoryState:
 
 
 def read_state(disk: Disk, directory: str) -> DirectoryState:
-    """What stands in one configured directory. Raises CorruptRecord; CookieMismatch if its layout has no `current`."""
+    """Read the state of a configured directory.
+
+    Raises CorruptRecord; CookieMismatch if its layout has no `current`, or it is being emptied.
+    """
     current = os.path.join(directory, CURRENT)
     if not disk.is_directory(current):
         names = disk.list(directory) if disk.is_directory(directory) else []
@@ -168,33 +172,34 @@ def read_state(disk: Disk, directory: str) -> DirectoryState:
         if old:
             raise CookieMismatch(
                 f"{directory} holds {old[0]} outside of `{CURRENT}`: files of a layout before 3, which is too old. "
-                "Nothing was changed. Upgrade them with Apache's own `bookkeeper upgrade` first, or name another "
+                "Nothing was changed. Upgrade them with Apache's own `bookkeeper upgrade` first, or configure another "
                 "directory"
             )
         return DirectoryState(None, True, disk.is_directory(directory))
     names = disk.list(current)
     if EMPTYING in names:
         raise CookieMismatch(
-            f"{directory} was being emptied by `bk bookie format`, which did not come to its end. Nothing was changed. "
-            f"Say it again: bk bookie format {directory}"
+            f"{directory} is partly emptied: `bk bookie format` was interrupted. Nothing was changed. "
+            f"Run it again: bk bookie format {directory}"
         )
     path = os.path.join(current, FILE_NAME)
-    # A file of no bytes is what a crash leaves of a cookie written in place; it says nothing.
+    # A crash while a cookie is written in place leaves an empty file, which counts as no cookie.
     data = disk.read_bytes(path) if FILE_NAME in names else b""
     return DirectoryState(parse(data, path=path) if data else None, not [name for name in names if name != FILE_NAME])
 
 
 def remove_cookie(disk: Disk, directory: str) -> None:
-    """Take a stamp back, durably, from a directory that has nothing else."""
+    """Remove the cookie durably from a directory that has no other file."""
     current = os.path.join(directory, CURRENT)
     disk.unlink(os.path.join(current, FILE_NAME))
     disk.sync_directory(current)
 
 
 def write_cookie(disk: Disk, directory: str, data: bytes) -> None:
-    """Stamp a configured directory durably, creating it and its `current`.
+    """Write the cookie of a configured directory durably; create the directory and its `current` if necessary.
 
-    The temporary file is in the parent: anything in `current` would make a directory without a cookie look used (Q-1).
+    The temporary file is in the parent. Q-1: a directory without `VERSION` is new only if `current` is completely
+    empty.
     """
     current = os.path.join(directory, CURRENT)
     disk.make_directories(current)

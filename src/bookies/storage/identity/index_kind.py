@@ -1,4 +1,4 @@
-"""Whether an index is one of index files: what every start asks, without all that can convert it (`conversion.py`)."""
+"""The start check for the kind of index, independent of the code that converts it (`conversion.py`)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import posixpath
 from bookies.errors import StorageError
 from bookies.runtime.ports import Disk
 
-RECORD = "CONVERSION"  # a file in the first index directory's `current`: a conversion is under way
-LOCATIONS = "locations"  # a database in each index directory's `current` where the index is in RocksDB
+RECORD = "CONVERSION"  # a file in the first index directory's `current` while a conversion is in progress
+LOCATIONS = "locations"  # a database in each index directory's `current` if the index is in RocksDB
 
 
 def refuse_unconverted(disk: Disk, directories: list[str]) -> None:
-    """Raises StorageError if these index directories are not ones of index files, or not yet."""
+    """Raise StorageError if these directories hold an index in RocksDB, or one whose conversion is incomplete."""
     for directory in directories:
         if disk.exists(posixpath.join(directory, RECORD)):
             raise StorageError(
-                f"{directory}: a conversion of the index has not ended. Nothing was changed. Finish it with the same "
-                "bk bookie convert --to ... as before, or, if it has not yet switched, --cancel it"
+                f"{directory}: a conversion of the index is incomplete. Nothing was changed. Finish it with the same "
+                "bk bookie convert --to ... as before, or, if it has not switched yet, undo it with --cancel"
             )
         if disk.is_directory(posixpath.join(directory, LOCATIONS)):
             raise StorageError(

@@ -1,12 +1,12 @@
-"""The catalog in use: what index files must hold, so that damage is noticed and a lost file is not taken for no ledger.
+"""The catalog in use: what index files must hold. It reveals damaged index files and missing ones.
 
 Invariants
-- A record is durable before the index file it speaks of is written. So the catalog is never behind the files, and a
-  difference that a crash left is covered by `Known.older`.
-- It is believed only against index files, never instead of entries: whatever disagrees is built again from the logs.
-- Without it (a directory of Apache's, or its own damage) index files are believed as they are.
+- A record is durable before the index file that it describes is written. So the catalog is never older than the files,
+  and `Known.older` covers the difference that a crash leaves.
+- The catalog overrides index files, never entries: an index file that disagrees is rebuilt from the logs.
+- Without a catalog (a directory of Apache's, or a damaged catalog) index files are trusted as they are.
 
-`Catalog` is owned by the loop's thread, `CatalogFile` blocks and is confined to the checkpoint's worker.
+`Catalog` is owned by the loop's thread. `CatalogFile` blocks and is confined to the checkpoint's worker.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bookies.storage.index.index_files import IndexWrite, LoadedIndex
 from bookies.storage.index.index_format import STATE_FENCED, IndexHeader, page_offset
 from bookies.storage.journal import LogMark
 
-REWRITE_FACTOR = 4  # a file so many times as large as when it was last written as a whole is written again
+REWRITE_FACTOR = 4  # growth since the last complete write that makes the next write a complete one
 REWRITE_SIZE_MIN = 1 << 20  # bytes
 
 
 class CatalogFile:
-    """The file, in the first index directory, or in another if that has failed once. Blocks. `path`: where it is."""
+    """The file, in the first index directory, or in another one after that has failed. Blocks. `path`: where it is."""
 
     def __init__(self, disk: Disk, directories: Sequence[str], page_size: int) -> None:
         self._disk = disk
@@ -38,16 +38,16 @@ class CatalogFile:
         self._page_size = page_size
         self._file: File | None = None
         self._position = 0
-        self._size_whole = 0  # when it was last written as a whole
+        self._size_whole = 0  # bytes after the last complete write
         self._is_damaged = False
 
     def load(self, last: Sequence[str] = ()) -> Contents | None:
-        """What it says; None if there is none. `last`: where to look last, as those directories had failed.
+        """Return the contents; None without a file. Raises: OSError.
 
-        Raises: OSError.
+        `last`: directories to search last, because they had failed.
         """
         paths = [posixpath.join(directory, layout.FILE_NAME) for directory in self._directories]
-        for path in sorted(paths, key=lambda each: posixpath.dirname(each) in last):
+        for path in sorted(paths, key=lambda path: posixpath.dirname(path) in last):
             if self._disk.exists(path):
                 self.path = path
                 break
@@ -58,7 +58,7 @@ class CatalogFile:
         return layout.parse(data, self._page_size)
 
     def replace(self, pieces: Sequence[bytes]) -> None:
-        """Write it as a whole. Raises: DiskFull, OSError."""
+        """Write the complete file. Raises: DiskFull, OSError."""
         data = b"".join(pieces)
         self.close()
         replace_bytes(self._disk, self.path, data)
@@ -66,7 +66,7 @@ class CatalogFile:
         self._is_damaged = False
 
     def verify(self) -> tuple[int, str]:
-        """(bytes, what is wrong with the file). One that is damaged is replaced soon. Raises: OSError."""
+        """Return (bytes, the damage or ""). A damaged file is replaced soon. Raises: OSError."""
         try:
             data = self._disk.read_bytes(self.path)[: self._position]
         except FileNotFoundError:
@@ -78,7 +78,7 @@ class CatalogFile:
         return len(data), problem
 
     def move(self, directory: str, pieces: Sequence[bytes]) -> None:
-        """Write it as a whole in another directory. Raises: DiskFull, OSError."""
+        """Write the complete file to another directory. Raises: DiskFull, OSError."""
         before, self.path = self.path, posixpath.join(directory, layout.FILE_NAME)
         try:
             self.replace(pieces)
@@ -88,11 +88,11 @@ class CatalogFile:
 
     @property
     def is_bloated(self) -> bool:
-        """Whether it is better written as a whole than appended to."""
+        """Report whether the file should be rewritten rather than appended to."""
         return self._is_damaged or self._position > max(REWRITE_SIZE_MIN, REWRITE_FACTOR * self._size_whole)
 
     def append(self, data: bytes, *, is_durable: bool) -> None:
-        """Raises: DiskFull, OSError, then the next one takes its place; SyncFailed."""
+        """Append records. Raises: DiskFull, OSError, after which the next append overwrites this one; SyncFailed."""
         if self._file is None:
             self._file = self._disk.open(self.path, "r+")
         self._file.pwrite(data, self._position)
@@ -107,12 +107,12 @@ class CatalogFile:
 
 
 class Catalog:
-    """What is known of every ledger. `is_trusted`: there was a catalog, and all of it could be read."""
+    """The expected content of all index files. `is_trusted`: a catalog was found, and all of it could be read."""
 
     def __init__(self, page_size: int) -> None:
         self.is_trusted = False
         self.marks: tuple[LogMark, ...] = ()
-        self.doubtful_from = 0  # see `Contents`
+        self.uncounted_from = 0  # see `Contents`
         self.run_id = bytes(16)  # see `Directories`
         self.synced: Synced | None = None  # see `Contents`
         self.torn: dict[int, int] = {}
@@ -122,12 +122,11 @@ class Catalog:
         self._absent = layout.checksum_of(b"", page_size)
         self._pending: list[bytes] = []
 
-    def found(self, contents: Contents | None) -> None:
-        """What the file said at the start.
+    def adopt(self, contents: Contents | None) -> None:
+        """Take over the contents of the file at the start.
 
-        Its end may be lost: any crash can tear the last thing that was appended, which no index file has followed yet.
-        So what was said before goes on to count. If damage has taken more, index files are younger, look damaged, and
-        are built again.
+        Any crash can tear the last append, which no index file has followed yet, so the records before a torn end still
+        count. If damage has removed more, index files are younger than the catalog, look damaged, and are rebuilt.
         """
         if contents is None:
             return
@@ -135,12 +134,12 @@ class Catalog:
         self.holes = contents.holes
         self.ledgers = contents.ledgers
         self.marks = contents.marks
-        self.doubtful_from = contents.doubtful_from
-        self.synced = contents.synced if self.is_trusted else None  # What is lost may have said more.
+        self.uncounted_from = contents.uncounted_from
+        self.synced = contents.synced if self.is_trusted else None  # A lost record may have been newer.
         self.torn = contents.torn
         if not self.is_trusted:
             for known in self.ledgers.values():
-                known.is_doubted = True
+                known.is_stale = True
                 if contents.has_other_pages:
                     known.pages, known.older = {}, {}
                     known.is_partial = True
@@ -151,39 +150,39 @@ class Catalog:
             self.ledgers,
             self.marks,
             self.holes,
-            self.doubtful_from,
+            self.uncounted_from,
             synced=self.synced,
             torn=self.torn,
         )
 
     # -- comparing -----------------------------------------------------------------------------------------------
     def is_right(self, ledger_id: int, page: int, data: Buffer) -> bool:
-        """Whether a page read from the file is what was written there, as far as anybody knows."""
+        """Report whether a page read from the file may have been written there. True for unknown ledgers."""
         known = self.ledgers.get(ledger_id)
         return known is None or known.is_right(page, data, self._page_size)
 
-    def agreed_header(self, ledger_id: int, found: IndexHeader | None) -> IndexHeader:
-        """What catalog and file together say: a promise that either knows of counts.
+    def agreed_header(self, ledger_id: int, in_file: IndexHeader | None) -> IndexHeader:
+        """Return the header that combines catalog and file: a promise in either one counts.
 
-        Without both the ledger's key is vacant, and it is fenced: refusing writes is safe.
+        Without both the master key is vacant and the ledger is fenced, because refusing writes is safe.
         """
         known = self.ledgers.get(ledger_id)
         kept = known.index_header() if known is not None else None
-        if kept is None or found is None:
-            return kept or found or IndexHeader(b"", STATE_FENCED)
-        if layout.trimmed(found) == layout.trimmed(kept):
-            return found
+        if kept is None or in_file is None:
+            return kept or in_file or IndexHeader(b"", STATE_FENCED)
+        if layout.trimmed(in_file) == layout.trimmed(kept):
+            return in_file
         return IndexHeader(
-            kept.master_key if kept.master_key.strip(b"\0") else found.master_key,
-            kept.state | found.state,
-            (found.explicit_lac if known is not None and known.is_doubted else b"")
+            kept.master_key if kept.master_key.strip(b"\0") else in_file.master_key,
+            kept.state | in_file.state,
+            (in_file.explicit_lac if known is not None and known.is_stale else b"")
             or kept.explicit_lac
-            or found.explicit_lac,
-            max(kept.version, found.version),
+            or in_file.explicit_lac,
+            max(kept.version, in_file.version),
         )
 
     def damage_of(self, ledger_id: int, loaded: LoadedIndex) -> str:
-        """What is wrong with the slots of a file, as far as its size and its last page tell; empty if nothing is."""
+        """Return the damage of a file that its size and its last page reveal; empty if there is none."""
         known = self.ledgers.get(ledger_id)
         if known is None:
             return str(loaded.problem or "")
@@ -196,14 +195,14 @@ class Catalog:
         if loaded.problem is not None and known.is_partial:
             return str(loaded.problem)
         if loaded.last_page > last and not known.is_right(loaded.last_page, loaded.last_data, self._page_size):
-            return f"page {loaded.last_page} is not what was written"
+            return f"the checksum of page {loaded.last_page} is wrong"
         if loaded.last_page < last or not known.is_right(loaded.last_page, loaded.last_data, self._page_size):
-            return f"page {last} is not what was written"
+            return f"the checksum of page {last} is wrong"
         return ""
 
     # -- writing -------------------------------------------------------------------------------------------------
     def stage(self, ledger_id: int, change: IndexWrite, header: IndexHeader) -> None:
-        """An index file is about to be written; `take` has what must be durable before."""
+        """Record that an index file is about to be written. `take` returns what must be durable before."""
         known = self.ledgers.get(ledger_id)
         if known is None:
             known = self.ledgers[ledger_id] = Known(is_partial=not change.is_new)
@@ -217,19 +216,19 @@ class Catalog:
         self._pending.append(layout.pack_ledger(ledger_id, header, checksums, flags))
 
     def written(self, ledger_id: int, pages: Iterable[int]) -> None:
-        """What was staged for it is in the file."""
+        """Note that the staged pages are in the file."""
         if (known := self.ledgers.get(ledger_id)) is not None:
             for page in pages:
                 known.older.pop(page, None)
-            known.is_fresh = known.is_doubted = False
+            known.is_fresh = known.is_stale = False
 
     def unsettled(self) -> dict[int, list[int]]:
-        """Pages of which a crash has left one state or another: to be looked at before anything else is settled."""
+        """Return the pages that a crash may have left in one of several states. Call `resolve` with their checksums."""
         return {ledger_id: list(known.older) for ledger_id, known in self.ledgers.items() if known.older}
 
-    def resolve(self, found: dict[int, dict[int, int]]) -> None:
-        """Of those pages, the checksums of what the files have. What may not be there stays damage."""
-        for ledger_id, checksums in found.items():
+    def resolve(self, in_files: dict[int, dict[int, int]]) -> None:
+        """Accept the checksums that the files have for the unsettled pages. Any other checksum remains damage."""
+        for ledger_id, checksums in in_files.items():
             known = self.ledgers[ledger_id]
             changed = []
             for page, checksum in checksums.items():
@@ -242,7 +241,7 @@ class Catalog:
                 self._pending.append(layout.pack_known(ledger_id, known.header, changed, flags))
 
     def delete(self, ledger_id: int) -> None:
-        """The ledger was deleted: that its file is gone is no damage."""
+        """Note that the ledger was deleted, so that its missing file is no damage."""
         if self.ledgers.pop(ledger_id, None) is not None:
             self._pending.append(layout.pack_deleted(ledger_id))
 
@@ -254,15 +253,15 @@ class Catalog:
         self.holes = []
         self._pending.append(layout.pack_holes_settled())
 
-    def settle(self, marks: Sequence[LogMark], doubtful_from: int) -> None:
-        """All that was staged is in the files, and these marks are about to be persisted."""
-        self.marks, self.doubtful_from = tuple(marks), doubtful_from
-        self._pending.append(layout.pack_settled(marks, doubtful_from))
+    def settle(self, marks: Sequence[LogMark], uncounted_from: int) -> None:
+        """Note that all staged changes are in the files, and that these marks are about to be persisted."""
+        self.marks, self.uncounted_from = tuple(marks), uncounted_from
+        self._pending.append(layout.pack_settled(marks, uncounted_from))
 
     def note_synced(self, log_id: int, end: int, greatest_id: int, marks: Sequence[LogMark] | None) -> None:
-        """Entry logs are durable so far, and slots that name them are about to be; see `Synced`.
+        """Note how far the entry logs are durable, before slots that name them are written; see `Synced`.
 
-        `marks`: are about to be persisted; None: those from before stay.
+        `marks`: about to be persisted; None: those from before stay.
         """
         before = self.synced.marks if self.synced is not None else ()
         synced = Synced(log_id, end, greatest_id, tuple(marks) if marks is not None else before, self.run_id)
@@ -270,22 +269,23 @@ class Catalog:
             self.synced = synced
             self._pending.append(layout.pack_synced(synced))
 
-    def note_lacking(self) -> None:
-        """There may have been ledgers that it does not name: the next start looks too, unless a checkpoint comes first.
+    def note_incomplete(self) -> None:
+        """Note that ledgers may exist that the catalog does not name.
 
-        As no marks are announced, whatever there are look like those of another program.
+        Unless a checkpoint comes first, the next start searches the logs for them: without announced marks, the marks
+        on disk look like those of another program.
         """
         self.synced = Synced(-1, 0, LOG_ID_MAX, (), self.run_id)
         self._pending.append(layout.pack_synced(self.synced))
 
     def note_torn(self, torn: Mapping[int, int]) -> None:
-        """These logs, and no others, count only up to these bytes."""
+        """Set the entry logs that count only up to these bytes."""
         if torn != self.torn:
             self.torn = dict(torn)
             self._pending.append(layout.pack_torn(torn))
 
     def take(self) -> bytes:
-        """What is to be appended. `give_back` it when that fails."""
+        """Return the records to append. Call `give_back` with them when the append fails."""
         data, self._pending = b"".join(self._pending), []
         return data
 

@@ -1,11 +1,11 @@
-"""The catalog's file format: which ledgers there are, and what their index files hold, with checksums.
+"""The catalog's file format: the ledgers of a bookie and the checksums of their index files.
 
-Index files are Apache's and have no checksums, and a file that is gone leaves no trace. The catalog makes good both: a
-header and then records `uint32 length | uint32 crc32 of the body | body`, appended before index files are written. A
-record names a ledger, its index header, and the crc32 of each page that is about to be written.
+Index files are Apache's and have no checksums, and a missing file leaves no trace. The catalog adds both: a header and
+then records `uint32 length | uint32 crc32 of the body | body`, appended before index files are written. A record names
+a ledger, its index header, and the crc32 of each page that is about to be written.
 
-A page may still be as it was before: between a record and the next "settled" one a crash may have kept the page from
-being written. So both checksums count until then.
+After a crash a page may be in its earlier state, because a record precedes the write. So both checksums count until the
+next "settled" record.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ VERSION = 2
 PAGE_SIZE_MAX = 1 << 24  # bytes
 RECORD_SIZE_MAX = 64 << 20  # bytes; a ledger of 10**10 entries in one checkpoint is below it
 
-ANY = -1  # in place of a checksum that nobody knows
+ANY = -1  # stands for an unknown checksum
 
 LEDGER, DELETED, SETTLED, HOLE, HOLES_SETTLED, SYNCED, TORN = 1, 2, 3, 4, 5, 6, 7
-RESET = 1  # flag: the index file is written anew, earlier pages are gone
-PARTIAL = 2  # flag: the file has pages of which no checksum is known
+RESET = 1  # flag: the index file is replaced, earlier pages do not count
+PARTIAL = 2  # flag: the file has pages without a known checksum
 
 _FILE = struct.Struct(">4sII")
 FILE_HEADER_SIZE = _FILE.size + 4  # with its crc32
@@ -49,12 +49,13 @@ _LOG_END = struct.Struct(">qq")
 
 @dataclass(slots=True)
 class Known:
-    """One ledger. `header`: of its index file, trailing zeros cut off; empty if it is not known.
+    """The expected content of one index file. `header`: without trailing zeros; empty if it is not known.
 
-    `pages`: number to crc32 of what is, or is about to be, in the file; 0 pages are absent. `older`: what may be there
-    instead if a crash came in between. `is_partial`: pages that are not named are believed as they are. `is_fresh`: the
-    file was about to be made when the catalog ended, so the journal has all that would be in it. `is_doubted`: the rest
-    of the catalog is lost, so the file may be younger: then its header counts too, and its pages are built again.
+    `pages`: page number to crc32 of the content that is, or is about to be, in the file; pages of zeros are absent.
+    `older`: checksums that the page may have instead if a crash interrupted the write. `is_partial`: pages that are not
+    named are trusted as they are. `is_fresh`: the file was about to be created when the catalog ended, so the journal
+    has its whole content. `is_stale`: the end of the catalog is lost, so the file may be younger. Then its header
+    counts too, and its pages are rebuilt.
     """
 
     header: bytes = b""
@@ -62,7 +63,7 @@ class Known:
     older: dict[int, tuple[int, ...]] = field(default_factory=dict)
     is_partial: bool = False
     is_fresh: bool = False
-    is_doubted: bool = False
+    is_stale: bool = False
 
     def copy(self) -> Known:
         return dataclasses.replace(self, pages=dict(self.pages), older=dict(self.older))
@@ -71,30 +72,30 @@ class Known:
         return parse_header(self.header.ljust(HEADER_SIZE, b"\0")) if self.header else None
 
     def expect(self, page: int, checksum: int, absent: int) -> None:
-        """This page is about to be written. `absent`: the checksum of a page that is not there."""
+        """Record that this page is about to be written. `absent`: the checksum of a page that does not exist."""
         before = self.pages.get(page, ANY if self.is_partial else absent)
-        is_anew = page in self.older and page not in self.pages  # What the file before had there is known.
-        if before != checksum and not is_anew:
+        is_reset = page in self.older and page not in self.pages  # `older` has the page of the replaced file.
+        if before != checksum and not is_reset:
             self.older[page] = (*self.older.get(page, ()), before)
         self.pages[page] = checksum
 
     def is_exactly(self, pages: set[int], page_size: int) -> bool:
-        """Whether these pages of a file, each as it should be, are certainly all there is to know."""
+        """Report whether these intact pages of a file certainly contain all slots of the ledger."""
         header = self.index_header()
-        if header is None or header.is_rebuilding or self.is_partial or self.is_fresh or self.is_doubted or self.older:
+        if header is None or header.is_rebuilding or self.is_partial or self.is_fresh or self.is_stale or self.older:
             return False
         absent = checksum_of(b"", page_size)
         return all(page in pages for page, checksum in self.pages.items() if checksum != absent)
 
     def reset(self) -> None:
-        """The file is about to be replaced by a new one, which has every page; a crash may leave the one before."""
+        """Record that the file is about to be replaced. A crash may leave the old one, so its pages become `older`."""
         for page, checksum in self.pages.items():
             self.older[page] = (*self.older.get(page, ()), checksum)
         self.pages = {}
         self.is_partial = False
 
     def is_right(self, page: int, data: Buffer, page_size: int) -> bool:
-        """Whether that may be in the file; of pages that are not named, nothing may be unless some are unknown."""
+        """Report whether the page may be in the file. A page without checksum must be empty unless `is_partial`."""
         checksum = checksum_of(data, page_size)
         if page in self.older and (checksum in self.older[page] or ANY in self.older[page]):
             return True
@@ -104,7 +105,7 @@ class Known:
 
 
 def checker(known: Known | None, page_size: int) -> Callable[[int, bytes], bool]:
-    """Whether (page, data) may be in the file of a ledger, for a worker: as it is known now."""
+    """Return a function for a worker that reports whether (page, data) may be in the ledger's file, as known now."""
     if known is None:
         return lambda page, data: True
     copy = known.copy()
@@ -112,11 +113,11 @@ def checker(known: Known | None, page_size: int) -> Callable[[int, bytes], bool]
 
 
 class Synced(NamedTuple):
-    """How far the entry logs were durable: `log_id` up to byte `end`, all others as a whole up to `greatest_id`.
+    """Extent of the durable entry logs: `log_id` up to byte `end`, all others completely, up to `greatest_id`.
 
-    No durable slot names anything behind that. `marks`: of each journal, none that was persisted is greater; from there
-    on the journals have whatever else is in the logs, but for copies by a compaction whose source is still there.
-    `run_id`: see `Directories`; only with the same one there it is about the same logs.
+    No durable slot names a place after that. `marks`: of each journal; no persisted mark is greater. The journals from
+    there on have everything else in the logs, except compaction copies whose source still exists. `run_id`: see
+    `Directories`; it applies to the same logs only if the directories have the same one.
     """
 
     log_id: int
@@ -128,22 +129,22 @@ class Synced(NamedTuple):
 
 @dataclass
 class Contents:
-    """What a catalog says. `marks`: of the last checkpoint. `problem`: why the rest of the file was not believed.
+    """The contents of a catalog. `marks`: of the last checkpoint. `problem`: why the rest of the file was not used.
 
-    `doubtful_from`: the entry log from which on there may be copies that no slot names, if the bookie does not stop in
-    an orderly way; -1 less that id if there are some in any case.
+    `uncounted_from`: the first entry log that may have copies without a slot if the bookie stops uncleanly. If some
+    exist in any case, it is -1 minus that id.
 
-    `has_other_pages`: pages had another size then, so nothing can be compared with their checksums.
+    `has_other_pages`: the page size has changed, so checksums cannot be compared.
 
-    `synced`: None if nobody knows. `torn`: entry log to the byte from which on it does not count: a power failure may
-    have torn what was there, and a replay has written it again.
+    `synced`: None if unknown. `torn`: entry log to the byte from which on it does not count: a power failure may have
+    torn what was there, and a replay has written it again.
     """
 
     page_size: int
     ledgers: dict[int, Known] = field(default_factory=dict)
     marks: tuple[LogMark, ...] = ()
     holes: list[str] = field(default_factory=list)
-    doubtful_from: int = 0
+    uncounted_from: int = 0
     problem: str = ""
     has_other_pages: bool = False
     synced: Synced | None = None
@@ -151,13 +152,13 @@ class Contents:
 
 
 def checksum_of(data: Buffer, page_size: int) -> int:
-    """The crc32 of a page; what is missing of it counts as zeros."""
+    """Return the crc32 of a page. Missing bytes at its end count as zeros."""
     checksum = zlib.crc32(data)
     return zlib.crc32(bytes(page_size - len(data)), checksum) if len(data) < page_size else checksum
 
 
 def page_size_of(header: bytes) -> int | None:
-    """What the first bytes of the file say of the page size; None if they are not what was written."""
+    """Return the page size in the file's header; None if the header is damaged."""
     if len(header) < FILE_HEADER_SIZE:
         return None
     magic, version, page_size = _FILE.unpack_from(header)
@@ -173,17 +174,17 @@ def pack_file_header(page_size: int) -> bytes:
 
 
 def pack_ledger(ledger_id: int, header: IndexHeader, pages: Sequence[tuple[int, int]], flags: int = 0) -> bytes:
-    """`pages`: (number, crc32) of those that are about to be written."""
+    """Pack a ledger's record. `pages`: (number, crc32) of the pages that are about to be written."""
     return pack_known(ledger_id, trimmed(header), pages, flags)
 
 
 def trimmed(header: IndexHeader) -> bytes:
-    """The header without the zeros behind it; what `Known.header` holds."""
+    """Return the packed header without trailing zeros, as in `Known.header`."""
     return pack_header(header).rstrip(b"\0")
 
 
 def pack_known(ledger_id: int, header: bytes, pages: Sequence[tuple[int, int]], flags: int) -> bytes:
-    """As `pack_ledger`, with a trimmed header."""
+    """Pack a ledger's record from a trimmed header."""
     head = _LEDGER.pack(LEDGER, ledger_id, flags, len(header), len(pages))
     return _record(head + header + b"".join([_PAGE.pack(page, checksum) for page, checksum in pages]))
 
@@ -192,34 +193,34 @@ def pack_deleted(ledger_id: int) -> bytes:
     return _record(_DELETED.pack(DELETED, ledger_id))
 
 
-def pack_settled(marks: Sequence[LogMark], doubtful_from: int = 0) -> bytes:
-    """Everything above is in the index files; the marks that a checkpoint is about to persist.
+def pack_settled(marks: Sequence[LogMark], uncounted_from: int = 0) -> bytes:
+    """Pack the record that all changes above are in the index files, with the marks about to be persisted.
 
-    `doubtful_from`: see `Contents`.
+    `uncounted_from`: see `Contents`.
     """
     packed = b"".join(_MARK.pack(*mark) for mark in marks)
-    return _record(_SETTLED.pack(SETTLED, len(marks)) + packed + _LOG.pack(doubtful_from))
+    return _record(_SETTLED.pack(SETTLED, len(marks)) + packed + _LOG.pack(uncounted_from))
 
 
 def pack_synced(synced: Synced) -> bytes:
-    """How far the entry logs are durable, before index files may name anything in them."""
+    """Pack how far the entry logs are durable. It precedes slots that name them."""
     *extent, marks, run_id = synced
     head = _SYNCED.pack(SYNCED, *extent, run_id, len(marks))
     return _record(head + b"".join(_MARK.pack(*mark) for mark in synced.marks))
 
 
 def pack_torn(torn: Mapping[int, int]) -> bytes:
-    """See `Contents`; all of them."""
-    return _record(_TORN.pack(TORN, len(torn)) + b"".join(_LOG_END.pack(*each) for each in torn.items()))
+    """Pack all torn logs; see `Contents`."""
+    return _record(_TORN.pack(TORN, len(torn)) + b"".join(_LOG_END.pack(*log_end) for log_end in torn.items()))
 
 
 def pack_hole(text: str) -> bytes:
-    """A part of a journal was lost: of ledgers that are not known nothing may be denied."""
+    """Pack the loss of a part of a journal. Until it is settled, no unknown ledger is reported as missing."""
     return _record(bytes([HOLE]) + text.encode())
 
 
 def pack_holes_settled() -> bytes:
-    """Every ledger that there was is known again."""
+    """Pack the record that every ledger is known again."""
     return _record(bytes([HOLES_SETTLED]))
 
 
@@ -228,7 +229,7 @@ def _record(body: bytes) -> bytes:
 
 
 def pack(contents: Contents) -> Iterator[bytes]:
-    """The same contents as one file, in pieces."""
+    """Yield the same contents as one file, in pieces."""
     yield pack_file_header(contents.page_size)
     for ledger_id, known in contents.ledgers.items():
         flags = PARTIAL if known.is_partial else 0
@@ -239,18 +240,18 @@ def pack(contents: Contents) -> Iterator[bytes]:
         yield pack_torn(contents.torn)
     if contents.synced is not None:
         yield pack_synced(contents.synced)
-    yield pack_settled(contents.marks, contents.doubtful_from)
+    yield pack_settled(contents.marks, contents.uncounted_from)
 
 
 def parse(data: bytes, page_size: int) -> Contents:
-    """What the file says, as far as it can be believed. `page_size`: of the index files now."""
+    """Return the contents of a file up to the first damaged record. `page_size`: of the index files now."""
     contents = Contents(page_size)
     size_then = page_size_of(data)
     if size_then is None:
-        contents.problem = "its header is not that of a catalog of this version"
+        contents.problem = "its header is damaged or of another version"
         return contents
     if size_then != page_size:
-        contents.problem, page_size = f"pages had {size_then:,} bytes then", size_then
+        contents.problem, page_size = f"it was written for pages of {size_then:,} bytes", size_then
         contents.has_other_pages = True
     absent = checksum_of(b"", page_size)
     unsettled: dict[int, Known] = {}
@@ -263,20 +264,20 @@ def parse(data: bytes, page_size: int) -> Contents:
         size, checksum = _RECORD.unpack_from(data, at)
         body = data[at + _RECORD.size : at + _RECORD.size + size] if size <= RECORD_SIZE_MAX else b""
         if len(body) < size or not body or zlib.crc32(body) != checksum:
-            contents.problem = f"the record at byte {at:,} is not what was written"
+            contents.problem = f"the checksum of the record at byte {at:,} is wrong"
             break
         _apply(contents, body, unsettled, absent)
         is_settled = is_settled or body[0] == SETTLED
         at += _RECORD.size + size
     if not (is_settled or contents.problem):
-        contents.problem = "it is cut off: it lacks a record that every catalog begins with"
+        contents.problem = "it is cut off: a record that every catalog contains is missing"
     return contents
 
 
 def _apply(contents: Contents, body: bytes, unsettled: dict[int, Known], absent: int) -> None:
-    """One record, whose checksum is right."""
-    kind = body[0]
-    if kind == LEDGER:
+    """Apply one record, whose checksum is right."""
+    record_type = body[0]
+    if record_type == LEDGER:
         _, ledger_id, flags, header_size, count = _LEDGER.unpack_from(body)
         known = contents.ledgers.setdefault(ledger_id, Known(is_fresh=bool(flags & RESET)))
         if flags & RESET:
@@ -287,23 +288,23 @@ def _apply(contents: Contents, body: bytes, unsettled: dict[int, Known], absent:
         for page, checksum in _PAGE.iter_unpack(body[_LEDGER.size + header_size :]):
             known.expect(page, checksum, absent)
         unsettled[ledger_id] = known
-    elif kind == DELETED:
+    elif record_type == DELETED:
         contents.ledgers.pop(_DELETED.unpack_from(body)[1], None)
-    elif kind == SETTLED:
+    elif record_type == SETTLED:
         count = _SETTLED.unpack_from(body)[1]
         contents.marks = tuple(LogMark(*_MARK.unpack_from(body, _SETTLED.size + 16 * index)) for index in range(count))
-        contents.doubtful_from = _LOG.unpack_from(body, _SETTLED.size + _MARK.size * count)[0]
+        contents.uncounted_from = _LOG.unpack_from(body, _SETTLED.size + _MARK.size * count)[0]
         for known in unsettled.values():
             known.older.clear()
             known.is_fresh = False
         unsettled.clear()
-    elif kind == HOLE:
+    elif record_type == HOLE:
         contents.holes.append(body[1:].decode("utf-8", "replace"))
-    elif kind == HOLES_SETTLED:
+    elif record_type == HOLES_SETTLED:
         contents.holes.clear()
-    elif kind == SYNCED:
+    elif record_type == SYNCED:
         _, log_id, end, greatest_id, run_id, count = _SYNCED.unpack_from(body)
         marks = tuple(LogMark(*_MARK.unpack_from(body, _SYNCED.size + _MARK.size * index)) for index in range(count))
         contents.synced = Synced(log_id, end, greatest_id, marks, run_id)
-    elif kind == TORN:
+    elif record_type == TORN:
         contents.torn = dict(_LOG_END.iter_unpack(body[_TORN.size :]))

@@ -1,6 +1,6 @@
-"""Bringing the catalog to its file: what has to be durable before index files change, and what may come after.
+"""Appends the catalog's records to its file: before index files change (durable), and after.
 
-On the loop's thread; the file is the checkpoint's worker's.
+On the loop's thread; the file belongs to the checkpoint's worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from bookies.storage.journal import LogMark
 
 
 class CatalogWriter:
-    """`directories`: of index files. What could not be appended goes back to the catalog, and comes with the next."""
+    """Writer of the catalog. `directories`: of index files.
+
+    Records whose append failed go back to the catalog and are written with the next append.
+    """
 
     def __init__(
         self, catalog: Catalog, file: CatalogFile, directories: Sequence[str], health: DirectoryHealth
@@ -26,34 +29,34 @@ class CatalogWriter:
         self._directories = directories
         self._health = health
         self._must_move = False
-        self._noted: list[int] = []  # the journals that the marks in the file name, for certain
+        self._noted: list[int] = []  # the journals that the durable marks in the file name
 
-    def abandon(self, directory: str) -> None:
-        """The directory has failed; if the file is there, it has to move."""
+    def directory_failed(self, directory: str) -> None:
+        """Schedule a move of the file if it is in this directory, which has failed."""
         self._must_move = self._must_move or self._file.path.startswith(directory + "/")
 
     async def move(self, worker: Worker) -> None:
-        """Away from a directory that has failed. Raises: DiskFull, OSError."""
+        """Move the file out of a failed directory, if it is in one. Raises: DiskFull, OSError."""
         if not self._must_move:
             return
         directory = self._health.pick(self._directories, 0)
-        notes = self._catalog.take()  # which the whole has, too
-        try:  # What a crash leaves unwritten of what this says is there looks like damage, and is built again.
+        notes = self._catalog.take()  # the whole contains them too
+        try:  # Pages listed here that a crash leaves unwritten look damaged, and are rebuilt.
             await worker.run(self._file.move, directory, self._whole())
         except BaseException:
             self._catalog.give_back(notes)
             raise
         self._must_move = False
 
-    async def settle(self, marks: Sequence[LogMark], doubtful_from: int, worker: Worker) -> None:
-        """Everything is written: note that, and the marks that are about to be persisted. Raises: DiskFull, OSError.
+    async def settle(self, marks: Sequence[LogMark], uncounted_from: int, worker: Worker) -> None:
+        """Note that all index files are written, and the marks about to be persisted. Raises: DiskFull, OSError.
 
-        `doubtful_from`: see `Contents`. Journals before a mark are removed once it is persisted, so what is noted has
-        to name one that stays.
+        `uncounted_from`: see `Contents`. Journals before a mark are removed once it is persisted, so the marks noted
+        durably must name journals that stay.
         """
         await self.move(worker)
         named = [mark.journal_id for mark in marks]
-        self._catalog.settle(marks, doubtful_from)
+        self._catalog.settle(marks, uncounted_from)
         notes = self._catalog.take()
         try:
             if self._file.is_bloated:
@@ -66,7 +69,7 @@ class CatalogWriter:
         self._noted = named
 
     async def forget(self, ledger_ids: Sequence[int], worker: Worker) -> None:
-        """From now on it is no damage that these ledgers have no file. Raises: OSError, DiskFull; SyncFailed."""
+        """Note durably that these ledgers have no file. Raises: OSError, DiskFull; SyncFailed."""
         await self.move(worker)
         for ledger_id in ledger_ids:
             self._catalog.delete(ledger_id)

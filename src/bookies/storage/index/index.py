@@ -1,19 +1,19 @@
-"""(ledger, entry) -> location, and what is known of each ledger: key, fenced flag, explicit LAC.
+"""The index: (ledger, entry) to location, and each ledger's header (master key, fenced flag, explicit LAC).
 
-In memory: every ledger that was touched, and pages of its slots. A page is the whole truth about its slots; clean pages
-may be dropped, dirty ones stay until they are durable. Everything lives on the loop's thread; workers only get frozen
-bytes and paths, and bring bytes back.
+Memory holds every ledger that was touched and pages of its slots. A page holds all slots of its range. Clean pages may
+be dropped, dirty ones stay until they are durable. The index belongs to the loop's thread; workers receive frozen bytes
+and paths, and return bytes.
 
 Invariants
-- A ledger's header is read before anything in it is answered or changed (F-22).
-- A file that is not what the catalog says, or is gone, makes its ledger begin afresh: what it has in memory, in the
-  journal and from now on is served, nothing is denied, until the entry logs have been read (`rebuild`). That is
-  durable: its header says so until then (F-43).
-- `_dirty` names every ledger with a dirty header or page; all of them are written and synced by each checkpoint, with
-  or without entries (F-19, F-20, F-21). A ledger leaves it only after that succeeded for exactly what is in memory.
-- `freeze` fixes the pages to be written before the entry logs are synced, so that no slot becomes durable before the
-  bytes it names (R-2): a page changed later is copied first, and stays dirty.
-- Only one load of a page is under way at a time, and a loaded page is never put over one that is in memory.
+- F-22: load the header before a header field is changed or answered.
+- F-43: an index file that is missing, or differs from the catalog, is remembered. A new file is started from what is in
+  memory, and its header says STATE_REBUILDING until the entry logs have been read (`rebuild`). Until then the ledger
+  serves what it has in memory, in the journal and from new adds, and reports no entry as missing.
+- F-19, F-20, F-21: `_dirty` is the explicit set of ledgers with a dirty header or page. Each checkpoint writes and
+  syncs all of them, with or without entries. A ledger leaves it only after that succeeded for what is in memory.
+- R-2: the entry log is durable before the index that names it. `freeze` fixes the pages to be written before the entry
+  logs are synced. A page that changes later is copied first, and stays dirty.
+- A page is loaded at most once at a time, and a loaded page never replaces one that is in memory.
 
 Source: storage 4.4 to 4.6, 5.2, 5.5.
 """
@@ -47,11 +47,11 @@ from bookies.storage.index.slots import by_page, pieces, replaced
 
 T = TypeVar("T")
 
-LEDGERS_MAX = 50_000  # ledgers kept in memory although nobody uses them
+LEDGERS_MAX = 50_000  # ledgers kept in memory; above it, unused ones are dropped
 WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
 WRITE_SIZE_MAX = 8 << 20  # bytes, likewise
-PREPARED_AT_ONCE = 32  # of them, before others have their turn on the loop
-LOOK_TRIES = 5  # a page that is written while it is read looks damaged
+PREPARED_AT_ONCE = 32  # files prepared in one iteration of the event loop
+SCAN_TRIES = 5  # a page that is written while it is read looks damaged
 
 
 class LedgerIndex:
@@ -69,8 +69,8 @@ class LedgerIndex:
         health: DirectoryHealth | None = None,
     ) -> None:
         self.cache = PageCache(config.index_cache_size)
-        self.damaged_count = 0  # files that were not believed any more
-        self.has_proven = False  # slots that were built again have become durable since the last freeze
+        self.damaged_count = 0  # files and pages that turned out to be damaged
+        self.has_saved_rebuilt = False  # rebuilt slots have become durable since the last freeze
         self._random = runtime.random
         self._page_size = config.index_page_size
         self.slots_per_page = self._per_page = layout.slots_per_page(config.index_page_size)
@@ -86,80 +86,85 @@ class LedgerIndex:
         self._to_rebuild: dict[int, None] = {}
         self._events = Events("storage.index", runtime.clock)
         self._paths: dict[int, str] = {}
-        self._abandoned: dict[int, str] = {}  # files in failed directories of ledgers that are not built again yet
-        self._moving: dict[int, str] = {}  # files that are about to be written anew in other directories
+        self._abandoned: dict[int, str] = {}  # files in failed directories of ledgers that are not rebuilt yet
+        self._moving: dict[int, str] = {}  # files that the next write moves to other directories
         self._ledgers: dict[int, Ledger] = {}
         self._loading: dict[int, asyncio.Future[LoadedIndex]] = {}
         self._loading_pages: dict[tuple[int, int], asyncio.Future[bytes]] = {}
         self._dirty: dict[int, Ledger] = {}
 
     # -- ledgers -------------------------------------------------------------------------------------------------
-    def found(
+    def adopt_files(
         self, paths: dict[int, str], contents: Contents | None, is_deleted: Callable[[int], bool] = lambda _: False
     ) -> None:
-        """What `find_index_files` and the catalog's file told at the start. `is_deleted`: whose files were removed."""
+        """Take over what `find_index_files` and the catalog's file reported at the start.
+
+        `is_deleted`: whether a ledger's files were removed on purpose.
+        """
         self._paths = paths
-        self.catalog.found(contents)
+        self.catalog.adopt(contents)
         if contents is not None and not self.catalog.is_trusted:
             self._events.error("storage.catalog_damaged", problem=contents.problem)
         for ledger_id, known in list(self.catalog.ledgers.items()):
             if ledger_id not in paths and (known.is_fresh or is_deleted(ledger_id)):
-                del self.catalog.ledgers[ledger_id]  # If it was about to be made, the journal has it.
+                del self.catalog.ledgers[ledger_id]  # The journal covers files not created yet.
             elif ledger_id not in paths:
-                self.lost(ledger_id)
+                self.file_missing(ledger_id)
             elif (header := known.index_header()) is not None and header.is_rebuilding:
                 self._want_rebuild(ledger_id)
 
     def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
-        """What the files have of these pages of ledgers. On the checkpoint's worker. Raises: OSError."""
-        found = {each: self._files.checksums(self._paths[each], numbers) for each, numbers in pages.items()}
-        return {ledger_id: checksums for ledger_id, checksums in found.items() if checksums is not None}
+        """Return the checksums of these pages in the files. On the checkpoint's worker. Raises: OSError."""
+        by_ledger = {
+            ledger_id: self._files.checksums(self._paths[ledger_id], numbers) for ledger_id, numbers in pages.items()
+        }
+        return {ledger_id: checksums for ledger_id, checksums in by_ledger.items() if checksums is not None}
 
-    def lost(self, ledger_id: int) -> None:
-        """There was such a ledger, and its index file is gone."""
+    def file_missing(self, ledger_id: int) -> None:
+        """Schedule the rebuild of a ledger that exists and whose index file is missing."""
         self._paths.setdefault(ledger_id, posixpath.join(self._directories[0], layout.path_of(ledger_id)))
         self._want_rebuild(ledger_id)
 
-    async def look_for(self, ledger_id: int) -> None:
-        """`lost`, and what the logs do not have may have been here all the same. Raises: ReadFailed."""
-        self.lost(ledger_id)
+    async def rebuild_lost_ledger(self, ledger_id: int) -> None:
+        """Do as `file_missing`, and set fenced and limbo: the logs may lack entries too. Raises: ReadFailed."""
+        self.file_missing(ledger_id)
         ledger = await self.load(ledger_id)
         self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
 
-    async def doubt(self, ledger_id: int) -> None:
-        """Its file may lack what was here, and nothing tells: that is looked for in the logs. What it has is served."""
-        with contextlib.suppress(ReadFailed):  # Then nothing is denied either.
+    async def mark_uncertain(self, ledger_id: int) -> None:
+        """Rebuild a ledger whose file may lack slots without showing it. Existing slots are served meanwhile."""
+        with contextlib.suppress(ReadFailed):  # An unreadable ledger reports no entry as missing.
             ledger = await self.load(ledger_id)
             self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
             self._want_rebuild(ledger_id)
 
-    def abandon(self, directory: str) -> int:
-        """A directory has failed: its index files are built again elsewhere; how many."""
-        self.catalog_writer.abandon(directory)
-        here = {ledger_id: path for ledger_id, path in self._paths.items() if path.startswith(directory + "/")}
+    def directory_failed(self, directory: str) -> int:
+        """Schedule the rebuild, elsewhere, of the index files of a failed directory. Return their number."""
+        self.catalog_writer.directory_failed(directory)
+        paths = {ledger_id: path for ledger_id, path in self._paths.items() if path.startswith(directory + "/")}
         for ledger_id in self._moving:
-            here.pop(ledger_id, None)  # All it has is in memory, and is about to be written elsewhere.
-        self._abandoned |= here
-        for ledger_id in here:
+            paths.pop(ledger_id, None)  # All its slots are in memory, and are about to be written elsewhere.
+        self._abandoned |= paths
+        for ledger_id in paths:
             ledger = self._ledgers.get(ledger_id)
             if ledger is not None and ledger.path is not None:
-                self._condemn(ledger, "its directory has failed")
+                self._distrust_file(ledger, "its directory has failed")
             elif ledger is None or ledger.header.is_rebuilding:
                 self._want_rebuild(ledger_id)
-        return len(here)
+        return len(paths)
 
-    async def may_be_lost(self, ledger_id: int) -> None:
-        """The ledger has entries in the logs. If it has no index file, there are some of which only the logs tell.
+    async def rebuild_if_missing(self, ledger_id: int) -> None:
+        """Schedule the rebuild of a ledger that has entries in the logs, unless it has an index file.
 
-        Deleted ledgers come back so, until the next collection. What comes back is durable with the next checkpoint.
+        Deleted ledgers come back this way until the next collection. The result is durable with the next checkpoint.
         """
         ledger = self._ledgers.get(ledger_id)
         if not self.is_known(ledger_id):
-            self.lost(ledger_id)
-            with contextlib.suppress(ReadFailed):  # Then the rebuild has to try again.
+            self.file_missing(ledger_id)
+            with contextlib.suppress(ReadFailed):  # The rebuild tries again.
                 await self.load(ledger_id)
         elif ledger is not None and ledger_id not in self._paths:
-            # What the journal says of it is all that is known, but perhaps not all there was.
+            # The ledger is known from the journal alone, which may not have all of it.
             self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
             self._paths[ledger_id] = posixpath.join(self._directories[0], layout.path_of(ledger_id))
             self._want_rebuild(ledger_id)
@@ -169,13 +174,13 @@ class LedgerIndex:
         self.rebuild_wanted.set()
 
     def take_rebuilds(self) -> list[int]:
-        """Ledgers whose slots are to be found in the entry logs."""
+        """Return the ledgers whose slots have to be found in the entry logs, and clear the list."""
         self.rebuild_wanted.clear()
         wanted, self._to_rebuild = list(self._to_rebuild), {}
         return wanted
 
     def ledger_ids(self) -> Iterator[int]:
-        """Every ledger, in no particular order."""
+        """Yield every ledger, in no particular order."""
         yield from self._paths
         yield from (ledger_id for ledger_id in self._ledgers if ledger_id not in self._paths)
 
@@ -183,11 +188,11 @@ class LedgerIndex:
         return ledger_id in self._ledgers or ledger_id in self._paths
 
     def get(self, ledger_id: int) -> Ledger | None:
-        """The ledger if it is in memory."""
+        """Return the ledger if it is in memory."""
         return self._ledgers.get(ledger_id)
 
     def create(self, ledger_id: int, header: layout.IndexHeader) -> Ledger:
-        """A ledger nobody knew."""
+        """Add a ledger that is not known yet."""
         assert not self.is_known(ledger_id)
         if self.catalog.holes:
             header = header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO)
@@ -196,21 +201,21 @@ class LedgerIndex:
         return ledger
 
     def set_header(self, ledger: Ledger, header: layout.IndexHeader) -> None:
-        """Change what the header says; durable with the next checkpoint. The caller journals the change."""
+        """Change the header; durable with the next checkpoint. The caller journals the change."""
         ledger.header = header
         ledger.is_header_dirty = True
         self._dirty[ledger.ledger_id] = ledger
 
     def set_explicit_lac(self, ledger: Ledger, body: bytes) -> None:
-        """The latest one counts, even if it is smaller; a header without room for it becomes one with."""
+        """Set the explicit LAC. The latest one counts, even if it is smaller. A version-0 header becomes version 1."""
         header = dataclasses.replace(ledger.header, explicit_lac=body, version=layout.VERSION)
         self.set_header(ledger, header)
         ledger.last_add_confirmed = max(ledger.last_add_confirmed, lac_of(body))
 
     async def load(self, ledger_id: int) -> Ledger:
-        """The ledger, read from its index file if need be.
+        """Return the ledger, read from its index file if necessary.
 
-        Raises: LedgerUnknownToBookie; DataUnknown while there may have been others than those that are known;
+        Raises: LedgerUnknownToBookie; DataUnknown while a part of the journal is lost, which may have named the ledger;
         ReadFailed when the file cannot be read.
         """
         ledger = self._ledgers.get(ledger_id)
@@ -218,8 +223,8 @@ class LedgerIndex:
             path = self._paths.get(ledger_id)
             if path is None:
                 if self.catalog.holes:
-                    raise DataUnknown("a part of the journal was lost, perhaps with this ledger", ledger_id=ledger_id)
-                raise LedgerUnknownToBookie("no such ledger here", ledger_id=ledger_id)
+                    raise DataUnknown("a lost part of the journal may have named the ledger", ledger_id=ledger_id)
+                raise LedgerUnknownToBookie("this bookie has no such ledger", ledger_id=ledger_id)
             future = self._loading.get(ledger_id)
             if future is None:
                 future = self._loading[ledger_id] = self._readers.load_index(ledger_id, path)
@@ -227,17 +232,17 @@ class LedgerIndex:
             try:
                 await asyncio.shield(future)
             except FileNotFoundError:
-                pass  # `_loaded` knows what that means
+                pass  # `_loaded` handles it
             except OSError as error:
                 if ledger_id not in self._abandoned:
                     raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
-            # Awaiting a future that is done yields to nobody, not even to its own callback.
+            # Awaiting a future that is done does not yield, so its callback may not have run.
             self._loaded(ledger_id, path, future)
             ledger = self._ledgers.get(ledger_id)
         return ledger
 
     def _loaded(self, ledger_id: int, path: str, future: asyncio.Future[LoadedIndex]) -> None:
-        """What the file says becomes what is known, once; whoever comes first does it."""
+        """Add the ledger that was read from the file. Runs for the callback and each waiter; the first one does it."""
         if self._loading.get(ledger_id) is not future:
             return
         del self._loading[ledger_id]
@@ -245,7 +250,7 @@ class LedgerIndex:
             return
         error = future.exception()
         if isinstance(error, FileNotFoundError):
-            self._adopt(ledger_id, path, LoadedIndex(None, 0), "it is gone")
+            self._adopt(ledger_id, path, LoadedIndex(None, 0), "the file is missing")
         elif error is None:
             loaded, damage = future.result(), self.catalog.damage_of(ledger_id, future.result())
             if ledger_id in self._abandoned:
@@ -267,7 +272,7 @@ class LedgerIndex:
         )
         if damage:
             ledger.last_entry_id = -1
-            self._condemn(ledger, damage)
+            self._distrust_file(ledger, damage)
         elif loaded.header is None or header != loaded.header:
             self._events.warning(
                 "storage.index_header_restored", path=path, ledger=ledger_id, problem=str(loaded.problem or "")
@@ -276,47 +281,47 @@ class LedgerIndex:
         if header.is_rebuilding:
             self._want_rebuild(ledger_id)
 
-    def _condemn(self, ledger: Ledger, damage: str) -> None:
-        """Do not believe the ledger's file any more: a new one is made of what is in memory and in the entry logs."""
+    def _distrust_file(self, ledger: Ledger, damage: str) -> None:
+        """Stop using the ledger's file. A new one is built from memory and the entry logs."""
         ledger_id = ledger.ledger_id
         self.damaged_count += 1
         self._events.error(
             "storage.index_damaged", path=self._paths.get(ledger_id, ""), ledger=ledger_id, problem=damage
         )
-        self._let_go(ledger)
+        self._detach_file(ledger)
         self._moving.pop(ledger_id, None)
-        ledger.is_lac_known = ledger.is_built = False
-        ledger.is_rebuilt = ledger.is_proving = False
+        ledger.is_lac_known = ledger.is_partly_rebuilt = False
+        ledger.is_rebuilt = ledger.is_saving_rebuilt = False
         self._readers.forget_index(ledger_id, self._paths[ledger_id])
         self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
         self._want_rebuild(ledger_id)
 
-    def _let_go(self, ledger: Ledger) -> None:
-        """Of its file: what is in memory becomes a new one."""
+    def _detach_file(self, ledger: Ledger) -> None:
+        """Mark all pages in memory dirty, so that the next write creates a new file from them."""
         for number in ledger.pages:
             self._change(ledger, number)
         for key in [key for key in self._loading_pages if key[0] == ledger.ledger_id]:
-            del self._loading_pages[key]  # Pages of that file: nobody takes them over.
+            del self._loading_pages[key]  # Pages of the old file are discarded when they arrive.
         ledger.path, ledger.size = None, 0
 
     @property
     def is_crowded(self) -> bool:
-        """Whether there are directories that files should leave."""
+        """Report whether files should move out of some directory."""
         return any(
-            self._health.should_leave(each, self._directories) for each in self._health.healthy(self._directories)
+            self._health.should_leave(root, self._directories) for root in self._health.healthy(self._directories)
         )
 
-    def is_left(self, path: str) -> bool:
-        """Whether this file should go on in another directory."""
+    def should_move(self, path: str) -> bool:
+        """Report whether this file should move to another directory."""
         root = self._health.root_of(path)
         return (
             root is not None and not self._health.is_failed(path) and self._health.should_leave(root, self._directories)
         )
 
-    def leave(self, ledger: Ledger, pages: Sequence[tuple[int, bytes]]) -> None:
-        """Its file is to be written anew elsewhere. `pages`: (entry id of the first slot, data) of all it has.
+    def start_move(self, ledger: Ledger, pages: Sequence[tuple[int, bytes]]) -> None:
+        """Have the next write create the ledger's file in another directory.
 
-        No write is under way.
+        `pages`: (entry id of the first slot, data) of all slots. No write is in progress.
         """
         assert ledger.path is not None
         for first_entry_id, data in pages:
@@ -324,21 +329,22 @@ class LedgerIndex:
                 self.cache.add(ledger, number, data)
             self._change(ledger, number)
         self._moving[ledger.ledger_id] = ledger.path
-        self._let_go(ledger)
+        self._detach_file(ledger)
         self.set_header(ledger, ledger.header)
 
     def file_of(self, ledger_id: int) -> tuple[str, Known | None]:
-        """Where the ledger's file is, or should be, and what it should hold, as a copy."""
+        """Return the path where the ledger's file is or should be, and a copy of what it should hold."""
         known = self.catalog.ledgers.get(ledger_id)
         path = self._abandoned.get(ledger_id, self._paths[ledger_id])
         return path, known.copy() if known is not None else None
 
     async def rebuilt(self, ledger_id: int, entries: dict[int, int], *, is_complete: bool) -> int:
-        """Set the slots (entry id to location) that are missing; how many.
+        """Set the slots (entry id to location) that are missing. Return how many.
 
-        `is_complete`: every log was read to its end, so what is missing now was never here. Otherwise the ledger stays
-        uncertain: for good or, while a directory has failed, until a start that finds it again. Raises: OSError;
-        LedgerUnknownToBookie.
+        `is_complete`: every log was read to its end, so entries still missing were never stored here. Otherwise the
+        ledger stays uncertain: for good or, while a directory has failed, until a start that finds it again.
+
+        Raises: OSError; LedgerUnknownToBookie.
         """
         ledger = await self.load(ledger_id)
         self._abandoned.pop(ledger_id, None)
@@ -349,7 +355,7 @@ class LedgerIndex:
         for first, start, count in pieces(entry_ids, self._per_page):
             present = await self.slots(ledger, first, count)
             if not is_vouched and first // self._per_page in ledger.pages:
-                self._change(ledger, first // self._per_page)  # From now on the catalog knows what it has to be.
+                self._change(ledger, first // self._per_page)  # The write gives it a checksum.
             for index in range(count):
                 slot = present[index * layout.SLOT_SIZE : (index + 1) * layout.SLOT_SIZE]
                 if not slot.strip(b"\0"):
@@ -359,27 +365,30 @@ class LedgerIndex:
             await self.install(ledger_id, missing, slots)
             ledger.is_lac_known = False  # The last entry may be one of them.
         if not is_complete and self._health.failed:
-            ledger.is_built = True
+            ledger.is_partly_rebuilt = True
             return len(missing)
-        # The journal does not have them: until the slots are durable the file has to say that some are missing.
+        # The journal lacks these entries, so the file keeps STATE_REBUILDING until the slots are durable.
         ledger.is_rebuilt = True
         header = ledger.header.without_state(layout.STATE_REBUILDING)
         self.set_header(ledger, header if is_complete else header.with_state(layout.STATE_LIMBO | layout.STATE_FENCED))
         return len(missing)
 
-    async def doubt_all(self, text: str) -> None:
-        """A part of a journal was lost, and any ledger may have been in it: deny nothing, and take no ordinary adds."""
+    async def mark_all_uncertain(self, text: str) -> None:
+        """Fence every ledger and put it in limbo: a part of a journal is lost, and any ledger may have been in it.
+
+        `text`: the reason, kept in the catalog.
+        """
         self.catalog.add_hole(text)
         for ledger_id in list(self.ledger_ids()):
             ledger = await self.load(ledger_id)
             self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
 
     def path_of(self, ledger_id: int) -> str | None:
-        """Where the ledger's file is, if it has one."""
+        """Return the path of the ledger's file, if it has one."""
         return self._paths.get(ledger_id)
 
     def remove(self, ledger_id: int) -> None:
-        """Drop all that is known of a ledger whose file is gone. No write is under way."""
+        """Drop a ledger whose file was removed. No write is in progress."""
         self._paths.pop(ledger_id, None)
         self._moving.pop(ledger_id, None)
         self._to_rebuild.pop(ledger_id, None)
@@ -395,12 +404,12 @@ class LedgerIndex:
                 del self._loading_pages[key]
 
     def forget_files(self, paths: Sequence[str]) -> None:
-        """Close the files of these paths. On the checkpoint's worker."""
+        """Close the files at these paths. On the checkpoint's worker."""
         for path in paths:
             self._files.forget(path)
 
     def forget_idle(self, is_idle: Callable[[int], bool]) -> None:
-        """Drop ledgers of which nothing but their file is needed, the oldest first, when there are many."""
+        """Drop idle ledgers from memory, the oldest first, while there are more than `LEDGERS_MAX`."""
         excess = len(self._ledgers) - LEDGERS_MAX
         if excess <= 0:
             return
@@ -416,7 +425,7 @@ class LedgerIndex:
 
     # -- slots ---------------------------------------------------------------------------------------------------
     def cached_slots(self, ledger: Ledger, first: int, count: int) -> bytes | None:
-        """The slots of up to `count` entries from `first` on, within one page; None if it has to be read."""
+        """Return the slots of up to `count` entries from `first` on, within one page; None if it has to be read."""
         number, index = divmod(first, self._per_page)
         page = ledger.pages.get(number)
         if page is None:
@@ -427,23 +436,23 @@ class LedgerIndex:
         return bytes(page.data[index * layout.SLOT_SIZE : (index + count) * layout.SLOT_SIZE])
 
     async def slots(self, ledger: Ledger, first: int, count: int) -> bytes:
-        """As `cached_slots`, but reads the page. Raises: ReadFailed; LedgerUnknownToBookie."""
-        while (found := self.cached_slots(ledger, first, count)) is None:
+        """Do as `cached_slots`, reading the page if necessary. Raises: ReadFailed; LedgerUnknownToBookie."""
+        while (slots := self.cached_slots(ledger, first, count)) is None:
             if ledger.is_deleted:
                 break
             try:
                 await self._load_page(ledger, first // self._per_page)
             except FileNotFoundError:
-                pass  # `_page_loaded` knows what that means
+                pass  # `_page_loaded` handles it
             except OSError as error:
                 if not ledger.is_deleted:
                     raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
-        if found is None or ledger.is_deleted:
-            raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger.ledger_id)
-        return found
+        if slots is None or ledger.is_deleted:
+            raise LedgerUnknownToBookie("the ledger was deleted during the read", ledger_id=ledger.ledger_id)
+        return slots
 
     async def install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> None:
-        """Set the slots of entries (ascending ids); those that were set before now name the new place.
+        """Set the slots of entries (ascending ids). Slots that were set before now name the new place.
 
         Raises: OSError when a page cannot be read; LedgerUnknownToBookie.
         """
@@ -452,17 +461,17 @@ class LedgerIndex:
             part = slots[start * layout.SLOT_SIZE : stop * layout.SLOT_SIZE]
             while ledger is None or ledger.is_deleted or not self._set(ledger, number, entry_ids[start:stop], part):
                 if ledger is None or ledger.is_deleted:
-                    raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger_id)
+                    raise LedgerUnknownToBookie("the ledger was deleted during the write", ledger_id=ledger_id)
                 await self._load_page(ledger, number)
 
     def try_install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> bool:
-        """As `install`, if they are on one page that need not be read; otherwise nothing was done."""
+        """Do as `install` if all slots are on one page that need not be read; otherwise return False."""
         ledger, number = self._ledgers.get(ledger_id), entry_ids[0] // self._per_page
-        is_alone = ledger is not None and entry_ids[-1] // self._per_page == number
-        return is_alone and self._set(ledger, number, entry_ids, slots)  # type: ignore[arg-type]
+        is_one_page = ledger is not None and entry_ids[-1] // self._per_page == number
+        return is_one_page and self._set(ledger, number, entry_ids, slots)  # type: ignore[arg-type]
 
     def _set(self, ledger: Ledger, number: int, entry_ids: Sequence[int], slots: bytes) -> bool:
-        """Set slots of one page, unless it has to be read first."""
+        """Set slots of one page. Return False if the page has to be read first."""
         page, first, last = ledger.pages.get(number), entry_ids[0], entry_ids[-1]
         if page is None:
             if self._is_in_file(ledger, number):
@@ -478,14 +487,17 @@ class LedgerIndex:
         return True
 
     async def entry_runs(self, ledger: Ledger) -> list[range]:
-        """Maximal runs of entries with a slot. Raises: ReadFailed; DataUnknown when others may be missing."""
+        """Return the maximal runs of entries with a slot. Raises: ReadFailed; DataUnknown when slots may be missing."""
         if ledger.header.is_uncertain:
-            raise DataUnknown("it is not known what this bookie has of the ledger", ledger_id=ledger.ledger_id)
+            raise DataUnknown("the bookie cannot determine which entries it has", ledger_id=ledger.ledger_id)
         return await self.scan_slots(ledger, slot_scans.entry_runs)
 
-    async def scan_slots(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
-        """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
-        for attempt in range(LOOK_TRIES):
+    async def scan_slots(self, ledger: Ledger, visit: Callable[..., T], *arguments: object) -> T:
+        """Have a reader call `visit` (see `slot_scans`) with the pages of a ledger, and return its result.
+
+        Raises: ReadFailed, also when slots are missing because of damage.
+        """
+        for attempt in range(SCAN_TRIES):
             if ledger.lacks_entries:
                 break
             newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
@@ -493,24 +505,24 @@ class LedgerIndex:
             pages = sorted(known.pages) if known is not None and ledger.path is not None else []
             is_right, path = catalog_format.checker(known, self._page_size), ledger.path
             try:
-                return await self._readers.scan_slots(ledger.ledger_id, path, newer, pages, is_right, look, *arguments)
+                return await self._readers.scan_slots(ledger.ledger_id, path, newer, pages, is_right, visit, *arguments)
             except WrongPage as error:
                 page = ledger.pages.get(error.page)
                 if attempt and page is not None and not page.is_dirty:
                     self.damaged_count += 1
                     self._events.error("storage.index_page_restored", path=ledger.path, page=error.page)
-                    self._change(ledger, error.page)  # What is in memory is written again.
-                await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
+                    self._change(ledger, error.page)  # The page in memory is intact: write it again.
+                await self.slots(ledger, error.page * self._per_page, 1)  # loads and checks the page
             except OSError as error:
                 if ledger.path != path or ledger.is_deleted:
-                    continue  # The file has moved, or is gone with the ledger.
+                    continue  # The file has moved, or was removed with the ledger.
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
-        raise ReadFailed("index file: it is damaged, and not built again yet", ledger_id=ledger.ledger_id)
+        raise ReadFailed("index file: it is damaged and not rebuilt yet", ledger_id=ledger.ledger_id)
 
     async def move(self, ledger_id: int, first: int, log_id: int, slots: bytes) -> None:
         """Set the slots of consecutive entries from `first` on, but only those that name entry log `log_id` now.
 
-        A deleted ledger has none. Raises: ReadFailed.
+        R-19: location updates of compaction are compare-and-set. A deleted ledger has no slots. Raises: ReadFailed.
         """
         try:
             ledger = await self.load(ledger_id)
@@ -556,25 +568,25 @@ class LedgerIndex:
         if future.cancelled() or ledger.path is None:
             return
         if isinstance(error := future.exception(), FileNotFoundError):
-            self._condemn(ledger, "it is gone")
+            self._distrust_file(ledger, "the file is missing")
         elif isinstance(error, OSError) and error.errno == errno.EIO:
-            self._condemn(ledger, f"page {number} cannot be read")  # trying again would hold up every flush
+            self._distrust_file(ledger, f"page {number} cannot be read")  # A retry would block every flush.
         elif error is None:
             assert number not in ledger.pages
             if self.catalog.is_right(ledger.ledger_id, number, future.result()):
                 self.cache.add(ledger, number, future.result())
             else:
-                self._condemn(ledger, f"page {number} is not what was written")
+                self._distrust_file(ledger, f"the checksum of page {number} is wrong")
 
     def _change(self, ledger: Ledger, number: int) -> None:
-        """The page is about to change."""
+        """Prepare a page for a change."""
         if self.cache.change(ledger, number):
             self._dirty[ledger.ledger_id] = ledger
 
     # -- writing -------------------------------------------------------------------------------------------------
     @property
     def is_pressed(self) -> bool:
-        """There is so much to write that it should not wait for a checkpoint."""
+        """Report whether dirty pages should be written without waiting for a checkpoint."""
         return self.cache.is_pressed
 
     @property
@@ -582,17 +594,17 @@ class LedgerIndex:
         return bool(self._dirty)
 
     def dirty(self) -> list[Ledger]:
-        """What the next write is about."""
+        """Return the ledgers that the next write writes."""
         return list(self._dirty.values())
 
     def freeze(self) -> list[Ledger]:
-        """Fix the dirty pages as they are now, for `write`; only one freeze at a time."""
-        self.has_proven = False
+        """Fix the dirty pages as they are now, for `write`. Only one freeze at a time."""
+        self.has_saved_rebuilt = False
         dirty = list(self._dirty.values())
         for ledger in dirty:
             assert ledger.frozen is None
             ledger.frozen = {}
-            ledger.is_proving = ledger.is_rebuilt
+            ledger.is_saving_rebuilt = ledger.is_rebuilt
             for number in sorted(number for number, page in ledger.pages.items() if page.is_dirty):
                 page = ledger.pages[number]
                 page.is_frozen = True
@@ -600,9 +612,9 @@ class LedgerIndex:
         return dirty
 
     async def write(self, frozen: list[Ledger], worker: Worker) -> None:
-        """Make frozen pages and dirty headers durable, in slices. Removes from `frozen` what is done.
+        """Make frozen pages and dirty headers durable, in slices. Remove from `frozen` what is done.
 
-        The entry logs that the slots name must be synced. Raises: DiskFull, OSError; SyncFailed, which is final.
+        R-2: the entry logs that the slots name must be synced. Raises: DiskFull, OSError; SyncFailed, which is final.
         """
         await self.catalog_writer.move(worker)
         while frozen or self.catalog.has_pending:
@@ -633,19 +645,19 @@ class LedgerIndex:
 
     @property
     def stray_count(self) -> int:
-        """Files that a failure has left, of index files that were to be made or moved; tried again with each write."""
+        """Files that failed attempts to create or move index files have left. Each write tries again to remove them."""
         return self._files.stray_count
 
     def _write(self, notes: bytes, writes: list[IndexWrite]) -> list[int]:
-        """On the checkpoint's worker. What the catalog says is durable before the files change."""
+        """Make the catalog's records durable, then write the files. On the checkpoint's worker."""
         if notes:
             self.catalog_file.append(notes, is_durable=True)
         return self._files.write(writes)
 
     def _write_of(self, ledger: Ledger) -> IndexWrite:
         assert ledger.frozen is not None
-        path, left = ledger.path or self._paths.get(ledger.ledger_id), self._moving.get(ledger.ledger_id)
-        if path is None or (ledger.path is None and (left is not None or self._health.is_failed(path))):
+        path, moved_from = ledger.path or self._paths.get(ledger.ledger_id), self._moving.get(ledger.ledger_id)
+        if path is None or (ledger.path is None and (moved_from is not None or self._health.is_failed(path))):
             path = posixpath.join(
                 self._random.choice(self._health.candidates(self._directories)), layout.path_of(ledger.ledger_id)
             )
@@ -656,46 +668,46 @@ class LedgerIndex:
             (number, data if len(data) == self._page_size else bytes(data).ljust(self._page_size, b"\0"))
             for number, data in ledger.frozen.items()
         ]
-        if left is not None and self._health.is_failed(left):
-            left = None
-        change = IndexWrite(path, ledger.path is None, packed, pages, left)
+        if moved_from is not None and self._health.is_failed(moved_from):
+            moved_from = None
+        change = IndexWrite(path, ledger.path is None, packed, pages, moved_from)
         self.catalog.stage(ledger.ledger_id, change, header)
         return change
 
     def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> None:
-        """Unless it was changed meanwhile, what was written is clean now."""
+        """Mark pages clean that were written and have not changed since."""
         assert ledger.frozen is not None
         if ledger.path is None and not change.is_new:
-            # Condemned meanwhile: what was written went to a file that nobody believes.
+            # The file became distrusted during the write, so its pages stay dirty.
             for number in ledger.frozen:
                 ledger.pages[number].is_frozen = False
             ledger.frozen = None
             return
         if change.is_new:
             self._readers.forget_index(ledger.ledger_id, change.path)
-            if (left := self._moving.pop(ledger.ledger_id, None)) is not None:
-                self._readers.forget_index(ledger.ledger_id, left)
+            if (moved_from := self._moving.pop(ledger.ledger_id, None)) is not None:
+                self._readers.forget_index(ledger.ledger_id, moved_from)
         self.catalog.written(ledger.ledger_id, [number for number, _ in change.pages])
         ledger.path = self._paths[ledger.ledger_id] = change.path
         ledger.size = max(ledger.size, file_size)
         for number in ledger.frozen:
             self.cache.written(ledger, number)
         ledger.frozen = None
-        if ledger.is_proving:
-            ledger.is_rebuilt = ledger.is_proving = False
-            self.has_proven = True
-            self.set_header(ledger, ledger.header)  # Now the file may say what is known.
+        if ledger.is_saving_rebuilt:
+            ledger.is_rebuilt = ledger.is_saving_rebuilt = False
+            self.has_saved_rebuilt = True
+            self.set_header(ledger, ledger.header)  # Drops STATE_REBUILDING from the file.
         if not ledger.is_header_dirty and not any(page.is_dirty for page in ledger.pages.values()):
             self._dirty.pop(ledger.ledger_id, None)
 
     def unfreeze(self, frozen: list[Ledger]) -> None:
-        """Give up what could not be written; it stays dirty."""
+        """Give up the write of these ledgers. Their pages stay dirty."""
         for ledger in frozen:
             for number in ledger.frozen or ():
                 ledger.pages[number].is_frozen = False
             ledger.frozen = None
 
     def close_files(self) -> None:
-        """On the checkpoint's worker."""
+        """Close index files and catalog. On the checkpoint's worker."""
         self._files.close()
         self.catalog_file.close()

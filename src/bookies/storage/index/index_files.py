@@ -1,15 +1,16 @@
 """Index files on disk: find, load, read and write them. Blocks; each instance is confined to one worker.
 
 Invariants
-- A new file appears under its name only when it is complete and durable: header and pages go to another name first. So
-  a crash never leaves a file whose header is cut off.
-- Pages are written whole (Q-20); a header is rewritten as a whole; both are synced before `write` returns (F-19).
-- A name is durable before `write` returns, also one that an earlier life of the process left: it may have died between
-  the rename and the sync of the directory, and then this life sees a file that a power failure takes away.
-- A header that cannot be read is never taken for an empty one: the ledger begins afresh as uncertain (F-43).
-- What is replaced because it was damaged stays beside the new file, under another name.
-- A file that a failure leaves under the name of one that is not complete, or that moves, is known from then on, and
-  removed once its ledger's file is where it should be (`tidy`). Until then it may be the only one.
+- A new file gets its name only when it is complete and durable. It is written under another name first, so a crash
+  never leaves a file whose header is cut off.
+- Q-20: pages are written whole. A header is rewritten as a whole.
+- F-19: header writes are fsynced with or without a page write. Both are synced before `write` returns.
+- A name is durable before `write` returns, also the name of a file from an earlier process. That process may have died
+  between the rename and the sync of the directory; then a power failure can still remove the name.
+- F-43: the failure to read a header is remembered. The ledger restarts as uncertain, never with an empty header.
+- A replaced damaged file stays beside the new one, under another name.
+- A failed write or move may leave an incomplete or moving file. `IndexFiles` remembers its path and removes it when the
+  ledger's file is at its final place (`tidy`). Until then it may be the only one.
 
 Source: storage 4.
 """
@@ -31,16 +32,16 @@ from bookies.storage.index.catalog_format import checksum_of
 
 T = TypeVar("T")
 
-NEW_SUFFIX = ".new"  # of a file that is not complete; no reader of the format looks at it
-MOVING_SUFFIX = ".rloc"  # of one that is complete, while the file that it takes the place of is removed
-DAMAGED_SUFFIX = ".damaged"  # of a file that was built again
+NEW_SUFFIX = ".new"  # of an incomplete file; readers of the format ignore it
+MOVING_SUFFIX = ".rloc"  # of a complete file, while the file that it replaces is removed
+DAMAGED_SUFFIX = ".damaged"  # of a damaged file that was replaced by a rebuilt one
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedIndex:
-    """`header` None: see `problem`. `last_entry_id`: the highest with a slot, -1 without any. `size`: of the file.
+    """Header and extent of a file. `header` None: see `problem`. `last_entry_id`: the highest with a slot, or -1.
 
-    `last_page`, `last_data`: the page with that slot, and all the file has of it; -1 without any.
+    `size`: of the file. `last_page`, `last_data`: the page with that slot, and its bytes in the file; -1 without any.
     """
 
     header: layout.IndexHeader | None
@@ -52,10 +53,10 @@ class LoadedIndex:
 
 
 class WrongPage(CorruptRecord):
-    """A page of an index file is not what was written there. `page`: its number."""
+    """A page of an index file has a wrong checksum. `page`: its number."""
 
     def __init__(self, page: int, path: str) -> None:
-        super().__init__(f"page {page} is not what was written", path=path, offset=0)
+        super().__init__(f"the checksum of page {page} is wrong", path=path, offset=0)
         self.page = page
 
 
@@ -63,14 +64,15 @@ class WrongPage(CorruptRecord):
 class IndexWrite:
     """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, whole page), ascending.
 
-    `path` is where the file is or, if `is_new`, will be. `left`: where the one is that the new one takes the place of.
+    `path`: where the file is or, if `is_new`, will be. `moved_from`: the file in another directory that the new one
+    replaces.
     """
 
     path: str
     is_new: bool
     header: bytes | None
     pages: list[tuple[int, Buffer]]
-    left: str | None = None
+    moved_from: str | None = None
 
     @property
     def size(self) -> int:
@@ -78,8 +80,11 @@ class IndexWrite:
 
 
 def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
-    """Ledger id to path of every index file. Ends moves that a crash interrupted. Source: storage 4.1, 4.7."""
-    found: dict[int, str] = {}
+    """Return ledger id to path of every index file. Complete or undo moves that a crash interrupted.
+
+    Raises: OSError. Source: storage 4.1, 4.7.
+    """
+    paths: dict[int, str] = {}
     moving: dict[int, str] = {}
     for directory in directories:
         for group in _subdirectories(disk, directory):
@@ -87,40 +92,40 @@ def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
                 for name in disk.list(posixpath.join(directory, group, part)):
                     path = posixpath.join(directory, group, part, name)
                     if (ledger_id := layout.parse_path(path)) is not None:
-                        found.setdefault(ledger_id, path)
+                        paths.setdefault(ledger_id, path)
                     elif (ledger_id := layout.parse_relocating_path(path)) is not None:
                         moving[ledger_id] = path
                     elif name.endswith(".idx" + NEW_SUFFIX):
                         disk.unlink(path)
     for ledger_id, path in moving.items():
-        if ledger_id in found:
+        if ledger_id in paths:
             disk.unlink(path)
         else:
-            found[ledger_id] = path.removesuffix(MOVING_SUFFIX)
-            disk.rename(path, found[ledger_id])
+            paths[ledger_id] = path.removesuffix(MOVING_SUFFIX)
+            disk.rename(path, paths[ledger_id])
         sync_directory(disk, posixpath.dirname(path))
-    return found
+    return paths
 
 
 def _subdirectories(disk: Disk, path: str) -> list[str]:
-    """Names that can be a level of an index path; everything else in `current` is a file."""
+    """Return the names that can be a level of an index path. Everything else in `current` is a file."""
     return [name for name in disk.list(path) if len(name) <= 2 and disk.is_directory(posixpath.join(path, name))]
 
 
 class IndexFiles:
-    """Reads index files, and writes them if `mode` is "r+" rather than "r". `page_size` in bytes."""
+    """Reader of index files, and writer if `mode` is "r+" rather than "r". `page_size` in bytes."""
 
     def __init__(self, disk: Disk, page_size: int, open_files_max: int, mode: str) -> None:
         self._disk = disk
         self._mode = mode
         self._page_size = page_size
-        self._synced: dict[str, None] = {}  # directories whose names from before our start are durable
-        self._left: dict[str, None] = {}  # by a failure, of ledgers whose file has still to be written
-        self._strays: dict[str, None] = {}  # that nobody needs
+        self._synced: dict[str, None] = {}  # directories whose older names are durable
+        self._leftovers: dict[str, None] = {}  # of failed writes whose ledger's file is not in place yet
+        self._strays: dict[str, None] = {}  # leftovers to remove
         self._files = FileCache(disk, open_files_max)
 
     def load(self, path: str) -> LoadedIndex:
-        """Header and extent. Raises: OSError."""
+        """Return header and extent. Raises: OSError."""
         file = self._files.get(path, self._mode)
         header, problem = None, None
         try:
@@ -139,13 +144,13 @@ class IndexFiles:
         return LoadedIndex(header, size, problem=problem)
 
     def read_page(self, path: str, page: int) -> bytes:
-        """A page, or what the file has of it. Raises: OSError."""
+        """Return a page, shorter if the file ends within it. Raises: OSError."""
         file = self._files.get(path, self._mode)
         data = file.pread(self._page_size, layout.page_offset(page, self._page_size))
         return data[: len(data) - len(data) % layout.SLOT_SIZE]
 
     def checksums(self, path: str, pages: Sequence[int]) -> dict[int, int] | None:
-        """What the file has of these pages: number to crc32, as in the catalog; None: no file. Raises: OSError."""
+        """Return the crc32 of these pages as in the catalog, by page number; None without a file. Raises: OSError."""
         try:
             return {page: checksum_of(self.read_page(path, page), self._page_size) for page in pages}
         except FileNotFoundError:
@@ -157,24 +162,24 @@ class IndexFiles:
         newer: dict[int, bytes],
         pages: Sequence[int],
         is_right: Callable[[int, bytes], bool],
-        look: Callable[..., T],
+        visit: Callable[..., T],
         *arguments: object,
     ) -> T:
-        """Have `look` (see `index_looks`) go through the pages of a ledger.
+        """Call `visit` (see `slot_scans`) with the pages of a ledger, and return its result.
 
-        `newer`: pages that replace those of the file. `pages`: that are known to be in the file, ascending; it may have
-        others. Raises: OSError; `WrongPage`.
+        `newer`: pages that replace those of the file. `pages`: known to be in the file, ascending; it may have others.
+        Raises: OSError; `WrongPage`.
         """
         per_page = layout.slots_per_page(self._page_size)
-        found = self._pages(path, newer, pages, is_right)
-        return look(((page * per_page, data) for page, data in found), *arguments)
+        checked = self._pages(path, newer, pages, is_right)
+        return visit(((page * per_page, data) for page, data in checked), *arguments)
 
     def _pages(
         self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
     ) -> Iterator[tuple[int, bytes]]:
-        """(number, data) of the pages that may have slots, ascending. Raises `WrongPage`."""
+        """Yield (number, data) of the pages that may have slots, ascending. Raises `WrongPage`."""
         remaining = iter([*sorted({*newer, *pages}), sys.maxsize])
-        following = next(remaining)  # of those that have to be looked at
+        following = next(remaining)  # the next page that must be visited
         page = 0
         while (page := min(following, self._next_page(path, page))) != sys.maxsize:
             if page == following:
@@ -190,98 +195,98 @@ class IndexFiles:
             page += 1
 
     def slots(self, path: str, is_right: Callable[[int, bytes], bool]) -> Iterator[tuple[int, bytes, bool]]:
-        """(page, its data, whether it is right) of what a damaged file, and one put aside, still have."""
-        for each in (path + DAMAGED_SUFFIX, path):
-            if not self._disk.exists(each):
+        """Yield (page, its data, whether it is right) of the pages that a damaged and a replaced file still have."""
+        for source in (path + DAMAGED_SUFFIX, path):
+            if not self._disk.exists(source):
                 continue
-            self._files.forget(each)
-            page = self._next_page(each, 0)
+            self._files.forget(source)
+            page = self._next_page(source, 0)
             while page != sys.maxsize:
-                data = self.read_page(each, page)
+                data = self.read_page(source, page)
                 if data.strip(b"\0"):
                     yield page, data, is_right(page, data)
-                page = self._next_page(each, page + 1)
+                page = self._next_page(source, page + 1)
 
     def _next_page(self, path: str | None, page: int) -> int:
-        """The first page from `page` on that may have slots in the file; `sys.maxsize` when there is none.
+        """Return the first page from `page` on that may have slots in the file; `sys.maxsize` if there is none.
 
-        A client may give an entry any id, so a file may consist of a hole of terabytes and one page.
+        Skips holes: clients choose entry ids, so a file may consist of a hole of terabytes and one page.
         """
         if path is None:
             return sys.maxsize
         file = self._files.get(path, self._mode)
         offset = layout.page_offset(page, self._page_size)
-        found = file.next_data(offset)
-        if found >= file.size():
+        data_offset = file.next_data(offset)
+        if data_offset >= file.size():
             return sys.maxsize
-        return page + (found - offset) // self._page_size
+        return page + (data_offset - offset) // self._page_size
 
     def write(self, writes: Sequence[IndexWrite]) -> list[int]:
-        """Make all of it durable; the new sizes of the files. At most as many files as may be open.
+        """Make all changes durable and return the new sizes of the files. At most as many files as may be open.
 
         Raises: DiskFull, OSError, after which any part may have been written; SyncFailed, which is final.
         """
-        new = [each for each in writes if each.is_new]
+        new = [change for change in writes if change.is_new]
         if new:
-            self._disk.make_directories(*dict.fromkeys(posixpath.dirname(each.path) for each in new))
+            self._disk.make_directories(*dict.fromkeys(posixpath.dirname(change.path) for change in new))
         files: list[File] = []
         try:
-            for each in writes:
-                files.append(self._opened(each))
-                _write(files[-1], each)
+            for change in writes:
+                files.append(self._opened(change))
+                _write(files[-1], change)
             sizes = [file.size() for file in files]
             sync_many(self._disk, files)
         except (OSError, DiskFull):
-            self._leave([path for each in new if not self._is_removed(path := each.path + NEW_SUFFIX)])
+            self._remember([path for change in new if not self._is_removed(path := change.path + NEW_SUFFIX)])
             raise
         finally:
-            for file, each in zip(files, writes, strict=False):
-                if each.is_new:
+            for file, change in zip(files, writes, strict=False):
+                if change.is_new:
                     file.close()
-        self._name(new)
-        places = [(posixpath.dirname(each.path), each.is_new) for each in writes]
+        self._rename(new)
+        places = [(posixpath.dirname(change.path), change.is_new) for change in writes]
         directories = dict.fromkeys(place for place, is_new in places if is_new or place not in self._synced)
         sync_many(self._disk, (), list(directories))
         self._synced |= directories
         return sizes
 
-    def _name(self, new: Sequence[IndexWrite]) -> None:
-        """Give new files their names; what a failure leaves is noted. Raises: DiskFull, OSError, SyncFailed."""
-        for index, each in enumerate(new):
+    def _rename(self, new: Sequence[IndexWrite]) -> None:
+        """Give new files their names. Remember what a failure leaves. Raises: DiskFull, OSError, SyncFailed."""
+        for index, change in enumerate(new):
             try:
-                if each.left is None:
-                    self._put_in_place(each.path)
+                if change.moved_from is None:
+                    self._put_in_place(change.path)
                 else:
-                    self._put_in_place_of(each.path, each.left)
+                    self._replace_elsewhere(change.path, change.moved_from)
             except (OSError, DiskFull):
-                self._leave([each.path + MOVING_SUFFIX, *(other.path + NEW_SUFFIX for other in new[index:])])
+                self._remember([change.path + MOVING_SUFFIX, *(other.path + NEW_SUFFIX for other in new[index:])])
                 raise
-            self._may_go(each.path)
+            self._release_leftovers(change.path)
 
-    def _leave(self, paths: Sequence[str]) -> None:
+    def _remember(self, paths: Sequence[str]) -> None:
         for path in paths:
             self._strays.pop(path, None)
-            self._left[path] = None
+            self._leftovers[path] = None
 
-    def _may_go(self, path: str) -> None:
-        """What was left of earlier tries to write this ledger's file, wherever that was, is of no use any more."""
+    def _release_leftovers(self, path: str) -> None:
+        """Schedule the removal of what failed attempts to write this ledger's file have left, in any directory."""
         name = posixpath.basename(path) + "."
-        for each in [each for each in self._left if posixpath.basename(each).startswith(name)]:
-            del self._left[each]
-            self._strays[each] = None
+        for leftover in [path for path in self._leftovers if posixpath.basename(path).startswith(name)]:
+            del self._leftovers[leftover]
+            self._strays[leftover] = None
 
     @property
     def stray_count(self) -> int:
-        """Files that failures have left, and that are not removed yet; from any thread."""
-        return len(self._left) + len(self._strays)
+        """Files that failures have left and that are not removed yet. May be read from any thread."""
+        return len(self._leftovers) + len(self._strays)
 
     def tidy(self, is_failed: Callable[[str], bool]) -> None:
-        """Remove what is of no use; what cannot be removed is tried again the next time.
+        """Remove leftovers that are no longer needed. The next call tries again what could not be removed.
 
-        `is_failed`: whether a path is in a directory that was given up; a start that finds that again tidies there.
+        `is_failed`: whether a path is in a failed directory. A start that finds that directory again tidies there.
         """
-        for path in [each for each in (*self._left, *self._strays) if is_failed(each)]:
-            self._left.pop(path, None)
+        for path in [path for path in (*self._leftovers, *self._strays) if is_failed(path)]:
+            self._leftovers.pop(path, None)
             self._strays.pop(path, None)
         for path in list(self._strays):
             if self._is_removed(path):
@@ -302,36 +307,36 @@ class IndexFiles:
         return self._files.get(change.path, self._mode)
 
     def _put_in_place(self, path: str) -> None:
-        """The new file is complete and durable: give it its name."""
+        """Give a new file, which is complete and durable, its name."""
         if self._disk.exists(path):
             self._files.forget(path)
             self._disk.rename(path, path + DAMAGED_SUFFIX)
         self._disk.rename(path + NEW_SUFFIX, path)
 
-    def _put_in_place_of(self, path: str, left: str) -> None:
-        """As before, and remove the file in another directory; at no moment are there two. Source: storage 4.7."""
-        self._files.forget(left)
+    def _replace_elsewhere(self, path: str, moved_from: str) -> None:
+        """Give a new file its name and remove the one that it replaces: never are there two. Source: storage 4.7."""
+        self._files.forget(moved_from)
         self._files.forget(path)
-        if path != left and self._disk.exists(left):
+        if path != moved_from and self._disk.exists(moved_from):
             self._disk.rename(path + NEW_SUFFIX, path + MOVING_SUFFIX)
             sync_directory(self._disk, posixpath.dirname(path))
-            unlink_all(self._disk, [left])
+            unlink_all(self._disk, [moved_from])
             self._disk.rename(path + MOVING_SUFFIX, path)
         else:
             self._disk.rename(path + NEW_SUFFIX, path)
-            remove(self._disk, path + MOVING_SUFFIX)  # of a try that failed
+            remove(self._disk, path + MOVING_SUFFIX)  # left by a failed attempt
 
     def forget(self, path: str) -> None:
-        """Close a file whose path will name another one, or none."""
+        """Close a file whose path will name another file or none."""
         self._files.forget(path)
-        self._may_go(path)
+        self._release_leftovers(path)
 
     def close(self) -> None:
         self._files.close()
 
 
 def _write(file: File, change: IndexWrite) -> None:
-    """Header and pages to where they belong."""
+    """Write header and pages at their offsets."""
     if change.is_new:
         file.truncate(0)
     if change.header is not None:
@@ -341,7 +346,7 @@ def _write(file: File, change: IndexWrite) -> None:
 
 
 def _consecutive(pages: Sequence[tuple[int, Buffer]]) -> list[tuple[int, list[Buffer]]]:
-    """Pages that follow each other, together: (number of the first, their data)."""
+    """Group consecutive pages: (number of the first, their data)."""
     groups: list[tuple[int, list[Buffer]]] = []
     for number, data in pages:
         if groups and groups[-1][0] + len(groups[-1][1]) == number:

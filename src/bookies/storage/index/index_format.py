@@ -1,7 +1,7 @@
-"""The index file's format: path, header, slots. One file per ledger says where each of its entries is.
+"""The index file's format: path, header, slots. One file per ledger maps entry ids to locations.
 
-A header of 1024 bytes (master key, state bits, explicit LAC) and then an array of int64 locations, indexed by entry id;
-0 means missing. What is behind the end of the file is missing too.
+A header of 1024 bytes (master key, state bits, explicit LAC) precedes an array of int64 locations, indexed by entry id;
+0 means missing. Slots after the end of the file are missing too.
 
 Source: storage 4.1 to 4.3, 4.7.
 """
@@ -24,9 +24,9 @@ SLOT_SIZE = 8
 MISSING = 0
 
 STATE_FENCED = 0x1
-STATE_LIMBO = 0x2  # ours: what this bookie once promised about the ledger may be lost; Apache's ignores it
-STATE_REBUILDING = 0x4  # ours: slots are missing until the entry logs have been read
-STATE_UNCERTAIN = STATE_LIMBO | STATE_REBUILDING  # nothing is denied: what is not found may have been here
+STATE_LIMBO = 0x2  # ours: entries or promises of this bookie may be lost; Apache's bookies ignore the bit
+STATE_REBUILDING = 0x4  # ours: slots may be missing until the entry logs have been read
+STATE_UNCERTAIN = STATE_LIMBO | STATE_REBUILDING  # reads return UNKNOWN instead of NO_ENTRY
 EXPLICIT_LAC_SIZE_MIN = 16
 
 _HEAD = struct.Struct(">4sIi")
@@ -35,17 +35,17 @@ _PATH = re.compile(r"(?:.*/)?([0-9a-fA-F]{1,2})/([0-9a-fA-F]{1,2})/([0-9a-fA-F]{
 
 
 def path_of(ledger_id: int) -> str:
-    """Path below an index directory's `current`: two levels of the id's low bytes, nothing zero-padded."""
+    """Return the path below an index directory's `current`: two levels of the id's low bytes, without zero padding."""
     return f"{ledger_id >> 8 & 0xFF:x}/{ledger_id & 0xFF:x}/{ledger_id:x}.idx"
 
 
 def parse_path(path: str) -> int | None:
-    """The ledger id of `g/p/x.idx`, or None if the path is not that of an index file at its place."""
+    """Return the ledger id of `g/p/x.idx`, or None for any other path."""
     return _parse(path, is_relocating=False)
 
 
 def parse_relocating_path(path: str) -> int | None:
-    """The ledger id of `g/p/x.idx.rloc`, an index file on its way to another directory. Source: storage 4.7."""
+    """Return the ledger id of `g/p/x.idx.rloc`, a file that moves to another directory. Source: storage 4.7."""
     return _parse(path, is_relocating=True)
 
 
@@ -58,12 +58,14 @@ def _parse(path: str, *, is_relocating: bool) -> int | None:
 
 
 class TruncatedHeader(CorruptRecord):
-    """The file ends within its header: a crash while it was created. Whoever repairs it treats the ledger as fenced."""
+    """The file ends within its header: a crash interrupted its creation. Repairs treat the ledger as fenced (F-18)."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """`explicit_lac`: the body as the client sent it, empty for none. `state`: bits, unknown ones are kept."""
+    """Header of an index file. `explicit_lac`: the body as the client sent it, or empty. `state`: all bits, even
+    unknown.
+    """
 
     master_key: bytes
     state: int = 0
@@ -87,16 +89,16 @@ class IndexHeader:
         return bool(self.state & STATE_UNCERTAIN)
 
     def with_state(self, bits: int) -> IndexHeader:
-        """The same header with these state bits set too."""
+        """Return a copy with these state bits set."""
         return dataclasses.replace(self, state=self.state | bits)
 
     def without_state(self, bits: int) -> IndexHeader:
-        """The same header with these state bits cleared."""
+        """Return a copy with these state bits cleared."""
         return dataclasses.replace(self, state=self.state & ~bits)
 
 
 def pack_header(header: IndexHeader) -> bytes:
-    """The whole header, 1024 bytes. A header of version 0 has no room for an explicit LAC and leaves it out.
+    """Return the whole header, 1024 bytes. A version-0 header has no field for an explicit LAC and leaves it out.
 
     Raises ValueError when key and explicit LAC do not fit.
     """
@@ -110,7 +112,7 @@ def pack_header(header: IndexHeader) -> bytes:
 
 
 def parse_header(first: bytes, *, path: str = "index file") -> IndexHeader:
-    """The header from the first 1024 bytes of a file, or all it has.
+    """Parse the header from the first 1024 bytes of a file, or fewer if the file is shorter.
 
     Raises TruncatedHeader when the file ends before the last field does, CorruptRecord for anything else.
     """
@@ -121,9 +123,9 @@ def parse_header(first: bytes, *, path: str = "index file") -> IndexHeader:
     _, version, key_size = _HEAD.unpack_from(first)
     _check_start(first, path)
     if version > VERSION:
-        raise CorruptRecord(f"index version {version}: versions 0 and 1 are known", path=path, offset=4)
+        raise CorruptRecord(f"index version {version} is not supported: 0 or 1 expected", path=path, offset=4)
     if not 0 <= key_size <= HEADER_SIZE - 16:
-        raise CorruptRecord(f"a master key of {key_size:,} bytes", path=path, offset=8)
+        raise CorruptRecord(f"the length of the master key, {key_size:,} bytes, is invalid", path=path, offset=8)
     at = _HEAD.size + key_size
     if len(first) < at + 4 + 4 * version:
         raise TruncatedHeader("the file ends within its header", path=path, offset=len(first))
@@ -131,7 +133,7 @@ def parse_header(first: bytes, *, path: str = "index file") -> IndexHeader:
     state = WORD.unpack_from(first, at)[0]
     lac_size = WORD.unpack_from(first, at + 4)[0] if version >= 1 else 0
     if lac_size and not EXPLICIT_LAC_SIZE_MIN <= lac_size <= HEADER_SIZE - at - 8:
-        raise CorruptRecord(f"an explicit LAC of {lac_size:,} bytes", path=path, offset=at + 4)
+        raise CorruptRecord(f"the length of the explicit LAC, {lac_size:,} bytes, is invalid", path=path, offset=at + 4)
     explicit_lac = first[at + 8 : at + 8 + lac_size]
     if len(explicit_lac) < lac_size:
         raise TruncatedHeader("the file ends within its header", path=path, offset=len(first))
@@ -148,17 +150,17 @@ def slots_per_page(page_size: int) -> int:
 
 
 def page_offset(page: int, page_size: int) -> int:
-    """Where in the file page number `page` begins. Pages are written whole (Q-20)."""
+    """Return the offset of page number `page` in the file. Pages are written whole (Q-20)."""
     return HEADER_SIZE + page * page_size
 
 
 def slot_count(file_size: int) -> int:
-    """Slots in a file of so many bytes; a fragment of a slot at the end does not count."""
+    """Return the number of slots in a file of this size. A fragment of a slot at the end does not count."""
     return max(0, file_size - HEADER_SIZE) // SLOT_SIZE
 
 
 def iterate_slots(data: bytes, first_entry_id: int) -> Iterator[tuple[int, int]]:
-    """(entry id, location) of the slots in `data` that are not missing. A trailing fragment of a slot is ignored."""
+    """Yield (entry id, location) of the slots in `data` that are not missing. Ignore a fragment at the end."""
     whole = len(data) - len(data) % SLOT_SIZE
     for index, (number,) in enumerate(_SLOT.iter_unpack(memoryview(data)[:whole])):
         if number != MISSING:

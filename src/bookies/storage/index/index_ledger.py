@@ -1,4 +1,4 @@
-"""What the index has of one ledger in memory: its header, where its file is, pages of its slots.
+"""One ledger of the index in memory: its header, the path of its file, pages of its slots.
 
 Source: storage 4.4 to 4.6.
 """
@@ -23,10 +23,10 @@ class Page:
 
 @dataclass(slots=True)
 class Ledger:
-    """What this bookie knows of one ledger.
+    """The in-memory state of one ledger.
 
     `path`: of the index file, None until there is one; `size`: its bytes. `last_add_confirmed`: the greatest LAC seen
-    in this process; what the last entry in the index says counts too while `is_lac_known` is False.
+    in this process. While `is_lac_known` is False, the LAC in the last entry of the index counts too.
     """
 
     ledger_id: int
@@ -37,24 +37,27 @@ class Ledger:
     last_add_confirmed: int = -1
     is_lac_known: bool = True
     is_header_dirty: bool = False
-    is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes whatever is queued from now on
+    is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes all records queued from now on
     is_fence_pending: bool = False  # its FENCE record may not be durable yet
-    is_built: bool = False  # again, from all that can be read while a directory has failed; more may come back with it
-    is_rebuilt: bool = False  # its slots were built again, and are not durable yet: the file goes on saying so
-    is_proving: bool = False  # they are being written
-    is_deleted: bool = False  # the index does not know it any more; whoever still holds this object has to let go
-    users: int = 0  # coroutines that keep hold of this object while they wait
+    is_partly_rebuilt: bool = False  # rebuilt from all readable logs while a directory has failed
+    is_rebuilt: bool = False  # its rebuilt slots are not durable yet, so the file keeps STATE_REBUILDING
+    is_saving_rebuilt: bool = False  # its rebuilt slots are being written
+    is_deleted: bool = False  # removed from the index; holders of this object must drop it
+    users: int = 0  # coroutines that hold this object across an await
     pages: dict[int, Page] = field(default_factory=dict)
     frozen: dict[int, bytearray] | None = None
 
     @property
     def lacks_entries(self) -> bool:
-        """Whether entry logs that can be read may have entries that have no slot: it is being built again."""
-        return self.header.is_rebuilding and not self.is_built
+        """Report whether readable entry logs may have entries without a slot: the ledger is being rebuilt."""
+        return self.header.is_rebuilding and not self.is_partly_rebuilt
 
 
 def is_vacant(key: bytes) -> bool:
-    """Whether a stored master key stands for "not known": it is empty or all zeros. Source: storage F-23."""
+    """Report whether a stored master key is empty or all zeros.
+
+    F-23: compare; accept a new key only if the stored one is empty or zeros.
+    """
     return not key.strip(b"\0")
 
 

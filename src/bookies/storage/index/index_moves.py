@@ -1,7 +1,7 @@
-"""Index files leave a directory with little room for one with more, when they have to be written anyway.
+"""Moves index files out of a directory that is almost full, when they have to be written anyway.
 
-A file that moves is written as a new one: all its slots are brought into memory first, and count as changed. From then
-on nothing is read from the file, which stays until the new one is durable.
+A file that moves is written as a new one. All its slots are first loaded into memory and marked dirty. From then on the
+old file is not read. It stays until the new one is durable.
 
 Source: storage 4.7.
 """
@@ -14,11 +14,14 @@ from bookies.storage.index import slot_scans
 from bookies.storage.index.index import LedgerIndex
 from bookies.storage.index.index_ledger import Ledger
 
-SIZE_MAX = 8 << 20  # bytes of index files at once, a million entries; a file that is larger stays
+SIZE_MAX = 8 << 20  # bytes of index files at once, a million entries; larger files stay
 
 
-async def leave_crowded(index: LedgerIndex, events: Events, size_max: int = SIZE_MAX) -> int:
-    """Have the next write of the index put files elsewhere; how many. No write is under way."""
+async def move_from_crowded(index: LedgerIndex, events: Events, size_max: int = SIZE_MAX) -> int:
+    """Have the next write of the index move files to other directories. Return how many.
+
+    No write is in progress.
+    """
     if not index.is_crowded:
         return 0
     count = size = 0
@@ -27,11 +30,11 @@ async def leave_crowded(index: LedgerIndex, events: Events, size_max: int = SIZE
             continue
         size += ledger.size
         try:
-            pages = await index.scan_slots(ledger, slot_scans.everything)
+            pages = await index.scan_slots(ledger, slot_scans.all_pages)
         except BookKeeperError:
-            continue  # It is damaged, or deleted: others see to that.
+            continue  # It is damaged or deleted, and handled elsewhere.
         if _can_move(index, ledger):
-            index.leave(ledger, pages)
+            index.start_move(ledger, pages)
             count += 1
     if count:
         events.info("storage.index_files_leave", count=count, reason="little room is left in their directory")
@@ -41,4 +44,4 @@ async def leave_crowded(index: LedgerIndex, events: Events, size_max: int = SIZE
 def _can_move(index: LedgerIndex, ledger: Ledger) -> bool:
     if ledger.path is None or ledger.is_deleted or ledger.header.is_rebuilding or ledger.is_rebuilt:
         return False
-    return index.is_left(ledger.path)
+    return index.should_move(ledger.path)

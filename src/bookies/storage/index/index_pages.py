@@ -1,4 +1,4 @@
-"""Pages of slots in memory: what has to be written stays, of the rest the most recently used within a budget.
+"""Pages of slots in memory. Dirty pages stay until written; clean ones are an LRU cache within a budget.
 
 Source: storage 5.2.
 """
@@ -15,33 +15,33 @@ PAGE_OVERHEAD = 300  # bytes of Python objects for each page
 
 
 class PageCache:
-    """Pages of all ledgers; each is in its ledger's `pages` too. `clean_size`, `dirty_size`: bytes."""
+    """Pages of all ledgers, which are also in `Ledger.pages`. `clean_size`, `dirty_size`: bytes."""
 
     def __init__(self, size_max: int) -> None:
         self.clean_size = 0
         self.dirty_size = 0
         self._size_max = size_max
-        self._clean: dict[tuple[int, int], tuple[Ledger, Page]] = {}  # the least recently used first
+        self._clean: dict[tuple[int, int], tuple[Ledger, Page]] = {}  # in order of use, the oldest first
 
     @property
     def is_pressed(self) -> bool:
-        """Dirty pages take more than half of the budget."""
+        """Report whether dirty pages take more than half of the budget."""
         return self.dirty_size > self._size_max // 2
 
     def add(self, ledger: Ledger, number: int, data: bytes) -> None:
-        """Add a clean page, at the expense of older ones."""
+        """Add a clean page, evicting older ones if necessary."""
         page = ledger.pages[number] = Page(data)
         self._add_clean(ledger, number, page)
         self.evict()
 
     def touch(self, ledger: Ledger, number: int) -> None:
-        """A clean page is used."""
+        """Mark a clean page as recently used."""
         key = ledger.ledger_id, number
         if (clean := self._clean.pop(key, None)) is not None:
             self._clean[key] = clean
 
     def change(self, ledger: Ledger, number: int) -> bool:
-        """The page is about to change; whether it was clean until now."""
+        """Prepare a page for a change, copying it if it is frozen. Return whether it was clean until now."""
         page = ledger.pages[number]
         if page.is_frozen:
             page.data = bytearray(page.data)
@@ -56,7 +56,7 @@ class PageCache:
         return True
 
     def set_slots(self, page: Page, index: int, slots: bytes) -> None:
-        """Replace slots of a page that `change` was told of, from slot `index` on."""
+        """Replace slots of a page from slot `index` on. Call `change` first."""
         data, start = page.data, index * SLOT_SIZE
         end = start + len(slots)
         if len(data) < end:
@@ -65,7 +65,7 @@ class PageCache:
         data[start:end] = slots
 
     def scatter_slots(self, page: Page, entry_ids: Sequence[int], page_first: int, slots: bytes) -> None:
-        """As `set_slots`, of entries with gaps between them: ascending ids; `page_first`: that of the first slot."""
+        """Do as `set_slots` for ascending ids with gaps. `page_first`: the id of the page's first slot."""
         first = entry_ids[0]
         start, size = (first - page_first) * SLOT_SIZE, (entry_ids[-1] + 1 - first) * SLOT_SIZE
         numbers = array("q", bytes(page.data[start : start + size].ljust(size, b"\0")))
@@ -74,7 +74,7 @@ class PageCache:
         self.set_slots(page, first - page_first, numbers.tobytes())
 
     def written(self, ledger: Ledger, number: int) -> None:
-        """The page was written as it was when it was frozen. Unless it has changed since, it is clean."""
+        """Mark the page clean, unless it has changed since it was frozen."""
         page = ledger.pages[number]
         if page.is_frozen:
             self.dirty_size -= len(page.data) + PAGE_OVERHEAD
@@ -86,7 +86,7 @@ class PageCache:
         self.clean_size += len(page.data) + PAGE_OVERHEAD
 
     def evict(self) -> None:
-        """Drop the least recently used clean pages above the budget, but never the youngest."""
+        """Drop the least recently used clean pages above the budget, but never the most recently used one."""
         while self.clean_size > max(0, self._size_max - self.dirty_size) and len(self._clean) > 1:
             (key, (ledger, page)) = next(iter(self._clean.items()))
             del self._clean[key], ledger.pages[key[1]]

@@ -1,7 +1,7 @@
-"""The workers that read: entries from logs, headers and pages from index files. One ledger always uses the same one.
+"""Workers that read: entries from logs, headers and pages from index files. A ledger always uses the same worker.
 
-Owned by the loop's thread; what blocks is confined to its worker, so nothing is shared between threads but bytes, and
-files that a worker opened for the loop.
+Owned by the loop's thread. Each reader is confined to its worker. Threads share only bytes, and files that a worker
+opened for the loop.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ class _Reader:
 
 
 class Readers:
-    """`directories`: of the ledgers. Futures are the workers': cancelling one does not stop its read."""
+    """The read workers. `directories`: of the ledgers. Cancelling a returned future does not stop its read."""
 
     def __init__(self, runtime: Runtime, config: BookieConfig, directories: Sequence[str]) -> None:
         self._readers = [_Reader(runtime, config, directories, number) for number in range(config.read_workers)]
         self.resident = ResidentLogs(self._open_log)
 
-    def _of(self, ledger_id: int) -> _Reader:
+    def _reader_of(self, ledger_id: int) -> _Reader:
         return self._readers[ledger_id % len(self._readers)]
 
     def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> asyncio.Future[bytes]:
-        """See `EntryLogReader.read_records`."""
-        reader = self._of(ledger_id)
+        """Run `EntryLogReader.read_records` on the ledger's worker."""
+        reader = self._reader_of(ledger_id)
         return reader.worker.run(reader.logs.read_records, ledger_id, first_entry_id, slots, size_max)
 
     def _open_log(self, log_id: int) -> asyncio.Future[File]:
-        reader = self._of(log_id)
+        reader = self._reader_of(log_id)
         return reader.worker.run(reader.logs.open_another, log_id)
 
     def load_index(self, ledger_id: int, path: str) -> asyncio.Future[LoadedIndex]:
-        reader = self._of(ledger_id)
+        reader = self._reader_of(ledger_id)
         return reader.worker.run(reader.index.load, path)
 
     def read_page(self, ledger_id: int, path: str, page: int) -> asyncio.Future[bytes]:
-        reader = self._of(ledger_id)
+        reader = self._reader_of(ledger_id)
         return reader.worker.run(reader.index.read_page, path, page)
 
     def scan_slots(
@@ -66,26 +66,26 @@ class Readers:
         newer: dict[int, bytes],
         pages: Sequence[int],
         is_right: Callable[[int, bytes], bool],
-        look: Callable[..., T],
+        visit: Callable[..., T],
         *arguments: object,
     ) -> asyncio.Future[T]:
-        """See `IndexFiles.scan_slots`."""
-        reader = self._of(ledger_id)
-        return reader.worker.run(reader.index.scan_slots, path, newer, pages, is_right, look, *arguments)
+        """Run `IndexFiles.scan_slots` on the ledger's worker."""
+        reader = self._reader_of(ledger_id)
+        return reader.worker.run(reader.index.scan_slots, path, newer, pages, is_right, visit, *arguments)
 
     def forget_index(self, ledger_id: int, path: str) -> None:
-        """The path names another file from now on, or none."""
-        reader = self._of(ledger_id)
+        """Close the index file at this path, which now names another file or none."""
+        reader = self._reader_of(ledger_id)
         reader.worker.run(reader.index.forget, path)
 
     async def forget_log(self, log_id: int) -> None:
-        """Close an entry log that was removed, wherever it is open."""
+        """Close an entry log that was removed, in every reader."""
         self.resident.forget(log_id)
         for reader in self._readers:
             await reader.worker.run(reader.logs.forget, log_id)
 
     def close(self) -> None:
-        """Finish what was asked, then close the files and end the workers. Blocks."""
+        """Finish queued work, close the files and end the workers. Blocks."""
         self.resident.close()
         for reader in self._readers:
             run_last(reader.worker, reader.close)

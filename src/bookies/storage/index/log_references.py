@@ -1,4 +1,4 @@
-"""What the index still names of entry logs: the last word before one is removed, or declared to be without something.
+"""The offsets in entry logs that the index still names, checked before a log is removed or its end is accepted.
 
 Source: storage 7.4.
 """
@@ -15,17 +15,17 @@ from bookies.storage.index.index import LedgerIndex
 async def greatest_offsets(
     index: LedgerIndex, log_ids: Sequence[int], ledger_ids: Iterable[int] | None = None
 ) -> dict[int, int]:
-    """The greatest offset in each of these entry logs that a slot of these ledgers names; None: of all there are.
+    """Return the greatest offset in each of these entry logs that a slot names. A log without any is left out.
 
-    Raises: ReadFailed when a part of the index cannot be read, for then nobody knows.
+    `ledger_ids`: the ledgers to scan; None: all. Raises: ReadFailed when a part of the index cannot be read.
     """
-    found: dict[int, int] = {}
+    greatest: dict[int, int] = {}
     for ledger_id in sorted(index.ledger_ids()) if ledger_ids is None else ledger_ids:
         try:
             ledger = await index.load(ledger_id)
             offsets = await index.scan_slots(ledger, slot_scans.greatest_offsets, log_ids)
         except LedgerUnknownToBookie:
-            continue  # It was deleted meanwhile.
+            continue  # It has been deleted.
         for log_id, offset in offsets.items():
-            found[log_id] = max(found.get(log_id, 0), offset)
-    return found
+            greatest[log_id] = max(greatest.get(log_id, 0), offset)
+    return greatest

@@ -1,6 +1,6 @@
-"""What goes through the slots of a ledger: each look takes the pages that have any, and says what it wanted to know.
+"""Visitors for `LedgerIndex.scan_slots`: each receives the pages of a ledger that have slots, and returns a result.
 
-Pages come as (entry id of the first slot, data), ascending; what is not in them is missing entries. No IO.
+Pages come as (entry id of the first slot, data), ascending. Slots outside them are missing entries. No IO.
 
 Source: storage 4.3.
 """
@@ -17,66 +17,64 @@ Pages = Iterator[tuple[int, bytes]]
 
 
 def entry_runs(pages: Pages) -> list[range]:
-    """Maximal runs of entries with a slot."""
+    """Return the maximal runs of entries with a slot."""
     runs: list[range] = []
     for first_entry_id, data in pages:
         extend_runs(runs, data, first_entry_id)
     return runs
 
 
-def everything(pages: Pages) -> list[tuple[int, bytes]]:
-    """(entry id of the first slot, data) of every page."""
+def all_pages(pages: Pages) -> list[tuple[int, bytes]]:
+    """Return (entry id of the first slot, data) of every page."""
     return list(pages)
 
 
 def greatest_offsets(pages: Pages, log_ids: Sequence[int]) -> dict[int, int]:
-    """The greatest offset in each of these entry logs that a slot names."""
-    found: dict[int, int] = {}
+    """Return the greatest offset in each of these entry logs that a slot names."""
+    greatest: dict[int, int] = {}
     for _, data in pages:
         for log_id in log_ids:
             for _, offset in _offsets_in(data, log_id):
-                found[log_id] = max(found.get(log_id, 0), offset)
-    return found
+                greatest[log_id] = max(greatest.get(log_id, 0), offset)
+    return greatest
 
 
-def read_all(pages: Pages) -> tuple[int, list[int]]:
-    """(bytes, the entry logs that the slots name)"""
+def size_and_logs(pages: Pages) -> tuple[int, list[int]]:
+    """Return (bytes of slots, the entry logs that the slots name)."""
     size, log_ids = 0, dict[int, None]()
     for _, data in pages:
         size += len(data)
         words = memoryview(data).cast("I")
         for word in dict.fromkeys(words[::2]):
             log_id = int.from_bytes(word.to_bytes(4, sys.byteorder), "big")
-            # Log 0 begins as a missing slot does.
+            # The first four bytes of a slot in log 0 are zeros, as in a missing slot.
             if log_id or any(low and not high for high, low in zip(words[::2], words[1::2], strict=True)):
                 log_ids[log_id] = None
     return size, sorted(log_ids)
 
 
 def slots_in(pages: Pages, log_id: int, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(offset of the body, entry id) of the slots that name a place in these spans of a log.
+    """Return (offset of the body, entry id) of the slots that name a place in these spans of a log.
 
-    `spans`: (start, stop), ascending and apart from each other.
+    `spans`: (start, stop), ascending, with gaps between them.
     """
-    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     starts = [start for start, _ in spans]
     for first_entry_id, data in pages:
         for index, offset in _offsets_in(data, log_id):
             at = bisect_right(starts, offset) - 1
             if at >= 0 and offset < spans[at][1]:
-                found.append((offset, first_entry_id + index))
-    return found
+                places.append((offset, first_entry_id + index))
+    return places
 
 
-def least_offset(pages: Pages, log_id: int, behind: int) -> int | None:
-    """The least offset behind this one that a slot names in a log."""
-    return min(
-        (offset for _, data in pages for _, offset in _offsets_in(data, log_id) if offset > behind), default=None
-    )
+def least_offset(pages: Pages, log_id: int, after: int) -> int | None:
+    """Return the least offset above `after` that a slot names in a log."""
+    return min((offset for _, data in pages for _, offset in _offsets_in(data, log_id) if offset > after), default=None)
 
 
 def _offsets_in(data: bytes, log_id: int) -> Iterator[tuple[int, int]]:
-    """(index of the slot, offset of the body) for the slots of a page that name this log."""
+    """Yield (index of the slot, offset of the body) for the slots of a page that name this log."""
     prefix = log_id.to_bytes(4, "big")
     at = data.find(prefix)
     while at >= 0:
@@ -89,9 +87,9 @@ def _offsets_in(data: bytes, log_id: int) -> Iterator[tuple[int, int]]:
 
 
 def extend_runs(runs: list[range], data: bytes, first_entry_id: int) -> None:
-    """Append the entries whose slots are set to the runs, joining them to the last one where they follow it."""
+    """Append the entries whose slots are set, joining them to the last run where they continue it."""
     count = len(data) // layout.SLOT_SIZE
-    slots = memoryview(data)[: count * layout.SLOT_SIZE].cast("q")  # byte order does not matter for being zero
+    slots = memoryview(data)[: count * layout.SLOT_SIZE].cast("q")  # zero in any byte order
     at = 0
     if 0 not in slots:
         _append_run(runs, first_entry_id, first_entry_id + count)

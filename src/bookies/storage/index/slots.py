@@ -11,7 +11,7 @@ MISSING_SLOT = MISSING.to_bytes(SLOT_SIZE, "big")
 
 
 def leading_present(slots: bytes) -> int:
-    """How many slots there are before the first missing one."""
+    """Return the number of slots before the first missing one."""
     at = slots.find(MISSING_SLOT)
     while at % SLOT_SIZE and at >= 0:  # zeros of two neighbours
         at = slots.find(MISSING_SLOT, at + 1)
@@ -19,14 +19,14 @@ def leading_present(slots: bytes) -> int:
 
 
 def span(slots: bytes) -> int:
-    """Bytes of log from the first to the last entry; more than any limit if they are in different logs."""
+    """Return the bytes of log from the first to the last entry; more than any limit if they are in different logs."""
     return abs(int.from_bytes(slots[-SLOT_SIZE:], "big") - int.from_bytes(slots[:SLOT_SIZE], "big"))
 
 
 class LeadingSlots:
-    """Slots of consecutive entries, a page after the other: as many as `size_max` bytes of log can need.
+    """Slots of consecutive entries, added page by page: as many as `size_max` bytes of log can need.
 
-    `first` and `count`: of the entries whose slots are to be added next; a count of 0: that is all.
+    `first`, `count`: the entries whose slots are to be added next. The object is complete when `count` is 0.
     """
 
     __slots__ = ("_per_page", "_size_max", "count", "first", "slots")
@@ -39,19 +39,19 @@ class LeadingSlots:
         self._per_page = per_page
 
     def add(self, part: bytes) -> None:
-        """What a page has of them, from `first` on."""
+        """Add the slots of the next page, which starts at entry `first`."""
         present = leading_present(part)
         part = part[: present * SLOT_SIZE]
         self.slots = self.slots + part if self.slots else part
         self.first += present
         self.count -= present
-        # At a page's end the next page goes on; anything else is a missing entry.
+        # The run continues only at the end of a page; otherwise the next entry is missing.
         if not present or self.first % self._per_page or span(self.slots) > self._size_max:
             self.count = 0
 
 
 def merged(runs: Sequence[Sequence[int]]) -> list[range]:
-    """The same ids as maximal ranges, ascending."""
+    """Return the same ids as maximal ranges, ascending."""
     pieces: list[range] = []
     for run in runs:
         if isinstance(run, range) and run.step == 1:
@@ -69,7 +69,7 @@ def merged(runs: Sequence[Sequence[int]]) -> list[range]:
 
 
 def pieces(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int, int]]:
-    """Consecutive entries within one page: (first id, its index in `entry_ids`, count)."""
+    """Yield runs of consecutive entries within one page: (first id, its index in `entry_ids`, count)."""
     start, end = 0, len(entry_ids)
     is_range = isinstance(entry_ids, range) and entry_ids.step == 1
     while start < end:
@@ -83,7 +83,7 @@ def pieces(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int, 
 
 
 def by_page(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int, int]]:
-    """What of ascending ids is in each page: (number of the page, index of its first id, index behind its last)."""
+    """Split ascending ids by page: (number of the page, index of its first id, index after its last)."""
     start, end = 0, len(entry_ids)
     while start < end:
         number = entry_ids[start] // per_page
@@ -93,9 +93,9 @@ def by_page(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int,
 
 
 def replaced(old: bytes, new: bytes, prefix: bytes) -> bytes:
-    """`new` where a slot of `old` is set and begins with these four bytes, otherwise `old`."""
+    """Return `new` where a slot of `old` is set and begins with these four bytes, otherwise `old`."""
     count = len(old) // SLOT_SIZE
-    # Log 0 begins as a missing slot does, so it has to be looked at more closely.
+    # The first four bytes of a slot in log 0 are zeros, as in a missing slot, so log 0 needs the slow path.
     if any(prefix) and all(old[at::SLOT_SIZE] == prefix[at : at + 1] * count for at in range(4)):
         return new
     merged = bytearray(old)

@@ -317,7 +317,7 @@ class Journal:
         """Write everything queued, up to the size limit of a group."""
         queue = self._queue
         if self._has_failed or not queue:
-            self._rest()
+            self._go_idle()
             return
         buffers: list[Buffer] = []
         waiters: list[Done] = []
@@ -351,7 +351,7 @@ class Journal:
         if not self._has_succeeded(future):
             return
         self.mark = self._writer.ended(end)
-        self._is_durable(size, waiters, start_s)
+        self._finish_group(size, waiters, start_s)
 
     def _committed(
         self, future: asyncio.Future[tuple[LogMark, bool, bool]], size: int, waiters: list[Done], start_s: float
@@ -363,7 +363,7 @@ class Journal:
             self.on_short()
         if took_spare:
             self._spares.take()
-        self._is_durable(size, waiters, start_s)
+        self._finish_group(size, waiters, start_s)
 
     def _has_succeeded(self, future: asyncio.Future[Any]) -> bool:
         error = asyncio.CancelledError() if future.cancelled() else future.exception()
@@ -371,7 +371,7 @@ class Journal:
             self._fail(error)
         return error is None
 
-    def _is_durable(self, size: int, waiters: list[Done], start_s: float) -> None:
+    def _finish_group(self, size: int, waiters: list[Done], start_s: float) -> None:
         self.slowness.took(start_s)
         self.size += size
         self.group_count += 1
@@ -399,9 +399,9 @@ class Journal:
         if not self._has_failed:
             self._has_failed = True
             self._on_fatal(error)
-        self._rest()
+        self._go_idle()
 
-    def _rest(self) -> None:
+    def _go_idle(self) -> None:
         self._is_scheduled = False
         for future in self._idle:
             if not future.done():

@@ -116,7 +116,7 @@ def pack_fence(ledger_id: int) -> bytes:
 
 
 def pack_explicit_lac(ledger_id: int, body: bytes) -> bytes:
-    """Return an EXPLICIT_LAC record, length word included. `body`: ledger id, LAC and digest as the client sent them."""
+    """Return an EXPLICIT_LAC record, length word included. `body`: ledger id, LAC, digest as the client sent them."""
     return _SPECIAL.pack(20 + len(body), ledger_id, EXPLICIT_LAC, len(body)) + body
 
 

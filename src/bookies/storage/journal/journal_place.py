@@ -55,7 +55,7 @@ def check_places(disk: Disk, directories: Sequence[str]) -> None:
             right = directories[place[0]] if place[0] < len(directories) else f"journal {place[0] + 1}"
             raise StorageError(
                 f"{directory}: its {FILE_NAME} names journal {place[0] + 1} of {place[1]} of this bookie, but it is "
-                f"configured as journal {number + 1}: disks were swapped, or it is a copy. No file was changed. "
+                f"configured as journal {number + 1}: disks were swapped, or it is a copy. Nothing was changed. "
                 f"Replay would start at another journal's mark and skip acknowledged entries. Mount it as {right} again"
             )
 

@@ -27,7 +27,7 @@ def find_marks(
 ) -> list[LogMark]:
     """Return the replay position of each journal.
 
-    `found`: the marks in the mark files, by journal. `noted`: the marks in the catalog, one for each journal.
+    `marks_found`: the marks in the mark files, by journal. `noted`: the marks in the catalog, one for each journal.
     """
     if len(noted) == len(marks_found):
         marks_found = [[*marks, mark] for marks, mark in zip(marks_found, noted, strict=True)]
@@ -38,11 +38,11 @@ def find_marks(
 
 
 def credible_mark(disk: Disk, directory: str, candidates: Sequence[LogMark], record_size_max: int) -> LogMark:
-    """Return the replay position of a journal. `found`: the marks in the mark files and in the catalog.
+    """Return the replay position of a journal. `candidates`: the marks in the mark files and the catalog.
 
-    The marks differ after a crash, if one is damaged, or if another program has run on these directories since. Replaying
-    too much does no harm, so the smallest mark counts from which on all journal files exist. If no record begins there,
-    replay starts at the beginning of that file.
+    The marks differ after a crash, if one is damaged, or if another program has run on these directories since. The
+    smallest mark counts from which on all journal files exist, because replaying too much does no harm. If no record
+    begins there, replay starts at the beginning of that file.
     """
     ids = journal_ids(disk, directory)
     for mark in sorted(candidates):

@@ -1,4 +1,4 @@
-"""Access to the files of a bookie that does not run."""
+"""Access to the files of a stopped bookie."""
 
 from __future__ import annotations
 

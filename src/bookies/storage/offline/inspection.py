@@ -1,10 +1,10 @@
-"""A bookie's files as rows, for people and programs that look into them offline; Apache's files are the same files.
+"""Rows for the offline inspection of a bookie's files, including those of Apache's bookies.
 
-Every function takes the `Disk` port and a path, changes nothing, and yields dictionaries that JSON can hold: bytes are
-in hexadecimal, and `row` says what a row is about. A file that cannot be understood raises `CorruptRecord`; damage
-further inside is in the row "end", whose `state` is clean, torn or corrupt.
+Every function takes the `Disk` port and a path, changes no file, and yields dictionaries that JSON can hold. Bytes are
+in hexadecimal, and `row` names the type of the row. A file that cannot be parsed raises `CorruptRecord`. Damage further
+inside is in the row "end", whose `state` is clean, torn or corrupt.
 
-Source: storage 1.2, 2 to 4, 9.2; experience 3.
+Source: storage 1.2, 2 to 4, 9.2.
 """
 
 from __future__ import annotations
@@ -53,52 +53,52 @@ Row = dict[str, Any]
 _READ_SIZE = 1 << 20
 _ENTRY = struct.Struct(">qqqq")
 _LAC = struct.Struct(">qq")
-_KINDS = {
+_RECORD_TYPES = {
     journal_format.LEDGER_KEY: "ledger_key",
     journal_format.FENCE: "fence",
     journal_format.EXPLICIT_LAC: "explicit_lac",
 }
 _ROCKSDB = {
-    "ledgers": "keys and fences of ledgers, in RocksDB; bk bookie convert makes index files of it",
-    "locations": "where entries are, in RocksDB; bk bookie convert makes index files of it",
-    "metadata-cache": "what entry logs hold, in RocksDB",
+    "ledgers": "master keys and fences of ledgers, in RocksDB; bk bookie convert turns it into index files",
+    "locations": "locations of entries, in RocksDB; bk bookie convert turns it into index files",
+    "metadata-cache": "ledgers and bytes of entry logs, in RocksDB",
 }
 _ASIDE = ".before-conversion"
 
 
 def current_of(disk: Disk, path: str) -> str:
-    """The directory that holds the files: `path`/current if there is one, else `path`."""
+    """Return the directory that holds the files: `path`/current if it exists, else `path`."""
     current = os.path.join(path, cookie.CURRENT)
     return current if disk.is_directory(current) else path
 
 
 def journals_of(disk: Disk, path: str) -> list[tuple[int, str]]:
-    """(id, path) of the journal files in a directory, in order of time."""
+    """Return (id, path) of the journal files in a directory, in order of time."""
     directory = current_of(disk, path)
     names = ((journal_format.parse_file_name(name), name) for name in disk.list(directory))
     return sorted((journal_id, os.path.join(directory, name)) for journal_id, name in names if journal_id is not None)
 
 
 def entry_logs_of(disk: Disk, path: str) -> list[tuple[int, str]]:
-    """(id, path) of the entry logs in a directory, in order of id."""
+    """Return (id, path) of the entry logs in a directory, in order of id."""
     directory = current_of(disk, path)
     names = ((entry_log_format.parse_file_name(name), name) for name in disk.list(directory))
     return sorted((log_id, os.path.join(directory, name)) for log_id, name in names if log_id is not None)
 
 
 def index_files_of(disk: Disk, path: str) -> list[tuple[int, str]]:
-    """(ledger id, path) of the index files below a directory, in order of ledger id."""
+    """Return (ledger id, path) of the index files below a directory, in order of ledger id."""
     directory = current_of(disk, path)
-    found = []
+    paths = []
     for relative in _walk(disk, directory):
         ledger_id = index_format.parse_path(relative)
         if ledger_id is not None:
-            found.append((ledger_id, os.path.join(directory, relative)))
-    return sorted(found)
+            paths.append((ledger_id, os.path.join(directory, relative)))
+    return sorted(paths)
 
 
 def _walk(disk: Disk, directory: str) -> Iterator[str]:
-    """`g/p/x` of everything two levels down."""
+    """Yield `g/p/x` of all names two levels down."""
     for group in disk.list(directory):
         if group in _ROCKSDB or not disk.is_directory(os.path.join(directory, group)):
             continue
@@ -111,9 +111,9 @@ def _walk(disk: Disk, directory: str) -> Iterator[str]:
 def journal_rows(
     disk: Disk, path: str, *, is_newest: bool | None = None, record_size_max: int = RECORD_SIZE_MAX
 ) -> Iterator[Row]:
-    """One journal file: a row "file", a row "record" each, a row "end".
+    """Yield the rows of one journal file: a row "file", a row "record" for each record, a row "end".
 
-    `is_newest`: whether a torn end is what a crash leaves (else damage); None: whether no younger file stands beside.
+    `is_newest`: a torn end is what a crash leaves, not damage; None: True unless a younger file is in the directory.
     """
     journal_id = journal_format.parse_file_name(os.path.basename(path))
     if is_newest is None:
@@ -140,7 +140,7 @@ def journal_rows(
 
 
 def entry_log_rows(disk: Disk, path: str, *, record_size_max: int = RECORD_SIZE_MAX) -> Iterator[Row]:
-    """One entry log: a row "file", a row "record" each, a row "map" for each ledger of its map, a row "end"."""
+    """Yield the rows of one entry log: "file", "record" for each record, "map" for each ledger of its map, "end"."""
     log_id = entry_log_format.parse_file_name(os.path.basename(path))
     with closing(disk.open(path, "r")) as file:
         size = file.size()
@@ -181,12 +181,12 @@ def _record_rows(batch: Batch, fields_of: Callable[[int, int, bytes], Row]) -> I
 def _journal_record(ledger_id: int, entry_id: int, body: bytes) -> Row:
     if entry_id >= 0:
         return _entry_fields(ledger_id, entry_id, body)
-    kind = _KINDS.get(entry_id, "unknown")
-    if kind == "ledger_key":
-        return {"kind": kind, "master_key": journal_format.parse_special(body).hex()}
-    if kind == "explicit_lac":
-        return {"kind": kind, **explicit_lac_fields(journal_format.parse_special(body))}
-    return {"kind": kind} if kind == "fence" else {"kind": kind, "entry": entry_id}
+    record_type = _RECORD_TYPES.get(entry_id, "unknown")
+    if record_type == "ledger_key":
+        return {"kind": record_type, "master_key": journal_format.parse_special(body).hex()}
+    if record_type == "explicit_lac":
+        return {"kind": record_type, **explicit_lac_fields(journal_format.parse_special(body))}
+    return {"kind": record_type} if record_type == "fence" else {"kind": record_type, "entry": entry_id}
 
 
 def _entry_fields(ledger_id: int, entry_id: int, body: bytes) -> Row:
@@ -197,7 +197,7 @@ def _entry_fields(ledger_id: int, entry_id: int, body: bytes) -> Row:
 
 
 def explicit_lac_fields(body: bytes) -> Row:
-    """Of a row: the body of an explicit LAC, and what it says."""
+    """Return the fields of a row for an explicit LAC: its body, and the value in it."""
     row: Row = {"explicit_lac_body": body.hex()}
     if len(body) >= RECORD_SIZE_MIN:
         row["last_add_confirmed"] = _LAC.unpack_from(body)[1]
@@ -212,7 +212,7 @@ def _end_row(end: ScanEnd) -> Row:
 
 
 def index_rows(disk: Disk, path: str) -> Iterator[Row]:
-    """One index file: a row "file" with its header, then a row "slot" for each entry that is there."""
+    """Yield the rows of one index file: "file" with its header, then "slot" for each entry."""
     with closing(disk.open(path, "r")) as file:
         size = file.size()
         header = index_format.parse_header(file.pread(index_format.HEADER_SIZE, 0), path=path)
@@ -238,23 +238,23 @@ def index_rows(disk: Disk, path: str) -> Iterator[Row]:
 
 
 def ledger_rows(disk: Disk, path: str) -> Iterator[Row]:
-    """A row "ledger" for each index file below a directory: its header, and how many entries it has."""
+    """Yield a row "ledger" for each index file below a directory: its header, and the number of its entries."""
     for ledger_id, file_path in index_files_of(disk, path):
         row: Row = {"row": "ledger", "ledger": ledger_id, "path": file_path, "entries": 0, "last_entry": None}
         try:
-            for each in index_rows(disk, file_path):
-                if each["row"] == "file":
-                    row |= {name: value for name, value in each.items() if name not in ("row", "path", "ledger")}
+            for item in index_rows(disk, file_path):
+                if item["row"] == "file":
+                    row |= {name: value for name, value in item.items() if name not in ("row", "path", "ledger")}
                 else:
                     row["entries"] += 1
-                    row["last_entry"] = each["entry"]
+                    row["last_entry"] = item["entry"]
         except CorruptRecord as error:
             row["problem"] = str(error)
         yield row
 
 
 def mark_rows(disk: Disk, path: str) -> Iterator[Row]:
-    """A row "mark" for a mark file, or for each one in a directory."""
+    """Yield a row "mark" for a mark file, or for each one in a directory."""
     if not disk.is_directory(path):
         yield _mark_row(disk, path)
         return
@@ -275,26 +275,26 @@ def _mark_row(disk: Disk, path: str) -> Row:
 
 
 def cookie_row(disk: Disk, path: str) -> Row:
-    """The cookie of a `VERSION` file, or of a directory. Raises CorruptRecord, FileNotFoundError."""
+    """Return the cookie of a `VERSION` file, or of a directory. Raises CorruptRecord, FileNotFoundError."""
     if disk.is_directory(path):
         path = os.path.join(current_of(disk, path), cookie.FILE_NAME)
-    found = cookie.parse(disk.read_bytes(path), path=path)
+    parsed = cookie.parse(disk.read_bytes(path), path=path)
     return {
         "row": "cookie",
         "path": path,
-        "layout": found.layout,
-        "bookie": found.bookie,
-        "journal_directories": found.journal_directories.split(","),
-        "ledger_directories": list(found.ledger_directories),
-        "index_directories": None if found.index_directories is None else list(found.index_directories),
-        "instance_id": found.instance_id,
+        "layout": parsed.layout,
+        "bookie": parsed.bookie,
+        "journal_directories": parsed.journal_directories.split(","),
+        "ledger_directories": list(parsed.ledger_directories),
+        "index_directories": None if parsed.index_directories is None else list(parsed.index_directories),
+        "instance_id": parsed.instance_id,
     }
 
 
 def directory_rows(disk: Disk, path: str) -> Iterator[Row]:
-    """What stands in one of a bookie's directories: a row "item" each, then a row "finding" for each thing amiss.
+    """Yield a row "item" for each name in one of a bookie's directories, then a row "finding" for each problem.
 
-    Headers are read, records are not: `journal_rows` and `entry_log_rows` do that.
+    Reads headers but no records; see `journal_rows` and `entry_log_rows`.
     """
     directory = current_of(disk, path)
     for name in disk.list(directory):
@@ -318,12 +318,12 @@ def directory_rows(disk: Disk, path: str) -> Iterator[Row]:
 
 
 def _item(disk: Disk, path: str, name: str) -> Row:
-    """Kind, size and detail of one name in `current`."""
+    """Return kind, size and detail of one name in `current`."""
     if disk.is_directory(path):
         if name in _ROCKSDB:
             return {"kind": "rocksdb", "detail": f"Apache's DbLedgerStorage: {_ROCKSDB[name]}"}
         if name.endswith(_ASIDE):
-            return {"kind": "put aside", "detail": "the old index; bk bookie convert --discard-old removes it"}
+            return {"kind": "put aside", "detail": "the old index; bk bookie convert --discard-old deletes it"}
         return {"kind": "index directory" if len(name) <= 2 else "unknown"}
     with closing(disk.open(path, "r")) as file:
         size = file.size()
@@ -345,32 +345,32 @@ def _item(disk: Disk, path: str, name: str) -> Row:
         detail = f"{row['journal_file']} at {row['offset']:,}" if "journal" in row else row["problem"]
         return {"kind": "mark", "size": size, "detail": detail}
     if name == cookie.EMPTYING:
-        return {"kind": "format", "size": size, "detail": "it is being emptied: repeat bk bookie format"}
+        return {"kind": "format", "size": size, "detail": "bk bookie format did not finish: repeat it"}
     if name == cookie.FILE_NAME:
-        found = cookie.parse(first if size <= len(first) else disk.read_bytes(path), path=path)
-        return {"kind": "cookie", "size": size, "detail": f"bookie {found.bookie}, instance {found.instance_id}"}
+        own = cookie.parse(first if size <= len(first) else disk.read_bytes(path), path=path)
+        return {"kind": "cookie", "size": size, "detail": f"bookie {own.bookie}, instance {own.instance_id}"}
     if name == "lastId":
         return {"kind": "last log id", "size": size, "detail": str(entry_log_format.parse_last_id(first))}
     if name == "DIRTY":
-        return {"kind": "dirty", "size": size, "detail": "running, or not stopped in an orderly way"}
+        return {"kind": "dirty", "size": size, "detail": "running, or not shut down cleanly"}
     if name in _ROCKSDB:
-        return {"kind": "guard", "size": size, "detail": "keeps Apache's bookie from making an empty database here"}
+        return {"kind": "guard", "size": size, "detail": "keeps Apache's bookie from creating an empty database here"}
     if name == HELD:
-        return {"kind": "flag", "size": size, "detail": "compaction is suspended: bk bookie gc --resume"}
+        return {"kind": "flag", "size": size, "detail": "compaction is suspended: resume it with bk bookie gc --resume"}
     if name == "CONVERSION":
-        return {"kind": "conversion", "size": size, "detail": "it was interrupted: repeat bk bookie convert"}
+        return {"kind": "conversion", "size": size, "detail": "bk bookie convert did not finish: repeat it"}
     if name == catalog_format.FILE_NAME:
-        return {"kind": "catalog", "size": size, "detail": "which index files there are, and their checksums"}
+        return {"kind": "catalog", "size": size, "detail": "the list of index files, with checksums"}
     if name == journal_place.FILE_NAME:
         place = journal_place.parse(first)
-        detail = "damaged; the next start writes it again" if place is None else f"journal {place[0] + 1} of {place[1]}"
+        detail = "damaged; the next start rewrites it" if place is None else f"journal {place[0] + 1} of {place[1]}"
         return {"kind": "journal place", "size": size, "detail": detail}
     if name == quarantine_format.FILE_NAME:
         _, removals = quarantine_format.parse(disk.read_bytes(path), path=path)
         return {"kind": "removed ledgers", "size": size, "detail": f"{len(removals):,} in quarantine or deleted"}
     if name == scrub_format.FILE_NAME:
         _, progress = scrub_format.parse(disk.read_bytes(path), path=path)
-        damaged = sum(each.entry_count for each in progress.findings)
+        damaged = sum(finding.entry_count for finding in progress.findings)
         detail = f"pass {progress.number:,}, {damaged:,} damaged entries known"
         return {"kind": "scrub", "size": size, "detail": detail}
     if name == status_format.FILE_NAME:
@@ -380,7 +380,7 @@ def _item(disk: Disk, path: str, name: str) -> Row:
 
 
 def _findings(disk: Disk, directory: str) -> Iterator[Row]:
-    """What does not fit together, as far as one directory can tell."""
+    """Yield the inconsistencies that one directory shows."""
     names = disk.list(directory)
     if cookie.EMPTYING in names:
         yield {"row": "finding", "problem": f"{directory} is being emptied: repeat bk bookie format"}
@@ -401,13 +401,13 @@ def _findings(disk: Disk, directory: str) -> Iterator[Row]:
             yield {"row": "finding", "problem": f"the mark names {row['journal_file']}, which is not here"}
     for relative in _walk(disk, directory):
         if index_format.parse_relocating_path(relative) is not None:
-            yield {"row": "finding", "problem": f"{relative} was on its way to another directory"}
+            yield {"row": "finding", "problem": f"{relative} is left of an interrupted move to this directory"}
         elif relative.endswith(".idx") and index_format.parse_path(relative) is None:
-            yield {"row": "finding", "problem": f"{relative} is not where an index file of that name belongs"}
+            yield {"row": "finding", "problem": f"{relative} is in the wrong subdirectory for its name"}
 
 
 def is_damaged(row: Row) -> bool:
-    """Whether a row tells of damage, rather than of the traces of a crash."""
+    """Report whether a row describes damage, rather than the traces of a crash."""
     if row["row"] == "end":
         return row["state"] == EndKind.CORRUPT.value or "next_record" in row
     return "problem" in row

@@ -1,7 +1,7 @@
-"""A stopped bookie as its files tell of it: which directories it has, and whether all of them are there.
+"""The directories of a stopped bookie, from its cookies, with those that are missing.
 
-Tools that change a bookie's files go by this. Where a disk is not mounted its place is missing or empty, and whoever
-took that for all there is would build indexes without what is on the disk, or write where the disk will be mounted.
+Tools that change a bookie's files use this list. If a disk is not mounted, its path is missing or empty. A tool that
+ignored that would build indexes without the disk's files, or write where the disk will be mounted.
 
 Source: storage 1.2, 9.1.
 """
@@ -23,9 +23,9 @@ from bookies.storage.offline.inspection import current_of
 
 @dataclass
 class Offline:
-    """`journals`, `ledgers`, `indexes`: directories that are there. `problems`: path to what is wrong with others.
+    """A stopped bookie. `journals`, `ledgers`, `indexes`: existing directories. `problems`: by path.
 
-    `has_all_indexes`: none of those that hold index files is among the others.
+    `has_all_indexes`: no directory of index files has a problem.
     """
 
     journals: list[str]
@@ -35,9 +35,9 @@ class Offline:
     has_all_indexes: bool = True
 
     def config(self) -> BookieConfig:
-        """Settings of the environment, and these directories. Raises StorageError for problems."""
+        """Return the environment's settings with these directories. Raises StorageError if there are problems."""
         for path, problem in self.problems.items():
-            raise StorageError(f"{path}: {problem}. Nothing was changed. Put it back, or mount the disk, first")
+            raise StorageError(f"{path}: {problem}. No file was changed. Restore it, or mount the disk, first")
         return from_environment(
             BookieConfig,
             journal_directories=tuple(self.journals),
@@ -47,30 +47,33 @@ class Offline:
 
 
 def bookie_at(disk: Disk, path: str) -> Offline:
-    """The bookie that `path` is one of the directories of. Reads only. Raises: OSError."""
+    """Return the bookie that has `path` as one of its directories. Reads only. Raises: OSError."""
     own, problem = _cookie_in(disk, path)
     if own is None:
         return Offline([path], [path], [path], {path: problem})
     base = _base_of(path, own)
     if base is None:
         return _elsewhere(path, own)
-    found = Offline([], [], [])
+    bookie = Offline([], [], [])
     names = (own.journals, own.ledger_directories, own.directories_of_index)
-    for some, there in zip(names, (found.journals, found.ledgers, found.indexes), strict=True):
-        for name in some:
+    for listed, existing in zip(names, (bookie.journals, bookie.ledgers, bookie.indexes), strict=True):
+        for name in listed:
             place = posixpath.join(base, name)
             if problem := _problem_of(disk, place, own, path):
-                found.problems[place] = problem
-                found.has_all_indexes = found.has_all_indexes and there is not found.indexes
+                bookie.problems[place] = problem
+                bookie.has_all_indexes = bookie.has_all_indexes and existing is not bookie.indexes
             if disk.is_directory(place):
-                there.append(place)
-    return found
+                existing.append(place)
+    return bookie
 
 
 def _base_of(path: str, own: Cookie) -> str | None:
-    """As the cookie says, of the path as it was given, from the root, or where its links lead to; None: elsewhere."""
-    for each in (os.path.normpath(path), os.path.abspath(path)):
-        if (base := own.base_of(_without_current(each))) is not None:
+    """Return the base of the cookie's relative paths; None if the cookie does not name `path`.
+
+    Tries `path` as given, absolute, and with links resolved.
+    """
+    for form in (os.path.normpath(path), os.path.abspath(path)):
+        if (base := own.base_of(_without_current(form))) is not None:
             return base
     real = _without_current(os.path.realpath(path))
     return "" if any(os.path.isabs(name) and os.path.realpath(name) == real for name in own.directories) else None
@@ -81,7 +84,7 @@ def _without_current(path: str) -> str:
 
 
 def _elsewhere(path: str, own: Cookie) -> Offline:
-    """A copy, or another mount point: never what the cookie names, a bookie may work there."""
+    """Return only `path`, a copy or another mount point. A bookie may run in the directories that the cookie names."""
     if len(own.directories) == 1:
         return Offline([path], [path], [path])
     problem = f"it is not what its cookie names ({', '.join(own.directories)}): a copy, or mounted elsewhere"
@@ -90,31 +93,34 @@ def _elsewhere(path: str, own: Cookie) -> Offline:
 
 def _problem_of(disk: Disk, path: str, own: Cookie, named_in: str) -> str:
     if not disk.is_directory(path):
-        return f"it is not there, and the cookie in {named_in} names it: bookie {own.bookie} has files in it"
-    found, problem = _cookie_in(disk, path)
-    if found is None:
+        return f"it is missing, and the cookie in {named_in} names it: bookie {own.bookie} has files in it"
+    actual, problem = _cookie_in(disk, path)
+    if actual is None:
         return problem
-    if (found.bookie, found.instance_id) != (own.bookie, own.instance_id):
-        return f"it belongs to bookie {found.bookie} of cluster {found.instance_id}, not to {own.bookie}"
+    if (actual.bookie, actual.instance_id) != (own.bookie, own.instance_id):
+        return f"it belongs to bookie {actual.bookie} of cluster {actual.instance_id}, not to {own.bookie}"
     return ""
 
 
 def _cookie_in(disk: Disk, path: str) -> tuple[Cookie | None, str]:
-    """The cookie of a directory, or why there is none."""
+    """Return (the cookie of a directory, ""), or (None, the problem)."""
     file = posixpath.join(current_of(disk, path), cookie.FILE_NAME)
     try:
         return cookie.parse(disk.read_bytes(file), path=file), ""
     except FileNotFoundError:
         return (
             None,
-            f"it has no {cookie.FILE_NAME}: its disk is not mounted, it was wiped, or it is no bookie's",
+            f"it has no {cookie.FILE_NAME}: its disk is not mounted, it was wiped, or it is no bookie directory",
         )
     except CorruptRecord as error:
         return None, f"its {cookie.FILE_NAME} is damaged: {error}"
 
 
 def kept_page_size(disk: Disk, directories: Sequence[str]) -> int | None:
-    """The page size that the catalog was written with. `directories`: index directories' `current`. Raises: OSError."""
+    """Return the page size of the catalog; None without one. Raises: OSError.
+
+    `directories`: index directories' `current`.
+    """
     for directory in directories:
         path = posixpath.join(directory, catalog_format.FILE_NAME)
         if disk.exists(path):

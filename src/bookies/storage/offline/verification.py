@@ -1,7 +1,7 @@
-"""A whole bookie verified offline: does every slot lead to its entry, is every entry found, is anything damaged?
+"""Offline verification of a whole bookie: every slot leads to its entry, every entry has a slot, no file is damaged.
 
-Nothing is changed. Rows are as those of `inspection`: "progress" with the file that is being read, "finding" with what
-is wrong and what it costs (`ledger`, `entries`, `remedy`), and one "total". Memory: some 100 bytes an entry.
+Reads only. Rows are as in `inspection`: "progress" with the file being read, "finding" with a problem and its cost
+(`ledger`, `entries`, `remedy`), and one "total". Memory: about 100 bytes per entry.
 
 Source: storage 5.8, 9.2, 10.
 """
@@ -23,33 +23,36 @@ from bookies.storage.offline.inspection import Row
 from bookies.storage.offline.offline_bookie import Offline, bookie_at
 from bookies.storage.records import Batch, EndKind
 
-REPLICAS = "other replicas should have them: bk spark scrub finds and bk spark repair copies what is missing"
-REBUILT = "the bookie builds it again from its entry logs when it is asked for the ledger"
+REPLICAS = "copy them from other replicas: `bk spark scrub` finds and `bk spark repair` copies what is missing"
+REBUILT = "the bookie rebuilds it from its entry logs when the ledger is used"
 
 
 @dataclass
 class _Records:
-    """Of one ledger: location to entry id, of every record in the logs; how many carry a checksum that proves them."""
+    """The records of one ledger in all logs. `places`: location to entry id. `intact`: number with a matching checksum.
+
+    `unproven`: entries without one.
+    """
 
     places: dict[int, int] = field(default_factory=dict)
     intact: int = 0
-    doubtful: list[int] = field(default_factory=list)  # entries without such a checksum
+    unproven: list[int] = field(default_factory=list)
 
 
 def describe(finding: Row) -> str:
-    """A row "finding" as a sentence."""
+    """Return a row "finding" as a sentence."""
     where = finding.get("path") or f"ledger {finding['ledger']}"
     return f"finding: {where}: {finding['problem']}{'; ' + finding['remedy'] if 'remedy' in finding else ''}"
 
 
 def verify_rows(disk: Disk, path: str) -> Iterator[Row]:
-    """Everything about the bookie that `path` is a directory of."""
+    """Verify the bookie that has `path` as one of its directories. Yield the rows."""
     bookie = bookie_at(disk, path)
     total: Row = {"row": "total", "journals": 0, "logs": 0, "ledgers": 0, "entries": 0, "unchecked_digests": 0}
     findings = 0
     for place, problem in bookie.problems.items():
         findings += 1
-        yield {"row": "finding", "path": place, "problem": problem, "remedy": "put it back, or mount the disk"}
+        yield {"row": "finding", "path": place, "problem": problem, "remedy": "restore it, or mount the disk"}
     for row in _all_rows(disk, bookie, total):
         findings += row["row"] == "finding"
         yield row
@@ -80,7 +83,7 @@ def _journal_findings(disk: Disk, directory: str, total: Row) -> Iterator[Row]:
             for row in inspection.journal_rows(disk, path):
                 if inspection.is_damaged(row):
                     problem = f"from byte {row['offset']:,} on: {row['problem']}"
-                    remedy = "if it is behind the mark the bookie goes on behind it, and denies nothing; " + REPLICAS
+                    remedy = "if it is after the mark, the bookie skips it and reports no entry as missing; " + REPLICAS
                     yield {"row": "finding", "path": path, "problem": problem, "remedy": remedy}
         except CorruptRecord as error:
             yield {"row": "finding", "path": path, "problem": str(error), "remedy": REPLICAS}
@@ -96,7 +99,7 @@ def _log_findings(disk: Disk, directory: str, total: Row, records: dict[int, _Re
                 header = entry_log_format.parse_header(file.pread(entry_log_format.HEADER_SIZE, 0), path=path)
             except CorruptRecord as error:
                 header = None
-                yield {"row": "finding", "path": path, "problem": str(error), "remedy": "it is not needed for reading"}
+                yield {"row": "finding", "path": path, "problem": str(error), "remedy": "reads do not need it"}
             if header is not None and header.map_offset and entry_log_format.read_ledgers_map(file.pread, size) is None:
                 problem = f"its ledgers map at byte {header.map_offset:,} is not valid"
                 yield {"row": "finding", "path": path, "problem": problem, "remedy": "the log is scanned instead"}
@@ -116,19 +119,22 @@ def _collect(batch: Batch, log_id: int, records: dict[int, _Records]) -> None:
         if looks_intact(batch.records.body(index)):
             of_ledger.intact += 1
         else:
-            of_ledger.doubtful.append(entry_id)
+            of_ledger.unproven.append(entry_id)
 
 
 def _digest_findings(records: dict[int, _Records], total: Row) -> Iterator[Row]:
-    """A ledger has one type of digest: where some are CRC32s that prove their entry, the others are wrong."""
+    """Yield ledgers with wrong digests.
+
+    All entries of a ledger have the same digest type. If some match a CRC32 checksum, those that do not are damaged.
+    """
     for ledger_id, of_ledger in sorted(records.items()):
         total["entries"] += len(of_ledger.places)
         if not of_ledger.intact:
-            total["unchecked_digests"] += len(of_ledger.doubtful)
-        elif of_ledger.doubtful:
-            row: Row = {"row": "finding", "ledger": ledger_id, "entries": len(of_ledger.doubtful)}
+            total["unchecked_digests"] += len(of_ledger.unproven)
+        elif of_ledger.unproven:
+            row: Row = {"row": "finding", "ledger": ledger_id, "entries": len(of_ledger.unproven)}
             yield row | {
-                "problem": f"{len(of_ledger.doubtful)} entries, the first {of_ledger.doubtful[0]}, fail their digest",
+                "problem": f"{len(of_ledger.unproven)} entries, the first {of_ledger.unproven[0]}, fail their digest",
                 "remedy": REPLICAS,
             }
 
@@ -140,22 +146,27 @@ def _index_findings(disk: Disk, bookie: Offline, records: dict[int, _Records], t
         data = disk.read_bytes(path)
         catalog = catalog_format.parse(data, int.from_bytes(data[8:12], "big"))
         if catalog.problem:
-            yield {"row": "finding", "path": path, "problem": catalog.problem, "remedy": "index files are believed"}
-    found: set[int] = set()
+            yield {
+                "row": "finding",
+                "path": path,
+                "problem": catalog.problem,
+                "remedy": "index files are used without it",
+            }
+    ledger_ids: set[int] = set()
     for directory in bookie.indexes:
         for ledger_id, path in inspection.index_files_of(disk, directory):
             yield {"row": "progress", "path": path}
-            found.add(ledger_id)
+            ledger_ids.add(ledger_id)
             known = catalog.ledgers.get(ledger_id) if catalog is not None and not catalog.problem else None
             size = catalog.page_size if catalog is not None else 0
             yield from _ledger_findings(disk, ledger_id, path, known, size, records.get(ledger_id) or _Records())
-    total["ledgers"] = len(found)
-    if catalog is not None and bookie.has_all_indexes:  # Otherwise it may be where nothing is mounted.
+    total["ledgers"] = len(ledger_ids)
+    if catalog is not None and bookie.has_all_indexes:  # Otherwise a file may be on a disk that is not mounted.
         for ledger_id, known in sorted(catalog.ledgers.items()):
-            if ledger_id not in found and not known.is_fresh:
+            if ledger_id not in ledger_ids and not known.is_fresh:
                 count = len(set((records.get(ledger_id) or _Records()).places.values()))
                 row: Row = {"row": "finding", "ledger": ledger_id, "entries": count}
-                yield row | {"problem": "its index file is gone", "remedy": REBUILT}
+                yield row | {"problem": "its index file is missing", "remedy": REBUILT}
 
 
 def _ledger_findings(
@@ -176,13 +187,13 @@ def _ledger_findings(
                 if not known.is_right(
                     page, file.pread(page_size, index_format.page_offset(page, page_size)), page_size
                 ):
-                    yield about | {"problem": f"page {page} is not what was written", "remedy": REBUILT}
+                    yield about | {"problem": f"the checksum of page {page} is wrong", "remedy": REBUILT}
     lost = [entry_id for entry_id, location in slots.items() if records.places.get(location) != entry_id]
     if lost:
-        problem = f"{len(lost)} entries, the first {lost[0]}, are not where it says"
+        problem = f"{len(lost)} entries, the first {lost[0]}, are missing at the places that it names"
         yield about | {"entries": len(lost), "problem": problem, "remedy": REPLICAS}
     unnamed = {entry_id for entry_id in records.places.values() if entry_id not in slots}
     if unnamed:
-        problem = f"{len(unnamed)} entries of the logs, the first {min(unnamed)}, are not in it"
-        remedy = "none is needed if the journal has them (the bookie was killed); else they are built in again"
+        problem = f"{len(unnamed)} entries of the logs, the first {min(unnamed)}, have no slot in it"
+        remedy = "none needed if the journal has them (the bookie was killed); otherwise a rebuild adds them"
         yield about | {"entries": len(unnamed), "problem": problem, "remedy": remedy}

@@ -1,18 +1,18 @@
-"""A bookie's index turned from RocksDB databases into index files, or back, offline; entry logs stay where they are.
+"""Offline conversion of a bookie's index between RocksDB databases and index files. Entry logs stay in place.
 
-    survey   read the whole old index; look up every location in the logs; is there room
-    build    the new index beside the old one, which still counts; read it again and compare
-    switch   the old index aside, the new one in its place
+    survey   read the whole old index; look up every location in the logs; check the free space
+    build    write the new index beside the old one, which still counts; read it again and compare
+    switch   set the old index aside and put the new one in its place
 
-`CONVERSION`, a file in the first index directory's `current`, says what is under way. Without it nothing is.
+`CONVERSION`, a file in the first index directory's `current`, records the conversion in progress.
 
 Invariants
-- Until the step is "switch" the old index is complete and in its place, and `restart` removes what was built.
-  From then on the new index is complete and durable, and a conversion only goes on to the end.
-- While there is such a file no bookie of ours starts. Where databases were, a plain file of the same name is put, so
-  that no bookie of Apache's makes empty ones and denies what is here.
-- Nothing of the old index is removed before it is asked for (`discard_old`).
-- A slot whose entry cannot be read is kept as it is: the entry is answered with an error, as before, and never denied.
+- Until the step is "switch", the old index is complete and in its place, and `restart` removes what was built. From
+  then on the new index is complete and durable, and the conversion can only be finished.
+- While `CONVERSION` exists, no bookie of ours starts. A plain file takes the name of each database set aside, so that
+  Apache's bookie does not create an empty one and report entries as missing.
+- The old index is deleted only on request (`discard_old`).
+- A slot whose entry cannot be read is kept: reads of the entry still return an error, never "no such entry".
 
 Blocks. Source: storage 6; 1.3 for which ledger belongs where.
 """
@@ -38,21 +38,21 @@ from bookies.storage.rocksdb import rocksdb_format
 from bookies.storage.rocksdb.conversion_check import Fingerprint, Survey
 from bookies.storage.rocksdb.rocksdb_format import Databases, Lock
 
-INDEX_FILES, ROCKSDB = "index-files", "rocksdb"  # what an index can be converted to
+INDEX_FILES, ROCKSDB = "index-files", "rocksdb"  # targets of a conversion
 BUILD, SWITCH = "build", "switch"
 ASIDE = ".before-conversion"
 BUILDING = ".converting"
 INDEX_ASIDE = "index-files" + ASIDE
-ROOM = 16 << 20  # bytes left free beyond what is needed
+ROOM = 16 << 20  # bytes that must stay free
 
-Progress = Callable[[str, int], None]  # (what is being done, entries so far)
+Progress = Callable[[str, int], None]  # (activity, entries so far)
 
 
 @dataclass
 class Step:
-    """What the file `CONVERSION` says. `links`: (directory number, log id, id it gets there) of extra names of logs.
+    """The contents of the file `CONVERSION`. `links`: (directory number, log id, new id there) of added names of logs.
 
-    `spare`: (directory number, log id, its id elsewhere) of second names, or copies, of logs in other directories.
+    `spare`: (directory number, log id, its id elsewhere) of second names or copies of logs in other directories.
     """
 
     target: str
@@ -66,23 +66,26 @@ class Step:
 
 
 def read_step(disk: Disk, directory: str) -> Step | None:
-    """What is under way in a bookie whose first index directory's `current` this is. Raises StorageError."""
+    """Return the conversion in progress; None without one. `directory`: the first index directory's `current`.
+
+    Raises StorageError.
+    """
     path = posixpath.join(directory, RECORD)
     if not disk.exists(path):
         return None
     try:
-        found = json.loads(disk.read_bytes(path))
+        facts = json.loads(disk.read_bytes(path))
         links, spare = (
-            [(int(number), int(old), int(new)) for number, old, new in some]
-            for some in (found["links"], found.get("spare", ()))
+            [(int(number), int(old), int(new)) for number, old, new in names]
+            for names in (facts["links"], facts.get("spare", ()))
         )
-        return Step(found["to"], found["step"], links, spare)
+        return Step(facts["to"], facts["step"], links, spare)
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{path} is not what bk bookie convert writes: {error}") from error
 
 
 class Conversion(ABC):
-    """One bookie's. `config` names its directories; index and ledger directories are pairs."""
+    """The conversion of one bookie. `config` names its directories; index and ledger directories are pairs."""
 
     target: str
 
@@ -97,13 +100,13 @@ class Conversion(ABC):
         self._indexes = self._directories.indexes
         self._locks: list[Lock] = []
 
-    # -- what is done --------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------
     def open(self) -> None:
-        """Lock everything. Raises DirectoryInUse; StorageError for directories that cannot be converted."""
+        """Lock directories and databases. Raises DirectoryInUse; StorageError if they cannot be converted."""
         if len(self._ledgers) != len(self._indexes):
             raise StorageError(
                 f"{len(self._indexes)} index directories and {len(self._ledgers)} ledger directories: with RocksDB "
-                "they are pairs, so there have to be as many of the one as of the other"
+                "they are pairs, so their numbers must be equal"
             )
         self._directories.acquire()
         try:
@@ -116,16 +119,16 @@ class Conversion(ABC):
             raise
 
     def close(self) -> None:
-        """Let go of the locks. Idempotent."""
+        """Release the locks. Idempotent."""
         for lock in self._locks:
             lock.release()
         self._locks.clear()
         self._directories.release()
 
     def restart(self) -> bool:
-        """Remove what an earlier try has built, unless it has switched: then only `finish` is left, and this is False.
+        """Remove what an earlier attempt has built. Return False if it has switched; then only `finish` is possible.
 
-        Raises StorageError if the conversion under way is another one.
+        Raises StorageError if a conversion to another target is in progress.
         """
         step = self._step()
         if step is not None and step.step == SWITCH:
@@ -137,16 +140,18 @@ class Conversion(ABC):
 
     @property
     def is_in_databases(self) -> bool:
-        """Whether the index is in RocksDB now."""
-        return any(self._databases.exists(path) for each in self._indexes for path in rocksdb_format.paths_in(each))
+        """Report whether the index is in RocksDB now."""
+        return any(
+            self._databases.exists(path) for directory in self._indexes for path in rocksdb_format.paths_in(directory)
+        )
 
     def survey(self) -> Survey:
-        """Read and look up everything, if nothing is under way. Changes nothing.
+        """Read the old index and look up every entry. Changes no file. Call it only without a conversion in progress.
 
         Raises: StorageError, CorruptRecord, DiskFull, OSError.
         """
         if self._step() is not None:
-            raise StorageError(f"a conversion is under way here; go on with it: bk bookie convert --to {self.target}")
+            raise StorageError(f"a conversion is in progress: continue it with `bk bookie convert --to {self.target}`")
         self._check_source()
         survey = self._survey()
         survey.is_dirty = not self._directories.was_clean
@@ -154,7 +159,7 @@ class Conversion(ABC):
         return survey
 
     def convert(self, survey: Survey) -> None:
-        """All of it. Raises: StorageError, DiskFull, OSError; then `restart` and `survey` again."""
+        """Run all steps after `survey`. Raises: StorageError, DiskFull, OSError; then repeat `restart` and `survey`."""
         step = Step(self.target, BUILD, self._links(survey), self._spare())
         self._write_step(step)
         self._link(step)
@@ -165,7 +170,7 @@ class Conversion(ABC):
         self.finish()
 
     def finish(self) -> None:
-        """From the switch on. Raises: StorageError, DiskFull, OSError; then do it again."""
+        """Run the steps from the switch on. Raises: StorageError, DiskFull, OSError; then repeat it."""
         step = self._step()
         assert step is not None
         assert step.step == SWITCH
@@ -174,35 +179,40 @@ class Conversion(ABC):
         unlink_all(self._disk, [self._record_path])
 
     def cancel(self) -> None:
-        """Give up what has not been switched. Raises StorageError."""
+        """Undo a conversion that has not switched. Raises StorageError."""
         step = read_step(self._disk, self._indexes[0])
         if step is None:
-            raise StorageError("no conversion is under way here")
+            raise StorageError("no conversion is in progress")
         if step.step == SWITCH:
-            raise StorageError(f"the conversion has switched already; finish it: bk bookie convert --to {step.target}")
+            raise StorageError(
+                f"the conversion has switched already: finish it with `bk bookie convert --to {step.target}`"
+            )
         self._undo(step)
         unlink_all(self._disk, [self._record_path])
 
     def discard_old(self) -> int:
-        """Remove what was put aside; how many pieces. Raises StorageError while a conversion is under way."""
-        if read_step(self._disk, self._indexes[0]) is not None:
-            raise StorageError("a conversion is under way here: finish it first")
-        found = self._aside()
-        for path in found:
-            self._databases.remove(path)
-        return len(found)
+        """Delete the index that was set aside, and return the number of its parts.
 
-    # -- what directions differ in -------------------------------------------------------------------------------
+        Raises StorageError while a conversion is in progress.
+        """
+        if read_step(self._disk, self._indexes[0]) is not None:
+            raise StorageError("a conversion is in progress: finish it first")
+        aside = self._aside()
+        for path in aside:
+            self._databases.remove(path)
+        return len(aside)
+
+    # -- steps of each direction ---------------------------------------------------------------------------------
     @abstractmethod
     def _check_source(self) -> None:
-        """Raises StorageError if this is not what is converted here."""
+        """Raise StorageError if the directories do not hold the index to convert."""
 
     @abstractmethod
     def _survey(self) -> Survey: ...
 
     @abstractmethod
     def _room_needed(self, survey: Survey) -> list[tuple[str, int]]:
-        """(directory, bytes), any number for each."""
+        """Return (directory, bytes) pairs; a directory may occur several times."""
 
     @abstractmethod
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]: ...
@@ -219,28 +229,28 @@ class Conversion(ABC):
 
     @abstractmethod
     def _built(self) -> Iterator[tuple[int, Fingerprint, index_format.IndexHeader]]:
-        """What the new index says, read from the disk, of every ledger."""
+        """Read the new index from the disk, and yield every ledger."""
 
     @abstractmethod
     def _expected(self, survey: Survey) -> dict[int, tuple[Fingerprint, index_format.IndexHeader]]:
-        """What it should say."""
+        """Return every ledger as the new index should have it."""
 
     @abstractmethod
     def _switch(self, step: Step) -> None:
-        """Put the new index in the place of the old one. May be done again from any point."""
+        """Put the new index in the place of the old one. May be repeated from any point."""
 
-    # -- what they share -----------------------------------------------------------------------------------------
+    # -- shared by both directions -------------------------------------------------------------------------------
     @property
     def _record_path(self) -> str:
         return posixpath.join(self._indexes[0], RECORD)
 
     def _step(self) -> Step | None:
-        """Raises StorageError if the conversion under way is another one."""
+        """Return the conversion in progress. Raises StorageError if it has another target."""
         step = read_step(self._disk, self._indexes[0])
         if step is not None and step.target != self.target:
             raise StorageError(
-                f"a conversion to {step.target} is under way here: finish it (bk bookie convert --to {step.target}), "
-                "or, if it has not yet switched, --cancel it"
+                f"a conversion to {step.target} is in progress: finish it with `bk bookie convert --to {step.target}`, "
+                "or cancel it with --cancel if it has not switched yet"
             )
         return step
 
@@ -250,16 +260,16 @@ class Conversion(ABC):
     def _compare(self, survey: Survey) -> None:
         expected = self._expected(survey)
         entries = 0
-        for ledger_id, found, header in self._built():
-            if expected.pop(ledger_id, None) != (found, header):
-                raise StorageError("what was written is not what was read", ledger_id=ledger_id)
-            entries += found.count
+        for ledger_id, built, header in self._built():
+            if expected.pop(ledger_id, None) != (built, header):
+                raise StorageError("the new index differs from the old one", ledger_id=ledger_id)
+            entries += built.count
             self._on_progress("compared", entries)
         if expected:
-            raise StorageError("it is missing in what was written", ledger_id=min(expected))
+            raise StorageError("the new index lacks the ledger", ledger_id=min(expected))
 
     def _check_room(self, needed: list[tuple[str, int]]) -> None:
-        """Directories of one file system report the same numbers, and share them."""
+        """Raise DiskFull if the new index does not fit. Directories that report equal numbers share a file system."""
         sizes: dict[str, int] = {}
         for directory, size in needed:
             sizes[directory] = sizes.get(directory, 0) + size
@@ -271,12 +281,12 @@ class Conversion(ABC):
         for (_, free), (place, size) in of_system.items():
             if free < size + ROOM:
                 raise DiskFull(
-                    f"{place}: the new index takes about {size:,} bytes beside the old one, {free:,} are usable; free "
-                    f"{size + ROOM - free:,} bytes or add space, then try again. Nothing was changed"
+                    f"{place}: the new index needs about {size:,} bytes beside the old one, {free:,} are usable. Free "
+                    f"{size + ROOM - free:,} bytes or add space, then try again. No file was changed"
                 )
 
     def _undo(self, step: Step) -> None:
-        """Remove what was built: none of it counts yet."""
+        """Remove what was built. None of it counts before the switch."""
         if step.target == INDEX_FILES:
             for directory in self._indexes:
                 names = [name for name in self._index_names(directory) if not name.endswith(DAMAGED_SUFFIX)]
@@ -288,9 +298,9 @@ class Conversion(ABC):
         unlink_all(self._disk, [posixpath.join(self._ledgers[number], file_name(new)) for number, _, new in step.links])
 
     def _index_names(self, directory: str) -> list[str]:
-        """Catalog and index files, whole or not, below a `current` directory."""
+        """Return the names of catalog and index files, complete or not, below a `current` directory."""
         disk = self._disk
-        found = [catalog_format.FILE_NAME] if disk.exists(posixpath.join(directory, catalog_format.FILE_NAME)) else []
+        names = [catalog_format.FILE_NAME] if disk.exists(posixpath.join(directory, catalog_format.FILE_NAME)) else []
         for group in disk.list(directory):
             if len(group) > 2 or not disk.is_directory(posixpath.join(directory, group)):
                 continue
@@ -298,21 +308,22 @@ class Conversion(ABC):
                 place = posixpath.join(directory, group, part)
                 if disk.is_directory(place):
                     suffixes = (".idx", ".idx" + NEW_SUFFIX, ".idx" + DAMAGED_SUFFIX)
-                    found += [posixpath.join(group, part, name) for name in disk.list(place) if name.endswith(suffixes)]
-        return found
+                    names += [posixpath.join(group, part, name) for name in disk.list(place) if name.endswith(suffixes)]
+        return names
 
     def _drop_compactions(self) -> None:
-        """Remove the output of compactions that a crash interrupted.
+        """Remove the output of interrupted compactions.
 
-        What they copied is still where the index says, which was looked up; and what their names say is to be removed
-        then would be another log where logs have got other ids, or where several directories share one.
+        The entries that they copied are still in the source, as the survey has checked. Completing them would be wrong:
+        the id of the source in their names may now belong to another log, because logs were renumbered or directories
+        share one.
         """
         for directory in dict.fromkeys(self._ledgers):
             names = [name for name in self._disk.list(directory) if parse_compacted_name(name) is not None]
             unlink_all(self._disk, [posixpath.join(directory, name) for name in names])
 
     def _aside(self) -> list[str]:
-        """What an earlier conversion put aside."""
+        """Return the paths that an earlier conversion set aside."""
         names = [*(name + ASIDE for name in (*rocksdb_format.NAMES, rocksdb_format.LOG_SUMMARIES)), INDEX_ASIDE]
         paths = [posixpath.join(directory, name) for directory in self._indexes for name in names]
         return [path for path in paths if self._disk.exists(path)]
@@ -320,6 +331,6 @@ class Conversion(ABC):
     def _check_nothing_aside(self) -> None:
         if aside := self._aside():
             raise StorageError(
-                f"{aside[0]} is what an earlier conversion put aside. Nothing was changed. If this bookie has run well "
-                f"since, remove it: bk bookie convert {posixpath.dirname(aside[0].rpartition('/')[0])} --discard-old"
+                f"{aside[0]} was set aside by an earlier conversion. No file was changed. If this bookie has run well "
+                f"since, delete it: bk bookie convert {posixpath.dirname(aside[0].rpartition('/')[0])} --discard-old"
             )

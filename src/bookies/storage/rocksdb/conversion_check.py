@@ -1,7 +1,7 @@
-"""What a conversion of the index checks: that every location leads to its entry, and that nothing is lost on the way.
+"""Checks of an index conversion: every location leads to its entry, and no entry is lost.
 
-A `Fingerprint` of a ledger's entries, ids and locations, is taken where they come from and where they have gone. It
-does not depend on how they come in runs.
+A `Fingerprint` of a ledger's entry ids and locations is computed from the old and from the new index. It does not
+depend on how entries are grouped in runs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from bookies.storage.records.record_scan import IDS, RECORD_SIZE_MIN
 from bookies.storage.rocksdb.rocksdb_format import Run
 
 OPEN_LOGS_MAX = 64
-WINDOW_MIN, WINDOW_MAX = 4 << 10, 1 << 20  # bytes of a log read at once: few where entries lie about
+WINDOW_MIN, WINDOW_MAX = 4 << 10, 1 << 20  # bytes of a log read at once: few where entries are scattered
 READ_SIZE = 1 << 20  # bytes of an index file
 DAMAGED_SHOWN_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Of a ledger's entries. `last_entry_id`: -1 without any. `pages`: index pages that they take."""
+    """Digest of a ledger's entries. `last_entry_id`: -1 without any. `pages`: the index pages that they need."""
 
     count: int = 0
     last_entry_id: int = -1
@@ -40,10 +40,11 @@ class Fingerprint:
 
 @dataclass
 class Survey:
-    """What there is to be converted. `damaged_count`: entries whose record cannot be read; the first are in `damaged`.
+    """The contents of the old index. `damaged_count`: entries whose record cannot be read; `damaged`: the first ones.
 
-    `orphans`: entries in databases whose ledgers the bookie had deleted already. `logs_linked`, `logs_copied` and
-    `copied_size`, bytes: entry logs that other directories need too. `logs_spared`: such ones that are needed no more.
+    `orphans`: entries in databases whose ledgers the bookie had deleted. `logs_linked`, `logs_copied`, `copied_size`
+    (bytes): entry logs that other directories need too. `logs_spared`: second names or copies that are no longer
+    needed.
     """
 
     headers: dict[int, IndexHeader] = field(default_factory=dict)
@@ -52,12 +53,12 @@ class Survey:
     orphans: int = 0
     damaged_count: int = 0
     damaged: list[tuple[int, int]] = field(default_factory=list)
-    is_dirty: bool = False  # the bookie did not stop in an orderly way
+    is_dirty: bool = False  # the bookie was not shut down cleanly
     logs_linked: int = 0
     logs_copied: int = 0
     copied_size: int = 0
     logs_spared: int = 0
-    problems: list[str] = field(default_factory=list)  # why nothing at all may be denied afterwards
+    problems: list[str] = field(default_factory=list)  # why no entry may be reported as missing after the conversion
 
     def add_damaged(self, ledger_id: int, entry_ids: list[int]) -> None:
         self.damaged_count += len(entry_ids)
@@ -66,12 +67,12 @@ class Survey:
 
 
 def by_ledger(runs: Iterable[Run]) -> Iterator[tuple[int, Iterator[Run]]]:
-    """(ledger id, its runs) of runs in the order of ledgers."""
+    """Group runs that are in the order of ledgers: (ledger id, its runs)."""
     return groupby(runs, key=lambda run: run.ledger_id)
 
 
 def fingerprint(runs: Iterable[Run], page_size: int) -> Fingerprint:
-    """Of the runs of one ledger, ascending."""
+    """Return the fingerprint of one ledger's runs, which are ascending."""
     of_ids, of_slots = blake2b(digest_size=16), blake2b(digest_size=16)
     per_page = index_format.slots_per_page(page_size)
     count = pages = 0
@@ -88,7 +89,7 @@ def fingerprint(runs: Iterable[Run], page_size: int) -> Fingerprint:
 
 
 def runs_of_file(disk: Disk, ledger_id: int, path: str) -> Iterator[Run]:
-    """The entries that an index file has slots for. Raises: OSError."""
+    """Yield the entries that have slots in an index file. Raises: OSError."""
     file = disk.open(path, "r")
     try:
         end = HEADER_SIZE + index_format.slot_count(file.size()) * SLOT_SIZE
@@ -107,7 +108,7 @@ def runs_of_file(disk: Disk, ledger_id: int, path: str) -> Iterator[Run]:
 
 
 def is_same_file(disk: Disk, first: str, second: str) -> bool:
-    """Whether two files have the same bytes. Raises: OSError."""
+    """Report whether two files have the same bytes. Raises: OSError."""
     files = [disk.open(path, "r") for path in (first, second)]
     try:
         sizes = [file.size() for file in files]
@@ -121,7 +122,7 @@ def is_same_file(disk: Disk, first: str, second: str) -> bool:
 
 
 class RecordCheck:
-    """Looks up locations in entry logs. `logs`: log id to path. Blocks."""
+    """Lookup of locations in entry logs. `logs`: log id to path. Blocks."""
 
     def __init__(self, disk: Disk, logs: Mapping[int, str]) -> None:
         self._logs = logs
@@ -133,12 +134,12 @@ class RecordCheck:
         self._window = b""
 
     def wrong(self, run: Run) -> list[int]:
-        """Entries of the run that are not, whole and under their ids, where their locations say. Raises: OSError."""
+        """Return the entries of the run without a complete record with their ids at their location. Raises: OSError."""
         locations = array("q", run.slots)
         if sys.byteorder == "little":
             locations.byteswap()
         head = run.ledger_id.to_bytes(8, "big")
-        found = []
+        wrong = []
         for entry_id, location in zip(run.entry_ids, locations, strict=True):
             log_id, offset = split_location(location)
             if log_id != self._log_id:
@@ -151,8 +152,8 @@ class RecordCheck:
             ids = self._window[at + 4 : at + 4 + IDS.size]
             is_whole = RECORD_SIZE_MIN <= length <= self._size - offset and at >= 0
             if not is_whole or ids[:8] != head or int.from_bytes(ids[8:], "big") != entry_id:
-                found.append(entry_id)
-        return found
+                wrong.append(entry_id)
+        return wrong
 
     def _open(self, log_id: int) -> None:
         self._log_id = log_id
@@ -163,7 +164,7 @@ class RecordCheck:
             self._size = self._file.size()
 
     def _move(self, offset: int) -> None:
-        """Have the log from an offset on. What follows what was there is read in larger pieces than what does not."""
+        """Move the window to an offset. The window grows while reads are sequential, up to `WINDOW_MAX`."""
         end = self._base + len(self._window)
         follows = offset - self._base >= 0 and offset <= end + WINDOW_MIN
         size = min(max(2 * len(self._window), WINDOW_MIN), WINDOW_MAX) if follows else WINDOW_MIN

@@ -1,13 +1,13 @@
-"""What Apache's DbLedgerStorage keeps in RocksDB: two databases in each index directory, `locations` and `ledgers`.
+"""The RocksDB databases of Apache's DbLedgerStorage: `locations` and `ledgers` in each index directory.
 
     locations   int64 ledger | int64 entry -> int64 location (log id and offset, as in index files)
     ledgers     int64 ledger               -> LedgerData: fenced, master key, explicit LAC, limbo
 
-Keys are big-endian, so their order is that of the ids. A ledger belongs to directory number `ledger mod directories`,
-as a whole: index, and entries, whose log ids count within that directory alone. Here a ledger's data is an
-`IndexHeader`, and its entries are `Run`s of slots, which index files are made of too.
+Keys are big-endian, so their order is that of the ids. A ledger belongs to directory number `ledger mod directories`
+with its index and its entries. Log ids are unique only within a directory. This module represents a ledger's data as
+an `IndexHeader`, and its entries as `Run`s of slots, the units of index files.
 
-`Databases` is the interface to RocksDB, so that nothing here depends on a binding. Source: storage 6.3, 6.4, 12.4.
+`Databases` is the interface to RocksDB, independent of a binding. Source: storage 6.3, 6.4, 12.4.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bookies.storage.index.index_format import (
 )
 
 LEDGERS = "ledgers"  # beside LOCATIONS
-LOG_SUMMARIES = "metadata-cache"  # a third database, of entry log metadata, that its owner can always make again
+LOG_SUMMARIES = "metadata-cache"  # a third database, of entry log metadata, that its owner can always recreate
 NAMES = (LOCATIONS, LEDGERS)
 FLAGS_LEDGER_ID = -0xEEFD  # the key of the state flags in `ledgers`; no negative key is a ledger
 NEEDS_INTEGRITY_CHECK = 1  # flag: entries that this bookie should hold may be missing
@@ -54,10 +54,10 @@ _PAIR = struct.Struct(">qq")
 
 
 class Reader(Protocol):
-    """A database opened for reading. All calls raise CorruptRecord for damage. Nothing of it is changed."""
+    """A database opened for reading. All calls raise CorruptRecord for damage. Reading does not change the database."""
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """(keys, values) of everything, in the order of the keys, many at a time."""
+        """Yield (keys, values) of the whole database, in the order of the keys, in batches."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -67,7 +67,7 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    """A new database. Keys come in ascending order."""
+    """A new database. Keys are put in ascending order."""
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None: ...
 
@@ -75,7 +75,7 @@ class Writer(Protocol):
         """Make it durable and close it."""
 
     def close(self) -> None:
-        """Without `finish`: it is not needed any more."""
+        """Discard the database if `finish` was not called."""
 
 
 class Lock(Protocol):
@@ -83,15 +83,16 @@ class Lock(Protocol):
 
 
 class Databases(Protocol):
-    """Databases by the path of their directory."""
+    """RocksDB databases, by the path of their directory."""
 
     def exists(self, path: str) -> bool: ...
 
     def lock(self, path: str) -> Lock:
-        """Keep other processes out. Raises DirectoryInUse."""
+        """Lock out other processes. Raises DirectoryInUse."""
 
     def read(self, path: str, *, is_exact: bool = False) -> Reader:
-        """Half a record at the end of its write-ahead log is what a crash leaves, and damage if it `is_exact`.
+        """Open a database. `is_exact`: a cut-off record at the end of the write-ahead log is damage, not a trace of a
+        crash.
 
         Raises CorruptRecord; ConfigError when no binding is installed.
         """
@@ -99,7 +100,7 @@ class Databases(Protocol):
     def create(self, path: str, *, is_large: bool) -> Writer: ...
 
     def remove(self, path: str) -> None:
-        """With all its files, if it is there."""
+        """Delete the database with all its files, if it exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Run:
 
 
 def directory_of(ledger_id: int, count: int) -> int:
-    """Number of the directory, of so many, that a ledger belongs to."""
+    """Return the number of the directory that a ledger belongs to, of `count` directories."""
     return ledger_id % count
 
 
@@ -121,13 +122,13 @@ def pack_key(ledger_id: int) -> bytes:
 
 
 def entry_keys(ledger_id: int, entry_ids: Sequence[int]) -> list[bytes]:
-    """Keys in `locations`."""
+    """Return the keys of entries in `locations`."""
     pack = _PAIR.pack
     return [pack(ledger_id, entry_id) for entry_id in entry_ids]
 
 
 def pack_ledger_data(header: IndexHeader) -> bytes:
-    """The value in `ledgers`. An uncertain ledger is one in limbo."""
+    """Return the value of a ledger in `ledgers`. An uncertain ledger is stored as in limbo."""
     message: list[tuple[str, protobuf.Value]] = [
         ("exists", 1),
         ("fenced", int(header.is_fenced)),
@@ -141,7 +142,7 @@ def pack_ledger_data(header: IndexHeader) -> bytes:
 
 
 def parse_ledger_data(data: bytes, path: str, ledger_id: int) -> IndexHeader:
-    """Raises CorruptRecord."""
+    """Parse the value of a ledger in `ledgers`. Raises CorruptRecord."""
     try:
         fields = dict(protobuf.parse(LEDGER_DATA, data))
     except ValueError as error:
@@ -151,60 +152,63 @@ def parse_ledger_data(data: bytes, path: str, ledger_id: int) -> IndexHeader:
         raise CorruptRecord(f"ledger {ledger_id}: fields are missing", path=path, offset=0, ledger_id=ledger_id)
     assert isinstance(explicit_lac, bytes)
     if 0 < len(explicit_lac) < EXPLICIT_LAC_SIZE_MIN:
-        problem = f"ledger {ledger_id}: an explicit LAC of {len(explicit_lac)} bytes"
+        problem = f"ledger {ledger_id}: the length of the explicit LAC, {len(explicit_lac)} bytes, is invalid"
         raise CorruptRecord(problem, path=path, offset=0, ledger_id=ledger_id)
     state = (STATE_FENCED if fields["fenced"] else 0) | (STATE_LIMBO if fields.get("limbo") else 0)
     return IndexHeader(key, state, explicit_lac)
 
 
 def ledgers_of(reader: Reader, path: str) -> dict[int, IndexHeader]:
-    """Every ledger, ascending. Keys may be 16 bytes long, of which the first 8 count (Q-10). Raises CorruptRecord."""
-    found: dict[int, IndexHeader] = {}
+    """Return every ledger, ascending. Raises CorruptRecord.
+
+    Q-10: keys of the `ledgers` database may have 16 bytes, of which the first 8 count.
+    """
+    headers: dict[int, IndexHeader] = {}
     for keys, values in reader.pieces():
         for key, value in zip(keys, values, strict=True):
             if len(key) not in (8, 16):
-                raise CorruptRecord(f"a key of {len(key)} bytes", path=path, offset=0)
+                raise CorruptRecord(f"a key has {len(key)} bytes, not 8 or 16", path=path, offset=0)
             ledger_id = _INT64.unpack_from(key)[0]
             if ledger_id >= 0:
                 header = parse_ledger_data(value, path, ledger_id)
-                # Both forms of one key: a promise that either knows of counts.
-                found[ledger_id] = header.with_state(found[ledger_id].state) if ledger_id in found else header
-    return found
+                # If both forms of a key exist, a promise in either one counts.
+                headers[ledger_id] = header.with_state(headers[ledger_id].state) if ledger_id in headers else header
+    return headers
 
 
 def needs_integrity_check(reader: Reader) -> bool:
-    """Whether the directory's flags say that a check of what is missing had not ended. Source: storage 10.2."""
+    """Report whether the directory's flags record an unfinished integrity check. Source: storage 10.2."""
     value = reader.get(pack_key(FLAGS_LEDGER_ID))
     return value is not None and bool(int.from_bytes(value, "big") & NEEDS_INTEGRITY_CHECK)
 
 
 def runs_of(reader: Reader, path: str) -> Iterator[Run]:
-    """Every entry, in the order of ledgers and entries. Raises CorruptRecord."""
+    """Yield every entry, in the order of ledgers and entries. Raises CorruptRecord."""
     for keys, values in reader.pieces():
         if set(map(len, keys)) != {16} or set(map(len, values)) != {SLOT_SIZE}:
-            raise CorruptRecord("a key or a value is not as long as those of locations are", path=path, offset=0)
-        ids = array("Q", b"".join(keys))  # unsigned: negative ids come behind all others, as the keys do
+            raise CorruptRecord("a key does not have 16 bytes, or a value not 8", path=path, offset=0)
+        ids = array("Q", b"".join(keys))  # unsigned: negative ids come after all others, as in the order of the keys
         if sys.byteorder == "little":
             ids.byteswap()
         yield from _split(ids[0::2], ids[1::2], b"".join(values))
 
 
 def runs_of_ledger(reader: Reader, ledger_id: int) -> Iterator[Run]:
-    """The entries of one ledger. Raises CorruptRecord."""
+    """Yield the entries of one ledger. Raises CorruptRecord."""
     for key, value in reader.from_key(_PAIR.pack(ledger_id, 0)):
-        found, entry_id = _PAIR.unpack(key)
-        if found != ledger_id:
+        key_ledger_id, entry_id = _PAIR.unpack(key)
+        if key_ledger_id != ledger_id:
             return
         yield Run(ledger_id, range(entry_id, entry_id + 1), value)
 
 
 def _split(ledger_ids: array[int], entry_ids: array[int], slots: bytes) -> Iterator[Run]:
-    """Runs of keys that are ascending. What was a negative id is not an entry."""
+    """Yield the runs of ascending keys, skipping negative ids."""
     start, count = 0, len(ledger_ids)
     while start < count:
         ledger_id, first = ledger_ids[start], entry_ids[start]
         stop = bisect_right(ledger_ids, ledger_id, start)
-        # Within a ledger the distance of id and index only grows, so a run ends where it is no longer the same.
+        # Within a ledger the difference of id and index never shrinks, so a run ends where it changes.
         positions = range(start, stop)
         end = start + bisect_right(positions, first - start, key=lambda at: entry_ids[at] - at)
         if ledger_id <= _ID_MAX and first <= _ID_MAX:
@@ -214,5 +218,5 @@ def _split(ledger_ids: array[int], entry_ids: array[int], slots: bytes) -> Itera
 
 
 def paths_in(directory: str) -> tuple[str, str]:
-    """(`locations`, `ledgers`) of a `current` directory."""
+    """Return the paths of (`locations`, `ledgers`) in a `current` directory."""
     return posixpath.join(directory, LOCATIONS), posixpath.join(directory, LEDGERS)

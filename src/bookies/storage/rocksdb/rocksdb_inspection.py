@@ -1,4 +1,4 @@
-"""The index of Apache's DbLedgerStorage as rows, like those that `inspection` makes of index files."""
+"""Rows for the inspection of the RocksDB index of Apache's DbLedgerStorage, as `inspection` yields for index files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bookies.storage.rocksdb import rocksdb_format
 
 
 def is_rocksdb(databases: rocksdb_format.Databases, directory: str) -> bool:
-    """Whether the index in this `current` directory is in databases."""
+    """Report whether the index in this `current` directory is in databases."""
     return all(databases.exists(path) for path in rocksdb_format.paths_in(directory))
 
 
 def ledger_rows(databases: rocksdb_format.Databases, directory: str) -> Iterator[Row]:
-    """A row "ledger" for each ledger, ascending. Those that only `locations` knows are deleted.
+    """Yield a row "ledger" for each ledger, ascending. A ledger that only `locations` has is deleted.
 
     Raises CorruptRecord.
     """
@@ -38,14 +38,14 @@ def ledger_rows(databases: rocksdb_format.Databases, directory: str) -> Iterator
         row: Row = {"row": "ledger", "ledger": ledger_id, "path": ledgers, "entries": count}
         row["last_entry"] = last if count else None
         if ledger_id not in headers:
-            row["is_deleted"] = True  # Its locations go when that bookie collects.
+            row["is_deleted"] = True  # Apache's garbage collection removes its locations later.
         else:
             row |= _header_fields(headers[ledger_id])
         yield row
 
 
 def index_rows(databases: rocksdb_format.Databases, directory: str, ledger_id: int) -> Iterator[Row]:
-    """A row "file" with what is known of a ledger, then a row "slot" for each entry.
+    """Yield a row "file" with the header of a ledger, then a row "slot" for each entry.
 
     Raises CorruptRecord; LedgerUnknownToBookie.
     """
@@ -67,7 +67,7 @@ def index_rows(databases: rocksdb_format.Databases, directory: str, ledger_id: i
 
 
 def summary_rows(databases: rocksdb_format.Databases, directory: str) -> Iterator[Row]:
-    """A row "item" with totals; a row "finding" for damage, and for a check that had not ended."""
+    """Yield a row "item" with totals, and a row "finding" for damage or an unfinished integrity check."""
     try:
         rows = list(ledger_rows(databases, directory))
         ledgers = rocksdb_format.paths_in(directory)[1]
@@ -85,7 +85,7 @@ def summary_rows(databases: rocksdb_format.Databases, directory: str) -> Iterato
         detail += f"; {deleted:,} more were deleted"
     yield {"row": "item", "name": "ledgers/ locations/", "kind": "index", "detail": detail}
     if is_checking:
-        yield {"row": "finding", "problem": f"{ledgers}: Apache's check of what is missing here had not ended"}
+        yield {"row": "finding", "problem": f"{ledgers}: Apache's integrity check has not finished"}
 
 
 def _header_fields(header: IndexHeader) -> Row:

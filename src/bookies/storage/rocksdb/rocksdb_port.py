@@ -1,8 +1,8 @@
-"""RocksDB databases in real directories, through the binding `rocksdict`; see `storage.rocks` for what is in them.
+"""RocksDB databases in real directories, through the binding `rocksdict`. See `rocksdb_format` for their contents.
 
-Reading never changes a database: RocksDB, and the binding, write files of their own (a log, a configuration) wherever
-they open one, also for reading. So a database is read through a directory of symbolic links elsewhere. A database is
-written as a whole, under a name that nobody knows yet. The binding is imported when a database is opened.
+Reading never changes a database. RocksDB and the binding write their own files (a log, a configuration) wherever they
+open a database, also for reading. So a database is read through a temporary directory of symbolic links. A database is
+written completely under a temporary name. The binding is imported when a database is opened.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 
 from bookies.errors import ConfigError, CorruptRecord, DirectoryInUse, StorageError
 
-PIECE_COUNT = 10_000  # keys fetched or put at once
-_OWN_FILES = ("LOCK", "LOG", "rocksdict-config.json")  # which no reader needs, by their beginnings
+PIECE_COUNT = 10_000  # keys fetched at once
+_OWN_FILES = ("LOCK", "LOG", "rocksdict-config.json")  # prefixes of files that a reader does not need
 _WRITE_BUFFER_SIZE = 64 << 20  # bytes, as Apache's
 _TABLE_SIZE = 64 << 20
 _BLOCK_SIZE = 64 << 10
-_FORMAT_VERSION = 5  # of tables: the newest that all supported releases of Apache's bookie write and read
+_FORMAT_VERSION = 5  # of tables: the newest one that all supported releases of Apache's bookie write and read
 _BLOOM_BITS = 10  # per key
 
 
 def is_available() -> bool:
-    """Whether the binding is installed."""
+    """Report whether the binding is installed."""
     return importlib.util.find_spec("rocksdict") is not None
 
 
@@ -37,11 +37,13 @@ def _binding(path: str) -> Any:
     try:
         return importlib.import_module("rocksdict")
     except ImportError as error:
-        raise ConfigError(f"{path} is a RocksDB database; to look into it: pip install 'bookies[rocksdb]'") from error
+        raise ConfigError(
+            f"{path} is a RocksDB database; to read it, install the binding: pip install 'bookies[rocksdb]'"
+        ) from error
 
 
 class RocksReader:
-    """One database, opened for reading. Blocks. See `storage.rocks.Databases.read` for `is_exact`."""
+    """One database, opened for reading. Blocks. See `Databases.read` for `is_exact`."""
 
     def __init__(self, path: str, *, is_exact: bool) -> None:
         binding = _binding(path)
@@ -61,18 +63,18 @@ class RocksReader:
             self._database = binding.Rdict(self._links.name, options, access_type=access)
         except Exception as error:
             self._links.cleanup()
-            way_out = "; if its bookie was killed, start it and stop it in an orderly way first" if is_exact else ""
-            raise _damaged(path, error, way_out) from error
+            remedy = "; if its bookie was killed, start it and shut it down cleanly first" if is_exact else ""
+            raise _damaged(path, error, remedy) from error
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """(keys, values) of everything, in the order of the keys. Raises CorruptRecord."""
+        """Yield (keys, values) of the whole database, in the order of the keys. Raises CorruptRecord."""
         items = self._database.items()
         last = None
-        while some := list(islice(items, PIECE_COUNT)):
-            keys, values = map(list, zip(*some, strict=True))
+        while batch := list(islice(items, PIECE_COUNT)):
+            keys, values = map(list, zip(*batch, strict=True))
             last = keys[-1]
             yield keys, values
-        # Such an iterator also ends, without a word, where it meets damage.
+        # The iterator also ends silently at damage.
         cursor = self._database.iter()
         if last is None:
             cursor.seek_to_first()
@@ -88,18 +90,18 @@ class RocksReader:
         except Exception as error:
             raise _damaged(self._path, error) from error
         if cursor.valid():
-            raise CorruptRecord("it ended early when it was read", path=self._path, offset=0)
+            raise CorruptRecord("the database was not read to its end", path=self._path, offset=0)
 
     def get(self, key: bytes) -> bytes | None:
-        """Raises CorruptRecord."""
+        """Return the value of a key. Raises CorruptRecord."""
         try:
-            found: bytes | None = self._database.get(key)
+            value: bytes | None = self._database.get(key)
         except Exception as error:
             raise _damaged(self._path, error) from error
-        return found
+        return value
 
     def from_key(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """(key, value) of everything from a key on, in order. Raises CorruptRecord."""
+        """Yield (key, value) from a key on, in order. Raises CorruptRecord."""
         cursor = self._database.iter()
         cursor.seek(key)
         while cursor.valid():
@@ -113,7 +115,7 @@ class RocksReader:
 
 
 class RocksWriter:
-    """A new database, written in the order of the keys. Blocks. Nothing is durable before `finish`."""
+    """A new database, written in the order of the keys. Blocks. No key is durable before `finish`."""
 
     def __init__(self, path: str, *, is_large: bool) -> None:
         self._binding = binding = _binding(path)
@@ -138,14 +140,14 @@ class RocksWriter:
             options.set_compression_type(binding.DBCompressionType.none())
         options.set_block_based_table_factory(tables)
         self._unlogged = binding.WriteOptions()
-        self._unlogged.disable_wal = True  # `finish` makes it durable, and before that nobody reads it
+        self._unlogged.disable_wal = True  # `finish` makes it durable, and it is not read before
         try:
             self._database = binding.Rdict(path, options)
         except Exception as error:
-            raise StorageError(f"{path}: cannot make a RocksDB database: {error}") from error
+            raise StorageError(f"{path}: cannot create a RocksDB database: {error}") from error
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Raises StorageError."""
+        """Put keys in ascending order. Raises StorageError."""
         batch = self._binding.WriteBatch(raw_mode=True)
         for key, value in zip(keys, values, strict=True):
             batch[key] = value
@@ -155,7 +157,7 @@ class RocksWriter:
             raise StorageError(f"{self._path}: {error}") from error
 
     def finish(self) -> None:
-        """Make it durable, and close it. Raises StorageError."""
+        """Make the database durable and close it. Raises StorageError."""
         try:
             self._database.flush(True)
         except Exception as error:
@@ -170,9 +172,9 @@ class RocksWriter:
 
 
 class RocksLock:
-    """RocksDB's own lock, which keeps another process from opening the database.
+    """RocksDB's own lock, which keeps other processes from opening the database.
 
-    A database without the file is a copy, which nobody has open.
+    A database without a lock file is a copy, which no process has open.
     """
 
     def __init__(self, path: str) -> None:
@@ -186,13 +188,13 @@ class RocksLock:
             raise DirectoryInUse(f"{path} is in use by another process") from error
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the lock. Idempotent."""
         if self._file is not None:
             self._file.close()
 
 
 class RocksDatabases:
-    """RocksDB databases by path. See `storage.rocks.Databases`."""
+    """RocksDB databases by path; implements `Databases`."""
 
     def exists(self, path: str) -> bool:
         return os.path.isfile(os.path.join(path, "CURRENT"))
@@ -212,8 +214,8 @@ class RocksDatabases:
             _sync_directory(os.path.dirname(path) or ".")
 
 
-def _damaged(path: str, error: Exception, way_out: str = "") -> CorruptRecord:
-    return CorruptRecord(f"the RocksDB database cannot be read: {error}{way_out}", path=path, offset=0)
+def _damaged(path: str, error: Exception, remedy: str = "") -> CorruptRecord:
+    return CorruptRecord(f"the RocksDB database cannot be read: {error}{remedy}", path=path, offset=0)
 
 
 def _sync_directory(path: str) -> None:

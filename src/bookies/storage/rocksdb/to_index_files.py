@@ -1,10 +1,10 @@
-"""From RocksDB databases to index files, with a catalog. See `conversion`.
+"""Conversion from RocksDB databases to index files, with a catalog. See `conversion`.
 
-Index files are written where they will be: as long as the databases are there nobody looks at them.
+Index files are written at their final paths. No process reads them while the databases exist.
 
-Entry logs of several directories may have the same ids, which index files cannot tell apart. All but one of them get
-another id: first as a second name of the same file, at the switch as the only one. But where both are the same log, as
-an earlier conversion to databases has left it, one is enough: the other goes at the switch, with its space.
+Entry logs of several directories may have the same ids, which index files cannot distinguish. All but one of them get
+another id: first as a second name of the same file, after the switch as the only name. If two are the same log, because
+an earlier conversion to databases duplicated it, one is kept. The switch deletes the other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GUARD = b"The index is in index files now: bk bookie convert DIRECTORY --to rock
 
 
 class ToIndexFiles(Conversion):
-    """`links` are new ids of logs."""
+    """Conversion to index files. `links` are new ids of logs."""
 
     target = INDEX_FILES
 
@@ -53,18 +53,18 @@ class ToIndexFiles(Conversion):
         self._spares: list[tuple[int, int, int]] = []
 
     def _check_source(self) -> None:
-        found = [path for directory in self._indexes for path in rocksdb_format.paths_in(directory)]
-        missing = [path for path in found if not self._databases.exists(path)]
-        if len(missing) == len(found):
+        expected = [path for directory in self._indexes for path in rocksdb_format.paths_in(directory)]
+        missing = [path for path in expected if not self._databases.exists(path)]
+        if len(missing) == len(expected):
             raise StorageError(f"{self._indexes[0]} holds no RocksDB databases: there is nothing to convert")
         if missing:
-            raise StorageError(f"{missing[0]}: there is no such database. Nothing was changed. Put it back first")
+            raise StorageError(f"{missing[0]}: the database is missing. No file was changed. Restore it first")
         self._check_nothing_aside()
         for directory in self._indexes:
             if names := self._index_names(directory):
                 raise StorageError(
-                    f"{directory} holds RocksDB databases and {len(names):,} index files, so it is not known which "
-                    "count. Nothing was changed. If the bookie ran with DbLedgerStorage, move the index files away "
+                    f"{directory} holds RocksDB databases and {len(names):,} index files, so it is unknown which "
+                    "count. No file was changed. If the bookie ran with DbLedgerStorage, move the index files away "
                     f"({names[0]} ...)"
                 )
 
@@ -83,31 +83,31 @@ class ToIndexFiles(Conversion):
                     taken = fingerprint(self._checked(runs, check, survey, renamed.get(number, {})), self._page_size)
                     if taken.last_entry_id > ENTRY_ID_MAX:
                         raise StorageError(
-                            f"entry {taken.last_entry_id} is beyond what an index file can hold", ledger_id=ledger_id
+                            f"entry {taken.last_entry_id} is too large for an index file", ledger_id=ledger_id
                         )
                     survey.fingerprints[ledger_id] = taken
             finally:
                 check.close()
         if survey.problems:
             state = STATE_FENCED | STATE_LIMBO
-            survey.headers = {each: header.with_state(state) for each, header in survey.headers.items()}
+            survey.headers = {ledger_id: header.with_state(state) for ledger_id, header in survey.headers.items()}
         return survey
 
     def _read_ledgers(self, directory: str, number: int, survey: Survey) -> None:
         path = rocksdb_format.paths_in(directory)[1]
         reader = self._databases.read(path, is_exact=self._directories.was_clean)
         try:
-            found = rocksdb_format.ledgers_of(reader, path)
+            headers = rocksdb_format.ledgers_of(reader, path)
             if rocksdb_format.needs_integrity_check(reader):
-                survey.problems.append(f"{path}: Apache's check of what is missing here had not ended")
+                survey.problems.append(f"{path}: Apache's integrity check has not finished")
         finally:
             reader.close()
-        for ledger_id, header in found.items():
+        for ledger_id, header in headers.items():
             if rocksdb_format.directory_of(ledger_id, len(self._indexes)) != number:
                 right = self._indexes[rocksdb_format.directory_of(ledger_id, len(self._indexes))]
                 raise StorageError(
-                    f"it is in {directory}, but belongs to {right}: the directories are not in the order, or not in "
-                    "the number, that they were written with. Nothing was changed",
+                    f"the ledger is in {directory}, but belongs to {right}: the order or the number of directories "
+                    "differs from the one that they were written with. No file was changed",
                     ledger_id=ledger_id,
                 )
             _check_header(header, ledger_id)
@@ -124,7 +124,7 @@ class ToIndexFiles(Conversion):
     def _checked(
         self, runs: Iterable[Run], check: RecordCheck, survey: Survey, renamed: dict[bytes, bytes]
     ) -> Iterator[Run]:
-        """The runs as they will be, after their records were looked up."""
+        """Yield the runs as the new index will have them, after looking up their records."""
         for run in runs:
             if wrong := check.wrong(run):
                 survey.add_damaged(run.ledger_id, wrong)
@@ -133,7 +133,7 @@ class ToIndexFiles(Conversion):
             yield _renamed_run(run, renamed)
 
     def _new_ids(self) -> list[tuple[int, int, int]]:
-        """(directory number, id, new id) of logs whose id another directory has too; looks at them once a survey."""
+        """Return (directory number, id, new id) of logs whose id another directory has too. Runs once per survey."""
         if self._ids is not None:
             return self._ids
         by_directory: list[dict[int, str]] = []
@@ -141,7 +141,7 @@ class ToIndexFiles(Conversion):
         for directory in self._ledgers:
             by_directory.append(find_logs(self._disk, [directory]))
             greatest = max([greatest, self._last_id(directory), *by_directory[-1]])
-        taken: dict[int, list[tuple[str, int]]] = {}  # by id: (path, id to be) of logs that had it
+        taken: dict[int, list[tuple[str, int]]] = {}  # by old id: (path, new id) of the logs with it
         self._ids, self._spares = [], []
         for number, logs in enumerate(by_directory):
             for log_id, path in logs.items():
@@ -152,7 +152,7 @@ class ToIndexFiles(Conversion):
                 elif others:
                     greatest += 1
                     if greatest > LOG_ID_MAX:
-                        raise StorageError("there are no ids of entry logs left")
+                        raise StorageError("all ids of entry logs are in use")
                     self._ids.append((number, log_id, greatest))
                     others.append((path, greatest))
                 else:
@@ -161,8 +161,8 @@ class ToIndexFiles(Conversion):
 
     def _last_id(self, directory: str) -> int:
         path = posixpath.join(directory, "lastId")
-        found = parse_last_id(self._disk.read_bytes(path)) if self._disk.exists(path) else None
-        return -1 if found is None else found
+        last_id = parse_last_id(self._disk.read_bytes(path)) if self._disk.exists(path) else None
+        return -1 if last_id is None else last_id
 
     def _room_needed(self, survey: Survey) -> list[tuple[str, int]]:
         needed = []
@@ -215,8 +215,11 @@ class ToIndexFiles(Conversion):
         replace_bytes(self._disk, posixpath.join(self._indexes[0], catalog_format.FILE_NAME), data)
 
     def _expected(self, survey: Survey) -> dict[int, tuple[Fingerprint, IndexHeader]]:
-        nothing = fingerprint([], self._page_size)
-        return {each: (survey.fingerprints.get(each, nothing), header) for each, header in survey.headers.items()}
+        empty = fingerprint([], self._page_size)
+        return {
+            ledger_id: (survey.fingerprints.get(ledger_id, empty), header)
+            for ledger_id, header in survey.headers.items()
+        }
 
     def _built(self) -> Iterator[tuple[int, Fingerprint, IndexHeader]]:
         for directory in self._indexes:
@@ -239,12 +242,14 @@ class ToIndexFiles(Conversion):
                 if name in rocksdb_format.NAMES and not self._disk.exists(path):
                     replace_bytes(self._disk, path, GUARD)
             sync_directory(self._disk, directory)
-        gone = [posixpath.join(self._ledgers[number], file_name(old)) for number, old, _ in (*step.links, *step.spare)]
-        unlink_all(self._disk, gone)
+        replaced = [
+            posixpath.join(self._ledgers[number], file_name(old)) for number, old, _ in (*step.links, *step.spare)
+        ]
+        unlink_all(self._disk, replaced)
 
 
 class _Writer:
-    """Index files of one ledger after the other, and what the catalog says of them; several in one call."""
+    """Writer of index files, one ledger after the other, and of their catalog records. Writes several files at once."""
 
     def __init__(self, files: IndexFiles, contents: Contents, page_size: int) -> None:
         self._files = files
@@ -267,18 +272,18 @@ class _Writer:
         self._page = -1
 
     def add(self, run: Run) -> None:
-        """Entries behind those that were added."""
+        """Add entries after those already added."""
         at, first, count = 0, run.entry_ids.start, len(run.entry_ids)
         while at < count:
             page, slot = divmod(first + at, self._per_page)
             if page != self._page:
                 self._end_page()
                 self._page, self._data = page, bytearray(self._page_size)
-            some = min(count - at, self._per_page - slot)
-            self._data[slot * SLOT_SIZE : (slot + some) * SLOT_SIZE] = run.slots[
-                at * SLOT_SIZE : (at + some) * SLOT_SIZE
+            size = min(count - at, self._per_page - slot)
+            self._data[slot * SLOT_SIZE : (slot + size) * SLOT_SIZE] = run.slots[
+                at * SLOT_SIZE : (at + size) * SLOT_SIZE
             ]
-            at += some
+            at += size
 
     def _end_page(self) -> None:
         if self._page >= 0:
@@ -301,21 +306,21 @@ class _Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Make durable what was ended."""
+        """Make queued changes durable."""
         self._files.write(self._pending)
         self._pending, self._size = [], 0
 
 
 def _by_directory(links: list[tuple[int, int, int]]) -> dict[int, dict[bytes, bytes]]:
-    """By directory number, the old to the new id of logs, as slots begin with them."""
-    found: dict[int, dict[bytes, bytes]] = {}
-    for number, old, new in [each for each in links if each[1] != each[2]]:
-        found.setdefault(number, {})[old.to_bytes(4, "big")] = new.to_bytes(4, "big")
-    return found
+    """Return, by directory number, the old to the new log ids as the first four bytes of slots."""
+    renamed: dict[int, dict[bytes, bytes]] = {}
+    for number, old, new in [link for link in links if link[1] != link[2]]:
+        renamed.setdefault(number, {})[old.to_bytes(4, "big")] = new.to_bytes(4, "big")
+    return renamed
 
 
 def _renamed_run(run: Run, renamed: dict[bytes, bytes]) -> Run:
-    """The same entries, in logs with other ids."""
+    """Return the same entries in logs with other ids."""
     if not renamed:
         return run
     parts = []
@@ -330,4 +335,4 @@ def _check_header(header: IndexHeader, ledger_id: int) -> None:
     try:
         index_format.pack_header(header)
     except ValueError as error:
-        raise StorageError(f"its key and explicit LAC are too long: {error}", ledger_id=ledger_id) from error
+        raise StorageError(f"master key and explicit LAC are too long: {error}", ledger_id=ledger_id) from error

@@ -1,8 +1,8 @@
-"""From index files to RocksDB databases, as Apache's DbLedgerStorage keeps them. See `conversion`.
+"""Conversion from index files to the RocksDB databases of Apache's DbLedgerStorage. See `conversion`.
 
-A ledger belongs to one directory there, with all its entries, while our entry logs take entries of any ledger. So a log
-gets a second name in every other directory that has ledgers in it: a hard link, or a copy on another file system. What
-a directory's bookie finds in a log of ledgers that are not its own it takes for garbage, and compacts away.
+There a ledger belongs to one directory with all its entries, while our entry logs hold entries of any ledger. So a log
+gets a second name in every other directory that has ledgers in it: a hard link, or a copy on another file system.
+Apache's bookie treats entries of other directories' ledgers in a log as garbage, and compacts them away.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from bookies.storage.rocksdb.conversion_check import (
 from bookies.storage.rocksdb.rocksdb_format import Databases, Run, Writer
 
 PUT_COUNT = 10_000  # keys put at once
-ENTRY_SIZE = 32  # bytes of a location in a database, about
+ENTRY_SIZE = 32  # approximate bytes of a location in a database
 LEDGER_SIZE = 128
 COPY_SIZE = 1 << 20  # bytes
 
 
 class ToRocks(Conversion):
-    """`links` are logs, each with its own id, that a directory gets too."""
+    """Conversion to RocksDB. `links` are logs, with unchanged ids, that a directory gets in addition."""
 
     target = ROCKSDB
 
@@ -46,7 +46,7 @@ class ToRocks(Conversion):
         super().__init__(disk, databases, config, on_progress)
         self._paths: dict[int, str] = {}  # ledger id to index file
         self._logs: dict[int, str] = {}
-        self._needed: list[dict[int, None]] = [{} for _ in self._ledgers]  # of each directory the logs it needs
+        self._needed: list[dict[int, None]] = [{} for _ in self._ledgers]  # by directory: the logs that it needs
 
     def _check_source(self) -> None:
         for directory in self._indexes:
@@ -56,8 +56,8 @@ class ToRocks(Conversion):
         self._check_nothing_aside()
         if not self._directories.was_clean:
             raise StorageError(
-                f"{self._ledgers[0]}: the bookie runs, or did not stop in an orderly way, so its journal has what the "
-                "index does not. Nothing was changed. Start and stop it, or let bk bookie repair replay the journal"
+                f"{self._ledgers[0]}: the bookie is running or was not shut down cleanly, so its journal has entries "
+                "that the index lacks. No file was changed. Start and stop it, or replay the journal: bk bookie repair"
             )
 
     def _survey(self) -> Survey:
@@ -121,17 +121,17 @@ class ToRocks(Conversion):
         return needed
 
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]:
-        """Logs by the directories that need them and have them not."""
-        found = []
+        """Return the logs that a directory needs and lacks."""
+        links = []
         for number, needed in enumerate(self._needed):
             for log_id in sorted(needed):
                 path = self._logs.get(log_id)
                 if path is not None and posixpath.dirname(path) != self._ledgers[number]:
                     own = posixpath.join(self._ledgers[number], file_name(log_id))
                     if self._disk.exists(own):
-                        raise StorageError(f"{own} and {path} have the same id, so it is not known which counts")
-                    found.append((number, log_id, log_id))
-        return found
+                        raise StorageError(f"{own} and {path} have the same id, so it is unknown which counts")
+                    links.append((number, log_id, log_id))
+        return links
 
     def _link(self, step: Step) -> None:
         for number, log_id, _ in step.links:
@@ -148,7 +148,11 @@ class ToRocks(Conversion):
         entries = 0
         for number, directory in enumerate(self._indexes):
             locations, ledgers = (path + BUILDING for path in rocksdb_format.paths_in(directory))
-            own = [each for each in survey.headers if rocksdb_format.directory_of(each, len(self._indexes)) == number]
+            own = [
+                ledger_id
+                for ledger_id in survey.headers
+                if rocksdb_format.directory_of(ledger_id, len(self._indexes)) == number
+            ]
             writer = self._databases.create(locations, is_large=True)
             try:
                 entries = self._write_locations(writer, own, entries)
@@ -158,8 +162,8 @@ class ToRocks(Conversion):
                 raise
             writer = self._databases.create(ledgers, is_large=False)
             try:
-                keys = [rocksdb_format.pack_key(each) for each in own]
-                values = [rocksdb_format.pack_ledger_data(survey.headers[each]) for each in own]
+                keys = [rocksdb_format.pack_key(ledger_id) for ledger_id in own]
+                values = [rocksdb_format.pack_ledger_data(survey.headers[ledger_id]) for ledger_id in own]
                 if survey.problems and number == 0:
                     keys.append(rocksdb_format.pack_key(rocksdb_format.FLAGS_LEDGER_ID))
                     values.append(rocksdb_format.NEEDS_INTEGRITY_CHECK.to_bytes(8, "big"))
@@ -170,7 +174,7 @@ class ToRocks(Conversion):
                 raise
 
     def _write_locations(self, writer: Writer, ledger_ids: list[int], entries: int) -> int:
-        """Those of these ledgers; `entries` and how many they are."""
+        """Write the locations of these ledgers. Return `entries` plus their number."""
         keys: list[bytes] = []
         values: list[bytes] = []
         for ledger_id in ledger_ids:
@@ -186,17 +190,17 @@ class ToRocks(Conversion):
         return entries + len(keys)
 
     def _expected(self, survey: Survey) -> dict[int, tuple[Fingerprint, IndexHeader]]:
-        # What the state bits of an index file tell beyond a ledger's data is no more than "uncertain".
+        # A ledger's data stores all uncertain states of an index file as limbo.
         return {
-            each: (
-                survey.fingerprints[each],
-                rocksdb_format.parse_ledger_data(rocksdb_format.pack_ledger_data(header), "", each),
+            ledger_id: (
+                survey.fingerprints[ledger_id],
+                rocksdb_format.parse_ledger_data(rocksdb_format.pack_ledger_data(header), "", ledger_id),
             )
-            for each, header in survey.headers.items()
+            for ledger_id, header in survey.headers.items()
         }
 
     def _built(self) -> Iterator[tuple[int, Fingerprint, IndexHeader]]:
-        nothing = fingerprint([], self._page_size)
+        empty = fingerprint([], self._page_size)
         for directory in self._indexes:
             locations, ledgers = (path + BUILDING for path in rocksdb_format.paths_in(directory))
             reader = self._databases.read(ledgers, is_exact=True)
@@ -208,12 +212,12 @@ class ToRocks(Conversion):
             try:
                 for ledger_id, runs in by_ledger(rocksdb_format.runs_of(reader, locations)):
                     if ledger_id not in headers:
-                        raise StorageError("it has locations, but no data", ledger_id=ledger_id)
+                        raise StorageError("the ledger has locations, but no ledger data", ledger_id=ledger_id)
                     yield ledger_id, fingerprint(runs, self._page_size), headers.pop(ledger_id)
             finally:
                 reader.close()
             for ledger_id, header in headers.items():
-                yield ledger_id, nothing, header
+                yield ledger_id, empty, header
 
     # -- switch --------------------------------------------------------------------------------------------------
     def _switch(self, step: Step) -> None:
@@ -221,7 +225,7 @@ class ToRocks(Conversion):
             for path in rocksdb_format.paths_in(directory):
                 if self._databases.exists(path + BUILDING):
                     if self._disk.exists(path):
-                        self._disk.unlink(path)  # what kept Apache's bookie out
+                        self._disk.unlink(path)  # the plain file that blocks Apache's bookie
                     self._disk.rename(path + BUILDING, path)
             sync_directory(self._disk, directory)
         for directory in self._indexes:
@@ -244,7 +248,7 @@ class ToRocks(Conversion):
 
 
 def _copy(disk: Disk, source: str, target: str) -> None:
-    """A copy that has its name only when it is whole and durable. Raises: DiskFull, OSError."""
+    """Copy a file. The copy gets its name only when it is complete and durable. Raises: DiskFull, OSError."""
     temporary = target + BUILDING
     try:
         reading, writing = disk.open(source, "r"), disk.open(temporary, "w+")

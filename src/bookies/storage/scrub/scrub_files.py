@@ -1,7 +1,7 @@
-"""The scrub of journals and of the index: checksums of groups, of pages and of headers against what was written.
+"""The scrub of journals and of the index: compares groups, pages and headers with their checksums.
 
-Both are put right by what the storage does anyway, so nothing of it is kept on a list. On the loop's thread; journals
-are read by the scrub's worker, index files by the readers. Source: storage 2.10, 4.6.
+Both are repaired by existing mechanisms, so their damage is not listed. On the loop's thread; the scrub's worker reads
+journals, the readers read index files. Source: storage 2.10, 4.6.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from bookies.storage.journal.page_cache import READ_STEP, DroppedPrefix, SparseR
 from bookies.storage.records import Batch, EndKind
 from bookies.storage.scrub.scrub_format import Counts
 
-SAVE_S = 60.0  # after so long progress is worth being kept
-STEP = 128 << 10  # bytes of groups looked at by one call of the worker
+SAVE_S = 60.0  # between two saves of the progress in the index
+STEP = 128 << 10  # bytes of groups checked by one call of the worker
 
 Pay = Callable[[int], Awaitable[None]]
 
 
-class Replaced(BookKeeperError):
-    """What is under way belongs to a pass in whose place an operator has begun another one."""
+class PassReplaced(BookKeeperError):
+    """The pass was replaced by another one that an operator has started."""
 
 
 class IndexScrub:
-    """Every index file against the catalog. `counts`: of the present pass."""
+    """The comparison of every index file with the catalog. `counts`: of the present pass."""
 
     def __init__(self, parts: StorageParts, pay: Pay, events: Events) -> None:
         self.counts = Counts()
@@ -53,22 +53,22 @@ class IndexScrub:
         return True
 
     async def check(self, cursor: int) -> AsyncIterator[tuple[int, list[int]]]:
-        """(ledger, the entry logs that its slots name) of each ledger behind the cursor, when it has been checked.
+        """Yield (ledger, the entry logs that its slots name) for each checked ledger above the cursor.
 
-        A page that is not what was written makes the index build the file again; a header is written again.
+        The index rebuilds a file with a damaged page. A damaged header is rewritten.
         """
-        for ledger_id in sorted(each for each in self._index.ledger_ids() if each > cursor):
+        for ledger_id in sorted(known for known in self._index.ledger_ids() if known > cursor):
             before = self._index.damaged_count
             log_ids: list[int] = []
             try:
                 ledger = await self._index.load(ledger_id)
                 if ledger.path is not None:
-                    size, log_ids = await self._index.scan_slots(ledger, slot_scans.read_all)
+                    size, log_ids = await self._index.scan_slots(ledger, slot_scans.size_and_logs)
                     await self._check_header(ledger)
                     self.counts.index_read += size + HEADER_SIZE
                     await self._pay(size + HEADER_SIZE)
             except (LedgerUnknownToBookie, DataUnknown):
-                continue  # It was deleted meanwhile.
+                continue  # It has been deleted.
             except ReadFailed as error:
                 if self._index.damaged_count == before:
                     self._events.warning("scrub.index_unreadable", ledger=ledger_id, error=error)
@@ -76,7 +76,7 @@ class IndexScrub:
             yield ledger_id, log_ids
 
     async def _check_header(self, ledger: Ledger) -> None:
-        """What the file says of key, fence and explicit LAC against what is known in memory."""
+        """Compare key, fence and explicit LAC in the file with those in memory."""
         header, path = ledger.header, ledger.path
         if path is None or ledger.is_header_dirty or ledger.frozen is not None:
             return  # It is about to be written anyway.
@@ -89,19 +89,19 @@ class IndexScrub:
             return
         if loaded.header is None or trimmed(loaded.header) != trimmed(header):
             self.counts.indexes_damaged += 1
-            problem = str(loaded.problem or "it is not what was written")
+            problem = str(loaded.problem or "it differs from the header in memory")
             self._events.error(
                 "scrub.header_damaged",
                 path=path,
                 ledger=ledger.ledger_id,
                 problem=problem,
                 consequence="none",
-                remedy="it is written again with the next checkpoint",
+                remedy="the next checkpoint rewrites it",
             )
             self._index.set_header(ledger, header)
 
     async def check_catalog(self) -> None:
-        """The catalog's file; one that is damaged is written again at once. Raises: OSError, StorageError."""
+        """Check the catalog's file, and rewrite a damaged one at once. Raises: OSError, StorageError."""
         checkpointer = self._parts.checkpointer
         size, problem = await checkpointer.worker.run(self._index.catalog_file.verify)
         self.counts.index_read += size
@@ -109,13 +109,13 @@ class IndexScrub:
         if problem:
             self.counts.indexes_damaged += 1
             self._events.error(
-                "scrub.catalog_damaged", problem=problem, consequence="none", remedy="it is written again, now"
+                "scrub.catalog_damaged", problem=problem, consequence="none", remedy="it is being rewritten"
             )
             await checkpointer.checkpoint()
 
 
 class JournalScrub:
-    """The part of each journal that a replay would read. `counts`: of the present pass."""
+    """The check of the part of each journal that a replay would read. `counts`: of the present pass."""
 
     def __init__(self, disk: Disk, parts: StorageParts, worker: Worker, pay: Pay, record_size_max: int) -> None:
         self.counts = Counts()
@@ -127,13 +127,13 @@ class JournalScrub:
         self._reading: Generator[int, None, str] | None = None
 
     def close_files(self) -> None:
-        """On the worker."""
+        """Close the file of a cancelled check. On the worker."""
         if self._reading is not None:
             self._reading.close()
             self._reading = None
 
     async def check(self) -> list[tuple[str, str]]:
-        """(path, what is wrong) of damaged files that are still needed."""
+        """Return (path, problem) of damaged files that are still needed."""
         damaged: list[tuple[str, str]] = []
         for number, directory in enumerate(self._parts.directories.journals):
             newest = self._parts.journals[number].mark
@@ -143,7 +143,7 @@ class JournalScrub:
                 path = posixpath.join(directory, journal_format.file_name(journal_id))
                 stop = newest.offset if journal_id == newest.journal_id else None
                 problem = await self._check_file(number, journal_id, path, stop)
-                # A checkpoint may have made it superfluous, and the journal a new file of it.
+                # A checkpoint may have released the file, and the journal may have reused it.
                 if problem and self._is_needed(number, journal_id):
                     self.counts.journals_damaged += 1
                     damaged.append((path, problem))
@@ -153,7 +153,7 @@ class JournalScrub:
         return journal_id >= self._mark(number).journal_id
 
     def _mark(self, number: int) -> LogMark:
-        """From where a replay would begin; of a bookie that could not persist any mark, at the first file."""
+        """Return where a replay would begin: the persisted mark, or the first file if none could be persisted."""
         persisted = self._parts.checkpointer.persisted
         return persisted[number] if persisted else LogMark()
 
@@ -173,9 +173,9 @@ class JournalScrub:
 
 
 def _next(reading: Generator[int, None, str]) -> tuple[int, str | None]:
-    """(bytes read, what is wrong with the file, empty if nothing is); None for the latter before the end.
+    """Return (bytes read, problem, or "" at the end of an intact file, or None before the end).
 
-    Some groups at once: in a journal of small ones each call of the worker costs more than the look at a group.
+    Reads several groups, because a call of the worker costs more than the check of a small group.
     """
     size = 0
     try:
@@ -184,7 +184,7 @@ def _next(reading: Generator[int, None, str]) -> tuple[int, str | None]:
     except StopIteration as end:
         return size, end.value
     except FileNotFoundError:
-        return size, "it is gone"
+        return size, "the file is missing"
     except OSError as error:
         return size, f"it cannot be read: {error.strerror or error}"
     return size, None
@@ -193,7 +193,7 @@ def _next(reading: Generator[int, None, str]) -> tuple[int, str | None]:
 def _read(
     disk: Disk, path: str, journal_id: int, start: int, stop: int | None, record_size_max: int
 ) -> Generator[int, None, str]:
-    """Bytes of batch after batch up to `stop`, None for all; returns what is wrong, empty if nothing is."""
+    """Yield the bytes of each batch up to `stop`; None: to the end. Return the problem, or ""."""
     file = disk.open(path, "r")
     dropped = DroppedPrefix(READ_STEP)
     try:
@@ -216,7 +216,7 @@ def _read(
             search=SparseReader(file),
         ):
             if isinstance(item, Batch):
-                forgotten.grow(file, item.offset)
+                dropped.grow(file, item.offset)
                 yield item.records.size
             else:
                 end = item

@@ -1,7 +1,7 @@
-"""The file in which the scrub keeps how far it has come and what it has found, so that a restart loses neither.
+"""The file in which the scrub keeps its progress and findings across restarts.
 
-A head, a JSON object and a checksum; a copy in every ledger directory, of which the one with the greatest sequence
-number counts. Without a good copy the scrub begins anew. Ours: Apache's bookie does not look at it.
+A head, a JSON object and a checksum. Every ledger directory has a copy; the one with the greatest sequence number
+counts. Without a good copy the scrub starts over. Ours: Apache's bookies ignore it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _DIGEST = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Damage that was found: entries `first` to `last` of a ledger, in an entry log, cannot be believed or read.
+    """Damage: entries `first` to `last` of a ledger, in an entry log, are wrong or cannot be read.
 
-    `offset`: of the first one's record. `ledger_id` -1: no entry is concerned, but the log's header or ledgers map.
-    `found_ms`: wall clock.
+    `offset`: of the first one's record. `ledger_id` -1: the damage is in the log's header or ledgers map, not in
+    entries. `found_ms`: wall clock.
     """
 
     log_id: int
@@ -46,10 +46,10 @@ class Finding:
 
 @dataclass(slots=True)
 class LogProgress:
-    """One entry log in the present pass. Wall clock in ms, offsets in bytes.
+    """Progress of one entry log in the present pass. Wall clock in ms, offsets in bytes.
 
-    `good_ms`: when the check that last came to its end began, or when the log was first seen. `began_ms`: the same of
-    the check under way; 0: there is none. `position`: what that one has reached. `is_done`: in this pass.
+    `good_ms`: when the last complete check began, or when the log was first seen. `began_ms`: when the check in
+    progress began; 0: none. `position`: the offset that it has reached. `is_done`: in this pass.
     """
 
     good_ms: int
@@ -60,10 +60,10 @@ class LogProgress:
 
 @dataclass(slots=True)
 class Counts:
-    """What the present pass has met. Bytes unless said otherwise.
+    """Counts of the present pass, in bytes unless stated otherwise.
 
     `unchecked_entries`, `unchecked`: framing and ids were checked, but the digest needs a password, or the ledger has
-    none, or its kind is not known. `dead_damaged`: damaged records that nothing points to, a number.
+    no digest, or its type is unknown. `dead_damaged`: number of damaged records that no slot names.
     """
 
     read: int = 0
@@ -79,10 +79,10 @@ class Counts:
 
 @dataclass(slots=True)
 class Progress:
-    """All of it. `number`: of the present pass, the first being 1; `ended_ms` 0: it is under way.
+    """The complete progress. `number`: of the present pass, from 1 on; `ended_ms` 0: it is running.
 
-    `index_cursor`: ledgers up to this one are done; None: all are. `dropped_count`: findings for which there was no
-    room.
+    `index_cursor`: ledgers up to this one are done; None: all are. `dropped_count`: entries of findings beyond the
+    limit.
     """
 
     number: int = 0
@@ -99,7 +99,7 @@ class Progress:
 
 
 def pack(sequence: int, progress: Progress) -> bytes:
-    """The whole file."""
+    """Return the whole file."""
     facts: dict[str, Any] = {
         "pass": [progress.number, progress.began_ms, progress.ended_ms],
         "suspended": progress.is_suspended,
@@ -108,11 +108,11 @@ def pack(sequence: int, progress: Progress) -> bytes:
         "dropped": progress.dropped_count,
         "counts": asdict(progress.counts),
         "logs": [
-            [log_id, each.good_ms, each.began_ms, each.position, each.is_done] for log_id, each in progress.logs.items()
+            [log_id, log.good_ms, log.began_ms, log.position, log.is_done] for log_id, log in progress.logs.items()
         ],
         "damage": [
-            [each.log_id, each.offset, each.ledger_id, each.first, each.last, each.problem, each.found_ms]
-            for each in progress.findings
+            [item.log_id, item.offset, item.ledger_id, item.first, item.last, item.problem, item.found_ms]
+            for item in progress.findings
         ],
     }
     body = json.dumps(facts, separators=(",", ":")).encode()
@@ -121,13 +121,13 @@ def pack(sequence: int, progress: Progress) -> bytes:
 
 
 def parse(data: bytes, *, path: str = FILE_NAME) -> tuple[int, Progress]:
-    """(sequence number, progress). Raises CorruptRecord."""
+    """Return (sequence number, progress). Raises CorruptRecord."""
     if len(data) < _HEAD.size + _DIGEST.size:
-        raise CorruptRecord(f"{len(data)} bytes are less than an empty one", path=path, offset=len(data))
+        raise CorruptRecord(f"the file is cut off: {len(data)} bytes", path=path, offset=len(data))
     magic, version, sequence, size = _HEAD.unpack_from(data)
     end = _HEAD.size + size
     if magic != MAGIC or version != VERSION or end + _DIGEST.size != len(data):
-        raise CorruptRecord("not the progress of a scrub, or not all of it", path=path, offset=0)
+        raise CorruptRecord("not a scrub progress file, or cut off", path=path, offset=0)
     if _DIGEST.unpack_from(data, end)[0] != crc32c(data[:end]):
         raise CorruptRecord("the checksum does not match", path=path, offset=end)
     facts = json.loads(data[_HEAD.size : end])
@@ -144,12 +144,12 @@ def parse(data: bytes, *, path: str = FILE_NAME) -> tuple[int, Progress]:
         facts["dropped"],
         Counts(**facts["counts"]),
         {log_id: LogProgress(*rest) for log_id, *rest in facts["logs"]},
-        [Finding(*each) for each in facts["damage"]],
+        [Finding(*fields) for fields in facts["damage"]],
     )
 
 
 def newest(copies: Sequence[tuple[str, bytes]]) -> tuple[int, Progress | None, list[CorruptRecord]]:
-    """Of (path, content) of all copies: the sequence number of the best one, what it says, and what is damaged."""
+    """Return (sequence number, progress, damaged copies): the newest good one of (path, content) copies."""
     best, sequence, damaged = None, 0, []
     for path, data in copies:
         try:

@@ -1,4 +1,4 @@
-"""Which entry logs a bookie has, as the scrub sees them, and the copies of its progress. Blocks, on its worker."""
+"""Listing of entry logs for the scrub, and the copies of its progress. Blocks; runs on the scrub's worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bookies.storage.entry_log.log_usage import find_logs
 
 
 class Listing(NamedTuple):
-    """The entry logs that are there: paths and sizes by id; the one that is written to, and how much is synced.
+    """The entry logs of a bookie: paths and sizes by id, the active log, and its synced bytes (`extent`).
 
     `is_whole`: every ledger directory could be listed.
     """
@@ -26,23 +26,23 @@ class Listing(NamedTuple):
 def measure(
     disk: Disk, directories: Sequence[str], known: dict[int, int]
 ) -> tuple[dict[int, str], dict[int, int], bool]:
-    """(paths, sizes, whether all could be listed) of entry logs; `known`: sizes that cannot change any more."""
+    """Return (paths, sizes, whether all could be listed) of entry logs. `known`: sizes that cannot change any more."""
     paths, sizes, is_whole = dict[int, str](), dict[int, int](), True
     for directory in directories:
         try:
-            found = find_logs(disk, [directory])
+            logs = find_logs(disk, [directory])
         except OSError:
             is_whole = False
             continue
-        for log_id, path in found.items():
+        for log_id, path in logs.items():
             size = known.get(log_id)
             if size is None:
                 try:
                     size = _size_of(disk, path)
                 except FileNotFoundError:
-                    continue  # removed meanwhile
+                    continue  # It has been removed.
                 except OSError:
-                    size = 0  # Whoever reads it will say so.
+                    size = 0  # The check of the log will report the error.
             paths[log_id], sizes[log_id] = path, size
     return paths, sizes, is_whole
 
@@ -56,7 +56,7 @@ def _size_of(disk: Disk, path: str) -> int:
 
 
 def read_copies(disk: Disk, paths: Sequence[str]) -> list[tuple[str, bytes]]:
-    """(path, content) of each copy; one that cannot be read is none."""
+    """Return (path, content) of each copy that can be read."""
     copies = []
     for path in paths:
         with contextlib.suppress(OSError):

@@ -1,13 +1,13 @@
-"""The scrub of one entry log: every record against its digest, and every place that is in doubt against the index.
+"""The scrub of one entry log: checks records by their digests, and unproven places by the index.
 
-A record that proves itself needs nobody's word. Everything else is in doubt: a digest that does not match, bytes that
-are no record, an entry whose digest cannot be checked here and that the index has elsewhere. Doubts are gathered as
-spans of the file and settled together: the index says which live entries begin in them, and these are looked at one by
-one. So only damage that costs something is found, and damage of a record's own ids or length is found as well.
+A record with a matching digest is proven. Everything else is unproven: a digest that does not match, bytes that are no
+record, an entry whose digest cannot be checked here and that the index has elsewhere. Unproven places are collected as
+spans of the file and settled together: the index names the live entries that begin in them, and each of these is
+checked. So only damage to live entries is found, including damage of a record's own ids or length.
 
-Where the framing is lost the scan goes on at the next place that the index names.
+Where the framing is lost the scan continues at the next place that the index names.
 
-On the loop's thread; the file is read by the scrub's worker. Source: storage 3.5, 5.8.
+On the loop's thread; the scrub's worker reads the file. Source: storage 3.5, 5.8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bookies.model import DigestType
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.storage.disks.rate_limit import DiskRateLimit
 from bookies.storage.engine import StorageParts
-from bookies.storage.engine.log_check import Kinds, Part, Place, Proof, check, check_places, read_part
+from bookies.storage.engine.log_check import DigestTypes, Part, Place, Proof, check, check_places, read_part
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.entry_log.log_usage import find_logs
@@ -32,21 +32,21 @@ from bookies.storage.records.record_scan import CHUNK_SIZE
 from bookies.storage.scrub.scrub_format import Counts, Finding
 from bookies.storage.scrub.scrub_plan import Spans, merged
 
-SETTLE_SIZE = 128 << 20  # bytes of a log after which doubts are settled, and progress is noted
-GROUP_SIZE = 32 << 20  # bytes of spans whose live entries are gathered at once
-PLACES_MAX = 1000  # looked at by one call of the worker
-UNREADABLE = 64 << 10  # bytes that are passed over at least, behind which a log may be readable again
-METADATA_S = 10.0  # for one operation of the metadata store
-METADATA_PAUSE_S = 60.0  # after one that failed; until then nothing is known of ledgers that were not asked for yet
+SETTLE_SIZE = 128 << 20  # bytes of a log after which spans are settled, and progress is saved
+GROUP_SIZE = 32 << 20  # bytes of spans whose live entries are collected at once
+PLACES_MAX = 1000  # places checked by one call of the worker
+UNREADABLE = 64 << 10  # bytes skipped at least after a read error
+METADATA_S = 10.0  # time limit of one operation of the metadata store
+METADATA_PAUSE_S = 60.0  # after a failed one; until then new digest types stay unknown
 OFFSET_MAX = 1 << 32  # of a place in a log
-KINDS_MAX = 100_000  # ledgers whose digest type is remembered
+DIGEST_TYPES_MAX = 100_000  # ledgers whose digest type is cached
 
 T = TypeVar("T")
 Settled = Callable[[int, list[Finding]], Awaitable[None]]
 
 
-class DigestKinds:
-    """Which digest each ledger's entries have, says the metadata. `unknown_count`: times that it could not be asked."""
+class DigestTypeCache:
+    """The digest type of each ledger, read from the metadata. `unknown_count`: reads that failed or were skipped."""
 
     def __init__(self, records: LedgerRecords, rate: float) -> None:
         self.unknown_count = 0
@@ -55,50 +55,55 @@ class DigestKinds:
         self._known: dict[int, DigestType | None] = {}
         self._ask_from = 0.0
 
-    async def of(self, ledger_ids: Iterable[int]) -> dict[int, DigestType | None]:
-        """None: nobody knows, as the ledger is gone, too old to say, or the store does not answer now."""
-        found: dict[int, DigestType | None] = {}
+    async def types_of(self, ledger_ids: Iterable[int]) -> dict[int, DigestType | None]:
+        """Return the digest type of each ledger; None: deleted, too old to record it, or the store is unavailable."""
+        types: dict[int, DigestType | None] = {}
         for ledger_id in ledger_ids:
             if ledger_id in self._known:
-                found[ledger_id] = self._known[ledger_id]
-            elif ledger_id not in found:
-                found[ledger_id] = await self._ask(ledger_id)
-        return found
+                types[ledger_id] = self._known[ledger_id]
+            elif ledger_id not in types:
+                types[ledger_id] = await self._read(ledger_id)
+        return types
 
-    async def _ask(self, ledger_id: int) -> DigestType | None:
+    async def _read(self, ledger_id: int) -> DigestType | None:
         loop = asyncio.get_running_loop()
-        kind: DigestType | None = None
+        digest_type: DigestType | None = None
         if loop.time() < self._ask_from:
             self.unknown_count += 1
             return None
         await self._throttle.take(1)
         try:
             async with asyncio.timeout(METADATA_S):
-                kind = (await self._records.read_ledger(ledger_id)).metadata.digest_type
+                digest_type = (await self._records.read_ledger(ledger_id)).metadata.digest_type
         except LedgerNotFound:
-            pass  # Whoever deleted it does not want to know.
+            pass  # Entries of a deleted ledger need no check.
         except (BookKeeperError, TimeoutError):
             self.unknown_count += 1
             self._ask_from = loop.time() + METADATA_PAUSE_S
             return None
-        if len(self._known) >= KINDS_MAX:
+        if len(self._known) >= DIGEST_TYPES_MAX:
             self._known.clear()
-        self._known[ledger_id] = kind
-        return kind
+        self._known[ledger_id] = digest_type
+        return digest_type
 
     def forget(self) -> None:
-        """Ask again."""
+        """Clear the cache."""
         self._known.clear()
 
 
-def _agrees(ledgers_map: Mapping[int, int], found: Mapping[int, int]) -> bool:
-    """Whether a log holds what its map says. It may hold more of a ledger: after an unclean stop the map counts what a
-    replay has written again only once."""
-    return ledgers_map.keys() == found.keys() and all(found[each] >= size for each, size in ledgers_map.items())
+def _agrees(ledgers_map: Mapping[int, int], actual: Mapping[int, int]) -> bool:
+    """Report whether a log holds what its map lists.
+
+    It may hold more of a ledger: after an unclean stop the map counts entries only once that a replay has written
+    again.
+    """
+    return ledgers_map.keys() == actual.keys() and all(
+        actual[ledger_id] >= size for ledger_id, size in ledgers_map.items()
+    )
 
 
 class _Log:
-    """A log under examination. Opened, read and closed on the worker. Raises: OSError."""
+    """A log being checked. Opened, read and closed on the worker. Raises: OSError."""
 
     def __init__(self, disk: Disk, log_id: int, path: str, extent: int | None) -> None:
         self.log_id = log_id
@@ -106,14 +111,14 @@ class _Log:
         self.file = disk.open(path, "r")
         size = self.file.size()
         self.stop = size if extent is None else min(extent, size)
-        self.end = OFFSET_MAX if extent is None else extent  # slots may name what is before it
+        self.end = OFFSET_MAX if extent is None else extent  # slots may name offsets below it
         self.is_active = extent is not None
         self.problem = ""
         self.ledgers_map: dict[int, int] | None = None
-        self.ledger_ids: list[int] = []  # that may have entries here
+        self.ledger_ids: list[int] = []  # that may have entries in the log
         self.sizes: dict[int, int] | None = None  # bytes by ledger, while they can be compared with the map
         self.spans = Spans()
-        self.open_from: int | None = None  # the record before the reading position, unless its digest has proven it
+        self.unproven_from: int | None = None  # the record before the reading position, unless its digest matched
         self._read_map()
 
     def _read_map(self) -> None:
@@ -128,20 +133,20 @@ class _Log:
         if not self.is_active and header is not None and header.map_offset:
             self.ledgers_map = layout.read_ledgers_map(self.file.pread, self.stop)
             if self.ledgers_map is None:
-                self.problem = "its ledgers map is damaged, or not where the header says"
+                self.problem = "its ledgers map is damaged, or missing at the offset in the header"
         if self.ledgers_map is not None:
-            self.end = self.stop  # It is as long as it was when it was closed.
+            self.end = self.stop  # The log has its full length.
 
 
 class LogScrub:
-    """Checks one log at a time. `pay(size)`: awaited before so many bytes are read. `counts`: of the present pass."""
+    """The check of one log at a time. `pay(size)`: awaited before a read of `size` bytes. `counts`: of this pass."""
 
     def __init__(
         self,
         runtime: Runtime,
         parts: StorageParts,
         worker: Worker,
-        kinds: DigestKinds,
+        digest_types: DigestTypeCache,
         pay: Callable[[int], Awaitable[None]],
         record_size_max: int,
     ) -> None:
@@ -151,38 +156,38 @@ class LogScrub:
         self._parts = parts
         self._index = parts.index
         self._worker = worker
-        self._kinds = kinds
+        self._digest_types = digest_types
         self._pay = pay
         self._size_max = record_size_max
         self._log: _Log | None = None
 
     def close_files(self) -> None:
-        """On the worker: a check that was given up leaves its file open until then."""
+        """Close the file that a cancelled check left open. On the worker."""
         if self._log is not None:
             self._log.file.close()
             self._log = None
 
     async def check(self, log_id: int, path: str, position: int, extent: int | None, settled: Settled) -> None:
-        """Check a log from `position` on. `extent`: of the log that is being written, the bytes that are synced.
+        """Check a log from `position` on. `extent`: the synced bytes of the active log; None for others.
 
-        `settled(position, findings)` is awaited now and then, and at the end: all before that is decided. Raises:
-        OSError when the log cannot be opened; ReadFailed when the index cannot say what is alive: then it goes on
-        later, from what was settled.
+        `settled(position, findings)` is awaited every `SETTLE_SIZE` bytes, and at the end: everything before that
+        position is decided. Raises: OSError when the log cannot be opened; ReadFailed when the index cannot name the
+        live entries. Then a later check continues from the last settled position.
         """
         await self._worker.run(self.close_files)
         self._log = log = await self._worker.run(_Log, self._disk, log_id, path, extent)
         position = since = max(position, layout.HEADER_SIZE)
         if position == layout.HEADER_SIZE and log.ledgers_map is not None:
             log.sizes = {}
-        here = sorted(self._index.ledger_ids()) if log.ledgers_map is None else sorted(log.ledgers_map)
-        log.ledger_ids = [each for each in here if self._index.is_known(each)]
+        possible = sorted(self._index.ledger_ids()) if log.ledgers_map is None else sorted(log.ledgers_map)
+        log.ledger_ids = [ledger_id for ledger_id in possible if self._index.is_known(ledger_id)]
         while position < log.stop:
             await self._pay(min(CHUNK_SIZE, log.stop - position))
             part = await self._read(log, position)
-            await self._judge(log, part)
+            await self._check_part(log, part)
             position = part.after
             if part.problem:
-                position = await self._pass_over(log, part)
+                position = await self._skip_damage(log, part)
             if position - since >= SETTLE_SIZE:
                 since = position
                 await settled(position, await self._settle(log))
@@ -190,19 +195,19 @@ class LogScrub:
         await self._worker.run(self.close_files)
 
     async def _finish(self, log: _Log) -> list[Finding]:
-        """Decide about the rest, and about the log as a whole."""
+        """Decide about the remaining spans, and about the log as a whole."""
         if log.stop < log.end:
-            log.spans.add(log.stop, log.end)  # Entries may be named that lie behind what is there.
+            log.spans.add(log.stop, log.end)  # Slots may name entries after the end of the file.
         findings = await self._settle(log)
         if log.sizes is not None and not _agrees(log.ledgers_map or {}, log.sizes):
-            # Either the map is damaged, or a length that nobody can check, and others are hidden behind it.
+            # Either the map is damaged, or the length of a record without digest, which then hides others.
             log.spans.add(layout.HEADER_SIZE, log.stop)
-            found = await self._settle(log)
-            if not found:
-                log.problem = "its ledgers map does not say what it holds"
-            findings += found
-        # Of a log in which nothing lives a crash may have left anything.
-        if log.problem and await self._least(log, 0) is not None:
+            damaged = await self._settle(log)
+            if not damaged:
+                log.problem = "its ledgers map does not match its entries"
+            findings += damaged
+        # A crash may have left anything in a log without live entries.
+        if log.problem and await self._least_offset(log, 0) is not None:
             findings.append(Finding(log.log_id, 0, -1, 0, 0, log.problem, self._clock.wall_ms()))
         return findings
 
@@ -215,99 +220,99 @@ class LogScrub:
             log.file.drop_cache(position, part.after - position)
         return part
 
-    async def _judge(self, log: _Log, part: Part) -> None:
-        """What is proven, what cannot be checked, and what is in doubt."""
-        kinds = await self._kinds.of(part.ledger_ids)
-        checked, sizes = await self._worker.run(check, part, kinds)
+    async def _check_part(self, log: _Log, part: Part) -> None:
+        """Count what is proven and what cannot be checked. Add the rest to the spans."""
+        digest_types = await self._digest_types.types_of(part.ledger_ids)
+        checked, sizes = await self._worker.run(check, part, digest_types)
         if log.sizes is not None:
             for ledger_id, size in sizes.items():
                 log.sizes[ledger_id] = log.sizes.get(ledger_id, 0) + size
         for piece, proof in checked:
             if proof is Proof.PROVEN:
                 self.counts.verified += part.at(piece.stop) - part.at(piece.start)
-                log.open_from = None
+                log.unproven_from = None
             elif proof is Proof.FAILED:
                 log.spans.failed_count += 1
-                self._doubt(log, part.at(piece.start), part.at(piece.stop))
+                self._add_span(log, part.at(piece.start), part.at(piece.stop))
             else:
-                await self._judge_open(log, part, piece)
+                await self._check_without_digest(log, part, piece)
 
-    async def _judge_open(self, log: _Log, part: Part, piece: Piece) -> None:
-        """Entries without a digest that anybody can check: they are right if the index has them here."""
+    async def _check_without_digest(self, log: _Log, part: Part, piece: Piece) -> None:
+        """Accept entries whose digest cannot be checked if the index has them here. Add others to the spans."""
         if not self._index.is_known(piece.ledger_id):
-            self._doubt(log, part.at(piece.start), part.at(piece.stop))
+            self._add_span(log, part.at(piece.start), part.at(piece.stop))
             return
         actual = await current_slots(self._index, piece)
         at = piece.start
-        for each in matching_parts(piece, part.slots_of(log.log_id, piece), actual):
-            if each.start > at:
-                self._doubt(log, part.at(at), part.at(each.start))
-            self.counts.unchecked += part.at(each.stop) - part.at(each.start)
-            self.counts.unchecked_entries += each.stop - each.start
-            log.open_from = part.at(each.stop - 1)
+        for match in matching_parts(piece, part.slots_of(log.log_id, piece), actual):
+            if match.start > at:
+                self._add_span(log, part.at(at), part.at(match.start))
+            self.counts.unchecked += part.at(match.stop) - part.at(match.start)
+            self.counts.unchecked_entries += match.stop - match.start
+            log.unproven_from = part.at(match.stop - 1)
             if log.sizes is None:
-                # Nothing else would tell that a length is wrong, and others hidden behind it.
-                log.spans.add(part.at(each.start), part.at(each.stop))
-            at = each.stop
+                # Without a ledgers map only this check reveals a wrong length, which hides the records after it.
+                log.spans.add(part.at(match.start), part.at(match.stop))
+            at = match.stop
         if at < piece.stop:
-            self._doubt(log, part.at(at), part.at(piece.stop))
+            self._add_span(log, part.at(at), part.at(piece.stop))
 
-    def _doubt(self, log: _Log, start: int, stop: int) -> None:
-        """What is here may be what a damaged length before it has made of the bytes."""
-        log.spans.add(start if log.open_from is None else log.open_from, stop)
-        log.open_from = None
+    def _add_span(self, log: _Log, start: int, stop: int) -> None:
+        """Add an unproven span. It includes the unproven record before it, whose length may be damaged."""
+        log.spans.add(start if log.unproven_from is None else log.unproven_from, stop)
+        log.unproven_from = None
 
-    async def _pass_over(self, log: _Log, part: Part) -> int:
-        """Where the next live entry begins behind something that is no record; the end of the log without one."""
-        behind = part.after + (0 if part.data else UNREADABLE)
-        least = await self._least(log, behind + 4)
+    async def _skip_damage(self, log: _Log, part: Part) -> int:
+        """Return the offset of the next live entry after bytes that are no record, or the end of the log."""
+        readable = part.after + (0 if part.data else UNREADABLE)
+        least = await self._least_offset(log, readable + 4)
         position = log.stop if least is None else min(least - 4, log.stop)
-        self._doubt(log, part.after, position)
+        self._add_span(log, part.after, position)
         return position
 
-    async def _least(self, log: _Log, behind: int) -> int | None:
-        """The least offset of a body behind this one that the index names in the log."""
+    async def _least_offset(self, log: _Log, after: int) -> int | None:
+        """Return the least offset of a body, above `after`, that the index names in the log."""
         offsets = [
-            await self._look(ledger_id, slot_scans.least_offset, log.log_id, behind) for ledger_id in log.ledger_ids
+            await self._scan(ledger_id, slot_scans.least_offset, log.log_id, after) for ledger_id in log.ledger_ids
         ]
         return min((offset for offset in offsets if offset is not None), default=None)
 
-    async def _look(self, ledger_id: int, look: Callable[..., T], *arguments: object) -> T | None:
-        """Go through the slots of a ledger; None if it was deleted meanwhile. Raises: ReadFailed."""
+    async def _scan(self, ledger_id: int, visit: Callable[..., T], *arguments: object) -> T | None:
+        """Return the result of a scan of a ledger's slots; None if it is deleted or uncertain. Raises: ReadFailed."""
         if not self._index.is_known(ledger_id):
             return None
         try:
-            return await self._index.scan_slots(await self._index.load(ledger_id), look, *arguments)
+            return await self._index.scan_slots(await self._index.load(ledger_id), visit, *arguments)
         except (LedgerUnknownToBookie, DataUnknown):
             return None
 
     async def places(self, log_id: int, ledger_ids: Iterable[int], spans: Sequence[tuple[int, int]]) -> list[Place]:
-        """The live entries that begin in these spans of a log, ascending. Raises: ReadFailed."""
-        found: list[Place] = []
-        of_bodies = [(start + 4, stop + 4) for start, stop in spans]
+        """Return the live entries that begin in these spans of a log, ascending. Raises: ReadFailed."""
+        places: list[Place] = []
+        bodies = [(start + 4, stop + 4) for start, stop in spans]
         for ledger_id in ledger_ids:
-            for offset, entry_id in await self._look(ledger_id, slot_scans.slots_in, log_id, of_bodies) or ():
-                found.append(Place(offset - 4, ledger_id, entry_id))
-        return sorted(found)
+            for offset, entry_id in await self._scan(ledger_id, slot_scans.slots_in, log_id, bodies) or ():
+                places.append(Place(offset - 4, ledger_id, entry_id))
+        return sorted(places)
 
     async def _settle(self, log: _Log) -> list[Finding]:
-        """Decide about everything that is in doubt. Raises: ReadFailed."""
+        """Check the live entries in all collected spans. Raises: ReadFailed."""
         spans, failed_count = log.spans.take()
         findings: list[Finding] = []
-        for some in _groups(spans, log.stop):
-            places = await self.places(log.log_id, log.ledger_ids, some)
+        for group in _groups(spans, log.stop):
+            places = await self.places(log.log_id, log.ledger_ids, group)
             for start, slice_ in _slices(places):
                 following = start + len(slice_)
                 follows = places[following].start if following < len(places) else log.stop
-                findings += await self._look_at(log, slice_, follows)
+                findings += await self._check_places(log, slice_, follows)
         self.counts.dead_damaged += max(0, failed_count - len(findings))
         return findings
 
-    async def _look_at(self, log: _Log, places: Sequence[Place], follows: int) -> list[Finding]:
-        """Which of these are not what they should be. `follows`: where the next one begins."""
-        kinds = await self._kinds.of(place.ledger_id for place in places)
+    async def _check_places(self, log: _Log, places: Sequence[Place], follows: int) -> list[Finding]:
+        """Return findings for the places that are damaged. `follows`: the offset of the next place."""
+        digest_types = await self._digest_types.types_of(place.ledger_id for place in places)
         wrong, size = await self._worker.run(
-            check_places, log.file, places, follows, log.stop, kinds, log.ledgers_map, self._size_max
+            check_places, log.file, places, follows, log.stop, digest_types, log.ledgers_map, self._size_max
         )
         await self._pay(size)
         return [
@@ -327,8 +332,8 @@ class LogScrub:
             self._clock.wall_ms(),
         )
 
-    async def look_again(self, finding: Finding) -> list[Finding]:
-        """What is left of a finding: entries that are damaged still, wherever they are now. Raises: ReadFailed."""
+    async def recheck(self, finding: Finding) -> list[Finding]:
+        """Return what is left of a finding: entries that are still damaged, in any log. Raises: ReadFailed."""
         left: list[Finding] = []
         limit = min(finding.last + 1, finding.first + PLACES_MAX)
         for entry_id in range(finding.first, limit):
@@ -340,14 +345,14 @@ class LogScrub:
                 left.append(
                     Finding(log_id, place.start, place.ledger_id, entry_id, entry_id, problem, finding.found_ms)
                 )
-            elif problem:  # It moved while we looked: another time.
+            elif problem:  # It moved during the check, so the next one decides.
                 left.append(dataclasses.replace(finding, first=entry_id, last=entry_id))
         if limit <= finding.last:
             left.append(dataclasses.replace(finding, first=limit))
         return merged(left)
 
     async def _place_of(self, ledger_id: int, entry_id: int) -> tuple[Place | None, int]:
-        """(where readers are led to, in which log); None: nowhere, or to the write cache."""
+        """Return (the place that readers use, its log); (None, -1): no place, or the write cache."""
         if not self._index.is_known(ledger_id) or self._parts.cache.read(ledger_id, entry_id) is not None:
             return None, -1
         slot = await current_slots(self._index, Piece(ledger_id, entry_id, 0, 1))
@@ -359,18 +364,18 @@ class LogScrub:
         good = self._parts.health.healthy(directories)
         paths = await self._worker.run(find_logs, self._disk, good)
         if log_id not in paths:
-            return "its entry log is gone" if len(good) == len(directories) else "its directory has failed"
-        kinds = await self._kinds.of([place.ledger_id])
+            return "its entry log is missing" if len(good) == len(directories) else "its directory has failed"
+        digest_types = await self._digest_types.types_of([place.ledger_id])
         await self._pay(CHUNK_SIZE >> 8)
-        return await self._worker.run(_look_at, self._disk, paths[log_id], place, kinds, self._size_max)
+        return await self._worker.run(_check_place, self._disk, paths[log_id], place, digest_types, self._size_max)
 
     async def is_live(self, log_id: int, place: Place) -> bool:
-        """Whether readers are led to this place now: it may have moved, or have been written again."""
+        """Report whether readers use this place now. The entry may have moved, or been written again."""
         return await self._place_of(place.ledger_id, place.entry_id) == (place, log_id)
 
 
 def _groups(spans: Sequence[tuple[int, int]], stop: int) -> Iterator[list[tuple[int, int]]]:
-    """The same spans, so many bytes at a time that the places in them fit into memory."""
+    """Yield the same spans in groups of `GROUP_SIZE` bytes, so that the places in one group fit into memory."""
     group: list[tuple[int, int]] = []
     size = 0
     for start, end in spans:
@@ -391,15 +396,15 @@ def _slices(places: Sequence[Place]) -> Iterator[tuple[int, Sequence[Place]]]:
         yield start, places[start : start + PLACES_MAX]
 
 
-def _look_at(disk: Disk, path: str, place: Place, kinds: Kinds, record_size_max: int) -> str:
-    """What is wrong at a place, if anything is. On the worker."""
+def _check_place(disk: Disk, path: str, place: Place, digest_types: DigestTypes, record_size_max: int) -> str:
+    """Return the problem at a place, or "". On the worker."""
     try:
         file = disk.open(path, "r")
     except OSError as error:
         return f"its entry log cannot be opened: {error.strerror or error}"
     try:
         size = file.size()
-        wrong, _ = check_places(file, [place], size, size, kinds, None, record_size_max)
+        wrong, _ = check_places(file, [place], size, size, digest_types, None, record_size_max)
         return wrong[0][1] if wrong else ""
     finally:
         file.close()

@@ -27,7 +27,7 @@ def test_a_cluster_keeps_to_its_store(tmp_path: pathlib.Path, monkeypatch: pytes
     assert metadata_uri(nothing) == ELSEWHERE
     with pytest.raises(ConfigError, match="belong to the cluster zk://zk1:2181/ledgers, not to etcd://e:2379/c"):
         LocalCluster(directory, metadata_uri="etcd://e:2379/c")
-    with pytest.raises(ConfigError, match="a file of their own, or share a server"):
+    with pytest.raises(ConfigError, match="uses the embedded store in its own directory, or a ZooKeeper"):
         LocalCluster(tmp_path / "other", metadata_uri="file:/somewhere")
 
 

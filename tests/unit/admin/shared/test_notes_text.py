@@ -38,8 +38,8 @@ def test_who_interrupts_a_drain_hears_what_goes_on() -> None:
     for text in (alone, helped):
         assert "`bk bookie drain b3`" in text
         assert "`bk bookie drain b3 --cancel`" in text
-    assert "Nobody goes on" in alone
-    assert "2 processes of auto-recovery go on emptying b3 in the background" in helped
+    assert "No process continues the drain" in alone
+    assert "2 processes of auto-recovery continue emptying b3 in the background" in helped
     assert "recovery_rate_size" in helped
 
 
@@ -57,8 +57,8 @@ def test_a_drain_that_the_metadata_store_ends_says_what_remains(capsys: pytest.C
     with pytest.raises(MetadataError):
         asyncio.run(_carry_out(drain, DrainPlan(BookieId("b3"), "writable"), {}, Namespace(json=False, wait=False)))
     said = capsys.readouterr().err
-    assert said.count("the metadata store does not answer, and is asked again: no server has answered") == 1
-    assert "Writers go on avoiding b3: `bk bookie drain b3` goes on with it here" in said
+    assert said.count("the metadata store does not answer; retrying: no server has answered") == 1
+    assert "Writers still avoid b3: `bk bookie drain b3` continues it here" in said
     assert "--cancel" in said
 
 

@@ -102,7 +102,7 @@ def test_a_suspension_says_one_thing_only(endpoint: Endpoint, capsys: pytest.Cap
 @pytest.mark.parametrize("ledger", ["-1", "99999999999999999999"])
 def test_what_is_no_ledger_id_is_named(endpoint: Endpoint, capsys: pytest.CaptureFixture[str], ledger: str) -> None:
     assert main(["bookie", "undelete", ledger]) == 2
-    text = f"bk bookie: {ledger} is no ledger's id: those are from 0 to 9223372036854775807\n"
+    text = f"bk bookie: {ledger} is not a ledger id: the range is 0 to 9223372036854775807\n"
     assert capsys.readouterr().err == text
     assert not endpoint.asked
 
@@ -112,7 +112,7 @@ def test_one_bookie_at_a_time_is_made_read_only(endpoint: Endpoint, capsys: pyte
     other.mkdir(parents=True)
     (other / "control.json").write_bytes(pathlib.Path("bk-data/b1/ledgers/control.json").read_bytes())
     assert main(["bookie", "read-only"]) == 2
-    assert "name the bookie that is meant, of b1, b2" in capsys.readouterr().err
+    assert "name one bookie, of b1, b2" in capsys.readouterr().err
     assert not endpoint.asked
     endpoint.answer = {"result": {"mode": "read-only"}}
     assert main(["bookie", "read-only", "--bookie", "b1"]) == 0
@@ -126,7 +126,7 @@ def test_what_goes_wrong_is_one_sentence(endpoint: Endpoint, capsys: pytest.Capt
     assert main(["bookie", "gc"]) == 2
     assert "stopped before it answered" in capsys.readouterr().err
     assert main(["bookie", "gc", "--bookie", "b7"]) == 2
-    assert "has no bookie b7 that runs; it has b1" in capsys.readouterr().err
+    assert "has no running bookie b7; it has b1" in capsys.readouterr().err
     assert main(["bookie", "gc", "--ledger-dir", "elsewhere"]) == 2
     assert "no bookie has run there" in capsys.readouterr().err
     endpoint.server_close()
@@ -139,7 +139,7 @@ def test_a_damaged_file_says_what_it_is(endpoint: Endpoint, capsys: pytest.Captu
     pathlib.Path("bk-data/b1/ledgers/control.json").write_text(text)
     assert main(["bookie", "space"]) == 2
     error = capsys.readouterr().err
-    assert "control.json, which says how to reach the running bookie, is damaged: start the bookie again" in error
+    assert "control.json, which holds the address of the running bookie, is damaged: restart the bookie" in error
 
 
 def test_a_file_that_leads_nowhere_gives_way_to_that_of_another_directory(

@@ -137,16 +137,16 @@ def test_a_database_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> 
 def test_used_wrongly(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bookie", "convert", "nowhere", "--to", "rocksdb"]) == 2
     assert convert("--cancel") == 1
-    assert "no conversion is under way" in capsys.readouterr().err
+    assert "no conversion is in progress" in capsys.readouterr().err
     (LEDGERS / "CONVERSION").write_bytes(b"{}")
     assert convert("--to", "index-files") == 1
     assert "is not what bk bookie convert writes" in capsys.readouterr().err
     (LEDGERS / "CONVERSION").write_bytes(b'{"to": "rocksdb", "step": "build", "links": []}')
     assert convert("--to", "index-files") == 1
-    assert "a conversion to rocksdb is under way" in capsys.readouterr().err
+    assert "a conversion to rocksdb is in progress" in capsys.readouterr().err
     assert convert("--discard-old") == 1
     assert convert("--cancel") == 0
-    assert "the old index counts" in capsys.readouterr().out
+    assert "the old index is in use" in capsys.readouterr().out
     (LEDGERS / "CONVERSION").write_bytes(b'{"to": "index-files", "step": "switch", "links": []}')
     assert convert("--cancel") == 1
     assert "has switched already" in capsys.readouterr().err
@@ -154,7 +154,7 @@ def test_used_wrongly(capsys: pytest.CaptureFixture[str]) -> None:
     pathlib.Path("journal/current").rmdir()
     pathlib.Path("journal").rmdir()
     assert convert("--to", "index-files") == 1
-    assert "journal: it is not there, and the cookie in ledgers names it" in capsys.readouterr().err
+    assert "journal: it is missing, and the cookie in ledgers names it" in capsys.readouterr().err
     (LEDGERS / "VERSION").unlink()
     assert convert("--to", "index-files") == 1
     assert "it has no VERSION" in capsys.readouterr().err
@@ -165,7 +165,7 @@ def test_inspection(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", "directory", "ledgers"]) == 0
     out = capsys.readouterr().out
     assert "3 ledgers, 1 fenced, 9 entries, 1 in limbo; 1 more were deleted" in out
-    assert "where entries are, in RocksDB; bk bookie convert makes index files of it" in out
+    assert "locations of entries, in RocksDB; bk bookie convert turns it into index files" in out
     assert cli.main(["inspect", "index", "ledgers"]) == 0
     assert "deleted" in capsys.readouterr().out
     assert cli.main(["inspect", "index", "ledgers", "--json"]) == 0
@@ -191,8 +191,8 @@ def test_inspection(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert cli.main(["inspect", "directory", "ledgers"]) == 0
     out = capsys.readouterr().out
-    assert "keeps Apache's bookie from making an empty database here" in out
-    assert "bk bookie convert --discard-old removes it" in out
+    assert "keeps Apache's bookie from creating an empty database here" in out
+    assert "bk bookie convert --discard-old deletes it" in out
 
 
 def test_damage_in_a_database_is_never_the_end_of_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +230,8 @@ def test_without_the_binding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_core_does_not_import_the_binding() -> None:
     program = (
         "import sys\n"
-        "import bookies, bookies.bookie.main, bookies.storage.rocksdb.to_rocksdb, bookies.storage.rocksdb.rocksdb_port\n"
+        "import bookies, bookies.bookie.main\n"
+        "import bookies.storage.rocksdb.to_rocksdb, bookies.storage.rocksdb.rocksdb_port\n"
         "assert 'rocksdict' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -54,7 +54,7 @@ def test_it_looks_refuses_and_obeys(home: pathlib.Path, capsys: pytest.CaptureFi
     assert main(["bookie", "format", "b1"]) == 1
     printed = capsys.readouterr()
     assert "1 ledger has entries on it (7)" in printed.err
-    assert "nothing was changed; --force does it all the same" in printed.err
+    assert "nothing was changed; --force overrides the objections" in printed.err
     assert main(["bookie", "format", str(home / "b1" / "journal"), "--dry-run"]) == 1
     assert "3 files" in capsys.readouterr().out
     assert main(["bookie", "format", "b1", "--dry-run", "--force", "--json"]) == 0
@@ -63,17 +63,17 @@ def test_it_looks_refuses_and_obeys(home: pathlib.Path, capsys: pytest.CaptureFi
     assert (facts["files"], facts["ledgers"]) == (3, [7])
     assert files(home) == before
     assert main(["bookie", "format", "b1", "--force"]) == 2
-    assert "nobody can be asked here: say --yes" in capsys.readouterr().err
+    assert "stdin is not a terminal, so no confirmation is possible" in capsys.readouterr().err
     assert files(home) == before
     assert main(["bookie", "format", "b1", "--force", "--yes"]) == 0
     said = capsys.readouterr().out
-    assert "bookie b1 is given up: 3 files" in said
-    assert "its name stays taken while ledgers have entries on it" in said
+    assert "bookie b1 is decommissioned: 3 files" in said
+    assert "its cookie is kept because ledgers have entries on it" in said
     assert files(home) == []
     assert main(["bookie", "format", "b1", "--yes"]) == 1
     assert "1 ledger has entries on it (7)" in capsys.readouterr().err
     assert main(["bookie", "format", str(home / "b1" / "journal")]) == 0
-    assert "nothing to do there. To let the cluster forget the bookie: --bookie-id ID" in capsys.readouterr().out
+    assert "is empty already. To delete the bookie's cookie too, name it: --bookie-id ID" in capsys.readouterr().out
 
 
 def test_the_cluster_forgets_a_bookie_whose_disks_are_lost(
@@ -94,7 +94,7 @@ def test_the_cluster_forgets_a_bookie_whose_disks_are_lost(
     assert (facts["directories"], facts["cookie"], facts["files"]) == ([], "removed", 0)
     assert main(["bookie", "format", "--bookie-id", "b1", "--yes"]) == 0
     assert main(["bookie", "format", "--bookie-id", "b1", "--yes"]) == 2
-    assert "the cluster knows no bookie b1" in capsys.readouterr().err
+    assert "the cluster has no bookie b1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("typed", "status"), [("b1\n", 0), ("yes\n", 2), ("", 2)])
@@ -109,7 +109,7 @@ def test_it_asks_for_the_name(
     assert main(["bookie", "format", "b1", "--force"]) == status
     said = capsys.readouterr().err
     assert "1 have their entries nowhere else (7), which are lost" in said
-    assert "Type the bookie's name" in said
+    assert "Type the bookie's id" in said
     assert (files(home) == []) == (status == 0)
 
 
@@ -117,7 +117,7 @@ def test_it_is_used_wrongly(home: pathlib.Path, capsys: pytest.CaptureFixture[st
     for words, said in (
         (["b1", "--bookie-id", "b2"], "belongs to bookie b1, not to b2"),
         (["b9"], "b9 is neither a directory nor a bookie of a local cluster here"),
-        ([str(home)], "is no directory of a bookie"),
+        ([str(home)], "is not a directory of a bookie"),
         (["b1", "--metadata", f"file:{home}/nowhere"], "nowhere"),
     ):
         assert main(["bookie", "format", *words]) in (1, 2)

@@ -85,8 +85,8 @@ def test_people_are_told_what_counts(given: Any, capsys: pytest.CaptureFixture[s
         "b1: still to read: 0 B",
         "b1: verified: 2.0 MiB",
         "b1: not checkable: 1.0 MiB",
-        "b1: entries without a digest that a bookie can check: 1,234; of these length and ids were",
-        "b1: damaged records that nothing points to: 2",
+        "b1: entries without a digest that a bookie can check: 1,234; their length and ids were checked",
+        "b1: damaged records that no index refers to: 2",
         "b1: damaged entries: 0",
     ]
 
@@ -119,7 +119,7 @@ def test_waiting_ends_with_the_pass_or_with_patience(
 
     monkeypatch.setattr(scrub.time, "sleep", interrupted)
     assert main(["bookie", "scrub", "--wait"]) == 130
-    assert "goes on in the bookie" in capsys.readouterr().err
+    assert "continues in the bookie" in capsys.readouterr().err
 
 
 def test_nobody_waits_for_a_scrub_that_is_suspended(given: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def test_nobody_waits_for_a_scrub_that_is_suspended(given: Any, capsys: pytest.C
     assert main(["bookie", "scrub", "--now", "--wait"]) == 1
     output = capsys.readouterr()
     assert "pass 3 suspended" in output.out
-    assert output.err == "b1: not waited for, the scrub is suspended; go on with it: bk bookie scrub --resume\n"
+    assert output.err == "b1: did not wait, because the scrub is suspended; resume it with: bk bookie scrub --resume\n"
     assert main(["bookie", "scrub", "--wait"]) == 1
     assert main(["bookie", "scrub", "--now"]) == 0
     given({"is_suspended": True})  # between two passes there is nothing to wait for

@@ -31,20 +31,20 @@ def test_a_good_pair(authority: Authority) -> None:
     assert "bad" not in text
     assert "warn" not in text
     assert "roles: admin" in text
-    assert "ok certificate and key go together" in text
+    assert "ok certificate and key match" in text
 
 
 def test_time(authority: Authority) -> None:
     for ends, expected in ((-DAY, "bad"), (10 * DAY, "warn"), (90 * DAY, "ok")):
         files = authority.issue("b1", begins=-20 * DAY, ends=ends)
-        assert said(files.certificate).startswith(f"{expected} certificate 1 is of commonName=b1, signed by")
+        assert said(files.certificate).startswith(f"{expected} certificate 1 belongs to commonName=b1, signed by")
     files = authority.issue("b1", begins=DAY, ends=2 * DAY)
     assert "not valid before" in said(files.certificate)
 
 
 def test_pairs_and_chains_that_do_not_fit(authority: Authority, tmp_path: pathlib.Path) -> None:
     one, other = authority.issue("one"), authority.issue("other")
-    assert "bad certificate and key do not go together" in said(one.certificate, other.key)
+    assert "bad certificate and key do not match" in said(one.certificate, other.key)
     chain = tmp_path / "chain.pem"
     texts = [pathlib.Path(path).read_text() for path in (one.certificate, authority.path, other.certificate)]
     chain.write_text(texts[0] + texts[1])

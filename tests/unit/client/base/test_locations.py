@@ -91,7 +91,7 @@ def test_the_file_is_read_again_and_a_broken_one_changes_nothing(caplog: pytest.
 
 
 @pytest.mark.parametrize(
-    ("data", "why"), [(None, "cannot be read"), (b"\xff", "cannot be read"), (b"", "names no location")]
+    ("data", "why"), [(None, "cannot be read"), (b"\xff", "cannot be read"), (b"", "contains no location")]
 )
 def test_a_broken_file_at_the_beginning_is_an_error(data: bytes | None, why: str) -> None:
     async def act(world: World) -> None:
@@ -127,7 +127,7 @@ def test_a_program_is_asked_for_hosts_in_shares(caplog: pytest.LogCaptureFixture
         found = await begun(world, runtime, locations_script="/topology", locations_script_names_max=2)
         assert script.calls == [[], ["b1", "h2"], ["b3"]], "first without arguments, whether it works"
         assert where(found) == ["/r1", "/r2", "/r3"]
-        found.gone([B1])
+        found.removed([B1])
         assert not found.knows(ALL)
         await found.learn(ALL)
         assert len(script.calls) == 3, "a host stays where it is"
@@ -218,7 +218,7 @@ def test_a_store_that_does_not_answer_is_asked_again(caplog: pytest.LogCaptureFi
         await publish(world, B1, "/r1")
         found = await begun(world)
         assert found.topology.location(B1) == "/r1"
-        found.gone(ALL)
+        found.removed(ALL)
         driver: Any = found._driver
         original = driver.bookie_info
 

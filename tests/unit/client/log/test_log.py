@@ -571,7 +571,7 @@ def test_truncating() -> None:
                     await payloads(log, position)
             with pytest.raises(LogTruncated, match="truncated already, or of another log"):
                 await writer.truncate(positions[0])
-            with pytest.raises(InvalidArgument, match="4:3 is behind 4:1"):
+            with pytest.raises(InvalidArgument, match="4:3 is after 4:1"):
                 await writer.truncate(Position(4, 3))
             await writer.truncate(positions[4].next)
             assert await payloads(log) == []
@@ -588,7 +588,7 @@ def test_anybody_may_truncate_while_somebody_leads() -> None:
         async with log.lead() as writer:
             positions = await five_ledgers(writer)
             other = (await world.client()).log("orders")
-            with pytest.raises(InvalidArgument, match="4:1 is behind 4:-1, the last entry that is known"):
+            with pytest.raises(InvalidArgument, match="4:1 is after 4:-1, the last entry known"):
                 await other.truncate(positions[4])
             await writer.append(b"4c")
             await other.truncate(positions[3])

@@ -599,11 +599,11 @@ def test_unconfirmed_entries_on_their_way_when_the_end_becomes_known_are_dropped
         batch = await ledger.read_batch(0, unconfirmed=True)
         assert batch.last_entry_id == 19
         await store._driver.write_ledger(closed, record.version)
-        ledger._view.mark_stale()
-        await ledger._view.follow_metadata()
-        assert ledger._view.within_end(batch).last_entry_id == 11
+        ledger._state.mark_stale()
+        await ledger._state.follow_metadata()
+        assert ledger._state.within_end(batch).last_entry_id == 11
         with pytest.raises(EntryNotFound, match="was sealed"):
-            ledger._view.within_end(batch.slice(12, 15))
+            ledger._state.within_end(batch.slice(12, 15))
         await writer.close()
 
     play(act)

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.fakes.world import World, play
 
-from bookies.client.transport.copy_admission import KNOWN_S, LARGE, TIGHT_S, TIMES, CopyTurns
+from bookies.client.transport.copy_admission import KNOWN_S, LARGE, TIGHT_S, TIMES, CopyAdmission
 from bookies.errors import BookieReadOnly, BookieTimeout, EntryNotFound
 from bookies.model import BookieId
 
@@ -25,16 +25,16 @@ def test_large_copies_ask_for_room_once_in_a_while_and_small_ones_never() -> Non
                 raise BookieTimeout("no answer")
             return TOTAL, free[bookie]
 
-        turns = CopyTurns(ask)
-        assert await turns.have_room([B1, B2], LARGE - 1)
+        turns = CopyAdmission(ask)
+        assert await turns.have_free_space([B1, B2], LARGE - 1)
         assert asked == []
-        assert [await turns.have_room([each], LARGE) for each in (B1, B2, B3)] == [True, False, True]
-        assert not await turns.have_room([B1, B2], LARGE)
-        assert not await turns.have_room([B1], LARGE + 1)
+        assert [await turns.have_free_space([each], LARGE) for each in (B1, B2, B3)] == [True, False, True]
+        assert not await turns.have_free_space([B1, B2], LARGE)
+        assert not await turns.have_free_space([B1], LARGE + 1)
         assert asked == [B1, B2, B3]
         await asyncio.sleep(KNOWN_S)
         free[B2] = TOTAL
-        assert await turns.have_room([B2], LARGE)
+        assert await turns.have_free_space([B2], LARGE)
 
     play(act)
 
@@ -44,13 +44,13 @@ def test_after_a_refusal_for_want_of_room_all_take_turns_for_a_while() -> None:
         async def ask(bookie: BookieId) -> tuple[int, int]:
             raise AssertionError
 
-        turns = CopyTurns(ask)
+        turns = CopyAdmission(ask)
         turns.refused(EntryNotFound("no such entry"))
-        assert not turns.is_tight
+        assert not turns.is_limited
         turns.refused(BookieReadOnly("full"))
-        assert turns.is_tight
+        assert turns.is_limited
         await asyncio.sleep(TIGHT_S)
-        assert not turns.is_tight
+        assert not turns.is_limited
 
     play(act)
 
@@ -60,7 +60,7 @@ def test_one_copy_at_a_time_goes_to_a_bookie_and_nobody_waits_for_ever() -> None
         async def ask(bookie: BookieId) -> tuple[int, int]:
             raise AssertionError
 
-        turns = CopyTurns(ask)
+        turns = CopyAdmission(ask)
         busy: list[BookieId] = []
         done: list[int] = []
 

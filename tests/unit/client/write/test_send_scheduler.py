@@ -7,7 +7,7 @@ import asyncio
 from tests.fakes.pool import Stage, play
 
 from bookies.client.write import LedgerWriter
-from bookies.client.write.lac_announcer import AT_ONCE, Announcer
+from bookies.client.write.lac_announcer import AT_ONCE, LacAnnouncer
 from bookies.client.write.send_scheduler import CROWD, SendScheduler
 from bookies.client.write.writer import HELD_MAX
 
@@ -16,7 +16,7 @@ async def _writers(stage: Stage, count: int) -> list[LedgerWriter]:
     turns = SendScheduler()
     ledgers = [await stage.create() for _ in range(count)]
     for ledger in ledgers:
-        ledger._turns = turns
+        ledger._scheduler = turns
     return ledgers
 
 
@@ -109,7 +109,7 @@ class _Writer:
 
 def test_idle_writers_announce_once_and_busy_ones_when_they_are_idle() -> None:
     async def act(stage: Stage) -> None:
-        announcer = Announcer(0.2)
+        announcer = LacAnnouncer(0.2)
         idle, busy = _Writer(), _Writer(is_busy=True)
         start = stage.loop.time()
         for writer in (idle, busy, idle):
@@ -132,7 +132,7 @@ def test_idle_writers_announce_once_and_busy_ones_when_they_are_idle() -> None:
 
 def test_many_announce_in_steps() -> None:
     async def act(stage: Stage) -> None:
-        announcer = Announcer(0.2)
+        announcer = LacAnnouncer(0.2)
         writers = [_Writer() for _ in range(AT_ONCE * 3)]
         for writer in writers:
             announcer.later(writer)

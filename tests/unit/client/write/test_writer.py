@@ -347,7 +347,7 @@ def test_close_after_foreign_end_compares_its_own_prefix() -> None:
             await ledger.append(b"pending")
         with pytest.raises(errors.LedgerClosed):
             await ledger.seal()
-        assert await ledger._ending.wait_written() is None, "the implicit close found an equal end"
+        assert await ledger._closer.wait_written() is None, "the implicit close found an equal end"
         assert "sealed" in repr(ledger)
         await ledger.close()
 

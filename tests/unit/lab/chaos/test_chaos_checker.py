@@ -156,7 +156,7 @@ def test_what_a_client_attempts_is_written_down_with_its_outcome(tmp_path: pathl
     checker = Checker()
     checker.take("writer1.1", facts)
     (violation,) = checker.violations
-    assert violation.startswith("documented: writer1.1: append raised what it must not")
+    assert violation.startswith("documented: writer1.1: append raised an error that it must not raise")
     assert "KeyError: 'surprise'" in violation
 
 

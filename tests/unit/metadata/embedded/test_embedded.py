@@ -26,7 +26,7 @@ def driver_of(directory: pathlib.Path) -> EmbeddedDriver:
 def test_a_missing_directory_names_the_way_out(tmp_path: pathlib.Path) -> None:
     async def main() -> None:
         driver = driver_of(tmp_path / "nothing")
-        with pytest.raises(MetadataError, match=r"no metadata store at .*nothing: `bk up` makes a cluster"):
+        with pytest.raises(MetadataError, match=r"no metadata store at .*nothing: `bk up` creates a cluster"):
             await driver.open()
         await driver.close()
         assert not (tmp_path / "nothing").exists()

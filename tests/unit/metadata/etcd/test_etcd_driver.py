@@ -254,7 +254,7 @@ def test_ids_below_a_bound_are_not_given() -> None:
         ):
             await driver.restore_ids(GivenIds(bound))
             assert await driver.next_ledger_id() == first
-        with pytest.raises(NotSupported, match="in etcd, no ids can be made that come after"):
+        with pytest.raises(NotSupported, match="in etcd, no ids can be generated after"):
             await driver.restore_ids(GivenIds((127 << 56) + 1_000_000))
 
     play(body)

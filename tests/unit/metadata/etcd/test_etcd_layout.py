@@ -56,7 +56,7 @@ def test_layouts() -> None:
     check_layout(ours)
     check_layout(ours + b"\n")
     for data in (b"", b"\xff", ours + b"1", b"2\norg.apache.bookkeeper.meta.FlatLedgerManagerFactory:1"):
-        with pytest.raises(MetadataCorrupt, match="another driver's, or a newer one's"):
+        with pytest.raises(MetadataCorrupt, match="another driver, or a newer version, created the cluster"):
             check_layout(data)
 
 

@@ -51,7 +51,8 @@ def test_opening_can_be_cancelled() -> None:
 def test_nothing_is_written_to_stderr() -> None:
     """By gRPC, about refused connections."""
     program = (
-        "import asyncio\nfrom bookies.errors import MetadataError\nfrom bookies.metadata.etcd.grpc_etcd import GrpcEtcd\n"
+        "import asyncio\nfrom bookies.errors import MetadataError\n"
+        "from bookies.metadata.etcd.grpc_etcd import GrpcEtcd\n"
         "try:\n    asyncio.run(GrpcEtcd(['127.0.0.1:1'], 300).open())\nexcept MetadataError:\n    print('refused')"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

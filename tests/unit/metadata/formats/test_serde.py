@@ -260,7 +260,7 @@ def test_end_and_length_are_ignored_unless_closed() -> None:
         (TEXT.replace(b"length: 0", b'length: "0"'), "length cannot be"),
         (TEXT[:-3], "ends too early"),
         (HEADER + b"2\n", "no quorumSize"),
-        (HEADER + b"1\n2\n3", "ends too early"),
+        (HEADER + b"1\n2\n3", "ends before its third line"),
         (HEADER + b"1\n2\n3\n0\n", "no fragment"),
         (LINES + b"\n20\tbk-a\tbk-b\tbk-c", "after the terminal line"),
         (LINES.replace(b"0\tbk-a", b"x\tbk-a"), "not a number"),

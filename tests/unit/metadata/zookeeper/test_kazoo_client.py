@@ -67,7 +67,7 @@ def test_a_watch_that_is_taken_back_is_not_called_and_the_others_are_once() -> N
     zookeeper._fire((True, "/x"))
     zookeeper._fire((True, "/x"))
     assert called == ["b", "c"]
-    zookeeper._look_again()
+    zookeeper._fire_all()
     assert called == ["b", "c", "c"]
     assert not zookeeper._watches
     assert not zookeeper._watched

@@ -69,7 +69,7 @@ def made(name: str, data: bytes = b"") -> Create:
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what comes while a request is under way is one group."""
-    monkeypatch.setattr(zk_groups, "UNDER_WAY_MAX", 1)
+    monkeypatch.setattr(zk_groups, "IN_FLIGHT_MAX", 1)
 
 
 def play(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
@@ -191,7 +191,7 @@ def test_a_session_that_ends_under_a_group() -> None:
 def test_what_comes_in_one_turn_is_one_request_and_some_are_under_way_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(zk_groups, "UNDER_WAY_MAX", 2)
+    monkeypatch.setattr(zk_groups, "IN_FLIGHT_MAX", 2)
 
     async def body(world: World) -> None:
         world.zookeeper.hold()

@@ -156,14 +156,14 @@ def test_the_layout_record() -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"", "no layout of BookKeeper's"),
-        (b"2\n", "no layout"),
+        (b"", "not a BookKeeper layout"),
+        (b"2\n", "not a BookKeeper layout"),
         (b"3\n" + pack_layout(FLAT)[2:], "its format is 3"),
         (pack_layout(FLAT)[:-1] + b"2", "incompatible layout version 2 of .*FlatLedgerManagerFactory"),
-        (b"2\na:b:1", "no layout"),
-        (b"2\ncom.example.Manager:1", "com.example.Manager.* not known here"),
-        (b"1\nlonghierarchical:1", "not known here"),
-        (b"\xff\n\xff", "no layout"),
+        (b"2\na:b:1", "not a BookKeeper layout"),
+        (b"2\ncom.example.Manager:1", "com.example.Manager.* bookies does not support"),
+        (b"1\nlonghierarchical:1", "bookies does not support"),
+        (b"\xff\n\xff", "not a BookKeeper layout"),
     ],
 )
 def test_layouts_that_are_refused(data: bytes, sentence: str) -> None:
@@ -236,7 +236,7 @@ def test_a_uri_with_options() -> None:
         ("zk://a:port/ledgers", "names no ZooKeeper server in 'a:port'"),
         ("zk://a/ledgers/", "may not end in /"),
         ("zk://a/x//y", "have an empty part"),
-        ("zk://a/../x", "is no path"),
+        ("zk://a/../x", "is not a ZooKeeper path"),
         ("zk+legacyhierarchical://a/x", "known are flat, hierarchical, longhierarchical"),
         ("zk+legacy://a/x", "known are flat"),
         ("zk+ms://a/x", "no ledger manager is called 'ms'"),

@@ -185,7 +185,7 @@ def test_a_bookie_that_has_answered_batch_reads_may_lose_connections() -> None:
         (BookieTimeout("silent"), "can be reached (ledger 7, entry 3)"),
         (BookieBusy("busy"), "Read again later (ledger 7, entry 3)"),
         (DataUnknown("limbo"), "have been repaired (ledger 7, entry 3)"),
-        (DigestMismatch("rot"), "looks at every replica (ledger 7, entry 3)"),
+        (DigestMismatch("rot"), "checks every replica (ledger 7, entry 3)"),
         (Unauthorized("key", bookie="a"), "with its password (ledger 7, entry 3, bookie a)"),
     ],
 )

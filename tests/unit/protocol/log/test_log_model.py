@@ -169,7 +169,7 @@ def test_never_more_than_one_unclosed_predecessor() -> None:
     ("found", "text"),
     [
         (replace(manifest(Extent(0, 10)), epoch=2), "took the log over"),
-        (manifest(Extent(0, 10), Extent(1, 99)), "ended ledger 10, or put something behind it"),
+        (manifest(Extent(0, 10), Extent(1, 99)), "ended ledger 10, or appended a ledger after it"),
         (manifest(closed(0, 10)), "ended ledger 10"),
         (manifest(), "ended ledger 10"),
         (replace(manifest(), is_deleting=True), "being deleted"),
@@ -209,7 +209,7 @@ def test_a_log_may_become_empty_and_goes_on() -> None:
 
 
 def test_nothing_is_truncated_that_is_not_written() -> None:
-    with pytest.raises(InvalidArgument, match="14:7 is behind 14:5, the last entry that is known"):
+    with pytest.raises(InvalidArgument, match="14:7 is after 14:5, the last entry known"):
         truncated(LONG, Position(14, 7), {13: END}, 5)
     with pytest.raises(InvalidArgument, match="ledger 13, which is before 14:0, is still being written"):
         truncated(LONG, Position(14, 0), {}, 5)

@@ -153,5 +153,5 @@ def test_damage_is_said() -> None:
     with pytest.raises(MetadataCorrupt, match="segment s of a log cannot be read"):
         parse_segment("s", b"[]")
     head = replace(NEW, segments=(Segment("s", 0, 3, 2, 0, 0, 0),))
-    with pytest.raises(MetadataCorrupt, match="is not what the log's record says"):
+    with pytest.raises(MetadataCorrupt, match="does not match the log's record"):
         joined(head, {"s": (Extent(0, 1, 0, 1),)})

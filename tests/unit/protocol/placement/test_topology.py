@@ -45,8 +45,8 @@ def test_lines_of_a_file() -> None:
     for wrong, why in (
         ("a /r1\nb\n", "racks.txt, line 2: 'b': must be `bookie-or-host location`"),
         ("a r1", "racks.txt, line 1: location 'r1': must be an absolute path"),
-        ("a /r1\na /r2", "racks.txt, line 2: a is in /r1 by an earlier line"),
-        ("# nothing\n", "racks.txt names no location"),
+        ("a /r1\na /r2", "racks.txt, line 2: an earlier line has /r1 for a"),
+        ("# nothing\n", "racks.txt contains no location"),
     ):
         with pytest.raises(ConfigError, match=why):
             parse_location_lines(wrong, "racks.txt")

@@ -12,9 +12,9 @@ def windows(pace: AdaptiveRate, count: int, start: float, *, latency_s: float | 
     now = start
     for _ in range(count * 10):
         if latency_s is not None:
-            pace.felt(latency_s, now)
+            pace.observe_request(latency_s, now)
         if copies:
-            pace.spent(int(pace.bytes_per_s * WINDOW_S / 10), now)
+            pace.charge(int(pace.bytes_per_s * WINDOW_S / 10), now)
         now += WINDOW_S / 10
     return now
 
@@ -29,7 +29,7 @@ def test_without_others_the_rate_grows() -> None:
 def test_a_rate_that_is_not_used_does_not_grow() -> None:
     pace = AdaptiveRate()
     for window in range(20):
-        pace.spent(1000, 1.0 + window * WINDOW_S)
+        pace.charge(1000, 1.0 + window * WINDOW_S)
     assert pace.bytes_per_s == RATE_FIRST
 
 
@@ -73,14 +73,14 @@ def test_what_is_usual_follows_a_load_that_grows_by_itself() -> None:
 
 def test_many_small_copies_are_held_back_too() -> None:
     pace = AdaptiveRate()
-    assert sum(pace.begins(1.0) > 0 for _ in range(10)) == 10
+    assert sum(pace.start_copy(1.0) > 0 for _ in range(10)) == 10
     now = windows(pace, 20, 1.0, latency_s=0.005, copies=False)
     while now < 9.0:
-        pace.felt(0.05, now)
-        now += pace.begins(now)
+        pace.observe_request(0.05, now)
+        now += pace.start_copy(now)
     assert pace.bytes_per_s == RATE_MIN
-    assert pace.begins(now) > 0.2  # of each process four a second
-    assert AdaptiveRate(1e5).begins(1.0) == pytest.approx(0.01)  # A limit is one of bytes.
+    assert pace.start_copy(now) > 0.2  # of each process four a second
+    assert AdaptiveRate(1e5).start_copy(1.0) == pytest.approx(0.01)  # A limit is one of bytes.
 
 
 def test_a_limit_is_kept() -> None:
@@ -91,21 +91,21 @@ def test_a_limit_is_kept() -> None:
 
 def test_all_copies_of_a_process_share_the_rate() -> None:
     pace = AdaptiveRate(1e6)
-    assert pace.spent(500_000, 1.0) == pytest.approx(0.5)
-    assert pace.spent(500_000, 1.0) == pytest.approx(1.0)
+    assert pace.charge(500_000, 1.0) == pytest.approx(0.5)
+    assert pace.charge(500_000, 1.0) == pytest.approx(1.0)
 
 
 def test_copies_that_take_long_slow_it_down_though_nobody_else_is_seen() -> None:
     pace = AdaptiveRate()
     now = 1.0
     for _ in range(100):
-        pace.took(0.1, now)
-        pace.spent(int(pace.bytes_per_s * WINDOW_S / 10), now)
+        pace.observe_copy(0.1, now)
+        pace.charge(int(pace.bytes_per_s * WINDOW_S / 10), now)
         now += WINDOW_S / 10
     before = pace.bytes_per_s
     assert before > RATE_FIRST  # always so slow: that is what is usual
     for _ in range(100):
-        pace.took(1.0, now)
-        pace.spent(int(pace.bytes_per_s * WINDOW_S / 10), now)
+        pace.observe_copy(1.0, now)
+        pace.charge(int(pace.bytes_per_s * WINDOW_S / 10), now)
         now += WINDOW_S / 10
     assert pace.bytes_per_s < before / 2

@@ -279,10 +279,10 @@ def test_renewed_copies_change_no_record() -> None:
 
 
 def test_pace() -> None:
-    assert RateLimit(None).spent(10**9, 0.0) == 0.0
+    assert RateLimit(None).charge(10**9, 0.0) == 0.0
     pace = RateLimit(1000)
-    assert pace.spent(500, 100.0) == pytest.approx(0.5)
-    assert pace.spent(500, 100.0) == pytest.approx(1.0)
-    assert pace.spent(500, 200.0) == pytest.approx(0.5), "time that passed unused is not saved up"
+    assert pace.charge(500, 100.0) == pytest.approx(0.5)
+    assert pace.charge(500, 100.0) == pytest.approx(1.0)
+    assert pace.charge(500, 200.0) == pytest.approx(0.5), "time that passed unused is not saved up"
     with pytest.raises(InvalidArgument, match="bytes_per_s"):
         RateLimit(0)

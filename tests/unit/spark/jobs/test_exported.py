@@ -41,7 +41,7 @@ def test_a_directory_holds_one_export(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InvalidArgument, match="of run friday"):
         claim(str(tmp_path), FRIDAY | {"run": "monday"})
     (tmp_path / MARK).unlink()
-    with pytest.raises(InvalidArgument, match=r"has part-0\.txt, of an export that is not known"):
+    with pytest.raises(InvalidArgument, match=r"has part-0\.txt, of an unknown export"):
         claim(str(tmp_path), FRIDAY)
 
 
@@ -82,7 +82,7 @@ def test_an_import_takes_what_the_export_lists(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InvalidArgument, match=r"has lost part-1\.txt"):
         files_of([str(inside)])
     claim(str(inside), FRIDAY)
-    with pytest.raises(InvalidArgument, match="an export that has not ended"):
+    with pytest.raises(InvalidArgument, match="has an incomplete export"):
         files_of([str(inside)])
 
 

@@ -344,7 +344,7 @@ def test_what_changed_since_it_was_planned_is_left_out() -> None:
         [outcome] = await repaired(store, plan)
         assert outcome.outcome == "satisfied"
         assert f"{lost} is back" in outcome.detail["said"]
-        assert "b9 does not hold it any more" in outcome.detail["said"]
+        assert "b9 no longer holds it" in outcome.detail["said"]
         assert [each.outcome for each in await repaired(store, [Repair(other, 5, lost, 1, 1, "renew", "")])] == [
             "satisfied"
         ]
@@ -413,7 +413,7 @@ def test_leftovers_and_lost_ledgers_are_looked_at_again() -> None:
         await store.delete(gone)
         tools = await tools_of(store)
         [item] = reconcile.probe_items([gone, kept, 99], [record.last_ensemble[0]])
-        outcome, detail = await reconcile.Look().carry_out(tools, item)
+        outcome, detail = await reconcile.Check().carry_out(tools, item)
         [found] = detail["found"]
         assert outcome == "done"
         assert found == ("leftover", gone, "", record.last_ensemble[0], 30, "entries 0 to 29")
@@ -423,12 +423,12 @@ def test_leftovers_and_lost_ledgers_are_looked_at_again() -> None:
             await leader.append(b"one")
         ledger_id = (await log.manifest()).ledger_ids[0]
         [item] = reconcile.lost_items([{"log": "orders", "seq": 0, "ledger_id": ledger_id}])
-        assert await reconcile.Look().carry_out(tools, item) == ("done", {}), "it is there after all"
+        assert await reconcile.Check().carry_out(tools, item) == ("done", {}), "it is there after all"
         await store.delete(ledger_id)
-        _, detail = await reconcile.Look().carry_out(tools, item)
+        _, detail = await reconcile.Check().carry_out(tools, item)
         assert [each[:3] for each in detail["found"]] == [("missing-ledger", ledger_id, "orders")]
         [item] = reconcile.lost_items([{"log": "nobody", "seq": 0, "ledger_id": ledger_id}])
-        assert (await reconcile.Look().carry_out(tools, item)).outcome == "gone"
+        assert (await reconcile.Check().carry_out(tools, item)).outcome == "gone"
 
     play(act)
 

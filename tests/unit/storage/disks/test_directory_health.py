@@ -75,7 +75,7 @@ def test_writes_fail_at_once_where_one_has_failed_and_reads_go_through() -> None
         lambda: watched.replace_bytes("/a/file", b"x"),
         lambda: watched.sync_directory("/a"),
     ):
-        with pytest.raises(OSError, match="nothing is written there any more"):
+        with pytest.raises(OSError, match="the bookie refuses writes to it"):
             write()
     assert disk.call_count == calls
     assert file.pread(7, 0) == b"content"

@@ -178,8 +178,8 @@ def wrong(data: bytes, places: list[Place] = PLACES) -> list[tuple[int, str]]:
         (124, 30, ""),
         (121, 10, "another record is there"),
         (124, 18, "another record is there"),
-        (121, 3, "reach into what follows"),
-        (124, 2, "reach into what follows"),
+        (121, 3, "overlap the next record"),
+        (124, 2, "overlap the next record"),
         (3, 0, "no record has"),
     ],
 )

@@ -72,7 +72,7 @@ def test_refusals(stored: Cookie | None, found: tuple[DirectoryState, ...], mess
 
 
 DIFFERENT = {
-    "another bookie": (replaced(bookie="b7"), "bookie b7 (its cookie says so)"),
+    "another bookie": (replaced(bookie="b7"), "bookie b7 (according to its cookie)"),
     "another cluster": (
         replaced(instance_id="cluster-2"),
         "another cluster (instance cluster-2; this one is cluster-1)",
@@ -168,7 +168,7 @@ ADVICE = {
     "a ledger directory is gone": (
         {"ledger_directories": ("/d2/ledgers", "/d3/ledgers", "/d4")},
         [
-            "/d4 is not named any more",
+            "/d4 is no longer configured",
             "mounted, or linked, under its old name",
             "bk bookie recover b3",
             "bk bookie format",
@@ -176,24 +176,24 @@ ADVICE = {
     ),
     "a journal is gone": (
         {"journal_directories": "/d1/journal,/d9"},
-        ["/d9 is not named any more", "bk bookie recover b3"],
+        ["/d9 is no longer configured", "bk bookie recover b3"],
     ),
     "a ledger directory is elsewhere": (
         {"ledger_directories": ("/old", "/d3/ledgers")},
         [
             "were /old, /d3/ledgers",
             "now they are /d2/ledgers, /d3/ledgers",
-            "/old is not named any more",
+            "/old is no longer configured",
             "under its old name",
         ],
     ),
     "ledger directories in another order": (
         {"ledger_directories": ("/d3/ledgers", "/d2/ledgers")},
-        ["they are in another order", "goes by position", ORDER],
+        ["they are in another order", "depend on the position in the list", ORDER],
     ),
     "journals in another order": (
         {"journal_directories": "/d9,/d1/journal"},
-        ["/d9 is not named any more"],
+        ["/d9 is no longer configured"],
     ),
     "a new ledger directory": (
         {"ledger_directories": ("/d2/ledgers",)},
@@ -201,7 +201,7 @@ ADVICE = {
     ),
     "a new one in front": (
         {"ledger_directories": ("/d3/ledgers",)},
-        ["/d2/ledgers is new and not behind the others", "the new ones behind them"],
+        ["/d2/ledgers is new and not after the others", "the new ones after them"],
     ),
 }
 
@@ -212,11 +212,11 @@ def test_advice(name: str) -> None:
     found = replaced(**changes)
     with pytest.raises(CookieMismatch) as caught:
         decide(MASTER, found, states(USED, USED, USED))
-    for word in [*words, "Nothing was changed", "says the cookie in the metadata store"]:
+    for word in [*words, "Nothing was changed", "(cookie in the metadata store)"]:
         assert word in str(caught.value)
     with pytest.raises(CookieMismatch) as caught:
         decide(MASTER, MASTER, states(USED, DirectoryState(found, is_empty=False), USED))
-    for word in [*words, "says the cookie in /d2/ledgers"]:
+    for word in [*words, "(cookie in /d2/ledgers)"]:
         assert word in str(caught.value)
 
 

@@ -34,7 +34,7 @@ def index_with(reads: Reads) -> LedgerIndex:
     disk = SimDisk(Random(0))
     runtime = Runtime(cast(Clock, None), cast(Network, None), disk, cast(Workers, None), Random(0))
     index = LedgerIndex(runtime, BookieConfig(index_page_size=PAGE_SIZE), ["/ledgers"], cast(Readers, reads))
-    index.found({7: "/ledgers/current/0/0/7.idx"}, None)
+    index.adopt_files({7: "/ledgers/current/0/0/7.idx"}, None)
     return index
 
 

@@ -38,7 +38,7 @@ class Bench:
         self.workers = SimWorkers(Random(0), mean_ms=0.01)
         runtime = Runtime(cast(Clock, None), cast(Network, None), self.disk, self.workers, Random(0))
         self.index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, ["/l"]))
-        self.index.found(find_index_files(self.disk, ["/l"]), None)
+        self.index.adopt_files(find_index_files(self.disk, ["/l"]), None)
         self.index.catalog_file.replace(list(pack(self.index.catalog.contents())))
         self.worker = self.workers.start("checkpoint")
 
@@ -65,7 +65,7 @@ class Bench:
         """The ledger as the next life sees it."""
         runtime = Runtime(cast(Clock, None), cast(Network, None), self.disk, self.workers, Random(0))
         index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, ["/l"]))
-        index.found(find_index_files(self.disk, ["/l"]), CatalogFile(self.disk, ["/l"], PAGE_SIZE).load())
+        index.adopt_files(find_index_files(self.disk, ["/l"]), CatalogFile(self.disk, ["/l"], PAGE_SIZE).load())
         return await index.load(ledger_id)
 
     async def in_memory(self, count: int, ledger_id: int = 1) -> list[int]:

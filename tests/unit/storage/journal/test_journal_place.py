@@ -47,7 +47,7 @@ def test_another_journal_in_its_place_is_refused(how: str) -> None:
     if how == "swapped":
         disk.put(f"{PLACES[0]}/{FILE_NAME}", disk.read_bytes(f"{PLACES[1]}/{FILE_NAME}"))
     disk.put(f"{PLACES[1]}/{FILE_NAME}", first)
-    with pytest.raises(StorageError, match=r"stands where journal [12] should be.*mount it as /[xy]/current again"):
+    with pytest.raises(StorageError, match=r"configured as journal [12]:.*Mount it as /[xy]/current again"):
         check_places(disk, PLACES)
 
 

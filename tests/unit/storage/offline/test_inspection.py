@@ -159,7 +159,7 @@ def test_directory_rows(disk: SimDisk) -> None:
         ("20.txn", "journal", "version 6"),
         ("3.log.compacting", "compaction", "being written"),
         ("BOOKIE_STATUS", "status", "1,READ_WRITE,1700000000000"),
-        ("DIRTY", "dirty", "running, or not stopped in an orderly way"),
+        ("DIRTY", "dirty", "running, or not shut down cleanly"),
         ("VERSION", "cookie", "bookie b1, instance c1"),
         ("lastId", "last log id", "2"),
         ("lastMark", "mark", "1f.txn at 512"),
@@ -203,8 +203,8 @@ def test_findings(disk: SimDisk) -> None:
         "journals are missing between 20.txn and 22.txn",
         "the mark names 1e.txn, which is not here",
         "lastMark.1 is not a mark: 1 bytes, 78",
-        "0/8/8.idx.rloc was on its way to another directory",
-        "0/8/9.idx is not where an index file of that name belongs",
+        "0/8/8.idx.rloc is left of an interrupted move to this directory",
+        "0/8/9.idx is in the wrong subdirectory for its name",
     ]
     problems = [row["problem"] for row in rows if row["row"] == "item" and "problem" in row]
     assert problems == ["d/current/23.txn at byte 4: journal version 7: versions 1 to 6 are known"]

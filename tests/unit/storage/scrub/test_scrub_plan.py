@@ -12,7 +12,7 @@ RATE = 64 << 20
 def plan_of(*log_ids: int, now_ms: int = 1000) -> Plan:
     plan = Plan(Progress(), DAY, RATE)
     plan.begin(now_ms)
-    plan.see(log_ids, now_ms, is_new_pass=True)
+    plan.update_logs(log_ids, now_ms, is_new_pass=True)
     return plan
 
 
@@ -28,9 +28,9 @@ def test_a_pass_takes_what_was_there_the_longest_unverified_first() -> None:
     plan.reached(1, 400)  # never back
     assert plan.start_log(1, 9000) == 500
     plan.finish_log(1)
-    plan.see((1, 2, 4), 3000, is_new_pass=False)  # 3 is gone, 4 is the next pass's
+    plan.update_logs((1, 2, 4), 3000, is_new_pass=False)  # 3 is gone, 4 is the next pass's
     assert plan.next_log((1, 2, 4)) == 2
-    assert plan.next_log((1, 2, 4), but=[2]) is None
+    assert plan.next_log((1, 2, 4), skipped=[2]) is None
     assert plan.next_log((1, 4)) is None  # 2 is in a directory that has failed
     plan.start_log(2, 3500)
     plan.finish_log(2)
@@ -38,14 +38,14 @@ def test_a_pass_takes_what_was_there_the_longest_unverified_first() -> None:
     assert plan.progress.logs[1].good_ms == 2000
     plan.end(4000)
     plan.begin(5000)
-    assert (plan.next_log((1, 2, 4)), plan.next_log((1, 2, 4), but=[1])) == (1, 4)
+    assert (plan.next_log((1, 2, 4)), plan.next_log((1, 2, 4), skipped=[1])) == (1, 4)
 
 
 def test_logs_of_a_directory_that_has_failed_are_kept_in_mind() -> None:
     plan = plan_of(1, 2)
-    plan.see((1,), 2000, is_new_pass=False, is_whole=False)
+    plan.update_logs((1,), 2000, is_new_pass=False, is_whole=False)
     assert list(plan.progress.logs) == [1, 2]
-    plan.see((1,), 2000, is_new_pass=False)
+    plan.update_logs((1,), 2000, is_new_pass=False)
     assert list(plan.progress.logs) == [1]
 
 
@@ -79,12 +79,14 @@ def test_the_pace_follows_from_what_is_left_and_never_exceeds_the_budget() -> No
 
 def test_findings_are_kept_once_and_neighbours_together() -> None:
     plan = plan_of(3)
-    assert [(each.first, each.last) for each in plan.found([finding(4), finding(5), finding(5), finding(9)])] == [
+    assert [
+        (each.first, each.last) for each in plan.add_findings([finding(4), finding(5), finding(5), finding(9)])
+    ] == [
         (4, 5),
         (9, 9),
     ]
-    assert plan.found([finding(5)]) == []
-    assert [(each.first, each.last) for each in plan.found([finding(5), finding(6)])] == [(6, 6)]
+    assert plan.add_findings([finding(5)]) == []
+    assert [(each.first, each.last) for each in plan.add_findings([finding(5), finding(6)])] == [(6, 6)]
     assert plan.damaged_logs() == {3: "byte 1,424: flipped (found by the scrub)"}
     plan.replace(plan.progress.findings[0], [finding(4)])
     assert sum(each.entry_count for each in plan.progress.findings) == 3
@@ -92,17 +94,17 @@ def test_findings_are_kept_once_and_neighbours_together() -> None:
 
 def test_the_list_is_bounded_and_what_is_beyond_is_counted() -> None:
     plan = plan_of(3)
-    fresh = plan.found([finding(2 * entry) for entry in range(FINDINGS_MAX + 5)])
+    fresh = plan.add_findings([finding(2 * entry) for entry in range(FINDINGS_MAX + 5)])
     assert len(fresh) == FINDINGS_MAX + 5
     assert (len(plan.progress.findings), plan.progress.dropped_count) == (FINDINGS_MAX, 5)
 
 
 def test_what_is_wrong_with_a_log_as_a_whole_keeps_nobody_from_its_entries() -> None:
     plan = plan_of(3)
-    plan.found([finding(0, ledger_id=-1)])
+    plan.add_findings([finding(0, ledger_id=-1)])
     assert plan.progress.findings[0].entry_count == 0
     assert plan.damaged_logs() == {}
-    assert plan.found([finding(0, ledger_id=-1, found_ms=99)]) == []
+    assert plan.add_findings([finding(0, ledger_id=-1, found_ms=99)]) == []
     assert plan.progress.findings[0].found_ms == 99
 
 

@@ -1,13 +1,14 @@
-"""What a writer makes of the answers to its adds: for which position an answer counts, and that none is forgotten.
+"""Checker of how a writer counts the answers to its adds.
 
-    I-9    an answer counts for the position that its entry was sent to, not for another at which that bookie stands now
-    late   a bookie that failed an entry which had its quorum already is replaced when the writer goes on
-    twice  nothing is sent again to a bookie that has not answered it: what its predecessor failed is not its failure
+    I-9    an answer counts for the position that its entry was sent to, not for the bookie's later positions
+    late   a bookie that failed an entry which had its quorum already is replaced when the writer continues
+    twice  an entry is not sent again to a bookie that has not answered it: the failure of the bookie's predecessor is
+           not the bookie's failure
 
-The first is seen from the positions at which committed records had listed a bookie when an entry was sent to it. The
-second is reported only when it cannot be otherwise: the writer has read the answer, something that was appended after
-that has been acknowledged, something appended after that again, and the ledger's record is what it was. The third
-concerns one connection and one record of the ledger, and a moment in which no client gives up a request.
+I-9 is checked with the positions at which committed records listed a bookie when an entry was sent to it. A violation
+of "late" is reported only when it is certain: the writer has read the failure, an entry begun after that and another
+one begun after the first one's acknowledgement have been acknowledged, and the ledger's record has not changed. "twice"
+is checked within one connection and one record of the ledger, and only before a client may give up the request.
 
 Source: client-protocol 2.6, 2.10; schedules X-32, X-43.
 """
@@ -21,18 +22,25 @@ from bookies.model import LedgerMetadata
 from bookies.protocol.quorums import write_set
 
 Key = tuple[str, int, int]  # bookie, ledger, entry
-GIVEN_UP_S = 0.05  # no client gives up a request before; v2 takes the answer to one given up for that to its successor
+# No client gives up a request before. A v2 client takes the answer to a given-up request as that to its successor.
+GIVEN_UP_S = 0.05
 
 
 class Failure:
-    """A failed add that the writer knows of. `passed`: when an entry begun after it was acknowledged; 0: not yet."""
+    """A failed add that the writer knows of.
+
+    `passed`: the instant at which an entry begun after the failure was acknowledged; 0: not yet.
+    """
 
     def __init__(self, bookie: str, when: int) -> None:
         self.bookie, self.when, self.passed = bookie, when, 0
 
 
 class AckChecker:
-    """`report(invariant, text)` is told of broken promises; `instant()` is the order of events."""
+    """Checker of the answers to a run's adds.
+
+    `report(invariant, text)` receives broken promises. `instant()` numbers the events of the run.
+    """
 
     def __init__(
         self, report: Callable[[str, str], None], instant: Callable[[], int], now_s: Callable[[], float]
@@ -40,23 +48,23 @@ class AckChecker:
         self._report = report
         self._instant = instant
         self._now_s = now_s
-        # Not answered yet, of one connection: when, for which positions it may count, and after how many commits.
+        # Unanswered adds of one connection: when sent, the positions it may count for, and commits before it was sent.
         self._sent: dict[tuple[int, Key], list[tuple[float, frozenset[int], int]]] = {}
         self._commits: dict[int, int] = {}
-        self._given: dict[
-            tuple[int, Key], float
-        ] = {}  # a success, which may still be on its way: when it was asked for
-        self._answered: dict[Key, set[int]] = {}  # positions that such an answer may count for
+        self._given: dict[tuple[int, Key], float] = {}  # successes, which may be in flight: when the add was sent
+        self._answered: dict[Key, set[int]] = {}  # positions that a success may count for
         self._failures: dict[int, list[Failure]] = {}
-        self.excused: dict[int, None] = {}  # ledgers whose writers need not replace what fails late
-        self._is_delivering: dict[int, bool] = {}  # ledger -> something was acknowledged since its last commit
+        self.excused: dict[int, None] = {}  # ledgers whose writers need not replace bookies that fail late
+        self._is_delivering: dict[int, bool] = {}  # ledger -> an entry was acknowledged since its last commit
 
     def sent(
         self, line: int, bookie: str, ledger_id: int, entry_id: int, positions: frozenset[int], *, is_prompt: bool
     ) -> None:
-        """`line`: the connection, where answers come in order. `positions`: where committed records list the bookie.
+        """Record and check an add that is sent to a bookie.
 
-        `is_prompt`: the connection was there when the client asked, so it has not waited before it was sent.
+        `line`: number of the connection, on which answers arrive in order. `positions`: those at which committed
+        records list the bookie. `is_prompt`: the connection was open when the client sent the request, so the request
+        has not waited for it.
         """
         key, now_s = (bookie, ledger_id, entry_id), self._now_s()
         waiting = self._sent.setdefault((line, key), [])
@@ -65,28 +73,27 @@ class AckChecker:
             self._report(
                 "twice", f"entry {entry_id} of ledger {ledger_id} is sent to {bookie} again, before it answers"
             )
-        # One that waits for its connection may be given up any moment.
+        # The client may give up a request that has waited for its connection at any moment.
         waiting.append((now_s if is_prompt else -math.inf, positions, commits))
         if now_s - self._given.get((line, key), now_s) > GIVEN_UP_S:
             self._answered.setdefault(key, set()).update(positions)
 
     def answered(self, line: int, bookie: str, ledger_id: int, entry_ids: Sequence[int], *, is_ok: bool) -> None:
-        """The bookie answers. Positions only grow: an answer that overtakes another counts for too many at worst."""
+        """Record a bookie's answer. Positions only grow: an answer that overtakes another may count for too many."""
         for entry_id in entry_ids:
             key = (bookie, ledger_id, entry_id)
             if waiting := self._sent.get((line, key)):
                 since_s, positions, _ = waiting.pop(0)
                 if waiting and self._now_s() - since_s > GIVEN_UP_S:
-                    positions = positions.union(*[each for _, each, _ in waiting])
+                    positions = positions.union(*[later for _, later, _ in waiting])
                 if is_ok:
                     self._given.setdefault((line, key), since_s)
                     self._answered.setdefault(key, set()).update(positions)
 
     def learned(self, bookie: str, ledger_id: int) -> None:
-        """The writer has read that the bookie failed an entry."""
-        if (
-            self._is_delivering.get(ledger_id) and ledger_id not in self.excused
-        ):  # Otherwise a change is under way, of which this may be part.
+        """Record that the writer has read a bookie's failure of an entry."""
+        # Until the first acknowledgement after a commit, a change that replaces the bookie may be in progress.
+        if self._is_delivering.get(ledger_id) and ledger_id not in self.excused:
             self._failures.setdefault(ledger_id, []).append(Failure(bookie, self._instant()))
 
     def committed(self, ledger_id: int) -> None:
@@ -97,7 +104,10 @@ class AckChecker:
     def acknowledged(
         self, records: Sequence[LedgerMetadata], ledger_id: int, first: int, last: int, begun: Callable[[int], int]
     ) -> None:
-        """Entries first..last are acknowledged to the application. `records`: the writer's, the newest first."""
+        """Check entries first..last when they are acknowledged to the application.
+
+        `records`: the writer's, newest first. `begun`: entry -> instant at which its append began.
+        """
         if not records:
             return
         for entry_id in range(first, last + 1):
@@ -116,7 +126,11 @@ class AckChecker:
     def _check_positions(self, record: LedgerMetadata, ledger_id: int, entry_id: int) -> None:
         ensemble = record.ensemble_at(entry_id)
         positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
-        counted = [each for each in positions if each in self._answered.get((ensemble[each], ledger_id, entry_id), ())]
+        counted = [
+            position
+            for position in positions
+            if position in self._answered.get((ensemble[position], ledger_id, entry_id), ())
+        ]
         if len(counted) < record.ack_quorum:
             self._report(
                 "I-9",
@@ -126,6 +140,8 @@ class AckChecker:
 
 
 def _is_always_there(records: Sequence[LedgerMetadata], bookie: str) -> bool:
-    """Whether a bookie has stood at one and the same position from the beginning."""
+    """Report whether a bookie has had one and the same position since the ledger's creation."""
     ensembles = [ensemble for record in records for _, ensemble in record.ensembles]
-    return any(all(each[position] == bookie for each in ensembles) for position in range(records[0].ensemble_size))
+    return any(
+        all(ensemble[position] == bookie for ensemble in ensembles) for position in range(records[0].ensemble_size)
+    )

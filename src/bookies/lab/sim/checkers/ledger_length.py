@@ -1,8 +1,9 @@
-"""Whose fault an inexact length is: a recovery may publish one only when it could not read the ledger's last entry.
+"""Checker of inexact lengths: a recovery may publish one only if it could not read the ledger's last entry.
 
-What it has written back it knows. Otherwise the length stands in the header of the last entry, which it has to ask for;
-only when nobody shows it, what an answer to its fencing said will do. That is excused when no answer to such a read has
-reached the client in time, and when it asked nobody because it had no connection to anybody who has the entry.
+A recovery knows the length of an entry that it has written back. Otherwise the length is in the header of the last
+entry, which the recovery must read. Only if no bookie returns this entry, the recovery may use the length from an
+answer to its fencing. An inexact length is excused if no answer to such a read has reached the client in time, or if
+the client sent no such read because it was connected to no bookie with the entry.
 
 Source: client-protocol 4.8 (D-10).
 """
@@ -17,60 +18,60 @@ from bookies.lab.sim.world.network import SimTransport
 from bookies.model import LedgerMetadata
 from bookies.protocol.quorums import write_set
 
-Where = tuple[str, int, int]  # client, ledger, entry
+Key = tuple[str, int, int]  # client, ledger, entry
 
 
 class LedgerLengthChecker:
-    """What clients of a run that recover ledgers have learned of last entries."""
+    """Record of what a run's recovering clients have learned about last entries, and their excuses."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._lines: dict[str, list[tuple[SimTransport, str]]] = {}  # client -> its connections, and to whom
-        self._asked: dict[Where, dict[str, float]] = {}  # reads that fence nothing: bookie -> when it was asked last
-        self._shown: dict[Where, None] = {}
+        self._lines: dict[str, list[tuple[SimTransport, str]]] = {}  # client -> its connections, each with the bookie
+        self._asked: dict[Key, dict[str, float]] = {}  # reads without fencing: bookie -> time of the last request
+        self._shown: dict[Key, None] = {}
         self._written_back: dict[tuple[str, int], int] = {}  # client, ledger -> the highest entry
         self.closers: dict[int, str] = {}  # ledger -> client
-        self.unexcused: dict[int, str] = {}  # ledger -> why whoever closed it must have known the length
+        self.unexcused: dict[int, str] = {}  # ledger -> why the client that closed it must have known the length
 
     def joined(self, near: SimTransport, bookie: str) -> None:
-        """A client has a connection."""
+        """Record a client's new connection to a bookie."""
         self._lines.setdefault(near.host, []).append((near, bookie))
 
     def asked(self, client: str, bookie: str, ledger_id: int, entry_id: int, *, is_prompt: bool) -> None:
-        """A recovery reads an entry without fencing.
+        """Record that a recovery reads an entry without fencing.
 
-        `is_prompt`: the connection was there when the client asked. Otherwise it may have waited for it nearly until it
-        gave up.
+        `is_prompt`: the connection was open when the client sent the request. Otherwise the request may have waited for
+        the connection nearly until its time-out.
         """
         since_s = self._now_s() if is_prompt else -math.inf
         self._asked.setdefault((client, ledger_id, entry_id), {})[bookie] = since_s
 
     def is_awaited(self, client: str, bookie: str, ledger_id: int, entry_id: int) -> bool:
-        """Whether an answer about the entry is of interest."""
+        """Report whether the client has asked the bookie for the entry without fencing."""
         return bookie in self._asked.get((client, ledger_id, entry_id), ())
 
     def shown(self, client: str, bookie: str, ledger_id: int, entry_id: int) -> None:
-        """The bookie's answer, with the entry, has reached the client."""
-        where = client, ledger_id, entry_id
-        if self._now_s() - self._asked[where][bookie] < GIVEN_UP_S:
-            self._shown[where] = None
+        """Record that the bookie's answer with the entry has reached the client."""
+        key = client, ledger_id, entry_id
+        if self._now_s() - self._asked[key][bookie] < GIVEN_UP_S:
+            self._shown[key] = None
 
     def wrote_back(self, client: str, ledger_id: int, entry_id: int) -> None:
-        """A recovery sends an entry to a bookie."""
+        """Record that a recovery writes an entry back to a bookie."""
         self._written_back[client, ledger_id] = max(entry_id, self._written_back.get((client, ledger_id), -1))
 
     def closed(self, client: str, record: LedgerMetadata) -> None:
-        """The client has closed the ledger, this very moment."""
+        """Record that the client closes the ledger at this moment, and whether an inexact length is excused."""
         ledger_id, entry_id = record.ledger_id, record.last_entry_id
-        where = client, ledger_id, entry_id
+        key = client, ledger_id, entry_id
         self.closers[ledger_id] = client
         ensemble = record.ensemble_at(entry_id)
-        members = [ensemble[each] for each in write_set(entry_id, record.ensemble_size, record.write_quorum)]
+        members = [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]
         if self._written_back.get((client, ledger_id), -1) == entry_id:
             self.unexcused[ledger_id] = f"{client} had written it back"
-        elif where in self._shown:
+        elif key in self._shown:
             self.unexcused[ledger_id] = f"{client} was shown it"
-        elif where not in self._asked:
+        elif key not in self._asked:
             able = [bookie for line, bookie in self._lines.get(client, ()) if not line.is_closing()]
-            if able := [each for each in members if each in able]:
+            if able := [bookie for bookie in members if bookie in able]:
                 self.unexcused[ledger_id] = f"{client} never asked for it, though it was connected to {', '.join(able)}"

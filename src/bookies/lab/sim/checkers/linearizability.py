@@ -1,11 +1,11 @@
-"""Is there one order of everything that happened to a ledger which explains what everybody saw?
+"""Linearizability check: one order of all operations on a ledger must explain every client's observations.
 
-A ledger is a sequence that is appended to and closed once. Each append takes effect at one instant between its begin
-and its answer, in the order of the entries; the close takes effect once, before anybody is told the end; a read shows
-only what has taken effect. This looks at nothing but the times at which operations began and were answered, and knows
-nothing of quorums, fences or records.
+A ledger is a sequence that clients append to and close once. Each append takes effect at one instant between its begin
+and its answer, in the order of the entries. The close takes effect once, before any client learns the end. A read
+returns only entries that have taken effect. The check uses only the times at which operations began and were answered.
+It does not depend on quorums, fences or records.
 
-The search is greedy, and complete: an entry takes effect as early as it may, which is never worse for anything after.
+The search is greedy and complete: an entry takes effect as early as possible, which never restricts later operations.
 Source: client-protocol 8.2 (I-1, I-3, I-4, I-5, I-14), and linearizability as Herlihy and Wing define it.
 """
 
@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Observations:
-    """What was seen of one ledger. Times are any numbers that grow; all events of a run have different ones."""
+    """All observations of one ledger. Times are increasing numbers; all events of a run have different ones."""
 
     begun: dict[int, int] = field(default_factory=dict)  # entry -> when its append began
     acknowledged: dict[int, int] = field(default_factory=dict)  # entry -> when its append succeeded
-    reads: list[tuple[int, int, str]] = field(default_factory=list)  # entry, when it was shown, to whom
-    ends: list[tuple[int, int, str]] = field(default_factory=list)  # last entry, when it was told, to whom
+    reads: list[tuple[int, int, str]] = field(default_factory=list)  # entry, when a client received it, client
+    ends: list[tuple[int, int, str]] = field(default_factory=list)  # last entry, when a client learned it, client
 
 
 def disorder(seen: Observations) -> Iterator[str]:
-    """Why no order explains the observations; nothing when one does."""
+    """Yield the reasons why no order explains the observations; none if one does."""
     earliest: dict[int, int] = {}  # entry -> the first instant at which it can have taken effect
     instant = 0
     for entry_id in range(max(seen.begun, default=-1) + 1):
@@ -36,22 +36,22 @@ def disorder(seen: Observations) -> Iterator[str]:
     for entry_id, at in seen.acknowledged.items():
         if earliest.get(entry_id, at + 1) > at:
             yield f"entry {entry_id} was acknowledged before an entry in front of it was begun"
-    for entry_id, at, who in seen.reads:
+    for entry_id, at, client in seen.reads:
         if earliest.get(entry_id, at + 1) > at:
-            yield f"{who} read entry {entry_id} before it can have taken effect"
+            yield f"{client} read entry {entry_id} before it can have taken effect"
     if seen.ends:
         yield from _disorder_of_end(seen, earliest)
 
 
 def _disorder_of_end(seen: Observations, earliest: dict[int, int]) -> Iterator[str]:
-    last, told_at, first_who = min(seen.ends, key=lambda end: end[1])
-    for other, _, who in seen.ends:
+    last, learned_at, first_client = min(seen.ends, key=lambda end: end[1])
+    for other, _, client in seen.ends:
         if other != last:
-            yield f"the ledger ends at {last} for {first_who}, at {other} for {who}"
-    if last >= 0 and earliest.get(last, told_at + 1) > told_at:
-        yield f"{first_who} was told the end {last} before that entry can have taken effect"
+            yield f"the ledger ends at {last} for {first_client}, at {other} for {client}"
+    if last >= 0 and earliest.get(last, learned_at + 1) > learned_at:
+        yield f"{first_client} was told the end {last} before that entry can have taken effect"
     if late := [entry_id for entry_id in seen.acknowledged if entry_id > last]:
         yield f"entries {late} behind the end {last} were acknowledged"
-    for entry_id, _, who in seen.reads:
+    for entry_id, _, client in seen.reads:
         if entry_id > last:
-            yield f"{who} read entry {entry_id} behind the end {last}"
+            yield f"{client} read entry {entry_id} behind the end {last}"

@@ -1,9 +1,9 @@
-"""What auto-recovery's processes may do with a ledger only under its lock, and what a mark is worth, by the store.
+"""Checker of auto-recovery's locks and marks, from their changes in the metadata store.
 
-    lock        who replaces bookies in a sealed ledger has its lock, or had it until its session was lost
-    mark        a mark goes only when the ledger does not name a bookie that was gone for good before the lock was taken
-    forgotten   a bookie's cookie goes only when no sealed ledger needs the bookie
-    storm       no process asks the store more than `REQUESTS_MAX` times in `WINDOW_S`
+    lock        a process that replaces bookies in a sealed ledger has its lock, or had it until its session expired
+    mark        a mark is deleted only if the ledger names no bookie that was lost for good before the lock was taken
+    forgotten   a bookie's cookie is deleted only if no sealed ledger needs the bookie
+    storm       no process sends the store `REQUESTS_MAX` requests within `WINDOW_S`
 
 Source: client-protocol 7, metadata 8.5 to 8.7, 8.11.
 """
@@ -20,18 +20,21 @@ from bookies.protocol.repair.fragments import is_stored_on
 
 WINDOW_S = 10.0
 REQUESTS_MAX = 3_000
-SETTLED_S = 5.0  # a record that is so old was there when somebody looked before deleting a cookie
+SETTLED_S = 5.0  # an operator's check before deleting a cookie has seen records that are older than this
 
 
 class Locking:
-    """`report(invariant, text)` is told of broken promises. `roles`: beginnings of the names of those it is about."""
+    """Checker of locks, marks, cookies and request rates.
+
+    `report(invariant, text)` receives broken promises. `roles`: name prefixes of the processes to check.
+    """
 
     def __init__(self, cluster: SimCluster, report: Callable[[str, str], None], roles: tuple[str, ...]) -> None:
         self._cluster = cluster
         self._store = cluster.store
         self._report = report
         self._roles = roles
-        self._taken: dict[tuple[str, int], float] = {}  # host, ledger -> since when it has, or thinks to have, the lock
+        self._taken: dict[tuple[str, int], float] = {}  # host, ledger -> since when it has the lock, or assumes so
         self._requests: dict[tuple[str, int], int] = {}  # host, window -> requests
         self.most_requests = 0
         cluster.store.on_recovery = self._noted
@@ -46,15 +49,15 @@ class Locking:
             if count == REQUESTS_MAX:
                 self._report("storm", f"{host} has asked the store {count:,} times within {WINDOW_S:g} s")
 
-    def _noted(self, host: str, what: str, place: str) -> None:
-        """Something has had its effect in the store."""
+    def _noted(self, host: str, operation: str, place: str) -> None:
+        """Record an operation of auto-recovery that has taken effect in the store."""
         if place.startswith(LOCKS):
             key = host, int(place.removeprefix(LOCKS), 16)
-            if what == "hold":
+            if operation == "hold":
                 self._taken[key] = self._store.loop.time()
-            elif what == "release":
+            elif operation == "release":
                 self._taken.pop(key, None)
-        elif place.startswith(MARKS) and what == "delete":
+        elif place.startswith(MARKS) and operation == "delete":
             self._unmarked(host, int(place.removeprefix(MARKS), 16))
 
     def _unmarked(self, host: str, ledger_id: int) -> None:
@@ -70,7 +73,7 @@ class Locking:
                 self._report("mark", f"{host} deletes the mark of ledger {ledger_id}, which needs {name}, gone before")
 
     def committed(self, commit: Commit) -> None:
-        """A record was committed, this very moment."""
+        """Check a record at the moment of its commit: only the lock's owner replaces bookies."""
         before, after = commit.before, commit.after
         if before is None or after is None or not commit.author.startswith(self._roles):
             return

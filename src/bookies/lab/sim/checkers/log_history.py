@@ -1,15 +1,16 @@
-"""What the users of one log saw, and what of it breaks a promise, when all is over.
+"""Record of what the users of one log saw, and the checks of its promises at the end of a run.
 
-The checks know nothing of the code under test but the log's record: they look at what was acknowledged and when, at
-every committed list of ledgers, at what readers got, and at what a last reader finds.
+Of the code under test the checks use only the log's record. They examine the acknowledgements and their times, every
+committed list of ledgers, the entries that readers received, and the entries that a last reader finds.
 
-    I-20   what was acknowledged is in the log once, where the answer said, unless it was truncated; everybody who
-           reads a position gets the same, and nobody misses anything between two entries; what was truncated before a
-           reading began does not come back, and nothing is truncated that nobody asked for
+    I-20   an acknowledged entry is in the log once, at the acknowledged position, unless it was truncated; all readers
+           of a position get the same entry, and no reader misses an entry between two others; entries truncated before
+           a reading began do not come back, and only requested truncations happen
     I-21   every committed list follows from the one before, and at most the last two ledgers are open
-    I-22   nothing is acknowledged behind a later leader's back, and entries of an earlier leader are in front
-    I-3    of one writer nothing succeeds behind a failure
-    order  what one process appends keeps its order
+    I-22   after a later leader has taken over, no entry after the end it found is acknowledged; entries of an earlier
+           leader are before those of a later one
+    I-3    no append of a writer succeeds after a failed one
+    order  the entries of one process keep their order
 
 Source: client-protocol 5.6, 8.2.
 """
@@ -41,7 +42,7 @@ class ListCommit(NamedTuple):
 
 @dataclass(frozen=True)
 class Ack:
-    """An append that succeeded. `position`: None for all but the last of a batch, whose positions nobody is told."""
+    """A successful append. `position`: None for all but the last entry of a batch, the only one that is returned."""
 
     at_s: float
     process: str
@@ -51,7 +52,7 @@ class Ack:
 
 @dataclass
 class Reading:
-    """What one reader got, one after the other. `start`: where it began; None: at the beginning of the log then."""
+    """The entries that one reader received, in order. `start`: where it began; None: at the log's beginning then."""
 
     began_s: float
     start: Position | None = None
@@ -60,7 +61,7 @@ class Reading:
 
 @dataclass
 class Truncation:
-    """Somebody wanted the log to begin at a position. `done_s`: None: it is not known whether it does."""
+    """A requested truncation before a position. `done_s`: when it succeeded; None: unknown whether it did."""
 
     before: Position
     done_s: float | None = None
@@ -68,17 +69,17 @@ class Truncation:
 
 @dataclass
 class LogHistory:
-    """What everybody saw. `final`: what a last reader got when all was over."""
+    """All observations of one log. `final`: the entries that a last reader received at the end of the run."""
 
     acks: list[Ack] = field(default_factory=list)
-    attempted: dict[bytes, tuple[str, int]] = field(default_factory=dict)  # payload -> by whom, as which of all
+    attempted: dict[bytes, tuple[str, int]] = field(default_factory=dict)  # payload -> process, number of the append
     readings: list[Reading] = field(default_factory=list)
     truncations: list[Truncation] = field(default_factory=list)
     final: list[Found] = field(default_factory=list)
-    outcomes: dict[LogWriter, list[tuple[int, bool]]] = field(default_factory=dict)  # (which attempt, success)
+    outcomes: dict[LogWriter, list[tuple[int, bool]]] = field(default_factory=dict)  # (number of attempt, success)
 
     def attempt(self, process: str, payloads: Sequence[bytes]) -> int:
-        """These are about to be appended, in one call; the number of the attempt."""
+        """Record that these are about to be appended in one call. Return the number of the attempt."""
         number = len(self.attempted)
         for payload in payloads:
             self.attempted[payload] = (process, len(self.attempted))
@@ -96,7 +97,7 @@ class LogHistory:
 
 
 class LogCheck:
-    """All checks of one history. `commits`: of the list, all; `report(promise, text)` is told of broken promises."""
+    """All checks of one history. `commits`: all of the list. `report(promise, text)` receives broken promises."""
 
     def __init__(self, history: LogHistory, commits: Sequence[ListCommit], store: SimStore, report: Report) -> None:
         self._history = history
@@ -124,17 +125,17 @@ class LogCheck:
             if problem := illegality(before, after):
                 self._report("I-21", f"{author} committed at {at_s:.3f}: {problem}")
             for ledger_id in after.ledger_ids[:-2] if after is not None else ():
-                earlier = [each.after for each in self._store.commits.get(ledger_id, ()) if each.at_s <= at_s]
-                if not any(each is not None and each.is_closed for each in earlier):
+                earlier = [commit.after for commit in self._store.commits.get(ledger_id, ()) if commit.at_s <= at_s]
+                if not any(record is not None and record.is_closed for record in earlier):
                     self._report("I-21", f"ledger {ledger_id} is open, with two behind it")
             before = after
         for ledger_id in before.ledger_ids if before is not None else ():
             if self._store.record(ledger_id) is None:
                 self._report("I-20", f"ledger {ledger_id} is listed and does not exist")
 
-    # -- what is in the log --------------------------------------------------------------------------------------
+    # -- the entries of the log ----------------------------------------------------------------------------------
     def _key(self, position: Position) -> tuple[int, int]:
-        """Positions ascend by it, as the log goes on."""
+        """Return the sort key of a position, by which positions ascend along the log."""
         return self._seq.get(position.ledger_id, -1), position.entry_id
 
     def _all_readings(self) -> Iterator[list[Found]]:
@@ -143,7 +144,7 @@ class LogCheck:
         yield self._history.final
 
     def _check_content(self) -> None:
-        """One payload at each position, one position for each payload, and only what was appended."""
+        """Check I-20: one payload at each position, one position for each payload, and only appended payloads."""
         at: dict[Position, bytes] = {}
         positions: dict[bytes, Position] = {}
         for entries in self._all_readings():
@@ -176,35 +177,40 @@ class LogCheck:
                 self._report("I-20", f"a reader got {after} behind {before}, and misses something or has it twice")
 
     def _follows(self, before: Position, after: Position, last: int) -> bool:
-        """Whether `after` begins a later ledger, and `before` is of one that ends at `last`, with none between."""
+        """Report whether `after` begins a later ledger, the ledger of `before` ends at `last`, and none with entries is
+        between them.
+        """
         if self._end_of(before.ledger_id) != last or after.entry_id != 0 or self._key(after) <= self._key(before):
             return False
         between = self._order[self._order.index(before.ledger_id) + 1 : self._order.index(after.ledger_id)]
         return all(self._end_of(ledger_id) == -1 for ledger_id in between)
 
     def _end_of(self, ledger_id: int) -> int | None:
-        """The last entry of a ledger that was closed, if only to be deleted; None: it was not."""
-        closed = [each.after for each in self._store.commits.get(ledger_id, ()) if each.after and each.after.is_closed]
+        """Return the last entry of a ledger that was closed, even if it was deleted later; None: it was not closed."""
+        records = [commit.after for commit in self._store.commits.get(ledger_id, ())]
+        closed = [record for record in records if record and record.is_closed]
         return closed[-1].last_entry_id if closed else None
 
     def _check_beginning(self, first: Position, began_s: float) -> None:
-        """Of a reading that began at the beginning of the log."""
+        """Check I-20 for a reading that began at the beginning of the log, with `first`."""
         truncations = self._history.truncations
-        done = [each.before for each in truncations if each.done_s is not None and each.done_s <= began_s]
-        over = [each for each in done if self._key(each) > self._key(first)]
+        done = [cut.before for cut in truncations if cut.done_s is not None and cut.done_s <= began_s]
+        over = [position for position in done if self._key(position) > self._key(first)]
         if over:
             self._report("I-20", f"{first} was read after the log had been truncated before {max(over, key=self._key)}")
         known = [position for entries in self._all_readings() for position, _ in entries]
         known += [ack.position for ack in self._history.acks if ack.position is not None]
-        missing = [each for each in dict.fromkeys(known) if self._key(each) < self._key(first)]
-        asked = [each.before for each in truncations]
-        wrong = [each for each in missing if not any(self._key(each) < self._key(before) for before in asked)]
+        missing = [position for position in dict.fromkeys(known) if self._key(position) < self._key(first)]
+        asked = [truncation.before for truncation in truncations]
+        wrong = [
+            position for position in missing if not any(self._key(position) < self._key(before) for before in asked)
+        ]
         if wrong:
             self._report(
                 "I-20", f"a reading begins at {first}; {wrong[:EXCERPT]} are before it, and were not truncated"
             )
 
-    # -- what was acknowledged -----------------------------------------------------------------------------------
+    # -- the acknowledged entries --------------------------------------------------------------------------------
     def _check_acks(self) -> None:
         history = self._history
         at = {payload: position for entries in self._all_readings() for position, payload in entries}
@@ -213,8 +219,8 @@ class LogCheck:
         for ack in history.acks:
             if ack.position is not None and at.get(ack.payload, ack.position) != ack.position:
                 self._report("I-20", f"{ack.payload!r} was acknowledged at {ack.position}, and is at {at[ack.payload]}")
-            is_gone = bool(history.truncations) and (ack.position is None or self._key(ack.position) < beginning)
-            if ack.payload not in final and not is_gone:
+            is_truncated = bool(history.truncations) and (ack.position is None or self._key(ack.position) < beginning)
+            if ack.payload not in final and not is_truncated:
                 self._report("I-20", f"{ack.payload!r} was acknowledged at {ack.position} and is not there")
         for process in dict.fromkeys(process for process, _ in history.attempted.values()):
             own = [history.attempted[payload] for payload in final if payload in history.attempted]
@@ -230,9 +236,9 @@ class LogCheck:
                 self._report("I-3", f"attempts {late[:EXCERPT]} succeeded, and {failed} before them did not")
 
     def _check_leaders(self) -> None:
-        """I-22: each ledger has one writer; nothing is acknowledged behind a later leader's back."""
+        """Check I-22: each ledger has one writer, and none of its later entries is acknowledged after a takeover."""
         listed: dict[int, tuple[int, str]] = {}  # ledger -> epoch and author of the commit that listed it
-        ends: dict[int, tuple[float, str, int]] = {}  # ledger -> when a later leader took over, who, its end then
+        ends: dict[int, tuple[float, str, int]] = {}  # ledger -> time of the takeover, later leader, end at that time
         for at_s, author, manifest in self._commits:
             for extent in manifest.extents if manifest is not None else ():
                 assert manifest is not None

@@ -1,11 +1,11 @@
-"""What a client's writers hold in memory, told from messages alone: entries that not every replica has answered.
+"""Checker of the memory limit: the entries that a client's writers hold in memory, derived from messages alone.
 
     memory   a client never holds more than its `memory_limit`
 
-An entry is held as long as its client waits for an answer about it. Whatever may end that waiting counts as its end:
-an answer when the bookie gives it, the end of a connection, a request as old as the client's patience, a committed
-record that puts another bookie into the place. So what is counted is less than what is held, and what is reported is
-certain. The bytes are those of the entries on the wire, without what frames add.
+A client holds an entry as long as it waits for an answer about it. Every event that may end this waiting counts as its
+end: the moment at which the bookie answers, the end of the connection, the request's time-out, and a committed record
+that replaces the bookie. So the checker counts no more than the client holds, and a reported violation is certain. The
+bytes are those of the entries on the wire, without framing.
 
 Source: client-protocol 2.16.
 """
@@ -19,18 +19,21 @@ from bookies.model import Ensemble
 
 
 class _Entry:
-    """One entry of one writer. `waiting`: bookie -> the connection to it, and until when its client waits."""
+    """One entry of one writer. `waiting`: bookie -> the connection to it, and when the request times out, seconds."""
 
     __slots__ = ("asked", "size", "waiting")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.asked: dict[str, None] = {}  # bookies; one that is asked again had failed, and that was an answer
+        self.asked: dict[str, None] = {}  # bookies; a second request to one follows its failure, which is an answer
         self.waiting: dict[str, tuple[SimTransport, float]] = {}
 
 
 class MemoryLimitChecker:
-    """`report(promise, text)` is told of broken ones. `limit`: bytes of each client; `patience_s`: with an add."""
+    """Checker of the bytes that clients hold in memory.
+
+    `report(promise, text)` receives broken promises. `limit`: bytes of each client. `patience_s`: time-out of an add.
+    """
 
     def __init__(
         self, report: Callable[[str, str], None], now_s: Callable[[], float], limit: int, patience_s: float
@@ -44,7 +47,7 @@ class MemoryLimitChecker:
     def sent(
         self, client: str, line: SimTransport, bookie: str, ledger_id: int, sizes: Sequence[tuple[int, int]]
     ) -> None:
-        """A client sends adds to a bookie. `sizes`: of each entry, by id."""
+        """Record adds that a client sends to a bookie, and check its limit. `sizes`: (entry, bytes) of each."""
         held = self._held.setdefault(client, {})
         until_s = self._now_s() + self._patience_s
         for entry_id, size in sizes:
@@ -55,19 +58,19 @@ class MemoryLimitChecker:
         self._check(client, held)
 
     def answered(self, client: str, bookie: str, ledger_id: int, entry_ids: Sequence[int]) -> None:
-        """The bookie answers adds, well or not."""
+        """Record a bookie's answers to adds, successful or not."""
         held = self._held.get(client, {})
         for entry_id in entry_ids:
             if (entry := held.get((ledger_id, entry_id))) is not None:
                 entry.waiting.pop(bookie, None)
 
     def committed(self, ledger_id: int, old: Ensemble, new: Ensemble) -> None:
-        """The ledger's record has another last ensemble: who has lost its place is waited for no more."""
-        moved = [bookie for bookie, other in zip(old, new, strict=True) if bookie != other]
+        """Record a change of the ledger's last ensemble: clients no longer wait for replaced bookies."""
+        replaced = [bookie for bookie, other in zip(old, new, strict=True) if bookie != other]
         for held in self._held.values():
-            for (where, _), entry in held.items():
-                if where == ledger_id:
-                    for bookie in moved:
+            for (entry_ledger_id, _), entry in held.items():
+                if entry_ledger_id == ledger_id:
+                    for bookie in replaced:
                         entry.waiting.pop(bookie, None)
 
     def _check(self, client: str, held: dict[tuple[int, int], _Entry]) -> None:

@@ -1,7 +1,7 @@
-"""Space that bookies do not give back: what is still on their disks when everything is healed and they had time.
+"""Checker of disk space that bookies fail to release after the healing.
 
-    space   after a few collections and compactions a bookie has no ledger that was deleted, every entry log is in its
-            books and as full as compaction has to leave it, and no interrupted compaction has left a file
+    space   after a few collections and compactions a bookie has no deleted ledger, every entry log is registered and
+            as full as compaction must leave it, and no interrupted compaction has left a file
 
 Source: storage 7.
 """
@@ -17,11 +17,11 @@ from bookies.lab.sim.world.cluster import SimBookie
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.gc.collection_policy import Compaction
 
-ROUNDS = 3  # one finds a ledger, the next deletes it, and the logs follow
+ROUNDS = 3  # the first finds a deleted ledger, the next deletes its entries, then its entry logs are deleted
 
 
 async def check_space(cluster: SimCluster, report: Callable[[str, str], None]) -> None:
-    """Have every bookie collect all it can, and look at what it keeps. `report(promise, text)`: of what is too much."""
+    """Let every bookie collect all it can, and check the remaining files. `report(promise, text)`: excess data."""
     for bookie in cluster.bookies.values():
         assert bookie.participant is not None
         await bookie.participant.create_task(_check_bookie(cluster, bookie, report), name="check space")

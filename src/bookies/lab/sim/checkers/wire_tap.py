@@ -1,20 +1,23 @@
-"""What clients and bookies say to each other, read from the wire, and the promises that a message can break.
+"""Wire tap: decodes the messages between clients and bookies and checks the promises that a message can break.
 
-The tap decodes what either side of a connection writes, at that moment, and changes nothing. It knows a client's role
-by its name, the committed records from the store, and what bookies hold and have fenced from the witness:
+The tap decodes what either side of a connection writes, at that moment, and does not change it. It derives a client's
+role from its name, and takes the committed records from the store and the contents and fences of bookies from the
+witness:
 
-    I-5    a recovery reads the tail only when no write set could confirm anything behind its back any more
-    I-6    a bookie that denied an entry to a fencing read never acknowledges it to the writer
+    I-5    a recovery reads the tail only when no write set can confirm further entries to the writer
+    I-6    a bookie that answered a fencing read with `NO_ENTRY` never acknowledges that entry to the writer
     I-8    the writer sends an entry only to bookies that a committed record lists for it
+    I-9    an answer counts for the position its entry was sent to, and late failures (`checkers/ack_counting.py`)
     I-10   recovery reads go to the bookies of the record that announced the recovery
-    I-9    an answer counts for the position its entry was sent to (`lab/sim/checkers/ack_counting.py`, as is what fails late)
-    I-15   who closes a ledger knows its length, unless the last entry cannot be read (`lab/sim/checkers/ledger_length.py`)
-    I-13   a last add confirmed in a message is true: all up to it is on ack quorums, or the ledger is closed behind it
-    I-18   nobody replaces a bookie in an open ledger's fragment that is not known to be finished
-    I-28   a bookie answers a fencing request only when it has fenced the ledger
-    I-30   readers neither add nor fence nor announce; recoveries send no ordinary adds; nobody fences unannounced
-    I-32   what was denied to whom, for the readers' "no such entry"
-    memory no client holds more than its limit (`lab/sim/checkers/memory_limit.py`)
+    I-13   a last add confirmed in a message is true: entries up to it are on ack quorums, or before the ledger's end
+    I-15   the client that closes a ledger knows its length, unless it cannot read the last entry
+           (`checkers/ledger_length.py`)
+    I-18   no replicator replaces a bookie in a fragment of an open ledger that is not known to be finished
+    I-28   a bookie answers a fencing request only after it has fenced the ledger
+    I-30   readers neither add nor fence nor announce an end; recoveries send no ordinary adds; no client fences a
+           ledger without a committed recovery
+    I-32   which bookies answered `NO_ENTRY` to which client, for the readers' `EntryNotFound`
+    memory no client holds more than its limit (`checkers/memory_limit.py`)
 
 Source: client-protocol 8.1, 8.2.
 """
@@ -52,7 +55,7 @@ ROLES = ("writer", "recoverer", "reader", "checker")
 RECOVERING = ("recoverer", "checker")
 NEGATIVE = (Status.NO_ENTRY, Status.NO_LEDGER)
 ANSWERED = (Status.OK, *NEGATIVE)
-ENDLESS = 1 << 62  # last entry of a fragment that grows
+ENDLESS = 1 << 62  # last entry of a growing fragment
 
 
 class _Line:
@@ -63,15 +66,16 @@ class _Line:
         self.requests = RequestDecoder(FRAME_SIZE_MAX)
         self.answers: ResponseDecoder | None = None
         self.is_garbled = False
-        self.fencing: dict[tuple[int, int], None] = {}  # ledger, entry that fencing reads asked for
+        self.fencing: dict[tuple[int, int], None] = {}  # ledger, entry requested by a fencing read
         self.batches: dict[int, tuple[int, int]] = {}  # request id -> ledger, first entry of a fencing batch read
-        self.size = self.read_size = 0  # bytes of answers written, and seen by the client
-        self.failures: list[tuple[int, int]] = []  # failed adds that it has not seen: size before its end, ledger
-        self.shown: list[tuple[int, int, int]] = []  # likewise of entries that a recovery asks for: ledger, entry
+        self.size = self.read_size = 0  # bytes of answers written by the bookie, and received by the client
+        # Answers that the client has not received, each with `size` at its end:
+        self.failures: list[tuple[int, int]] = []  # failed adds: size, ledger
+        self.shown: list[tuple[int, int, int]] = []  # entries that a recovery requests: size, ledger, entry
 
 
 class WireTap:
-    """`report(invariant, text)` is told of broken promises."""
+    """Checker of all messages between clients and bookies. `report(invariant, text)` receives broken promises."""
 
     def __init__(
         self,
@@ -85,15 +89,15 @@ class WireTap:
         self._witness = witness
         self._report = report
         self._acks = AckChecker(report, instant, network.loop.time)
-        # (ledger, is a recovery's) -> entries up to this one were seen on ack quorums
+        # (ledger, whether a recovery announced it) -> all entries up to this one were seen on ack quorums
         self._sound: dict[tuple[int, bool], int] = {}
-        self._denied: dict[tuple[str, int, int], None] = {}  # bookie, ledger, entry, to fencing reads
-        self._recovering: dict[tuple[str, int], None] = {}  # client, ledger whose tail is being read
+        self._denied: dict[tuple[str, int, int], None] = {}  # bookie, ledger, entry: NO_ENTRY to a fencing read
+        self._recovering: dict[tuple[str, int], None] = {}  # client, ledger whose tail it reads
         self.denials: dict[tuple[str, int, int], dict[str, None]] = {}  # client, ledger, entry -> bookies
-        self._announced: dict[int, int] = {}  # ledger -> up to where its writer has said that it is confirmed
-        self.headers: dict[tuple[int, int], int] = {}  # ledger, entry -> the last add confirmed that it carries
+        self._announced: dict[int, int] = {}  # ledger -> the highest last add confirmed that its writer has sent
+        self.headers: dict[tuple[int, int], int] = {}  # ledger, entry -> last add confirmed in the entry's header
         self.lengths = LedgerLengthChecker(network.loop.time)
-        self.pending: MemoryLimitChecker | None = None  # what clients hold, when that has a limit
+        self.memory_limit: MemoryLimitChecker | None = None  # set if the run's clients have a memory limit
         network.on_join = self._joined
 
     def _joined(self, near: SimTransport, far: SimTransport) -> None:
@@ -132,7 +136,7 @@ class WireTap:
             self._check_response(line, response)
 
     def _read(self, line: _Line, size: int) -> None:
-        """The client sees so many bytes more."""
+        """Record that the client receives `size` more bytes of answers."""
         line.read_size += size
         while line.failures and line.failures[0][0] <= line.read_size:
             self._acks.learned(line.bookie, line.failures.pop(0)[1])
@@ -142,14 +146,16 @@ class WireTap:
     def committed(self, commit: Commit) -> None:
         if commit.after is not None:
             self._acks.committed(commit.after.ledger_id)
-            if self.pending is not None and commit.before is not None:
-                self.pending.committed(commit.after.ledger_id, commit.before.last_ensemble, commit.after.last_ensemble)
+            if self.memory_limit is not None and commit.before is not None:
+                self.memory_limit.committed(
+                    commit.after.ledger_id, commit.before.last_ensemble, commit.after.last_ensemble
+                )
             self._check_finished(commit, commit.after)
             if commit.after.is_closed and commit.before is not None and not commit.before.is_closed:
                 self.lengths.closed(commit.author, commit.after)
 
     def _check_finished(self, commit: Commit, after: LedgerMetadata) -> None:
-        """I-18: nobody can know that a fragment of an open ledger is finished before its writer has said so."""
+        """Check I-18: an open ledger's fragment is known to be finished only when its writer has announced its end."""
         before, ledger_id = commit.before, after.ledger_id
         if before is None or after.is_closed or not commit.author.startswith("replicator"):
             return
@@ -165,11 +171,11 @@ class WireTap:
                 )
 
     def excuse_late(self, ledger_id: int) -> None:
-        """The ledger's writer is set not to replace bookies that fail what has its quorum already."""
+        """Accept that the ledger's writer does not replace bookies that fail an entry which has its quorum already."""
         self._acks.excused[ledger_id] = None
 
     def check_acknowledgement(self, ledger_id: int, first: int, last: int, begun: Callable[[int], int]) -> None:
-        """Entries first..last, of which `begun` tells when their appends began, are acknowledged to an application."""
+        """Check the acknowledgement of entries first..last to an application. `begun`: entry -> instant of append."""
         self._acks.acknowledged(self._open_records(ledger_id), ledger_id, first, last, begun)
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -194,20 +200,20 @@ class WireTap:
     def _check_adds(self, line: _Line, batch: AddBatch) -> None:
         ledger_id = batch.ledger_id
         if line.role == "reader" or (line.role != "writer" and not batch.is_recovery):
-            kind = "a recovery add" if batch.is_recovery else "an add"
-            self._report("I-30", f"{line.client} sends {kind} of ledger {ledger_id}")
+            message = "a recovery add" if batch.is_recovery else "an add"
+            self._report("I-30", f"{line.client} sends {message} of ledger {ledger_id}")
         self._check_lac(line, ledger_id, batch.last_add_confirmed, is_recovery=batch.is_recovery)
         if batch.is_recovery:
             self.lengths.wrote_back(line.client, ledger_id, max(batch.entry_ids))
             return
         records = self._open_records(ledger_id)
-        if self.pending is not None and records and line.bookie in records[0].last_ensemble:
+        if self.memory_limit is not None and records and line.bookie in records[0].last_ensemble:
             sizes = [(entry_id, len(batch.records.body(index))) for index, entry_id in enumerate(batch.entry_ids)]
-            self.pending.sent(line.client, line.near, line.bookie, ledger_id, sizes)
+            self.memory_limit.sent(line.client, line.near, line.bookie, ledger_id, sizes)
         for index, entry_id in enumerate(batch.entry_ids):
             body = batch.records.body(index)
-            said = self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
-            self._announced[ledger_id] = max(said, self._announced.get(ledger_id, -1))
+            header_lac = self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
+            self._announced[ledger_id] = max(header_lac, self._announced.get(ledger_id, -1))
             positions = frozenset(
                 position for record in records for position in _positions(record, entry_id, line.bookie)
             )
@@ -221,7 +227,7 @@ class WireTap:
                 )
 
     def _check_lac(self, line: _Line, ledger_id: int, last_add_confirmed: int, *, is_recovery: bool) -> None:
-        """What a recovery writes back is provisional until the close, so it proves no entry confirmed (D-5)."""
+        """Check I-13. Entries that a recovery writes back are provisional until the close and do not count (D-5)."""
         sound = self._sound.get((ledger_id, is_recovery), -1)
         while sound < last_add_confirmed and self._witness.is_on_quorum(ledger_id, sound + 1, by_writer=is_recovery):
             sound += 1
@@ -236,7 +242,8 @@ class WireTap:
                 )
 
     def _check_fencing(self, line: _Line, ledger_id: int, entry_id: int) -> None:
-        record = next((each for each in self._records(ledger_id) if each.state is LedgerState.IN_RECOVERY), None)
+        records = self._records(ledger_id)
+        record = next((record for record in records if record.state is LedgerState.IN_RECOVERY), None)
         if line.role == "reader" or record is None:
             self._report("I-30", f"{line.client} fences ledger {ledger_id}, whose recovery nobody has announced")
             return
@@ -253,7 +260,7 @@ class WireTap:
             self._check_coverage(line, record)
 
     def _check_plain_read(self, line: _Line, ledger_id: int, entry_id: int) -> None:
-        """I-6: a recovery decides about the tail by reads that fence; only the length may come from another one."""
+        """Check I-6: a recovery reads the tail with fencing reads; only the length may come from a plain read."""
         if line.role not in RECOVERING or entry_id < 0:
             return
         self.lengths.asked(line.client, line.bookie, ledger_id, entry_id, is_prompt=line.read_size > 0)
@@ -266,8 +273,9 @@ class WireTap:
     def _check_coverage(self, line: _Line, record: LedgerMetadata) -> None:
         ensemble = record.last_ensemble
         for first in range(record.ensemble_size):
-            members = [ensemble[each] for each in write_set(first, record.ensemble_size, record.write_quorum)]
-            free = [each for each in members if not self._witness.has_fenced(each, record.ledger_id)]
+            positions = write_set(first, record.ensemble_size, record.write_quorum)
+            members = [ensemble[position] for position in positions]
+            free = [bookie for bookie in members if not self._witness.has_fenced(bookie, record.ledger_id)]
             if len(free) >= record.ack_quorum:
                 self._report(
                     "I-5",
@@ -282,8 +290,8 @@ class WireTap:
                 is_ok = response.status is Status.OK
                 ledger_id, entry_ids = response.ledger_id, response.entry_ids
                 self._acks.answered(line.number, line.bookie, ledger_id, entry_ids, is_ok=is_ok)
-                if self.pending is not None:
-                    self.pending.answered(line.client, line.bookie, ledger_id, entry_ids)
+                if self.memory_limit is not None:
+                    self.memory_limit.answered(line.client, line.bookie, ledger_id, entry_ids)
                 if is_ok:
                     self._check_acknowledged(line, ledger_id, entry_ids)
                 else:
@@ -319,14 +327,14 @@ class WireTap:
 
     # -- records -------------------------------------------------------------------------------------------------
     def _records(self, ledger_id: int) -> list[LedgerMetadata]:
-        """Every committed one, the newest first."""
+        """Return every committed record of a ledger, newest first."""
         return [commit.after for commit in reversed(self._store.commits.get(ledger_id, [])) if commit.after is not None]
 
     def _open_records(self, ledger_id: int) -> list[LedgerMetadata]:
         return [record for record in self._records(ledger_id) if record.state is LedgerState.OPEN]
 
     def is_denied_by_all(self, client: str, ledger_id: int, entry_id: int) -> bool:
-        """I-32: whether every bookie that some record lists for an entry denied it to this client."""
+        """Report whether every bookie that some record lists for an entry reported it missing to this client (I-32)."""
         denied = self.denials.get((client, ledger_id, entry_id), {})
         return any(
             all(bookie in denied for bookie in _write_set(record, entry_id)) for record in self._records(ledger_id)
@@ -334,11 +342,12 @@ class WireTap:
 
 
 def _positions(record: LedgerMetadata, entry_id: int, bookie: str) -> list[int]:
-    """Where the record lists a bookie for an entry."""
+    """Return the positions at which the record lists a bookie for an entry."""
     ensemble = record.ensemble_at(entry_id)
-    return [each for each in write_set(entry_id, record.ensemble_size, record.write_quorum) if ensemble[each] == bookie]
+    positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
+    return [position for position in positions if ensemble[position] == bookie]
 
 
 def _write_set(record: LedgerMetadata, entry_id: int) -> list[str]:
     ensemble = record.ensemble_at(entry_id)
-    return [ensemble[each] for each in write_set(entry_id, record.ensemble_size, record.write_quorum)]
+    return [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]

@@ -1,12 +1,12 @@
-"""What the settings of a writer promise beyond what every writer does, seen from outside.
+"""Checker of the additional promises that a writer's settings make, from the outside.
 
     delay    with `delay_ensemble_change` bookies are replaced only when an entry cannot reach its ack quorum otherwise
     off      a client that must not change ensembles changes none
-    stall    `add_quorum_timeout_ms` ends a writer whose oldest entry waits for so long: not before, not much later
+    stall    `add_quorum_timeout_ms` ends a writer whose oldest entry waits for that time: not before, not much later
     domains  an acknowledged entry is on bookies of `fault_domains_min` fault domains, or of as many as it has replicas
-    striping an ensemble is smaller than asked for only with `opportunistic_striping`, and only when bookies are lacking
+    striping an ensemble is smaller than requested only with `opportunistic_striping`, and only when bookies are lacking
 
-Bookies that have never died count as known to everybody; of the others nothing is claimed.
+The checker assumes that every client knows the bookies that have never died. It makes no claim about other bookies.
 Source: client-protocol 2.8, 2.9, 2.17.
 """
 
@@ -22,7 +22,7 @@ from bookies.lab.sim.world.sim_metadata import Commit
 from bookies.model import Ensemble, LedgerMetadata, LedgerState
 from bookies.protocol.placement.topology import parse_fault_domains
 
-LATE_SHARE = 1.25  # of the time-out: a writer looks at itself four times within it
+LATE_SHARE = 1.25  # of the time-out: a writer checks its oldest entry four times within it
 SLACK_S = 0.05
 
 
@@ -31,15 +31,15 @@ class _Writer:
     """The writer of one ledger. Times in seconds."""
 
     config: ClientConfig
-    is_timed: bool  # its entries are confirmed one after the other, so the oldest can be told
-    may_change: bool  # ensembles, at any time
+    is_timed: bool  # its entries are confirmed one after the other, so the oldest one is known
+    may_change: bool  # it may change ensembles at any time
     begun_s: dict[int, float] = field(default_factory=dict)
-    progressed_s: float = 0.0  # when an entry was confirmed last
+    progressed_s: float = 0.0  # time of the last confirmation
     confirmed: int = 0
 
 
 class WriterSettingsChecker:
-    """`report(promise, text)` is told of broken ones."""
+    """Checker of what a writer does against its settings. `report(promise, text)` receives broken promises."""
 
     def __init__(self, cluster: SimCluster, report: Callable[[str, str], None]) -> None:
         self._cluster = cluster
@@ -49,10 +49,10 @@ class WriterSettingsChecker:
     def created(
         self, record: LedgerMetadata, config: ClientConfig, ensemble_size: int, *, is_timed: bool, may_change: bool
     ) -> None:
-        """A client with these settings has made a ledger, and asked for so many bookies.
+        """Record and check a ledger that a client with these settings has created.
 
-        `is_timed`: its entries are confirmed in the order in which they begin. `may_change`: the ensemble, now or
-        since the client was told so.
+        `ensemble_size`: the requested one. `is_timed`: its entries are confirmed in the order in which they begin.
+        `may_change`: the client may change ensembles, by its settings or since `allow_ensemble_changes`.
         """
         size = record.ensemble_size
         self._writers[record.ledger_id] = _Writer(config, is_timed, may_change)
@@ -63,16 +63,16 @@ class WriterSettingsChecker:
             self._report("striping", f"{record!r} has {size} bookies, not {ensemble_size}, {others}")
 
     def switched(self, ledger_id: int) -> None:
-        """The ledger's writer is told that it may change its ensemble."""
+        """Record that the ledger's writer may change its ensemble from now on."""
         self._writers[ledger_id].may_change = True
 
     def begins(self, ledger_id: int, entry_id: int) -> None:
-        """An append begins."""
+        """Record the begin of an append."""
         if ledger_id in self._writers:
             self._writers[ledger_id].begun_s[entry_id] = self._cluster.loop.time()
 
     def check_acknowledgement(self, ledger_id: int, first: int, last: int) -> None:
-        """Entries first..last are acknowledged to the application."""
+        """Check entries first..last when they are acknowledged to the application."""
         writer = self._writers.get(ledger_id)
         if writer is None:
             return
@@ -85,21 +85,21 @@ class WriterSettingsChecker:
         domains = parse_fault_domains(writer.config.fault_domains)
         for entry_id in range(first, last + 1):
             holders = witness.acknowledged_by(ledger_id, entry_id)
-            found = dict.fromkeys(domains[bookie] for bookie in holders if bookie in domains)
-            if len(found) < min(writer.config.fault_domains_min, record.write_quorum):
+            covered = dict.fromkeys(domains[bookie] for bookie in holders if bookie in domains)
+            if len(covered) < min(writer.config.fault_domains_min, record.write_quorum):
                 self._report(
                     "domains",
                     f"entry {entry_id} of ledger {ledger_id} is acknowledged, and only {', '.join(holders)} of "
-                    f"{', '.join(found)} have told the writer that they hold it",
+                    f"{', '.join(covered)} have told the writer that they hold it",
                 )
 
     def check_failure(self, ledger_id: int, entry_id: int, error: BaseException) -> None:
-        """An append failed."""
+        """Check a failed append."""
         writer = self._writers.get(ledger_id)
         if writer is None or not isinstance(error, BookKeeperError):
-            return  # A process that was killed is told nothing.
+            return  # A killed process receives no outcome.
         if isinstance(error, AckQuorumTimeout) and (error.entry_id or 0) > entry_id:
-            return  # Entries of one batch have one outcome: the first ones had their quorum, which nobody was told.
+            return  # Entries of one batch have one outcome: this one had its quorum, but the batch failed.
         self._check_patience(ledger_id, writer, entry_id)
         limit_s = writer.config.add_quorum_timeout_ms / 1000
         if isinstance(error, AckQuorumTimeout) and writer.is_timed and entry_id == writer.confirmed:
@@ -111,7 +111,7 @@ class WriterSettingsChecker:
         return self._cluster.loop.time() - max(writer.progressed_s, writer.begun_s.get(entry_id, 0.0))
 
     def _check_patience(self, ledger_id: int, writer: _Writer, entry_id: int, count: int = 1) -> None:
-        """The oldest entry has its outcome, together with others of its batch: each of them may have made it wait."""
+        """Check how long the oldest entry has waited. Its batch has `count` entries; each may have made it wait."""
         limit_s = writer.config.add_quorum_timeout_ms / 1000
         if not limit_s or not writer.is_timed or entry_id != writer.confirmed:
             return
@@ -124,7 +124,7 @@ class WriterSettingsChecker:
             )
 
     def check_commit(self, commit: Commit) -> None:
-        """A record is committed: by a writer that changes its ensemble?"""
+        """Check a commit, if a writer changes its ledger's ensembles with it."""
         before, after = commit.before, commit.after
         if before is None or after is None or not commit.author.startswith("writer"):
             return
@@ -138,7 +138,9 @@ class WriterSettingsChecker:
             self._check_delay(commit.author, before, after)
 
     def _check_delay(self, author: str, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        """Only several failures break a quorum; all are replaced at once, as far as there are bookies."""
+        """Check "delay": only several failures break a quorum, and the writer replaces all failed bookies at once
+        if enough other bookies are available.
+        """
         least = after.write_quorum - after.ack_quorum + 1
         old, new = before.last_ensemble, after.last_ensemble
         replaced = [bookie for bookie in old if bookie not in new]
@@ -150,7 +152,7 @@ class WriterSettingsChecker:
             )
 
     def _steady(self, ensemble: Ensemble) -> list[str]:
-        """Bookies outside an ensemble that have been there all the time."""
+        """Return the bookies outside an ensemble that have been up all the time."""
         cluster = self._cluster
         return [
             name

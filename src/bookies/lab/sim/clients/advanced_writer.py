@@ -1,4 +1,4 @@
-"""How a writer that chooses the ids of its entries writes a ledger: out of order, with gaps, and some ids twice.
+"""Writes of an advanced ledger, whose writer chooses the entry ids: out of order, with gaps, and some ids twice.
 
 Source: client-protocol 2.14, I-31.
 """
@@ -16,12 +16,12 @@ from bookies.lab.sim.clients.roles import Roles
 if TYPE_CHECKING:
     from bookies.client.write import AdvancedLedgerWriter
 
-REFUSED_S = 1.0  # an id that was used before is refused at once
-SETTLED_MS = 30.0  # mean; by then the bookies have answered what was sent, mostly
+REFUSED_S = 1.0  # a used id is refused at once, so within this time
+SETTLED_MS = 30.0  # mean; by then the bookies have answered most requests
 
 
 class ScatteredWriter:
-    """The writes of one advanced ledger. `waiting`: those that have no outcome yet, and some that have."""
+    """The writes of one advanced ledger. `waiting`: pending writes, and some completed ones."""
 
     def __init__(self, roles: Roles, plan: Plan, ledger: AdvancedLedgerWriter, story: Story) -> None:
         self._roles = roles
@@ -30,15 +30,15 @@ class ScatteredWriter:
         self._plan = plan
         self._ledger = ledger
         self._story = story
-        self._bound = 0  # ids from here on were never thought of
-        self._holes: list[int] = []  # ids below that nobody has written yet
+        self._bound = 0  # ids from here on were never chosen
+        self._holes: list[int] = []  # ids below `_bound` that have not been written
         self.waiting: list[asyncio.Task[None]] = []
 
     async def write_some(self) -> None:
-        """Some ids that were left out before and some new ones, in any order. Raises what an earlier write raised."""
+        """Write some skipped ids and some new ones, in random order. Raises the error of an earlier write."""
         self._take_outcomes()
-        room = self._plan.in_flight_max - len(self.waiting)
-        if room <= 0:
+        capacity = self._plan.in_flight_max - len(self.waiting)
+        if capacity <= 0:
             await self._write(len(self._holes))
             await asyncio.gather(*self.waiting, return_exceptions=True)
             self._take_outcomes()
@@ -46,10 +46,10 @@ class ScatteredWriter:
         count = self._random.randint(1, self._plan.in_flight_max)
         self._holes += range(self._bound, self._bound + count)
         self._bound += count
-        await self._write(self._random.randint(1, min(room, len(self._holes))))
+        await self._write(self._random.randint(1, min(capacity, len(self._holes))))
 
     async def leaves(self) -> bool:
-        """Whether the client goes now, while a write waits behind an id that nobody has written."""
+        """Decide whether the client leaves now. If so, start a write after a missing id, which stays pending."""
         if self._random.random() > 0.2:
             return False
         self._start(self._bound + 1)
@@ -57,7 +57,7 @@ class ScatteredWriter:
         return True
 
     async def last_writes(self) -> list[asyncio.Task[None]]:
-        """What is under way when the ledger is let go of: mostly without a hole, so that all of it can be confirmed."""
+        """Return the writes in flight at the close, mostly without missing ids, so that all can be confirmed."""
         if not self._story.is_over and self._random.random() < 0.6:
             await self._write(len(self._holes))
             await asyncio.sleep(0)
@@ -99,7 +99,7 @@ class ScatteredWriter:
             self._history.violated("I-3", f"ledger {story.ledger_id}: entry {entry_id} is acknowledged as {answered}")
 
     async def _write_again(self) -> None:
-        """I-31: an id that is pending or acknowledged is refused, and nothing comes of it."""
+        """Check I-31: the writer refuses an id that is pending or acknowledged."""
         used = list(self._story.seen.begun)[-2 * self._plan.in_flight_max :]
         entry_id = self._random.choice([-1, *used, *used])
         outcome = "was taken twice"
@@ -110,7 +110,7 @@ class ScatteredWriter:
             self._history.count("ids refused")
             return
         except LedgerClosed:
-            return  # The writer has ended, and looks at no id any more.
+            return  # The writer has ended and no longer checks ids.
         except TimeoutError:
             outcome = "was neither refused nor taken"
         except BookKeeperError as error:

@@ -1,18 +1,18 @@
-"""What must hold when everything is healed: every ledger is recovered, read back, and looked up on every bookie.
+"""Final checks, after the healing: every ledger is recovered, read back, and its replicas are checked on every bookie.
 
-Together with what `History` checks on the spot, and what `check_commits` finds in the committed records:
+These are the promises, including those that `History` checks at once and `check_commits` in the committed records:
 
     I-1    no acknowledged entry is lost: the end is not before it, and it can be read
     I-2    every entry up to the end is on at least an ack quorum of the bookies that the record lists for it
-    I-3    acknowledgements come in the order of the entries, I-23 and none after a failure or a close
+    I-3    acknowledgements come in the order of the entries; I-23: and none after a failure or a close
     I-4    all ends agree: of every recovery, of the writer's seal, of the record
-    I-5    nothing is acknowledged beyond the end
+    I-5    no entry is acknowledged beyond the end
     I-7    every committed record is a legal step from the one before (which includes I-10 and I-11)
-    I-12   no read returns an entry beyond the end, and I-14 none did before the end was known
-    I-15   every replica and every answer to a read is what was written, with the right length
-    I-17   a handle's LAC never goes back
-    I-19   every operation comes to its end once everything is healed; L-2, L-3: so do recoveries and tails
-    I-26   a recovery ends at or behind everything acknowledged before it
+    I-12   no read returns an entry beyond the end; I-14: and none did before the end was known
+    I-15   every replica and every answer to a read is the written entry, with the right length
+    I-17   a handle's LAC never decreases
+    I-19   every operation ends after the healing; L-2, L-3: so do recoveries and tails
+    I-26   a recovery's end is not before any entry acknowledged before the recovery
 
 Source: client-protocol 8.2.
 """
@@ -36,11 +36,11 @@ from bookies.protocol.quorums import write_set
 from bookies.wire.digest import mac_key, verify_entry
 
 RECOVERY_TRIES = 8
-RECOVERY_PAUSE_S = 2.0  # between them: a bookie may need its disk_check_interval_ms to see that there is room again
+RECOVERY_PAUSE_S = 2.0  # between tries: a bookie may need its disk_check_interval_ms to detect free space
 
 
 def check_commits(cluster: SimCluster, history: History) -> None:
-    """I-7: every committed record follows legally from the one before. The author's role is in its name."""
+    """Check I-7: every committed record follows legally from the one before. An author's name contains its role."""
     for ledger_id, commits in cluster.store.commits.items():
         for index, commit in enumerate(commits):
             if index > 0 and commit.before is None and commit.after is not None:
@@ -54,7 +54,7 @@ def check_commits(cluster: SimCluster, history: History) -> None:
 
 
 def check_order(history: History) -> None:
-    """One order explains what everybody saw of a ledger that the workload wrote."""
+    """Check that one order of operations explains all observations of each ledger that the workload wrote."""
     for story in history.stories.values():
         if not story.seen.begun:
             continue
@@ -70,17 +70,15 @@ def _illegal(commit: Commit) -> str:
     if commit.author.startswith("writer"):
         return illegality(commit.before, commit.after, Author.WRITER)
     problem = illegality(commit.before, commit.after, Author.RECOVERY)
-    if problem and commit.author.startswith("replicator"):  # which recovers ledgers before it replaces bookies
+    if problem and commit.author.startswith("replicator"):  # it recovers ledgers before it replaces bookies
         return illegality(commit.before, commit.after, Author.REPLICATOR)
-    if problem and commit.author.startswith(
-        ("leader", "last")
-    ):  # of a log, who recovers old ledgers and writes new ones
+    if problem and commit.author.startswith(("leader", "last")):  # a log's leader recovers old ledgers, writes new ones
         return illegality(commit.before, commit.after, Author.WRITER)
     return problem
 
 
 async def check_ledgers(cluster: SimCluster, history: History, readers: Readers) -> None:
-    """Recover and read every ledger with a client of its own, and look at every replica."""
+    """Recover and read every ledger with a new client, and check every replica."""
     client = cluster.new_client("checker", {})
     await client.participant.create_task(_check_ledgers(cluster, client, history, readers), name="checker")
 
@@ -88,7 +86,7 @@ async def check_ledgers(cluster: SimCluster, history: History, readers: Readers)
 async def recover_ledgers(
     cluster: SimCluster, client: SimClient, history: History, *, skips_sealed: bool = False
 ) -> None:
-    """Seal every ledger. Called as the participant."""
+    """Recover every ledger, so that it is sealed. Called as the participant."""
     for story in list(history.stories.values()):
         record = cluster.store.record(story.ledger_id)
         if record is not None and not (skips_sealed and record.is_closed):
@@ -109,7 +107,7 @@ async def _check_ledgers(cluster: SimCluster, client: SimClient, history: Histor
 
 
 async def _recover(client: SimClient, history: History, story: Story) -> LedgerMetadata | None:
-    """The record of the closed ledger; None when recovery does not succeed, which is a violation (L-2)."""
+    """Return the record of the closed ledger; None if recovery does not succeed, which is a violation of L-2."""
     last_error: BookKeeperError | None = None
     for _ in range(RECOVERY_TRIES):
         story.recoveries[client.name] = story.recoveries.get(client.name, 0) + 1
@@ -138,25 +136,25 @@ async def _read_back(
 
 
 def _check_length(history: History, story: Story, metadata: LedgerMetadata) -> None:
-    """I-15: a recovery that finds nothing to write back and cannot read the last entry may publish another length."""
+    """Check I-15: only a recovery that writes no entry back and cannot read the last one may publish another length."""
     exact = story.length_up_to(metadata.last_entry_id)
     if metadata.length == exact:
         return
     history.count("inexact lengths")
     assert history.tap is not None
     lengths = history.tap.lengths
-    closer, why = lengths.closers.get(story.ledger_id, ""), lengths.unexcused.get(story.ledger_id)
+    closer, reason = lengths.closers.get(story.ledger_id, ""), lengths.unexcused.get(story.ledger_id)
     text = f"ledger {story.ledger_id} is closed with length {metadata.length}, not {exact}"
     if closer == story.writer:
         history.violated("I-15", f"{text}, by its writer")
-    elif why and not story.is_advanced and story.recoveries.get(closer) == 1:
-        history.violated("I-15", f"{text}: of the last entry, {why}")
+    elif reason and not story.is_advanced and story.recoveries.get(closer) == 1:
+        history.violated("I-15", f"{text}: of the last entry, {reason}")
 
 
 async def _check_replicas(
     client: SimClient, history: History, story: Story, metadata: LedgerMetadata, cluster: SimCluster
 ) -> None:
-    """I-2 and I-15 on every bookie that the record lists and that is there. Replicas on rotten ones may be damaged."""
+    """Check I-2 and I-15 on every listed bookie that is not lost. Replicas on rotten bookies may be damaged."""
     pool, rotten = BookiePool(client.runtime, client.client.config, resolve), cluster.rotten
     held = {
         bookie: set[int]()
@@ -181,11 +179,10 @@ async def _check_replicas(
 async def _held(
     pool: BookiePool, history: History, story: Story, metadata: LedgerMetadata, bookie: BookieId, is_rotten: bool
 ) -> set[int]:
-    """Entries of which the bookie has a replica whose digest verifies; each has to be what was written.
+    """Return the entries of which the bookie has a valid replica, and check that each is the written entry.
 
-    A rotten bookie may be unable to read some.
-
-    One that does not verify is none: what a power failure tore while it was written was never acknowledged.
+    A replica with a wrong digest does not count: a replica torn by a power failure was never acknowledged. A rotten
+    bookie may be unable to read some replicas.
     """
     assert metadata.digest_type is not None
     key = mac_key(story.password)
@@ -193,7 +190,7 @@ async def _held(
     try:
         runs = await pool.list_entries(bookie, story.ledger_id)
     except LedgerUnknownToBookie:
-        return valid  # Whether it should know the ledger, the count of copies says.
+        return valid  # `_check_replicas` counts the copies, so it detects a missing ledger.
     for run in runs:
         at = run.start
         while at < run.stop:

@@ -1,4 +1,4 @@
-"""Replicas that no client of a run has written: as another implementation's client may have left them."""
+"""Replicas that no client of a run has written, as another implementation's client may leave them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from bookies.wire.digest import mac_key, master_key
 
 
 def plant(bookie: SimBookie, record: LedgerMetadata, story: Story, entry_id: int, last_add_confirmed: int) -> bool:
-    """Let a bookie store an entry, which says that so much is confirmed. False: it is down, or refuses."""
+    """Let a bookie store an entry with this last add confirmed in its header. False: the bookie is down or refuses."""
     if bookie.server is None or bookie.participant is None:
         return False
     add = partial(bookie.server.store.add, is_recovery=True, is_deferred_sync=False, done=_ignore)
     records = Records.of([package(record, story, entry_id, last_add_confirmed)])
-    where = range(entry_id, entry_id + 1)
+    ids = range(entry_id, entry_id + 1)
     try:
-        bookie.participant.call(add, story.ledger_id, master_key(story.password), where, records, last_add_confirmed)
+        bookie.participant.call(add, story.ledger_id, master_key(story.password), ids, records, last_add_confirmed)
     except BookKeeperError:
         return False
     return True
 
 
 def package(record: LedgerMetadata, story: Story, entry_id: int, last_add_confirmed: int) -> bytes:
-    """An entry of the ledger as its writer would have packaged it."""
+    """Return an entry of the ledger as its writer would have packaged it."""
     payload = story.payload(entry_id)
     head = struct.pack(">qqqq", story.ledger_id, entry_id, last_add_confirmed, story.length_up_to(entry_id))
-    kind = record.digest_type or DigestType.CRC32C
-    return b"".join((head, digest(kind, mac_key(story.password), head, payload), payload))
+    digest_type = record.digest_type or DigestType.CRC32C
+    return b"".join((head, digest(digest_type, mac_key(story.password), head, payload), payload))
 
 
 def _ignore(error: BaseException | None) -> None:
-    """Whether a replica could be planted shows where it is looked for."""
+    """Ignore the outcome: the checks that read the replica detect whether it was stored."""

@@ -1,13 +1,13 @@
-"""Auto-recovery among the others: processes with an auditor and a worker, and what must hold of them in the end.
+"""Simulated auto-recovery: processes with an auditor and a worker, and the checks of their results at the end of a run.
 
-They are clients like all others, so every fault that meets clients meets them: killed at any `await`, paused, cut off
-from the store. When everything is healed and every ledger is sealed they have some time, and then
+The processes are clients, so every fault of clients affects them: they are killed at any `await`, paused, and cut off
+from the store. After the healing, when every ledger is sealed, they have some time. Then these promises must hold:
 
-    healed      every entry is on all bookies of its write set, by the record, and none of those is gone for good;
-                or the ledger is marked, and a process says why it could not be repaired
-    tidy        nothing else is marked, and nothing is locked
-    thrift      what they have copied is not more than `COPIES_MAX` times what has moved or was renewed, beside
-                `BROKEN_OFF_MAX` entries of copies that broke off with those who made them
+    healed      every entry is on all bookies of its write set, by the record, and none of these is lost for good;
+                or the ledger is marked, and a process reports why it could not be repaired
+    tidy        no other ledger is marked, and no ledger is locked
+    thrift      the processes have copied at most `COPIES_MAX` times the entries that have moved or were renewed, plus
+                `BROKEN_OFF_MAX` entries of copies that broke off when their process was killed
 
 Source: client-protocol 8.2 (I-2, I-18; the rest is checked as in every run), metadata 8.
 """
@@ -38,30 +38,30 @@ from bookies.replication.daemon import AutoRecovery
 if TYPE_CHECKING:
     from bookies.lab.sim.clients.plan import Plan
 
-HEALER = "replicator-healer"  # whose commits are checked as those of replicators are
-LAST_HEALER = f"{HEALER}0"  # which begins when everything else is healed
+HEALER = "replicator-healer"  # its commits are checked like those of replicators
+LAST_HEALER = f"{HEALER}0"  # starts after the healing
 COPIES_MAX = 3
 BROKEN_OFF_MAX = 300
-QUIET_S = 120.0  # virtual time until everything has to be healed
+QUIET_S = 120.0  # virtual time until every ledger must be repaired
 LOOK_S = 2.0
 
 
 class Healers:
-    """The processes of one run."""
+    """The auto-recovery processes of one run."""
 
     def __init__(self, cluster: SimCluster, history: History, plan: Plan) -> None:
         self._cluster = cluster
         self._history = history
         self._config = RecoveryConfig(**plan.healer_settings)  # type: ignore[arg-type]
         self._running: dict[str, AutoRecovery] = {}
-        self._settled: dict[str, int] = {}  # entries that a process had copied when it changed a record last
+        self._settled: dict[str, int] = {}  # process -> entries that it had copied when it last changed a record
         self.locking = Locking(cluster, history.violated, (HEALER, OPERATOR))
         if plan.healers:
             self._listen()
         self.is_over = asyncio.Event()
 
     def _listen(self) -> None:
-        """Hear of every commit, beside those who do already."""
+        """Receive every commit, in addition to the existing listener."""
         store = self._cluster.store
         earlier = store.on_commit
 
@@ -80,16 +80,16 @@ class Healers:
         if (recovery := self._running.get(commit.author)) is not None:
             self._settled[commit.author] = recovery.worker.totals.entries
         is_change = len(after.ensembles) > len(before.ensembles)
-        if is_change and any(after.ledger_id in each.worker.busy for each in self._running.values()):
+        if is_change and any(after.ledger_id in recovery.worker.busy for recovery in self._running.values()):
             self._history.count("ensembles changed during a repair")
 
     async def heal(self, client: SimClient) -> None:
-        """Take part until everything is over. Called as its participant."""
+        """Run auto-recovery until the end of the run. Called as its participant."""
         name = client.name
         recovery = AutoRecovery(client.runtime, client.client, client.driver, self._config, BookieId(name), name)
         self._running[name] = client.recovery = recovery
         client.participant.on_kill(lambda: self._killed(name))
-        self._tell_copies(name, recovery)
+        self._report_copies(name, recovery)
         task = asyncio.get_running_loop().create_task(recovery.run(), name=f"auto-recovery of {name}")
         await self.is_over.wait()
         task.cancel()
@@ -98,16 +98,16 @@ class Healers:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._history.violated("errors", f"{name}: auto-recovery ended by {error!r}")
 
-    def _tell_copies(self, name: str, recovery: AutoRecovery) -> None:
-        """Tell the cluster's `on_copy` when something was copied, and before anything else is done."""
-        spent = recovery.pace.spent
+    def _report_copies(self, name: str, recovery: AutoRecovery) -> None:
+        """Call the cluster's `on_copy` directly after every copy."""
+        charge = recovery.pace.charge
 
-        def told_spent(size: int, now: float) -> float:
+        def reporting_charge(size: int, now: float) -> float:
             if self._cluster.on_copy is not None:
                 self._cluster.on_copy(name)
-            return spent(size, now)
+            return charge(size, now)
 
-        recovery.pace.spent = told_spent  # type: ignore[method-assign]
+        recovery.pace.charge = reporting_charge  # type: ignore[method-assign]
 
     def _killed(self, name: str) -> None:
         recovery = self._running.get(name)
@@ -122,21 +122,21 @@ class Healers:
         recovery = self._running.pop(name, None)
         if recovery is None:
             return
-        for what, number in (
+        for counter, number in (
             ("ledgers repaired", recovery.worker.totals.ledgers),
             ("ledgers sealed by repairs", recovery.worker.totals.sealed),
             ("entries copied by repairs", recovery.worker.totals.entries),
             ("entries renewed by repairs", recovery.worker.totals.renewed),
         ):
-            self._history.count(what, number)
+            self._history.count(counter, number)
 
     # -- the end -------------------------------------------------------------------------------------------------
     async def check(self, client: SimClient) -> None:
-        """Wait until all is well, or has had time enough; then say what is not. Called as the participant."""
+        """Wait until all ledgers are healed, or for `QUIET_S`; then report the problems. Called as the participant."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + QUIET_S
         while await self._problems(client, are_reasons_enough=False):
-            # What a writer has made meanwhile, before it ended.
+            # Writers may have created ledgers meanwhile, before they ended.
             await recover_ledgers(self._cluster, client, self._history, skips_sealed=True)
             if loop.time() > deadline:
                 for invariant, text in await self._problems(client, are_reasons_enough=True):
@@ -145,43 +145,52 @@ class Healers:
             await asyncio.sleep(LOOK_S)
 
     async def _problems(self, client: SimClient, *, are_reasons_enough: bool) -> list[tuple[str, str]]:
-        """`are_reasons_enough`: whether it is no problem that something is not done, if somebody says why. If not, the
-        first problem will do."""
+        """Return the ledgers that are not healed or not tidy, as (promise, text).
+
+        `are_reasons_enough`: a process's report of why a ledger cannot be repaired excuses it. If False, the search
+        ends at the first problem.
+        """
         store = client.driver.recovery
         marked = [ledger_id async for ids in store.marked_ids() for ledger_id in ids]
         draining = list((await BookieNotes(client.driver, client.runtime.clock.wall_ms).read()).draining)
         explained: list[int] = []
         if are_reasons_enough:
-            explained = [each for recovery in self._running.values() for each in recovery.worker.reports]
-        found = [("tidy", f"ledger {each} is locked by {owner}") for each, owner in await self._locks(store)]
-        found += [("tidy", f"ledger {each} is marked, and nobody says why") for each in marked if each not in explained]
+            explained = [ledger_id for recovery in self._running.values() for ledger_id in recovery.worker.reports]
+        problems = [
+            ("tidy", f"ledger {ledger_id} is locked by {owner}") for ledger_id, owner in await self._locks(store)
+        ]
+        problems += [
+            ("tidy", f"ledger {ledger_id} is marked, and nobody says why")
+            for ledger_id in marked
+            if ledger_id not in explained
+        ]
         for story in list(self._history.stories.values()):
-            if found and not are_reasons_enough:
+            if problems and not are_reasons_enough:
                 break
             if self._cluster.store.record(story.ledger_id) is None:
                 continue  # deleted
             try:
                 check = await client.client.administration().check_ledger(story.ledger_id, percentage=100)
             except BookKeeperError as error:
-                found.append(("healed", f"ledger {story.ledger_id} cannot be checked: {error}"))
+                problems.append(("healed", f"ledger {story.ledger_id} cannot be checked: {error}"))
                 continue
             problem = self._problem_of(check, draining)
             if problem and not (story.ledger_id in marked and story.ledger_id in explained):
-                found.append(("healed", f"ledger {story.ledger_id}, of which nobody says why: {problem}"))
-        return found
+                problems.append(("healed", f"ledger {story.ledger_id}, of which nobody says why: {problem}"))
+        return problems
 
     @staticmethod
     async def _locks(store: RecoveryStore) -> list[tuple[int, str]]:
-        """Those that last: what waits for something, or is surplus, is looked at for a moment now and then."""
-        found = await store.locks()
-        if found:
+        """Return lasting locks, as (ledger, owner). Waiting or surplus ledgers are locked briefly now and then."""
+        locks = await store.locks()
+        if locks:
             await asyncio.sleep(LOOK_S / 2)
             later = await store.locks()
-            found = {ledger_id: owner for ledger_id, owner in found.items() if later.get(ledger_id) == owner}
-        return list(found.items())
+            locks = {ledger_id: owner for ledger_id, owner in locks.items() if later.get(ledger_id) == owner}
+        return list(locks.items())
 
     def check_thrift(self) -> None:
-        """When all processes have ended: what was copied, beside what records and bookies have got."""
+        """Check "thrift" after all processes have ended: compare the copied entries with those moved or renewed."""
         moved = 0
         for commits in self._cluster.store.commits.values():
             for commit in commits:
@@ -198,21 +207,21 @@ class Healers:
             self._history.violated("thrift", f"repairs have copied {copied} entries, and had to copy {needed}")
 
     async def check_nothing_left(self) -> None:
-        """When all processes have ended in the orderly way: no lock of theirs is in the store, and no vote.
+        """Check "tidy" after all processes have ended in an orderly way: they have left no lock and no vote.
 
-        Bookies go on, and one that deletes surplus copies holds locks for a moment.
+        The bookies continue, and one that deletes surplus copies holds locks briefly.
         """
-        looker = MemoryDriver(self._cluster.memory)
-        await looker.open()
-        for ledger_id, owner in await self._locks(looker.recovery):
+        driver = MemoryDriver(self._cluster.memory)
+        await driver.open()
+        for ledger_id, owner in await self._locks(driver.recovery):
             self._history.violated("tidy", f"ledger {ledger_id} is still locked by {owner}")
-        if (leader := await looker.recovery.auditor()) is not None:
+        if (leader := await driver.recovery.auditor()) is not None:
             self._history.violated("tidy", f"{leader} is the auditor, and has ended")
-        await looker.close()
+        await driver.close()
         self._history.count("most requests of a process in 10 s", self.locking.most_requests)
 
     def _problem_of(self, check: LedgerCheck, draining: Collection[str]) -> str:
-        """What a ledger lacks; nothing if it is whole."""
+        """Return the first defect of a ledger; "" if it has none."""
         if not check.metadata.is_closed:
             return "it is not sealed"
         for verdict in check.fragments:
@@ -221,14 +230,14 @@ class Healers:
                 if is_needed and replica.state is not ReplicaState.OK:
                     first, last = verdict.fragment.first, verdict.fragment.last
                     return f"entries {first} to {last} on {replica.bookie}: {replica.error}"
-        gone = [name for name, bookie in self._cluster.bookies.items() if bookie.is_gone or name in draining]
-        named = [name for name in gone if any(name in ensemble for _, ensemble in check.metadata.ensembles)]
+        leaving = [name for name, bookie in self._cluster.bookies.items() if bookie.is_gone or name in draining]
+        named = [name for name in leaving if any(name in ensemble for _, ensemble in check.metadata.ensembles)]
         held = [name for name in named if is_stored_on(check.metadata, BookieId(name))]
         return f"its record names {', '.join(held)}, which is gone, or to be emptied" if held else ""
 
 
 def _moved(before: LedgerMetadata, after: LedgerMetadata) -> int:
-    """Entries that are to be on another bookie now."""
+    """Return the number of replicas that a commit moved to another bookie."""
     if not after.is_closed or not before.is_closed:
         return 0
     count = 0

@@ -1,7 +1,7 @@
-"""What is asked of a log: leaders that take over from each other, append, roll and truncate; readers and tails.
+"""Workload on a log: leaders that take over from each other, append, roll and truncate; readers and tails.
 
-Every process is killed, paused and cut off as any other. When all is healed, everybody who leads ends; then one more
-process leads and appends the last entry, and every tail has to get to it. Source: client-protocol 5; I-20 to I-22, L-4.
+All faults of clients affect these processes. After the healing all leaders end. Then one more process leads and appends
+the last entry, and every tail must reach it. Source: client-protocol 5; I-20 to I-22, L-4.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ from bookies.protocol.log.log_segments import joined, parse_segment
 
 NAME = "orders"
 THE_END = b"the end"
-TAIL_STEP_S = 1.0  # a tail without news looks that often whether it is over
+TAIL_STEP_S = 1.0  # a tail without new entries checks after this time whether the run is over
 
 
 def list_commits(store: SimStore, name: str = NAME) -> list[ListCommit]:
-    """Every committed list of a log's ledgers, with the extents that are in segments."""
-    found = []
-    for each in store.record_commits.get(f"logs/{name}", []):
-        head = None if each.after is None else parse_manifest(name, each.after)
-        found.append(ListCommit(each.at_s, each.author, None if head is None else joined(head, _segments(store, head))))
-    return found
+    """Return every committed list of a log's ledgers, including the extents in segments."""
+    commits = []
+    for commit in store.record_commits.get(f"logs/{name}", []):
+        head = None if commit.after is None else parse_manifest(name, commit.after)
+        manifest = None if head is None else joined(head, _segments(store, head))
+        commits.append(ListCommit(commit.at_s, commit.author, manifest))
+    return commits
 
 
 def _segments(store: SimStore, head: Manifest) -> dict[str, tuple[Extent, ...]]:
-    """The extents of a list's segments, which held the same whenever they held anything."""
+    """Return the extents of a list's segments. A segment's contents never change while it exists."""
     contents = {
-        segment.name: next(each.after for each in store.record_commits[segment.name] if each.after)
+        segment.name: next(commit.after for commit in store.record_commits[segment.name] if commit.after)
         for segment in head.segments
     }
     return {name: parse_segment(name, content) for name, content in contents.items()}
 
 
 class LogWorkload(Roles):
-    """Runs the plan until it is stopped."""
+    """All clients of one run with a log. Runs the plan until `stop`."""
 
     def __init__(self, cluster: SimCluster, history: History, random: Random, plan: LogPlan) -> None:
         super().__init__(cluster, history, random)
@@ -67,7 +68,7 @@ class LogWorkload(Roles):
         self.fill("readertail", plan.tails, self._tail)
 
     async def check(self) -> None:
-        """A last leader can append, a last reader reads everything, and all promises hold."""
+        """Let a last leader append and a last reader read the whole log, then check all promises."""
         for task in self._leading:
             await asyncio.shield(task)
         client = self.cluster.new_client("last", {})
@@ -79,7 +80,7 @@ class LogWorkload(Roles):
         return self.cluster.loop.time()
 
     async def _log(self, client: SimClient) -> Log:
-        """The log, which whoever comes first makes."""
+        """Return the log. The first client creates it."""
         log = client.client.log(NAME)
         ensemble, write_quorum, ack_quorum = self._plan.quorums
         await log.create(ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum, exist_ok=True)
@@ -87,7 +88,7 @@ class LogWorkload(Roles):
 
     # -- leading -------------------------------------------------------------------------------------------------
     async def _lead(self, client: SimClient) -> None:
-        """Lead, append, roll, lose the lead, try again."""
+        """Lead the log, append and roll until the lead is lost, and repeat."""
         random, names = self.random, (f"{client.name}/{number}".encode() for number in count())
         log = await self._log(client)
         while not self.is_stopping:
@@ -101,7 +102,7 @@ class LogWorkload(Roles):
                 await self.sleep(200)
 
     async def _append_some(self, client: SimClient, writer: LogWriter, names: Iterator[bytes]) -> None:
-        """So many at once; now and then a roll or a truncation. Raises what the first of them raises, at the end."""
+        """Append with a random number in flight, sometimes roll or truncate. Raises the first error, at the end."""
         random = self.random
         window = random.choice((1, 4, 16, 64))
         pending: deque[asyncio.Future[Any]] = deque()
@@ -125,7 +126,7 @@ class LogWorkload(Roles):
             await asyncio.gather(*pending, return_exceptions=True)
 
     async def _append(self, client: SimClient, writer: LogWriter, payloads: list[bytes]) -> None:
-        """Append in one call, and write down what was answered, when."""
+        """Append in one call, and record the result and its time."""
         log_history, witness = self._log_history, self.history.witness
         number = log_history.attempt(client.name, payloads)
         try:
@@ -154,7 +155,7 @@ class LogWorkload(Roles):
 
     # -- truncating ----------------------------------------------------------------------------------------------
     async def _truncate(self, client: SimClient) -> None:
-        """Let the log begin at some position that somebody was told of."""
+        """Truncate the log before a random acknowledged position."""
         await self.sleep(self._plan.truncate_ms)
         if not self.is_stopping:
             await self._truncate_at(client, client.client.log(NAME))
@@ -182,7 +183,7 @@ class LogWorkload(Roles):
         return reading
 
     async def _read(self, client: SimClient) -> None:
-        """From the beginning, or from where somebody else has got to, to the end."""
+        """Read the log to its end, from its beginning or from a random acknowledged position."""
         await self.sleep(self._plan.read_ms)
         if self.is_stopping:
             return
@@ -198,7 +199,7 @@ class LogWorkload(Roles):
             self.history.failed(client.name, "a reading of the log", error)
 
     async def _tail(self, client: SimClient) -> None:
-        """Follow the log from its beginning; again from there when what would come next was truncated."""
+        """Tail the log from its beginning. Begin again if the next entry was truncated."""
         reading: Reading | None = None
         start: Position | None = None
         while True:
@@ -221,4 +222,4 @@ class LogWorkload(Roles):
                 self.history.failed(client.name, "the tail of the log", error)
             await self.sleep(50)
             if self._is_over and not self._log_history.final:
-                return  # There is nothing to get to.
+                return  # The last entry could not be appended.

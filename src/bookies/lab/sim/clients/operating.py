@@ -1,7 +1,7 @@
-"""Operators among the others: they announce maintenance, empty bookies, have data moved, and are killed in between.
+"""Simulated operators: they announce maintenance, drain bookies, balance data, and are killed while doing so.
 
-Their intents outlive them: a bookie that was to be emptied when its operator died stays so until somebody goes on, or
-cancels it. Only one bookie at a time is being emptied, so that there are others to copy to.
+An operator's intent outlives the operator: a bookie stays in draining until another operator continues or cancels the
+drain. Only one bookie at a time is drained, so that others remain to copy to.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from bookies.replication.operator.balance import BalanceProgress
 if TYPE_CHECKING:
     from bookies.lab.sim.clients.roles import Roles
 
-OPERATOR = "replicator-operator"  # whose commits are checked as those of replicators are
-WHAT = ("maintenance", "drain", "balance")
+OPERATOR = "replicator-operator"  # its commits are checked like those of replicators
+ACTIONS = ("maintenance", "drain", "balance")
 WEIGHTS = (2, 3, 2)
 PATIENCE_S = (0.3, 1.0, 3.0)
 TOLERANCE = 0.05
 
 
 class Operators:
-    """`mean_ms`: before each thing that one of them does."""
+    """The acts of all operators of a workload. `mean_ms`: mean pause before each act."""
 
     def __init__(self, roles: Roles, cluster: SimCluster, history: History, mean_ms: float) -> None:
         self._roles = roles
@@ -37,22 +37,22 @@ class Operators:
         self._mean_ms = mean_ms
 
     async def operate(self, client: SimClient) -> None:
-        """One thing, to its end or until patience is over. Called as its participant."""
+        """Do one act, to its end or until a time-out. Called as the operator's participant."""
         await self._roles.sleep(self._mean_ms)
         if self._roles.is_stopping:
             return
         random = self._roles.random
-        (what,) = random.choices(WHAT, WEIGHTS)
+        (action,) = random.choices(ACTIONS, WEIGHTS)
         bookie = BookieId(random.choice(list(self._cluster.bookies)))
-        work = {"maintenance": self._maintain, "drain": self._drain, "balance": self._balance}[what]
-        self._history.count(f"operators: {what}")
+        work = {"maintenance": self._maintain, "drain": self._drain, "balance": self._balance}[action]
+        self._history.count(f"operators: {action}")
         try:
             async with asyncio.timeout(random.choice(PATIENCE_S)):
                 await work(client, bookie)
         except TimeoutError:
-            self._history.count(f"operators: {what} broken off")
+            self._history.count(f"operators: {action} broken off")
         except BookKeeperError as error:
-            self._history.failed(client.name, what, error)
+            self._history.failed(client.name, action, error)
 
     def _notes(self, client: SimClient) -> BookieNotes:
         return BookieNotes(client.driver, client.runtime.clock.wall_ms)
@@ -62,7 +62,7 @@ class Operators:
         await self._notes(client).begin_maintenance(bookie, until_ms, client.name)
 
     async def _drain(self, client: SimClient, bookie: BookieId) -> None:
-        """Go on with what another one has begun, or begin; perhaps cancel it in the end."""
+        """Continue another operator's drain, or begin one; sometimes cancel it at the end."""
         for begun in (await self._notes(client).read()).draining:
             bookie = begun
         drain = Drain(client.runtime, client.client, client.driver, bookie, client.name)
@@ -83,12 +83,12 @@ class Operators:
                 self._count(drain)
 
     def _count(self, drain: Drain) -> None:
-        """What it has copied. Once."""
+        """Count the entries that a drain has copied, once."""
         done = [drain._done, *(totals for _, totals in drain._busy.values())]
-        self._history.count("entries copied by repairs", sum(each.entries for each in done))
-        self._history.count("entries renewed by repairs", sum(each.renewed for each in done))
-        for each in done:
-            each.entries = each.renewed = 0
+        self._history.count("entries copied by repairs", sum(totals.entries for totals in done))
+        self._history.count("entries renewed by repairs", sum(totals.renewed for totals in done))
+        for totals in done:
+            totals.entries = totals.renewed = 0
 
     async def _balance(self, client: SimClient, bookie: BookieId) -> None:
         balance = Balance(client.runtime, client.client, client.driver, client.name)
@@ -103,11 +103,11 @@ class Operators:
         self._history.count("operators: fragments moved", result.moves)
 
     async def settle(self, client: SimClient) -> None:
-        """At the end: maintenance ends; what is being emptied stays so, or is cancelled. Called as the participant."""
+        """End all maintenance and cancel some drains, at the end of the run. Called as the participant."""
         notes = self._notes(client)
-        found = await notes.read()
-        for bookie in found.exempt:
+        intents = await notes.read()
+        for bookie in intents.exempt:
             await notes.end_maintenance(bookie)
-        for bookie in found.draining:
+        for bookie in intents.draining:
             if self._roles.random.random() < 0.5:
                 await notes.end_draining(bookie)

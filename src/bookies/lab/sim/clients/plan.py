@@ -1,11 +1,11 @@
-"""How much a run asks of its cluster, and of what kind."""
+"""Plans: the amount and the mix of work that a run's clients do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Settings = Mapping[str, object]  # of a `ClientConfig`, beside those of all clients of the run
+Settings = Mapping[str, object]  # of a `ClientConfig`, in addition to those of all clients of the run
 
 
 def ways_of_reading() -> Mapping[str, float]:
@@ -14,14 +14,15 @@ def ways_of_reading() -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is asked. `quorums`: (ensemble, write quorum, ack quorum) to choose from.
+    """The work on ledgers in one run.
 
-    `digests`: without one ("dummy") nobody can tell a replica that a power failure tore from a good one.
-    `is_replaced`: a client that is killed, or has done its work, is followed by another in its role.
-    `ledgers_max`, `recoveries_max`, `reads_max`: how many each client does at most.
-    `payload_sizes_min`: of all payloads of a ledger, to choose from; none: mostly small ones.
+    `quorums`: (ensemble, write quorum, ack quorum) to choose from.
+    `digests`: with "dummy", a reader cannot distinguish a replica torn by a power failure from a good one.
+    `is_replaced`: after a client was killed or has done its work, another one starts in its role.
+    `ledgers_max`, `recoveries_max`, `reads_max`: maximum number of each, per client.
+    `payload_sizes_min`: minimum sizes of a ledger's payloads to choose from; none: mostly small payloads.
     `writer_settings`, `reader_settings`: each client in the role takes one of them; none: those of the run.
-    `reads`: how often each way of reading is chosen, by name (`lab/sim/clients/reading.py`).
+    `reads`: weight of each way of reading, by name (`lab/sim/clients/reading.py`).
     """
 
     writers: int = 2
@@ -42,29 +43,29 @@ class Plan:
     reads_max: int = 4
     deleters: int = 0
     delete_ms: float = 1_500.0  # mean, before a deletion
-    deferred_probability: float = 0.1  # of a ledger whose entries are on disk only when they are forced
-    overlap_probability: float = 0.0  # of an append that is under way while the writer forces
-    unforced_probability: float = 0.0  # of a seal that leaves out what is not forced
+    deferred_probability: float = 0.1  # of a ledger with deferred sync: its entries are durable only after a force
+    overlap_probability: float = 0.0  # of appends in flight while the writer forces
+    unforced_probability: float = 0.0  # of a seal that leaves out entries that were not forced
     advanced_probability: float = 0.0  # of a ledger whose writer chooses the ids of its entries
-    switch_probability: float = 0.0  # of a writer that allows or forbids ensemble changes, before each action
+    switch_probability: float = 0.0  # of a writer that allows or disallows ensemble changes, before each action
     writer_settings: tuple[Settings, ...] = ()
     reader_settings: tuple[Settings, ...] = ()
     reads: Mapping[str, float] = field(default_factory=ways_of_reading)
     replicators: int = 0
-    fragment_probability: float = 0.0  # of a replicator that moves one fragment, not all that a bookie holds
-    veterans: int = 0  # writers that live through everything, and in the end have to trust every bookie again
-    intruders: int = 0  # who have a wrong password
-    foreigners: int = 0  # who leave entries behind the ends of ledgers
+    fragment_probability: float = 0.0  # of a replicator that moves one fragment, not all data of a bookie
+    veterans: int = 0  # writers that live during the whole run, and at its end must trust every bookie again
+    intruders: int = 0  # clients with a wrong password
+    foreigners: int = 0  # clients that leave entries after the ends of ledgers
     healers: int = 0  # processes with an auditor and a replication worker
-    operators: int = 0  # who announce maintenance, empty bookies and have data moved
-    operate_ms: float = 800.0  # mean, before each of these
+    operators: int = 0  # they announce maintenance, drain bookies and balance data
+    operate_ms: float = 800.0  # mean, before each of these actions
     healer_settings: Settings = field(default_factory=dict)  # of a `RecoveryConfig`
     is_replaced: bool = True
 
 
 @dataclass(frozen=True)
 class LogPlan:
-    """How much is asked of one log. `quorums`: of its ledgers."""
+    """The work on one log in a run. `quorums`: of its ledgers."""
 
     quorums: tuple[int, int, int] = (3, 3, 2)
     leaders: int = 2

@@ -1,7 +1,7 @@
-"""What readers do: read, tail, ask for the end, wait for entries, look at what is not confirmed.
+"""Acts of readers: read, tail, request the last add confirmed, wait for entries, read unconfirmed entries.
 
-Each way of reading has a name, by which a plan says how often it is chosen. Source: client-protocol 3; I-12, I-14 to
-I-17, I-27, I-32 of 8.2.
+Each way of reading has a name, under which a plan sets its weight. Source: client-protocol 3; I-12, I-14 to I-17, I-27,
+I-32 of 8.2.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Readers:
         self._roles = roles
         self._history = roles.history
         self._random = roles.random
-        self._kinds, self._weights = tuple(plan.reads), tuple(plan.reads.values())
+        self._ways, self._weights = tuple(plan.reads), tuple(plan.reads.values())
 
     async def read(self, client: SimClient, story: Story) -> None:
-        """Open a ledger, and read it in some way."""
+        """Open a ledger and read it in a randomly chosen way."""
         story.handles[client.name] = None
         try:
             async with client.client.open(story.ledger_id, password=story.password) as ledger:
@@ -43,38 +43,38 @@ class Readers:
             story.handles.pop(client.name, None)
 
     async def _read_somehow(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
-        kind = self._random.choices(self._kinds, self._weights)[0]
+        way = self._random.choices(self._ways, self._weights)[0]
         try:
-            await self._read_as(kind, client, story, ledger)
+            await self._read_as(way, client, story, ledger)
         except EntryNotFound as error:
             if ledger.is_sealed and error.entry_id is not None and error.entry_id > ledger.metadata.last_entry_id:
                 return
             self._check_denied(client, story, error)
             raise
 
-    async def _read_as(self, kind: str, client: SimClient, story: Story, ledger: LedgerReader) -> None:
-        if kind == "all":
+    async def _read_as(self, way: str, client: SimClient, story: Story, ledger: LedgerReader) -> None:
+        if way == "all":
             await self.read_all(client, story, ledger)
-        elif kind == "tail":
+        elif way == "tail":
             await self._tail(client, story, ledger)
-        elif kind == "end":
+        elif way == "end":
             await self._read_end(story, ledger)
-        elif kind == "try end":
+        elif way == "try end":
             await self._try_read_end(story, ledger)
-        elif kind == "batches":
+        elif way == "batches":
             await self._read_batches(client, story, ledger)
-        elif kind == "entries":
+        elif way == "entries":
             await self._read_entries(client, story, ledger)
-        elif kind == "poll":
+        elif way == "poll":
             await self._poll(client, story, ledger)
-        elif kind == "unconfirmed batch":
+        elif way == "unconfirmed batch":
             await self._read_unconfirmed_batch(story, ledger)
         else:
-            assert kind == "unconfirmed", kind
+            assert way == "unconfirmed", way
             await self._read_unconfirmed(story, ledger)
 
     def _check_denied(self, client: SimClient, story: Story, error: EntryNotFound) -> None:
-        """I-32: no such entry, if every bookie says so."""
+        """Check I-32: a client raises `EntryNotFound` only if every replica was reported as missing."""
         tap = self._history.tap
         if tap is None or error.entry_id is None or error.entry_id < 0:
             return
@@ -83,10 +83,10 @@ class Readers:
             self._history.violated("I-32", f"{text}, but not all of its bookies said so")
 
     async def _read_end(self, story: Story, ledger: LedgerReader) -> None:
-        """I-27: who asks after an entry was acknowledged learns at least what that entry carries.
+        """Check I-27: a request for the LAC returns at least the LAC in the header of the last acknowledged entry.
 
-        That is, when the entry is in the last fragment, which is all that is asked; and not once a recovery writes
-        entries back: they then carry what it began with (D-5).
+        This holds only if the entry is in the last fragment, the only one that is queried, and no recovery has written
+        entries back: these carry the LAC with which the recovery began (D-5).
         """
         tap, acknowledged, known = self._history.tap, story.confirmed - 1, ledger.last_add_confirmed
         record = self._history.record_of(story.ledger_id)
@@ -104,14 +104,14 @@ class Readers:
         self._check_end(story, ledger, known, last)
 
     async def _try_read_end(self, story: Story, ledger: LedgerReader) -> None:
-        """Ask for the end, content with the first who knows more."""
+        """Request the LAC; the first bookie with a higher one suffices."""
         for _ in range(self._random.randint(1, 4)):
             known = ledger.last_add_confirmed
             self._check_end(story, ledger, known, await ledger.try_read_last_add_confirmed())
             await self._roles.sleep(10)
 
     def _check_end(self, story: Story, ledger: LedgerReader, known: int, last: int) -> None:
-        """`last` was told as the end by a handle that knew of `known`."""
+        """Check a LAC that a handle returned. `known`: the handle's previous one."""
         if last < known:
             self._history.violated("I-17", f"LAC of {ledger!r} went back from {known} to {last}")
         story.shown = max(story.shown, last)
@@ -119,7 +119,7 @@ class Readers:
             self._history.violated("I-14", f"the end of {ledger!r} was read as {last}, beyond {story.ends[0][1]}")
 
     async def _read_unconfirmed(self, story: Story, ledger: LedgerReader) -> None:
-        """What bookies hold of an open ledger; nothing behind the end of a sealed one."""
+        """Read the entries of an open ledger that bookies hold, and check that a sealed one has none after its end."""
         async for entry in ledger.read_unconfirmed(0, story.started + 2):
             if ledger.is_sealed and entry.id > ledger.metadata.last_entry_id:
                 self._history.violated("I-12", f"entry {entry.id} was read behind the end of {ledger!r}")
@@ -130,7 +130,7 @@ class Readers:
             self._history.violated("I-15", f"entry {entry.id} of {ledger!r}, unconfirmed, is not what was written")
 
     async def _read_batches(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
-        """Batch after batch, of some sizes, up to what was confirmed at the beginning."""
+        """Read batch after batch, of random sizes, up to the LAC at the beginning."""
         count_max, size_max = self._random.choice((0, 1, 3, 10)), self._random.choice((0, 100, 1_000, 1 << 20))
         last = ledger.last_add_confirmed
         first = self._random.randint(0, max(0, last))
@@ -144,7 +144,7 @@ class Readers:
             first = batch.last_entry_id + 1
 
     async def _read_unconfirmed_batch(self, story: Story, ledger: LedgerReader) -> None:
-        """Some of what bookies hold; nothing behind the end of a sealed ledger."""
+        """Read one batch of entries that bookies hold, and check that a sealed ledger has none after its end."""
         first, count_max = self._random.randint(0, story.started + 1), self._random.choice((0, 1, 3, 10))
         batch = await ledger.read_batch(first, count_max=count_max, unconfirmed=True)
         self._check_batch(ledger, batch, first, count_max, 0)
@@ -160,7 +160,7 @@ class Readers:
             self._history.violated("I-15", f"a batch of {ledger!r} is {text}")
 
     async def _read_entries(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
-        """Single entries here and there, some from all bookies at once, and the last one; one behind the end too."""
+        """Read random single entries, some in parallel from all bookies, one after the end, and the last entry."""
         for _ in range(self._random.randint(1, 5)):
             if ledger.last_add_confirmed >= 0:
                 entry_id = self._random.randint(0, ledger.last_add_confirmed)
@@ -182,7 +182,7 @@ class Readers:
         self._history.read(story, client.name, entry)
 
     async def _poll(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
-        """Wait for one entry after the other."""
+        """Wait for one entry after the other by long polls."""
         entry_id = self._random.randint(0, ledger.last_add_confirmed + 1)
         for _ in range(self._random.randint(1, 10)):
             known, wait_s = ledger.last_add_confirmed, self._random.choice((0, 0.05, 1.0))
@@ -198,7 +198,7 @@ class Readers:
                 return
 
     async def read_all(self, client: SimClient, story: Story, ledger: LedgerReader) -> int:
-        """Read what is confirmed, checking each entry. Returns how many there were."""
+        """Read and check all confirmed entries. Return their number."""
         lac = ledger.last_add_confirmed
         expected = 0
         async for entry in ledger.read(first=0):
@@ -212,7 +212,7 @@ class Readers:
         return expected
 
     async def _tail(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
-        """Follow a ledger to its end, which comes with the end of the run at the latest; or only for a while."""
+        """Tail a ledger to its end, at the end of the run at the latest, or only for a limited time."""
         patience = self._random.choice((0.5, 3.0, None))
         expected = 0
         try:
@@ -224,7 +224,7 @@ class Readers:
                     self._history.read(story, client.name, entry)
         except TimeoutError:
             return
-        is_there = self._history.record_of(story.ledger_id) is not None
-        if is_there and (not ledger.metadata.is_closed or expected != ledger.metadata.last_entry_id + 1):
+        exists = self._history.record_of(story.ledger_id) is not None
+        if exists and (not ledger.metadata.is_closed or expected != ledger.metadata.last_entry_id + 1):
             self._history.violated("L-3", f"the tail of {ledger!r} ended after {expected} entries")
         self._history.count("tails to the end")

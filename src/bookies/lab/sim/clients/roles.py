@@ -1,4 +1,4 @@
-"""Client processes in roles, one after the other: each lives until its work is done, or it is killed."""
+"""Client processes in roles, one after the other: each runs until its work is done or it is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Act = Callable[[SimClient], Coroutine[Any, Any, None]]
 
 
 class Roles:
-    """What every workload is made of. `is_replaced`: a client that has gone is followed by another in its role."""
+    """Base of every workload: runs clients in roles. `is_replaced`: after a client has ended, the next one starts."""
 
     def __init__(self, cluster: SimCluster, history: History, random: Random, *, is_replaced: bool = True) -> None:
         self.cluster = cluster
@@ -24,30 +24,30 @@ class Roles:
         self.random = random
         self.is_replaced = is_replaced
         self.is_stopping = False
-        self.healed = asyncio.Event()  # all faults are over
+        self.healed = asyncio.Event()  # all faults have ended
         self._tasks: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:
-        """Let every client finish what it is doing, and no more."""
+        """Let every client finish its current work and start no more."""
         self.is_stopping = True
 
     async def finish(self) -> None:
-        """Wait until every client has finished, which needs `stop` when they are replaced."""
+        """Wait until every client has finished. Requires `stop` before if clients are replaced."""
         assert self.is_stopping or not self.is_replaced
         for task in self._tasks:
             await asyncio.shield(task)
 
     def nudge(self) -> None:
-        """Let what waits for its time begin now."""
+        """Let planned actions that wait for their time begin now."""
 
     async def departed(self, client: SimClient) -> None:
-        """A client was closed in the orderly way. Called as its participant."""
+        """React to the orderly close of a client. Called as its participant."""
 
     async def sleep(self, mean_ms: float) -> None:
         await asyncio.sleep(self.random.expovariate(1 / mean_ms) / 1000)
 
     def fill(self, role: str, count: int, act: Act, choices: tuple[Settings, ...] = ()) -> list[asyncio.Task[None]]:
-        """Begin with `count` clients in a role; the tasks of the role. `choices`: each client takes one of them."""
+        """Start `count` clients in a role and return the role's tasks. `choices`: each client takes one of them."""
         tasks = []
         for number in range(1, count + 1):
             slot = self.keep_running(f"{role}{number}", act, choices)
@@ -56,7 +56,7 @@ class Roles:
         return tasks
 
     async def keep_running(self, role: str, act: Act, choices: tuple[Settings, ...] = ()) -> None:
-        """One client after the other in a role: each until it has done its work, or is killed."""
+        """Run one client after the other in a role, each until it has done its work or is killed."""
         life = 0
         while not self.is_stopping:
             life += 1

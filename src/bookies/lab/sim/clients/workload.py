@@ -1,9 +1,9 @@
-"""What is asked of ledgers: writers, recoveries that come at any time and several at once, readers, and others.
+"""Workload on ledgers: writers, recoveries at any time and several at once, readers, and other clients.
 
-Every operation goes through the public client and is written down in the `History`. What writers do is in `writing.py`,
-what readers do in `reading.py`, what those try who have no password in `intruding.py`. Beside them: recoveries,
-deletions, re-replication of bookies that are well, and what another client's recovery left behind the end of a ledger
-(D-5).
+Every operation goes through the public client and is recorded in the `History`. The acts of writers are in
+`writing.py`, those of readers in `reading.py`, and those of clients without the password in `wrong_password.py`. This
+file adds recoveries, deletions, re-replication of healthy bookies, and entries that another client's recovery has left
+after the end of a ledger (D-5).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bookies.lab.sim.clients.wrong_password import Intruders
 from bookies.lab.sim.world import SimClient, SimCluster
 from bookies.model import BookieId
 
-PLANTED_MAX = 3  # entries behind an end
+PLANTED_MAX = 3  # entries after an end
 
 
 class Workload(Roles):
-    """Runs the plan until it is stopped."""
+    """All clients of one run with ledgers. Runs the plan until `stop`."""
 
     def __init__(self, cluster: SimCluster, history: History, random: Random, plan: Plan) -> None:
         super().__init__(cluster, history, random, is_replaced=plan.is_replaced)
@@ -40,7 +40,7 @@ class Workload(Roles):
         self._intruders = Intruders(self)
         self._healers = Healers(cluster, history, plan)
         self._operators = Operators(self, cluster, history, plan.operate_ms)
-        self._waiting: list[asyncio.Future[None]] = []  # of recoveries that have not begun
+        self._waiting: list[asyncio.Future[None]] = []  # recoveries that have not begun
 
     def start(self) -> None:
         plan = self._plan
@@ -56,7 +56,7 @@ class Workload(Roles):
         self.fill(OPERATOR, plan.operators, self._operators.operate)
 
     async def check(self) -> None:
-        """Recover, read and look up every ledger, while those who do something end it."""
+        """Recover and read every ledger and check its replicas, while the clients finish their work."""
         self.healed.set()
         finishing = asyncio.create_task(self.finish())
         if self._plan.healers:
@@ -68,7 +68,7 @@ class Workload(Roles):
             await self._healers.check_nothing_left()
 
     async def _wait_healed(self) -> None:
-        """Seal every ledger, and let auto-recovery do its work on what the faults have left."""
+        """Seal every ledger, and let auto-recovery repair the damage that the faults have left."""
         healer, judge = self.cluster.new_client(LAST_HEALER, {}), self.cluster.new_client("judge", {})
         await healer.participant.create_task(self.cluster.open_client(healer))
         healing = healer.participant.create_task(self._healers.heal(healer), name="the last healer")
@@ -84,7 +84,7 @@ class Workload(Roles):
         await healing
 
     def nudge(self) -> None:
-        """Let the recoveries that wait for their time begin now."""
+        """Let the planned recoveries that wait for their time begin now."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
@@ -103,7 +103,7 @@ class Workload(Roles):
             return
 
     def _choose(self) -> Story | None:
-        """Some ledger, rather a young one."""
+        """Choose one of the six youngest ledgers."""
         stories = list(self.history.stories.values())
         return self.random.choice(stories[-6:]) if stories else None
 
@@ -123,9 +123,9 @@ class Workload(Roles):
 
     # -- deleting ------------------------------------------------------------------------------------------------
     async def _delete(self, client: SimClient) -> None:
-        """Delete a ledger, mostly one that has its end."""
+        """Delete a ledger, mostly one that has ended."""
         await self.sleep(self._plan.delete_ms)
-        stories = [each for each in self.history.stories.values() if each.ends or self.random.random() < 0.1]
+        stories = [story for story in self.history.stories.values() if story.ends or self.random.random() < 0.1]
         if not stories or self.is_stopping:
             return
         story = self.random.choice(stories)
@@ -137,7 +137,7 @@ class Workload(Roles):
 
     # -- replicating ---------------------------------------------------------------------------------------------
     async def _replicate(self, client: SimClient) -> None:
-        """Move what a bookie holds to others, though it is well."""
+        """Move the data of a healthy bookie to other bookies, or one fragment."""
         await self.sleep(self._plan.recovery_ms)
         if self.is_stopping:
             return
@@ -153,14 +153,14 @@ class Workload(Roles):
             self.history.failed(client.name, f"replication of {bookie}", error)
 
     async def _move_fragment(self, client: SimClient) -> None:
-        """Copy one fragment of some ledger to other bookies, or to its own once more.
+        """Copy one fragment of a ledger to other bookies, or again to its own.
 
-        Rather of one that is being written, and the fragment in front of the one that is.
+        Prefer a ledger that is being written, and the fragment before its last one.
         """
         stories = list(self.history.stories.values())
         if not stories:
             return
-        story = self.random.choice([each for each in stories if not each.is_over][-3:] or stories[-6:])
+        story = self.random.choice([story for story in stories if not story.is_over][-3:] or stories[-6:])
         administration = client.client.administration()
         try:
             verdicts = (await administration.check_ledger(story.ledger_id)).fragments
@@ -180,16 +180,17 @@ class Workload(Roles):
 
     # -- planting ------------------------------------------------------------------------------------------------
     async def _plant(self, _: SimClient) -> None:
-        """Leave entries behind the end of a ledger, as the recovery of another client that lost; each says that the
-        one before it is confirmed (D-5).
+        """Leave entries after the end of a ledger, as a recovery of another client that lost the race. The header of
+        each announces the entry before it as confirmed (D-5).
 
-        Whoever has the ledger open and does not know its end could not but believe them, so nobody has.
+        A reader that has the ledger open and does not know its end would accept them. So only ledgers without a living
+        reader are chosen.
         """
         await self.sleep(self._plan.recovery_ms)
         closed = [
-            each
-            for each in self.history.stories.values()
-            if each.ends and not any(reader in self.cluster.clients for reader in each.handles)
+            story
+            for story in self.history.stories.values()
+            if story.ends and not any(reader in self.cluster.clients for reader in story.handles)
         ]
         if not closed or self.is_stopping:
             return

@@ -1,4 +1,4 @@
-"""What writers do: append in every way, choose the ids, force, seal or walk away, and are let go of too late.
+"""Acts of writers: append in every way, choose entry ids, force, seal, close without sealing, or leave early.
 
 Source: client-protocol 2; I-23, I-24, I-31 of 8.2.
 """
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from bookies.client.write import LedgerWriter
 
 PASSWORDS = (b"", b"s3cret")
-# The longest pause after failures; then the time after which a probe counts as lost; then that of a probe.
+# The longest pause after failures; then the time after which a probe counts as lost; then the duration of a probe.
 TRUST_PAUSES_S = (31.0, 16.0, 2.0)
-CHOICES = 50  # of half of the bookies: that one of them is left out every time is chance once in 2 ** 50 runs
-LEAVING_S = 1.0  # what waits for a client that was closed ends long before
+CHOICES = 50  # ensembles of half of the bookies: chance leaves out a given bookie every time once in 2 ** 50 runs
+LEAVING_S = 1.0  # operations of a closed client end long before
 
 
 class Writers:
@@ -34,11 +34,11 @@ class Writers:
         self._history = roles.history
         self._random = roles.random
         self._plan = plan
-        self._switched: dict[str, None] = {}  # clients that were told to change ensembles, or not to; that lasts
-        self._left: dict[str, list[asyncio.Task[None]]] = {}  # client -> what still waits for entries of its ledgers
+        self._switched: dict[str, None] = {}  # clients whose `allow_ensemble_changes` was called
+        self._left: dict[str, list[asyncio.Task[None]]] = {}  # client that left -> its pending writes
 
     async def write_ledgers(self, client: SimClient) -> None:
-        """As many ledgers as the client likes, one after the other."""
+        """Write a random number of ledgers, one after the other."""
         for _ in range(self._random.randint(1, self._plan.ledgers_max)):
             if self._roles.is_stopping or client.name in self._left:
                 return
@@ -47,9 +47,9 @@ class Writers:
             self._roles.nudge()
 
     async def serve(self, client: SimClient) -> None:
-        """One ledger after the other until all faults are over. Then no bookie is passed over for ever.
+        """Write one ledger after the other until all faults have ended. Then check that every bookie is chosen again.
 
-        Whoever chooses bookies has those probed that had failed before, so a client that does nothing learns nothing.
+        A client probes bookies that have failed only when it chooses bookies, so it has to create ledgers.
         """
         while not self._roles.is_stopping:
             await self._write_ledger(client)
@@ -69,7 +69,7 @@ class Writers:
                 )
 
     async def _choose_bookies(self, client: SimClient) -> dict[str, None]:
-        """The bookies of a new ledger, half of those there are; nothing is written to it."""
+        """Create an empty ledger on half of the bookies, and return its bookies."""
         size = len(self._roles.cluster.bookies) // 2
         ledger = await client.client.create(ensemble=size, write_quorum=size, ack_quorum=1, password=b"")
         bookies = dict.fromkeys(map(str, ledger.metadata.last_ensemble))
@@ -81,7 +81,7 @@ class Writers:
         random = self._random
         config = client.client.config
         count = len(self._roles.cluster.bookies)
-        sizes = [each for each in self._plan.quorums if each[1 if config.opportunistic_striping else 0] <= count]
+        sizes = [sizes for sizes in self._plan.quorums if sizes[1 if config.opportunistic_striping else 0] <= count]
         ensemble, write_quorum, ack_quorum = random.choice(sizes)
         password, digest = random.choice(PASSWORDS), random.choice(self._plan.digests)
         is_deferred = random.random() < self._plan.deferred_probability
@@ -102,7 +102,7 @@ class Writers:
             story.payload_size_min = random.choice(self._plan.payload_sizes_min)
         self._history.stories[ledger.ledger_id] = story
         self._history.count("ledgers")
-        self._note_terms(client, ledger, story, ensemble)
+        self._note_settings(client, ledger, story, ensemble)
         scattered = (
             ScatteredWriter(self._roles, self._plan, ledger, story)
             if isinstance(ledger, AdvancedLedgerWriter)
@@ -125,36 +125,36 @@ class Writers:
         if scattered is not None and not story.is_over and await scattered.leaves():
             self._left[client.name] = scattered.waiting
             return
-        await self._let_go(client, ledger, story, scattered)
+        await self._finish(client, ledger, story, scattered)
 
     def _is_chosen(self, probability: float) -> bool:
         return probability > 0 and self._random.random() < probability
 
-    def _note_terms(self, client: SimClient, ledger: LedgerWriter, story: Story, ensemble: int) -> None:
-        """What the client's settings say about this ledger."""
-        config, terms, tap = client.client.config, self._history.terms, self._history.tap
+    def _note_settings(self, client: SimClient, ledger: LedgerWriter, story: Story, ensemble: int) -> None:
+        """Pass the client's settings for this ledger to the checkers."""
+        config, checker, tap = client.client.config, self._history.writer_settings, self._history.tap
         is_timed = not (story.is_deferred or story.is_advanced)
         was_switched = client.name in self._switched
         may_change = config.ensemble_changes_allowed or was_switched
-        if terms is not None:
-            terms.created(ledger.metadata, config, ensemble, is_timed=is_timed, may_change=may_change)
+        if checker is not None:
+            checker.created(ledger.metadata, config, ensemble, is_timed=is_timed, may_change=may_change)
         if tap is not None and (config.delay_ensemble_change or not config.ensemble_changes_allowed or was_switched):
             tap.excuse_late(ledger.ledger_id)
 
     def _maybe_switch(self, client: SimClient, ledger: LedgerWriter) -> None:
-        """Allow or forbid the client to change ensembles."""
+        """Now and then allow or disallow the client to change ensembles."""
         if not self._is_chosen(self._plan.switch_probability):
             return
         is_allowed = self._random.random() < 0.5
         self._switched[client.name] = None
-        if self._history.terms is not None and is_allowed:
-            self._history.terms.switched(ledger.ledger_id)
+        if self._history.writer_settings is not None and is_allowed:
+            self._history.writer_settings.switched(ledger.ledger_id)
         if self._history.tap is not None:
             self._history.tap.excuse_late(ledger.ledger_id)
         client.client.allow_ensemble_changes(is_allowed)
 
     async def departed(self, client: SimClient) -> None:
-        """The client was closed while appends waited: they end."""
+        """Check that the pending writes of a closed client end."""
         for task in self._left.pop(client.name, []):
             done, _ = await asyncio.wait([task], timeout=LEAVING_S)
             if not done:
@@ -164,11 +164,11 @@ class Writers:
                 self._history.unexpected(client.name, "write", error)
 
     async def _append_some(self, ledger: LedgerWriter, story: Story) -> None:
-        """One append, many that overlap, or a batch."""
-        kind = self._random.choice((0, 1, 1, 2))
-        if kind == 0:
+        """Append one entry, many that overlap, or a batch."""
+        act = self._random.choice((0, 1, 1, 2))
+        if act == 0:
             await self._append(ledger, story)
-        elif kind == 1:
+        elif act == 1:
             await self._append_overlapping(ledger, story, self._random.randint(2, 2 * self._plan.in_flight_max))
         else:
             first = self._history.begins(story, self._random.randint(2, self._plan.in_flight_max))
@@ -182,7 +182,7 @@ class Writers:
             self._acknowledged(story, first, last, answered)
 
     async def _append_overlapping(self, ledger: LedgerWriter, story: Story, count: int) -> None:
-        """Always as many under way as are allowed."""
+        """Append `count` entries with as many in flight as the plan allows."""
         appends: list[asyncio.Task[None]] = []
         try:
             for number in range(count):
@@ -208,8 +208,8 @@ class Writers:
 
     def _failed(self, story: Story, entry_id: int, error: BaseException) -> None:
         story.is_over = True
-        if self._history.terms is not None:
-            self._history.terms.check_failure(story.ledger_id, entry_id, error)
+        if self._history.writer_settings is not None:
+            self._history.writer_settings.check_failure(story.ledger_id, entry_id, error)
 
     def _acknowledged(self, story: Story, first: int, last: int, answered: int) -> None:
         if not story.is_deferred:
@@ -231,15 +231,15 @@ class Writers:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _let_go(
+    async def _finish(
         self, client: SimClient, ledger: LedgerWriter, story: Story, scattered: ScatteredWriter | None
     ) -> None:
-        """Seal, or only close; now and then with appends still under way."""
-        under_way = []
+        """Seal the ledger or only close it, now and then with appends in flight."""
+        in_flight = []
         if scattered is not None:
-            under_way = await scattered.last_writes()
+            in_flight = await scattered.last_writes()
         elif self._random.random() < 0.3 and not story.is_over:
-            under_way = [
+            in_flight = [
                 asyncio.create_task(self._append(ledger, story)) for _ in range(min(3, self._plan.in_flight_max))
             ]
             await asyncio.sleep(0)
@@ -257,14 +257,14 @@ class Writers:
             self._history.failed(client.name, f"seal of {ledger.ledger_id}", error)
         finally:
             await ledger.close()
-            for outcome in await asyncio.gather(*under_way, return_exceptions=True):
+            for outcome in await asyncio.gather(*in_flight, return_exceptions=True):
                 if isinstance(outcome, BaseException) and not isinstance(outcome, BookKeeperError):
                     self._history.unexpected(client.name, "append", outcome)
             story.is_over = True
         await self._check_closed(ledger, story)
 
     async def _check_seal(self, ledger: LedgerWriter, story: Story) -> None:
-        """I-24: the record says the same as the handle, and sealing again changes nothing."""
+        """Check I-24: record and handle have the same end, and another seal does not change it."""
         own = (ledger.last_add_confirmed, ledger.length)
         record = self._history.record_of(story.ledger_id)
         if record is not None and (not record.is_closed or (record.last_entry_id, record.length) != own):
@@ -273,7 +273,7 @@ class Writers:
             self._history.violated("I-24", f"ledger {story.ledger_id} is sealed at {own[0]}, and then at {again}")
 
     async def _check_closed(self, ledger: LedgerWriter, story: Story) -> None:
-        """I-23: a handle that was let go of takes nothing more."""
+        """Check I-23: a closed handle accepts no further entry."""
         try:
             late = ledger.write(story.started + 1, b"late") if story.is_advanced else ledger.append(b"late")
             entry_id = await late

@@ -1,10 +1,11 @@
-"""Clients that do not know a ledger's password: whatever they ask for is refused, and changes nothing.
+"""Clients without a ledger's password: all their requests are refused and have no effect.
 
-    password   no handle without the password; no bookie that holds entries of a ledger takes adds, a last add
-               confirmed or a fence with another one's key
+    password   no client gets a handle without the password; no bookie that holds entries of a ledger accepts adds, an
+               explicit LAC or a fence with a wrong key
 
-Half of them use the public client, which looks into the ledger's record. The others send what such a client would not:
-the bookies look for themselves. A bookie that holds nothing of the ledger knows no key either, and is not asked.
+Some requests use the public client, which checks the password with the ledger's record. The others go directly to
+bookies, which must check the key themselves. A bookie without entries of the ledger does not know its key and is not
+tested.
 
 Source: client-protocol 3.1; storage F-23.
 """
@@ -26,11 +27,11 @@ from bookies.wire.digest import mac_key, master_key, package_lac
 from bookies.wire.v2 import add_head
 
 WRONG = (b"", b"s3cret", b"S3cret", b"s3cret ")
-ACCEPTED = (EntryNotFound, LedgerFenced)  # what only somebody with the key is told
+ACCEPTED = (EntryNotFound, LedgerFenced)  # errors that a bookie returns only for the right key
 
 
 class _Outcome:
-    """What became of an add: an `AddSink`."""
+    """`AddSink` that stores the outcome of one add in a future."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -53,49 +54,51 @@ class Intruders:
         self._bookies = [BookieId(name) for name in roles.cluster.bookies]
 
     async def intrude(self, client: SimClient, story: Story) -> None:
-        """Try one thing with a wrong password."""
-        password = self._random.choice([each for each in WRONG if each != story.password])
-        what = self._random.choice(("open", "recover", "fence", "fence", "add", "write back", "announce"))
+        """Try one operation with a wrong password."""
+        password = self._random.choice([password for password in WRONG if password != story.password])
+        operation = self._random.choice(("open", "recover", "fence", "fence", "add", "write back", "announce"))
         try:
-            if what == "open":
+            if operation == "open":
                 await client.client.open(story.ledger_id, password=password)
-            elif what == "recover":
+            elif operation == "recover":
                 await client.client.recover(story.ledger_id, password=password)
-            elif not await self._ask(client, story, password, what):
+            elif not await self._ask(client, story, password, operation):
                 return
         except Unauthorized:
             self._history.count("intrusions refused")
             return
         except ACCEPTED as error:
-            self._accepted(client, story, what, f"is told {type(error).__name__}")
+            self._accepted(client, story, operation, f"is told {type(error).__name__}")
             return
         except BookKeeperError as error:
             self._history.failed(client.name, f"intrusion into {story.ledger_id}", error)
             return
-        self._accepted(client, story, what, "succeeds")
+        self._accepted(client, story, operation, "succeeds")
 
-    def _accepted(self, client: SimClient, story: Story, what: str, how: str) -> None:
-        text = f"{client.name} has a wrong password for ledger {story.ledger_id}, wants to {what}, and {how}"
+    def _accepted(self, client: SimClient, story: Story, operation: str, outcome: str) -> None:
+        text = f"{client.name} has a wrong password for ledger {story.ledger_id}, wants to {operation}, and {outcome}"
         self._history.violated("password", text)
 
-    async def _ask(self, client: SimClient, story: Story, password: bytes, what: str) -> bool:
-        """Send a request to a bookie that must know better; False: there is none. Raises what it answers."""
+    async def _ask(self, client: SimClient, story: Story, password: bytes, operation: str) -> bool:
+        """Send a request to a bookie that knows the key; False: there is none. Raises the bookie's error."""
         witness = self._history.witness
-        holders = [each for each in self._bookies if witness is not None and witness.has_any(each, story.ledger_id)]
+        holders = [
+            bookie for bookie in self._bookies if witness is not None and witness.has_any(bookie, story.ledger_id)
+        ]
         if not holders:
             return False
         bookie, ledger_id = self._random.choice(holders), story.ledger_id
         entry_id = self._random.randint(0, story.started + 1)
         pool = BookiePool(client.runtime, client.client.config, resolve)
         try:
-            if what == "fence":
-                which = self._random.choice((-1, entry_id))
-                await pool.read_entry(bookie, ledger_id, which, key=master_key(password))
-            elif what == "announce":
+            if operation == "fence":
+                read_id = self._random.choice((-1, entry_id))
+                await pool.read_entry(bookie, ledger_id, read_id, key=master_key(password))
+            elif operation == "announce":
                 body = package_lac(DigestType.CRC32C, mac_key(password), ledger_id, entry_id)
                 await pool.write_lac(bookie, ledger_id, entry_id, master_key(password), body)
             else:
-                head = add_head(master_key(password), is_recovery=what == "write back")
+                head = add_head(master_key(password), is_recovery=operation == "write back")
                 given = (head, ledger_id, entry_id, -1, 0, [b"intruder"], DigestType.CRC32C, mac_key(password))
                 outcome = _Outcome()
                 pool.send_adds(bookie, ledger_id, range(entry_id, entry_id + 1), pack_add_frames(*given)[0], outcome)

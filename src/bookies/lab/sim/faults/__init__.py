@@ -1,4 +1,4 @@
-"""What goes wrong in a run: profiles, fault schedules, damage to files."""
+"""Faults of a run: profiles, fault schedules, damage to files."""
 
 from __future__ import annotations
 

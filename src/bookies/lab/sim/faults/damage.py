@@ -1,8 +1,8 @@
-"""A bookie's files, damaged at random or on purpose, and whether the bookie then still tells the truth.
+"""Damage of a bookie's files, random or chosen, and the check that the bookie still answers correctly.
 
-`build` lets a bookie live for a while and keeps its files and its promises. `examine` starts it again on files that
-somebody has damaged and asks for everything it had promised: a right body, an error and "unknown" are fine, the start
-may be refused, but another body, "no such entry" and a lost fence are lies.
+`build` runs a bookie for a while and keeps its files and its promises. `examine` starts it again on damaged files and
+requests everything it had promised. A correct body, an error and `UNKNOWN` are allowed, and the bookie may refuse to
+start. A different body, `NO_ENTRY` and a lost fence are lies.
 
 Source: storage 10.
 """
@@ -59,7 +59,7 @@ CONFIG = BookieConfig(
 
 @dataclass
 class Base:
-    """Files of a bookie that is down, and what it has promised: (ledger, entry) to body, fenced ledgers."""
+    """Files of a bookie that is down, and its promises. `entries`: (ledger, entry) -> body. `fenced`: ledgers."""
 
     files: Files
     entries: dict[tuple[int, int], bytes]
@@ -69,9 +69,9 @@ class Base:
 
 @dataclass
 class Outcome:
-    """What a damaged bookie answered. `counts`: answers by kind, of the last life.
+    """The answers of a bookie with damaged files. `counts`: result -> number of answers, of the last life.
 
-    `denied`, `false`, `unfenced`: the lies. A false body is one whose digest is right; others a reader notices.
+    `denied`, `false`, `unfenced`: the lies. A false body has a correct digest; readers detect other wrong bodies.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -84,28 +84,28 @@ class Outcome:
     def deny(self, ledger_id: int, entry_id: int) -> None:
         self.denied.add((ledger_id, entry_id))
 
-    def take(self, ledger_id: int, entry_id: int, wanted: bytes, found: bytes) -> None:
-        """A body came."""
-        header = found[:ENTRY_HEADER_SIZE]
-        checksum = digest(DigestType.CRC32C, b"", header, found[ENTRY_HEADER_SIZE + 4 :])
-        if found == wanted:
+    def take(self, ledger_id: int, entry_id: int, expected: bytes, body: bytes) -> None:
+        """Record and judge a returned body."""
+        header = body[:ENTRY_HEADER_SIZE]
+        checksum = digest(DigestType.CRC32C, b"", header, body[ENTRY_HEADER_SIZE + 4 :])
+        if body == expected:
             self.counts["right"] += 1
-        elif found[:16] == wanted[:16] and found[ENTRY_HEADER_SIZE : ENTRY_HEADER_SIZE + 4] != checksum:
+        elif body[:16] == expected[:16] and body[ENTRY_HEADER_SIZE : ENTRY_HEADER_SIZE + 4] != checksum:
             self.counts["digest"] += 1
         else:
             self.false.add((ledger_id, entry_id))
 
-    def told(self) -> list[str]:
-        """The lies, in words."""
+    def lies(self) -> list[str]:
+        """Return one line for each lie."""
         return [
-            *(f"ledger {ledger_id} entry {entry_id} was denied" for ledger_id, entry_id in sorted(self.denied)),
-            *(f"ledger {ledger_id} entry {entry_id} is another" for ledger_id, entry_id in sorted(self.false)),
+            *(f"ledger {ledger_id} entry {entry_id}: reported missing" for ledger_id, entry_id in sorted(self.denied)),
+            *(f"ledger {ledger_id} entry {entry_id}: wrong body" for ledger_id, entry_id in sorted(self.false)),
             *(f"ledger {ledger_id} has lost its fence" for ledger_id in sorted(self.unfenced)),
         ]
 
 
 def body_of(ledger_id: int, entry_id: int) -> bytes:
-    """An entry with a CRC32C, the same on every bookie."""
+    """Return an entry's body with a CRC32C digest, the same on every bookie."""
     random = Random(f"{ledger_id}/{entry_id}")
     payload = random.randbytes(random.choice((20, 60, 200)))
     header = struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, len(payload) * (entry_id + 1))
@@ -113,7 +113,10 @@ def body_of(ledger_id: int, entry_id: int) -> bytes:
 
 
 def live(disk: SimDisk, seed: object, script: Script, *, stops: bool) -> None:
-    """Start a storage on the disk, run the script, stop in the orderly way or not at all. Raises what it raises."""
+    """Start a storage on the disk and run the script. `stops`: stop it in an orderly way, else abort it.
+
+    Raises the script's and the storage's errors, and `RuntimeError` if the bookie dies.
+    """
     loop = SimLoop()  # type: ignore[abstract]
     participant = Participant(loop, "bookie")
     failures: list[BaseException] = []
@@ -142,9 +145,10 @@ def live(disk: SimDisk, seed: object, script: Script, *, stops: bool) -> None:
 
 
 def build(seed: object, *, is_clean: bool, skip: int = 0) -> Base:
-    """Several lives: ledgers that are complete, open, fenced, of many pages; two checkpoints and what came after.
+    """Run three lives of a bookie: complete, open, fenced and multi-page ledgers, two checkpoints, and later adds.
 
-    `skip`: without that many of the ledgers of each life, as another bookie of the cluster has it.
+    `is_clean`: the last life ends with an orderly stop. `skip`: number of ledgers to leave out of each life, to get
+    another bookie of the cluster.
     """
     disk = SimDisk(Random(f"{seed}/disk"))
     base = Base({}, {}, set(), is_clean)
@@ -198,7 +202,7 @@ async def _fence(store: LedgerStore, ledger_id: int) -> None:
 
 
 def examine(base: Base, files: Files, seed: object) -> Outcome:
-    """Two lives on these files: all is asked for at once, again when damage was repaired, and after a restart."""
+    """Run two lives on these files. Request all promised data at once, after repairs, and after a restart."""
     disk = SimDisk(Random(f"{seed}/disk"))
     for path, data in files.items():
         disk.put(path, data)
@@ -226,27 +230,27 @@ def examine(base: Base, files: Files, seed: object) -> Outcome:
 
 
 async def _ask(store: LedgerStore, base: Base, outcome: Outcome) -> None:
-    """Every entry, the last of each ledger, and its list."""
+    """Request every entry, and the last entry and the entry list of each ledger."""
     last: dict[int, int] = {}
     for (ledger_id, entry_id), body in base.entries.items():
         last[ledger_id] = max(last.get(ledger_id, -1), entry_id)
         try:
-            found = await store.read(ledger_id, entry_id)
+            answer = await store.read(ledger_id, entry_id)
         except (EntryNotFound, LedgerUnknownToBookie):
             outcome.deny(ledger_id, entry_id)
         except (ReadFailed, DataUnknown) as error:
             outcome.counts[type(error).__name__] += 1
         else:
-            outcome.take(ledger_id, entry_id, body, found)
+            outcome.take(ledger_id, entry_id, body, answer)
     for ledger_id, entry_id in last.items():
         try:
-            found = await store.read(ledger_id, -1)
+            answer = await store.read(ledger_id, -1)
         except (EntryNotFound, LedgerUnknownToBookie):
             outcome.deny(ledger_id, entry_id)
         except (ReadFailed, DataUnknown):
             pass
         else:
-            if struct.unpack_from(">q", found, 8)[0] < entry_id:
+            if struct.unpack_from(">q", answer, 8)[0] < entry_id:
                 outcome.deny(ledger_id, entry_id)
         try:
             runs = await store.list_entries(ledger_id)
@@ -261,7 +265,7 @@ async def _ask(store: LedgerStore, base: Base, outcome: Outcome) -> None:
 
 
 async def _ask_fences(store: LedgerStore, base: Base, outcome: Outcome) -> None:
-    """An ordinary add to each ledger that was fenced."""
+    """Send an ordinary add to each fenced ledger."""
     for ledger_id in sorted(base.fenced):
         try:
             await _add(store, ledger_id, 1_000, body_of(ledger_id, 1_000))
@@ -276,14 +280,14 @@ KINDS = ("flip", "truncate", "append", "remove", "replace", "zero")
 
 
 def damage(files: Files, others: Files, path: str, kind: str, random: Random) -> Files:
-    """The same files, one of them damaged. `others`: of another bookie, for the kind "replace"."""
+    """Return the files with one of them damaged. `others`: files of another bookie, for "replace"."""
     data = bytearray(files[path])
     changed = dict(files)
     if kind == "remove":
         del changed[path]
         return changed
     if kind == "replace":
-        names = [path] if path in others else sorted(each for each in others if _kind_of(each) == _kind_of(path))
+        names = [path] if path in others else sorted(other for other in others if _kind_of(other) == _kind_of(path))
         data = bytearray(others[names[0]]) if names else bytearray()
     elif kind == "append":
         data += random.randbytes(random.choice((1, 7, 8, 64, 1000)))
@@ -295,7 +299,7 @@ def damage(files: Files, others: Files, path: str, kind: str, random: Random) ->
         start = random.randrange(len(data)) & ~511
         data[start : start + 512] = bytes(len(data[start : start + 512]))
     else:
-        # Most of a file may be zeros that nobody reads: aim at what was written.
+        # Most of a file may be unused zeros. Only written bytes are worth damaging.
         used = max(1, len(bytes(data).rstrip(b"\0")))
         for _ in range(random.choice((1, 1, 2, 8))):
             data[random.randrange(used)] ^= 1 << random.randrange(8)
@@ -308,10 +312,10 @@ def _kind_of(path: str) -> str:
 
 
 def may_be_lost(base: Base, files: Files, path: str) -> Base:
-    """What is left of the promises if nobody can tell this damage from what a crash leaves.
+    """Return the base without the promises that the damage may break, because it looks like the result of a crash.
 
-    Only the last groups of a journal are so, if no group stands behind them in their file: those that were synced and
-    answered, and then lost, look like some that were never written.
+    This holds only for the last groups of a journal, if no group follows them in their file: groups that were synced,
+    acknowledged and then lost look like groups that were never written.
     """
     if base.is_clean or _kind_of(path) != ".txn" or path not in files:
         return base
@@ -320,7 +324,7 @@ def may_be_lost(base: Base, files: Files, path: str) -> Base:
     changed = [at for at in range(len(before)) if before[at : at + 1] != after[at : at + 1]]
     if not changed:
         return base
-    behind = changed[-1] - changed[-1] % journal_format.ALIGNMENT + journal_format.ALIGNMENT
+    end_of_damage = changed[-1] - changed[-1] % journal_format.ALIGNMENT + journal_format.ALIGNMENT
 
     def pread(size: int, offset: int) -> bytes:
         return before[offset : offset + size]
@@ -332,7 +336,7 @@ def may_be_lost(base: Base, files: Files, path: str) -> Base:
             continue
         for index, (ledger_id, entry_id) in enumerate(item.ids):
             begin, end = item.offset + item.records.starts[index], item.offset + item.records.starts[index + 1]
-            if begin >= behind:
+            if begin >= end_of_damage:
                 return base
             if end > changed[0] - journal_format.ALIGNMENT:
                 entries.pop((ledger_id, entry_id), None)
@@ -342,7 +346,7 @@ def may_be_lost(base: Base, files: Files, path: str) -> Base:
 
 @dataclass
 class Summary:
-    """Of many mutations. `lies`: (mutation, what was said)."""
+    """Results of many mutations. `lies`: (mutation, lie)."""
 
     count: int = 0
     refused: int = 0
@@ -359,7 +363,7 @@ class Summary:
 
 
 def fuzz(first: int, count: int, bases: tuple[Base, Base], others: Files) -> Summary:
-    """Mutations number `first` to `first + count - 1`, each with a file and a kind by its number."""
+    """Examine mutations number `first` to `first + count - 1`. The number determines file and kind of damage."""
     summary = Summary()
     for number in range(first, first + count):
         random = Random(f"damage/{number}")
@@ -370,12 +374,12 @@ def fuzz(first: int, count: int, bases: tuple[Base, Base], others: Files) -> Sum
         name = f"{number}: {kind} {path} ({'stopped' if base.is_clean else 'killed'})"
         try:
             outcome = examine(may_be_lost(base, files, path), files, number)
-        except Exception as error:  # noqa: BLE001  (a bookie that dies is what is looked for)
+        except Exception as error:  # noqa: BLE001  (any error shows that the bookie died)
             summary.lies.append((name, f"died: {error!r}"))
             outcome = Outcome()
         summary.count += 1
         summary.refused += bool(outcome.refusal)
         summary.unharmed += not outcome.refusal and outcome.counts["right"] == len(base.entries)
         summary.answers += outcome.counts
-        summary.lies.extend((name, text) for text in outcome.told())
+        summary.lies.extend((name, text) for text in outcome.lies())
     return summary

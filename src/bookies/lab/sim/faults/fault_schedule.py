@@ -1,8 +1,8 @@
-"""What goes wrong, and when: a seeded schedule over the cluster.
+"""Fault schedules: a seeded sequence of faults for the cluster.
 
-All but one leave durable replicas alone: a power failure loses only what was not synced, so the number of faults at
-once needs no limit for safety, and every promise must hold in every run (`hit(l, e)` of client-protocol 8.1 is 0).
-Rot damages what was durable, on one bookie of a run only: there one replica of each entry is excused.
+All faults but rot leave durable replicas intact: a power failure loses only unsynced data. So the number of
+simultaneous faults needs no limit for safety, and every promise must hold in every run (`hit(l, e)` of client-protocol
+8.1 is 0). Rot damages durable data, on only one bookie of a run: the checks excuse one replica of each entry there.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ LOG_HEADER_SIZE = 1024  # bytes; a bookie refuses an entry log whose header is d
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """`gap_ms`: mean time between faults. `weights`: how often each kind is chosen, by name.
+    """The faults of a run.
 
-    `count_max`: no more faults than that. `durations_s`: of each fault, one of them, as likely as the others.
+    `gap_ms`: mean time between faults. `count_max`: maximum number of faults. `durations_s`: each fault lasts for one
+    of these, chosen with equal probability. `weights`: fault name -> relative frequency.
     """
 
     gap_ms: float = 300.0
@@ -56,33 +57,33 @@ class FaultPlan:
 
 @dataclass
 class Injected:
-    """Which faults of a run happen. `only`: the names of those that may; None: all. `happened`: name -> what it was.
+    """The faults of a run that happen. `only`: names of those that may; None: all. `happened`: name -> description.
 
-    A fault's name and everything about it follow from the seed alone, so a run can be repeated without some of them.
+    The seed alone determines a fault's name and all its details, so a run can be repeated without some of its faults.
     """
 
     only: frozenset[str] | None = None
     happened: dict[str, str] = field(default_factory=dict)
 
-    def admits(self, name: str, what: str) -> bool:
-        """Whether a fault happens now. Asked once for each."""
+    def admits(self, name: str, description: str) -> bool:
+        """Decide and record whether a fault happens now. Called once per fault."""
         if self.only is not None and name not in self.only:
             return False
-        self.happened[name] = what
+        self.happened[name] = description
         return True
 
 
 class Faults:
-    """Applies faults until it is stopped. Their ends are part of them: restarts, healed partitions."""
+    """Source of a run's random faults. Each fault includes its end, for example a restart or a healed partition."""
 
     def __init__(self, cluster: SimCluster, seed: str, plan: FaultPlan, injected: Injected) -> None:
         self._cluster = cluster
         self._seed = seed
-        self._random = Random(seed)  # of the present fault: each has its own
+        self._random = Random(seed)  # of the current fault: each has its own
         self._plan = plan
         self._injected = injected
         self._is_stopped = False
-        self._kinds: dict[str, Callable[[], None]] = {
+        self._actions: dict[str, Callable[[], None]] = {
             "crash bookie": self._crash_bookie,
             "crash bookie in a disk call": self._crash_bookie_in_disk_call,
             "crash bookie at an await": self._crash_bookie_at_await,
@@ -115,19 +116,19 @@ class Faults:
         }
 
     async def run(self) -> None:
-        kinds = [kind for kind in self._kinds if self._plan.weights.get(kind, 0) > 0]
-        weights = [self._plan.weights[kind] for kind in kinds]
+        faults = [fault for fault in self._actions if self._plan.weights.get(fault, 0) > 0]
+        weights = [self._plan.weights[fault] for fault in faults]
         number = 0
-        while kinds and not self._is_stopped and number < self._plan.count_max:
+        while faults and not self._is_stopped and number < self._plan.count_max:
             number += 1
             self._random = Random(f"{self._seed}/{number}")
             await asyncio.sleep(self._random.expovariate(1 / self._plan.gap_ms) / 1000)
-            kind = self._random.choices(kinds, weights)[0]
-            if not self._is_stopped and self._injected.admits(f"fault {number}", kind):
-                self._kinds[kind]()
+            fault = self._random.choices(faults, weights)[0]
+            if not self._is_stopped and self._injected.admits(f"fault {number}", fault):
+                self._actions[fault]()
 
     def stop(self) -> None:
-        """No new faults; `SimCluster.heal` ends the present ones."""
+        """Start no new faults. `SimCluster.heal` ends the current ones."""
         self._is_stopped = True
 
     # -- choices -------------------------------------------------------------------------------------------------
@@ -176,12 +177,12 @@ class Faults:
             )
 
     def _lose_bookie(self) -> None:
-        """For good, with all it holds. One in a run: of some entries there is but one replica more."""
+        """Lose a bookie for good, with all its data. Once per run: some entries have only one other replica."""
         if not any(bookie.is_gone for bookie in self._cluster.bookies.values()):
             self._cluster.lose_bookie(self._bookie(), self._loss())
 
     def _flap(self) -> None:
-        """A bookie's registration comes and goes, though it serves all the time."""
+        """Expire a bookie's registration several times, although it serves all the time."""
         name = self._bookie()
         mean_s = self._random.choice((0.01, 0.05, 0.25))
         for number in range(self._random.choice((10, 30, 100))):
@@ -210,7 +211,7 @@ class Faults:
         self._later(self._duration_s(), end)
 
     def _fail_disk_calls(self) -> None:
-        """The next calls of a kind fail, a write perhaps half-way."""
+        """Fail a bookie's next disk calls of one type. A write may fail half done."""
         bookie = self._cluster.bookies[self._bookie()]
         operation = self._random.choice(
             ("pread", "pwrite", "pwritev", "fdatasync", "fdatasync", "truncate", "open", "")
@@ -226,13 +227,13 @@ class Faults:
         )
 
     def _fill_disk(self) -> None:
-        """Hardly any room is left for a while."""
+        """Leave a bookie's disk with at most 64 KiB of free space for the fault's duration."""
         disk = self._cluster.bookies[self._bookie()].disk
         capacity, disk.capacity = disk.capacity, disk.used() + self._random.choice((0, 4 << 10, 64 << 10))
         self._later(self._duration_s(), lambda: disk.grow(capacity))
 
     def _rot(self) -> None:
-        """A bit of an entry log of one bookie, always the same one, changes."""
+        """Flip a bit of an entry log. All rot of a run hits the same bookie."""
         cluster = self._cluster
         if not cluster.rotten:
             cluster.rotten[self._bookie()] = None
@@ -246,23 +247,23 @@ class Faults:
             cluster.trace.note(name, f"a bit of {path} rots")
 
     def _refuse_adds(self) -> None:
-        """One bookie, or two in close succession, fail the next adds that they are asked for."""
+        """Let one bookie or two fail their next adds."""
         for name in self._random.sample(list(self._cluster.bookies), self._random.choice((1, 1, 2))):
-            mood = self._cluster.bookies[name].mood
-            mood.refusals = self._random.choice((1, 1, 2, 5))
-            self._cluster.trace.note(name, f"refuses {mood.refusals} adds")
+            faults = self._cluster.bookies[name].storage_faults
+            faults.refusals = self._random.choice((1, 1, 2, 5))
+            self._cluster.trace.note(name, f"refuses {faults.refusals} adds")
 
     def _limbo(self) -> None:
-        """A bookie cannot say what it holds; never two at once, so that recoveries come to their end."""
-        if any(each.mood.is_in_limbo for each in self._cluster.bookies.values()):
+        """Put a bookie into limbo: its contents are unknown. Never two at once, so that recoveries can end."""
+        if any(bookie.storage_faults.is_in_limbo for bookie in self._cluster.bookies.values()):
             return
         name = self._bookie()
-        mood = self._cluster.bookies[name].mood
+        faults = self._cluster.bookies[name].storage_faults
         self._cluster.trace.note(name, "cannot say what it holds")
-        mood.is_in_limbo = True
+        faults.is_in_limbo = True
 
         def end() -> None:
-            mood.is_in_limbo = False
+            faults.is_in_limbo = False
 
         self._later(2 * self._duration_s(), end)
 
@@ -288,7 +289,7 @@ class Faults:
         self._later(self._duration_s(), end)
 
     def _partition(self) -> None:
-        """Two hosts, one way or both."""
+        """Partition two hosts, in one direction or both."""
         source, target = self._random.sample(self._hosts(), 2)
         pairs = [(source, target)]
         if self._random.random() < 0.6:
@@ -297,7 +298,7 @@ class Faults:
         self._block(pairs)
 
     def _isolate(self) -> None:
-        """One host from all others, or from all but the store."""
+        """Isolate one host from all others, or from all but the store."""
         lonely = self._random.choice(self._hosts())
         others = [host for host in self._hosts() if host != lonely]
         if self._random.random() < 0.5 and STORE_HOST in others:
@@ -312,7 +313,7 @@ class Faults:
         self._later(self._duration_s(), lambda: self._cluster.network.slow_down(host, 1))
 
     def _isolate_from_store(self) -> None:
-        """One client or bookie, one way or both."""
+        """Isolate one client or bookie from the store, in one direction or both."""
         host = self._random.choice([*self._cluster.bookies, *self._cluster.clients])
         pairs = self._random.choice(
             [[(host, STORE_HOST)], [(STORE_HOST, host)], [(host, STORE_HOST), (STORE_HOST, host)]]
@@ -361,7 +362,7 @@ class Faults:
 
     # -- auto-recovery -------------------------------------------------------------------------------------------
     def _recovering(self, *, is_auditor: bool) -> str | None:
-        """A process whose auditor is elected, or whose worker repairs something at this moment."""
+        """Choose a process whose auditor is elected, or whose worker is repairing a ledger now."""
         names = [
             name
             for name, client in self._cluster.clients.items()
@@ -379,7 +380,7 @@ class Faults:
             self._kill_soon(name)
 
     def _kill_soon(self, name: str, steps_max: int = 40) -> None:
-        """Within some steps: it may be anywhere in what it does."""
+        """Kill a client within `steps_max` of its callbacks."""
 
         def kill() -> None:
             if name in self._cluster.clients:
@@ -389,11 +390,14 @@ class Faults:
             self._cluster.clients[name].participant.light_fuse(self._random.randint(1, steps_max), kill)
 
     def _hit_at_copy(self, hit: Callable[[str], None]) -> None:
-        """The next one that copies something, behind some of its copies; perhaps only when all else is healed, for most
-        of what was lost is copied then. The last one that is started is left alone, so that somebody goes on."""
+        """Call `hit` with the next process that copies entries, after one to three copies.
+
+        This may be only after the healing, when most lost data is copied. The last healer is spared, so that one
+        process continues.
+        """
         copies = self._random.choice((1, 1, 2, 3))
 
-        def told(name: str) -> None:
+        def on_copy(name: str) -> None:
             nonlocal copies
             copies -= name != LAST_HEALER
             if copies == 0 and name in self._cluster.clients:
@@ -401,10 +405,10 @@ class Faults:
                 self._cluster.trace.note(name, "has copied something")
                 asyncio.get_running_loop().call_soon(hit, name, context=self._cluster.loop.world.copy())
 
-        self._cluster.on_copy = told
+        self._cluster.on_copy = on_copy
 
     def _stun(self, name: str) -> None:
-        """Pause it, mostly for longer than its session lasts: others get its locks, and it does not know."""
+        """Pause a process and mostly expire its session, so that others get its locks without its knowledge."""
         if name not in self._cluster.clients:
             return
         participant = self._cluster.clients[name].participant

@@ -1,4 +1,4 @@
-"""The profiles of random runs: what is asked, of how many bookies, and what goes wrong meanwhile."""
+"""Profiles of random runs: workload, number of bookies, faults and settings."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bookies.lab.sim.faults.targeted_faults import TargetedFaultPlan
 
 @dataclass(frozen=True)
 class Profile:
-    """What kind of run. `duration_s`: virtual time with faults, unless the work is done earlier."""
+    """The parameters of a run. `duration_s`: virtual time with faults, unless the work is done earlier."""
 
     bookies: int = 5
     duration_s: float = 6.0
     plan: Plan = field(default_factory=lambda: Plan(deleters=1))
     log: LogPlan | None = None  # instead of the plan
     faults: FaultPlan = field(default_factory=FaultPlan)
-    moments: TargetedFaultPlan | None = None
+    targeted_faults: TargetedFaultPlan | None = None
     stall_probability: float = 0.0
     stall_ms: float = 300.0
     lease_s: float = 2.0  # of a bookie's registration
     defers_syncs: bool = False
-    collects: bool = False  # in the end bookies have to give back all the space that they can
+    collects: bool = False  # at the end bookies must release all the space that they can
     bookie_settings: dict[str, object] = field(default_factory=dict)
     client_settings: dict[str, object] = field(
         default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
@@ -97,7 +97,7 @@ HEALING_FAULTS: dict[str, float] = {
     "kill client at an await": 2,
     "pause client": 2,
 }
-# Settings of clients that do not wait long for bookies.
+# Settings of clients with short time-outs.
 HASTY: dict[str, object] = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500}
 IMPATIENT: dict[str, object] = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000}
 QUICK_COLLECTION: dict[str, object] = {
@@ -154,7 +154,7 @@ PROFILES = {
             },
         )
     ),
-    # Short ledgers, recovered while they are written; answers of single bookies come late.
+    # Short ledgers, recovered while they are written; single bookies answer late.
     "races": Profile(
         duration_s=5.0,
         plan=Plan(writers=3, recoverers=3, readers=1, entries_max=25, pause_ms=10, recovery_ms=120),
@@ -169,7 +169,7 @@ PROFILES = {
                 "pause bookie": 1,
             },
         ),
-        moments=TargetedFaultPlan(),
+        targeted_faults=TargetedFaultPlan(),
         stall_probability=0.06,
         client_settings=IMPATIENT,
     ),
@@ -178,7 +178,7 @@ PROFILES = {
     "disks": Profile(
         faults=FaultPlan(gap_ms=150, weights={"fail disk calls": 5, "fill disk": 1, "slow disk": 1, "crash bookie": 2})
     ),
-    # Bookies that fail single entries and are chosen again at another position, where some of their answers come late.
+    # Bookies that fail single entries and are chosen again for another position, where some of their answers are late.
     "answers": Profile(
         bookies=4,
         duration_s=2.0,
@@ -201,7 +201,7 @@ PROFILES = {
         stall_ms=20,
         client_settings={"add_timeout_ms": 600, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
     ),
-    # A bookie that cannot say what it holds, which v2 cannot express.
+    # A bookie whose contents are unknown; only v3 has a status code for it.
     "limbo": Profile(
         duration_s=3.0,
         plan=Plan(
@@ -214,11 +214,11 @@ PROFILES = {
             recovery_ms=120,
         ),
         faults=FaultPlan(gap_ms=60, weights={"limbo": 3, "kill client at an await": 3, "pause client": 1}),
-        moments=TargetedFaultPlan(),
+        targeted_faults=TargetedFaultPlan(),
         stall_probability=0.06,
         client_settings={"wire": "v3", "add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
     ),
-    # Ledgers whose entries are durable only when they are forced, and forced while more come.
+    # Ledgers with deferred sync, forced while further entries are appended.
     "deferred": Profile(
         duration_s=3.0,
         plan=Plan(
@@ -241,11 +241,11 @@ PROFILES = {
         plan=Plan(replicators=2, entries_max=25, recovery_ms=200),
         faults=FaultPlan(gap_ms=300, weights={"crash bookie": 1, "slow host": 1, "kill client at an await": 1}),
     ),
-    # A bookie is lost for good, others come and go, and auditors and workers that die themselves put it right.
+    # A bookie is lost for good, others fail and return, and auditors and workers that die themselves repair the data.
     "recovery": Profile(
         bookies=6,
         duration_s=4.0,
-        lease_s=0.4,  # so that repairs of what was lost begin while things still go wrong
+        lease_s=0.4,  # so that repairs of lost data begin while faults still happen
         plan=Plan(
             writers=2,
             recoverers=1,
@@ -267,7 +267,7 @@ PROFILES = {
         bookie_settings=QUICK_COLLECTION,
         client_settings=HASTY,
     ),
-    # The same, of small scope: a ledger or two, and few faults, of the kinds that matter.
+    # The same with a small scope: one or two ledgers, and few faults, mostly in copies.
     "recovery-small": Profile(
         bookies=5,
         duration_s=4.5,
@@ -294,7 +294,7 @@ PROFILES = {
         bookie_settings=QUICK_COLLECTION,
         client_settings=HASTY,
     ),
-    # Writers that choose the ids of their entries: out of order, with gaps, some twice; and go without closing.
+    # Writers that choose entry ids: out of order, with gaps, some twice; some leave without closing.
     "advanced": Profile(
         duration_s=3.0,
         plan=Plan(
@@ -321,12 +321,12 @@ PROFILES = {
                 "pause client": 1,
             },
         ),
-        moments=TargetedFaultPlan(0.3, 0.05),
+        targeted_faults=TargetedFaultPlan(0.3, 0.05),
         stall_probability=0.04,
         client_settings=IMPATIENT,
     ),
-    # Writers with settings of their own: changes that are delayed, forbidden, or switched; patience; places; fewer
-    # bookies than asked for.
+    # Writers with individual settings: delayed, disallowed or switched ensemble changes; time-outs; fault domains;
+    # fewer bookies than requested.
     "delayed": Profile(
         bookies=7,
         duration_s=4.0,
@@ -358,7 +358,7 @@ PROFILES = {
         stall_probability=0.03,
         client_settings=HASTY,
     ),
-    # Clients with little memory, and entries that fill it while a bookie is late.
+    # Clients with a low memory limit, and entries that reach it while a bookie is slow.
     "limits": Profile(
         duration_s=1.0,
         plan=Plan(
@@ -397,7 +397,7 @@ PROFILES = {
             "connect_timeout_ms": 250,
         },
     ),
-    # Ledgers are fenced, and their writers say what is confirmed, while bookies make checkpoints; then these die.
+    # Ledgers are fenced, and writers send explicit LACs, while bookies make checkpoints; then the bookies die.
     "checkpoints": Profile(
         bookies=4,
         duration_s=1.2,
@@ -415,7 +415,7 @@ PROFILES = {
         faults=FaultPlan(
             gap_ms=120, durations_s=(0.02, 0.1), weights={"crash bookie": 4, "kill client at an await": 1}
         ),
-        moments=TargetedFaultPlan(0.0, 0.0, index_probability=0.5),
+        targeted_faults=TargetedFaultPlan(0.0, 0.0, index_probability=0.5),
         bookie_settings={"checkpoint_interval_ms": 100},
         client_settings={
             "add_timeout_ms": 400,
@@ -424,7 +424,7 @@ PROFILES = {
             "explicit_lac_interval_ms": 10,
         },
     ),
-    # A client that lives long, and bookies that fail it again and again and then are well.
+    # A long-lived client, and bookies that fail it repeatedly and then recover.
     "health": Profile(
         bookies=4,
         duration_s=2.5,
@@ -446,7 +446,7 @@ PROFILES = {
         ),
         client_settings={"add_timeout_ms": 200, "read_timeout_ms": 200, "connect_timeout_ms": 200},
     ),
-    # Beside those who write, recover and read: others, who have a wrong password.
+    # Writers, recoveries and readers, and other clients with a wrong password.
     "passwords": Profile(
         duration_s=0.6,
         plan=Plan(writers=2, recoverers=1, readers=1, intruders=3, entries_max=25, pause_ms=20, read_ms=40),
@@ -481,7 +481,7 @@ PROFILES = {
         ),
         stall_probability=0.05,
     ),
-    # Entries that a recovery of another implementation left behind the end of a ledger, and that say they count.
+    # Entries that another implementation's recovery left after a ledger's end, with headers that confirm them.
     "foreign": Profile(
         duration_s=2.0,
         plan=Plan(
@@ -497,7 +497,7 @@ PROFILES = {
         ),
         faults=FaultPlan(gap_ms=300, weights={"crash bookie": 1, "cut connection": 2, "slow host": 1}),
     ),
-    # Single fragments of ledgers move, whose writers change ensembles all the time and stand still in between.
+    # Single fragments are moved, of ledgers whose writers change ensembles all the time and are paused in between.
     "fragments": Profile(
         bookies=6,
         duration_s=2.0,
@@ -519,12 +519,12 @@ PROFILES = {
             durations_s=(0.02, 0.1, 0.3),
             weights={"refuse adds": 12, "pause client": 4, "slow host": 1, "crash bookie": 0.5},
         ),
-        moments=TargetedFaultPlan(0.8, 0.02, (0.05, 0.2, 0.4)),
+        targeted_faults=TargetedFaultPlan(0.8, 0.02, (0.05, 0.2, 0.4)),
         stall_probability=0.02,
         stall_ms=20,
         client_settings={"add_timeout_ms": 600, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
     ),
-    # One log, whose leaders take over from each other, roll and truncate.
+    # One log whose leaders take over from each other, roll and truncate.
     "logs": Profile(
         bookies=4,
         duration_s=4.0,
@@ -548,10 +548,10 @@ PROFILES = {
                 "pause client": 3,
             },
         ),
-        moments=TargetedFaultPlan(0.3, 0.03),
+        targeted_faults=TargetedFaultPlan(0.3, 0.03),
         client_settings=IMPATIENT,
     ),
-    # Ledgers are deleted all the time, and bookies give their space back as fast as they can, while they die.
+    # Ledgers are deleted all the time, and bookies release their space as fast as possible, and crash.
     "collecting": Profile(
         bookies=4,
         duration_s=1.2,
@@ -608,9 +608,10 @@ CONFIGURATIONS = ((3, 3, 2), (3, 2, 2), (6, 2, 2), (5, 3, 2), (4, 3, 2), (1, 1, 
 
 
 def small_profile(seed: int, quorums: tuple[int, int, int]) -> Profile:
-    """One ledger of a few entries, four in flight, two recoveries, two faults of bookies, seven bookies.
+    """Return a profile of small scope: one ledger of at most 20 entries, four in flight; at most two recoveries, two
+    bookie faults, seven bookies.
 
-    Random schedules of this scope find every known mistake of the protocol. Source: client-protocol 8.4.
+    Random schedules of this scope find every known protocol mistake. Source: client-protocol 8.4.
     """
     random = Random(f"{seed}/scope")
     return Profile(
@@ -646,7 +647,7 @@ def small_profile(seed: int, quorums: tuple[int, int, int]) -> Profile:
                 "cut connection": 2,
             },
         ),
-        moments=TargetedFaultPlan(random.choice((0.2, 0.6)), random.choice((0.1, 0.3, 0.7))),
+        targeted_faults=TargetedFaultPlan(random.choice((0.2, 0.6)), random.choice((0.1, 0.3, 0.7))),
         stall_probability=random.choice((0.0, 0.0, 0.05, 0.2)),
         stall_ms=random.choice((5.0, 50.0)),
         lease_s=0.5,
@@ -659,7 +660,7 @@ PROFILE_NAMES = (*PROFILES, "small", *SMALL)
 
 
 def profile_of(name: str, seed: int) -> tuple[str, Profile]:
-    """The profile of a run and its exact name: "small" takes its configurations in turn."""
+    """Return the exact name and the profile of a run. "small" selects its configurations in turn, by seed."""
     if name == "small":
         name = list(SMALL)[seed % len(SMALL)]
     return (name, small_profile(seed, SMALL[name])) if name in SMALL else (name, PROFILES[name])

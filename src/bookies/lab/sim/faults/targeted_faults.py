@@ -1,11 +1,11 @@
-"""Trouble at the moments that decide: before a change of a ledger's record, after a first answer, during a checkpoint.
+"""Targeted faults at critical moments: before a change of a ledger's record, after a first answer, during a checkpoint.
 
-Most schedules that break a wrong protocol need one participant to stand still, or one answer to be late, just while a
-compare-and-swap is on its way or while some bookies have answered and others have not. Chance alone seldom finds such
-a moment; here something happens at each with a given probability. Source: client-protocol 8.4.
+Most schedules that break a wrong protocol need one paused participant or one late answer exactly while a
+compare-and-swap is in flight, or while some bookies have answered and others have not. Random faults seldom hit such a
+moment. Here a fault happens at each with a given probability. Source: client-protocol 8.4.
 
-Between the moment when a bookie decides what to write into its index files and the one when it is written, a fence or
-an announcement may come, which the journal then must not forget: recoveries begin, and the writing takes its time.
+A fence or an explicit LAC may arrive between the moment when a bookie decides what to write to its index files and the
+end of the write. The journal must then keep it. To provoke this, recoveries begin and the write is slow.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from bookies.lab.sim.world.cluster import SimBookie
 
 @dataclass(frozen=True)
 class TargetedFaultPlan:
-    """How often something happens at a moment, and for how long (each of `durations_s` as likely as the others)."""
+    """Probabilities of a fault at each critical moment. `durations_s`: chosen with equal probability."""
 
     update_probability: float = 0.5
     answer_probability: float = 0.15
     durations_s: tuple[float, ...] = (0.001, 0.005, 0.02, 0.1)
-    index_probability: float = 0.0  # of a slow writing of index files
+    index_probability: float = 0.0  # of a slow write of index files
 
 
 class TargetedFaults:
-    """Waits for moments until it is stopped. `recover()`: begin the recoveries that are planned."""
+    """Source of a run's targeted faults, until `stop`. `recover()`: begins the planned recoveries."""
 
     def __init__(
         self, cluster: SimCluster, seed: str, plan: TargetedFaultPlan, injected: Injected, recover: Callable[[], None]
@@ -42,7 +42,7 @@ class TargetedFaults:
         self._injected = injected
         self._recover = recover
         self._counts: dict[str, int] = {}
-        self._is_waiting: dict[str, bool] = {}  # client -> it has had no answer since it sent something
+        self._is_waiting: dict[str, bool] = {}  # client -> no answer has arrived since its last request
 
     def start(self) -> None:
         self._cluster.store.on_update = self._before_update
@@ -60,10 +60,10 @@ class TargetedFaults:
             self._is_waiting[target] = False
             self._after_answer(target, source)
 
-    def _begin(self, host: str, kind: str, probability: float) -> tuple[str, Random] | None:
-        """The name of this moment and what decides about it; None: nothing happens at it."""
-        count = self._counts[f"{host} {kind}"] = self._counts.get(f"{host} {kind}", 0) + 1
-        name = f"{host} {kind} {count}"
+    def _begin(self, host: str, moment: str, probability: float) -> tuple[str, Random] | None:
+        """Return the name of the fault at this moment and its random generator; None: no fault."""
+        count = self._counts[f"{host} {moment}"] = self._counts.get(f"{host} {moment}", 0) + 1
+        name = f"{host} {moment} {count}"
         random = Random(f"{self._seed}/{name}")
         return (name, random) if host in self._cluster.clients and random.random() < probability else None
 
@@ -71,22 +71,22 @@ class TargetedFaults:
         return random.choice(self._plan.durations_s) * random.uniform(0.5, 2)
 
     def _before_update(self, host: str) -> tuple[float, float]:
-        """What a change of a record takes longer, there and back."""
+        """Return the extra delays of request and reply of a record's change, seconds."""
         if (begun := self._begin(host, "update", self._plan.update_probability)) is None:
             return 0.0, 0.0
         name, random = begun
         delays = self._duration_s(random), self._duration_s(random)
-        what = random.choice(("late request", "late reply", "both late", "other"))
-        if what == "other":
+        fault = random.choice(("late request", "late reply", "both late", "other"))
+        if fault == "other":
             self._disturb(name, host, random)
-        elif self._injected.admits(name, what):
-            there = 0.0 if what == "late reply" else delays[0]
-            back = 0.0 if what == "late request" else delays[1]
+        elif self._injected.admits(name, fault):
+            request_s = 0.0 if fault == "late reply" else delays[0]
+            reply_s = 0.0 if fault == "late request" else delays[1]
             # Answers of the old bookies arrive just before or after the reply, those of new ones later.
-            self._hold_some(host, random, there + back + random.uniform(0, 0.005))
+            self._hold_some(host, random, request_s + reply_s + random.uniform(0, 0.005))
             if random.random() < 0.5:
-                self._cluster.network.hold_new(host, there + back + self._duration_s(random))
-            return there, back
+                self._cluster.network.hold_new(host, request_s + reply_s + self._duration_s(random))
+            return request_s, reply_s
         return 0.0, 0.0
 
     def _after_answer(self, host: str, bookie: str) -> None:
@@ -94,7 +94,7 @@ class TargetedFaults:
             self._disturb(begun[0], host, begun[1], bookie)
 
     def _before_index_write(self, bookie: SimBookie) -> None:
-        """Only what begins within this step is slow: the writing, and not the journal."""
+        """Slow a bookie's disk calls that begin in this callback: the index write, but not the journal."""
         count = self._counts[bookie.name] = self._counts.get(bookie.name, 0) + 1
         name = f"{bookie.name} index {count}"
         random = Random(f"{self._seed}/{name}")
@@ -109,27 +109,27 @@ class TargetedFaults:
             self._recover()
 
     def _disturb(self, name: str, host: str, random: Random, bookie: str = "") -> None:
-        what = random.choices(("hold", "break", "pause", "recover", "kill"), (12, 18, 4, 3, 1))[0]
+        fault = random.choices(("hold", "break", "pause", "recover", "kill"), (12, 18, 4, 3, 1))[0]
         duration_s = self._duration_s(random)
         is_at_once = random.random() < 0.5
-        if not self._injected.admits(name, what):
+        if not self._injected.admits(name, fault):
             return
         participant = self._cluster.clients[host].participant
         loop = asyncio.get_running_loop()
-        if what == "hold":
+        if fault == "hold":
             self._hold_some(host, random, duration_s)
-        elif what == "break":
+        elif fault == "break":
             self._break_one(host, random, duration_s, bookie)
-        elif what == "pause":
+        elif fault == "pause":
             loop.call_soon(participant.pause) if not is_at_once else participant.pause()
             loop.call_later(duration_s, participant.resume)
-        elif what == "recover":
+        elif fault == "recover":
             self._recover()
         else:
-            loop.call_soon(self._kill, host)  # Not here: this may be the middle of what the victim does.
+            loop.call_soon(self._kill, host)  # Deferred: the victim's code may be running now.
 
     def _hold_some(self, host: str, random: Random, duration_s: float) -> None:
-        """Make some bookies' requests or answers late, or those of all."""
+        """Delay the requests, the answers or both on some or all connections of a client."""
         network = self._cluster.network
         share = random.choice((0.4, 0.7, 1.0))
         directions = random.choice((("incoming",), ("outgoing",), ("incoming", "outgoing")))
@@ -139,13 +139,13 @@ class TargetedFaults:
                     network.hold(getattr(transport, direction), duration_s)
 
     def _break_one(self, host: str, random: Random, duration_s: float, bookie: str) -> None:
-        """Break a connection soon, with what is sent meanwhile; rather that to the bookie that has just answered.
+        """Break a client's connection soon, with the data sent meanwhile; mostly that to the bookie that just answered.
 
-        Make others late, so that what the broken one has acknowledged still waits for its quorum.
+        Delay others, so that entries acknowledged by the disconnected bookie still wait for their quorum.
         """
         network = self._cluster.network
         transports = network.connections(host)
-        answered = [each for each in transports if each.outgoing.target.host == bookie]
+        answered = [transport for transport in transports if transport.outgoing.target.host == bookie]
         candidates = answered if answered and random.random() < 0.8 else transports
         self._hold_some(host, random, duration_s)
         if candidates:

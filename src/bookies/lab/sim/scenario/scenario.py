@@ -1,12 +1,12 @@
 """Scenario files: schedules of a cluster, written line by line, run against the production code on virtual time.
 
-A file begins with its title and what it is about; the steps follow after the first empty line. Each step begins when
-the one before has ended and everything that could pass at once has passed; steps on one line, separated by ` ; `,
-follow each other in the same instant. A file may have several endings: behind the
-common steps, sections that begin with `(a) title`, each of which is a run of its own from the very start.
+A file begins with a title and a description; the steps follow after the first empty line. Each step begins when the
+previous one has ended and all free messages have been delivered. Steps on one line, separated by ` ; `, happen in the
+same instant. After the common steps a file may have sections that begin with `(a) title`. Each section is a run of its
+own, which starts with the common steps.
 
-A run fails when a step does not happen as written, when a rule meets no message, when an operation in the background
-is never awaited, and when any of the simulator's checkers objects after everything was healed.
+A run fails if a step does not happen as written, if a rule matches no message, if a background operation is never
+awaited, or if one of the simulator's checkers reports a violation, during the run or after the healing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SECTION = re.compile(r"\((\w)\) (.+)")
 
 
 class ScenarioError(ValueError):
-    """A file is no scenario. The message names file, line and what was expected."""
+    """Invalid scenario file. The message names the file, the line and the expected text."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """`settles`: what can pass at once passes before the next step."""
+    """One step of a file. `settles`: all free messages are delivered before the next step."""
 
     line: int
     text: str
@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Variant:
-    """One run. `name`: of its section, empty without sections."""
+    """One run of a file. `name`: the letter of its section, empty without sections."""
 
     name: str
     title: str
@@ -59,7 +59,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A file. `about`: the lines below the title."""
+    """A parsed scenario file. `about`: the lines below the title."""
 
     name: str
     title: str
@@ -69,26 +69,26 @@ class Scenario:
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """What came of a run. Empty `failures`: all happened as written, and every promise held."""
+    """The result of a run. Empty `failures`: all steps happened as written, and every promise held."""
 
     name: str
     failures: Sequence[str]
     lines: Sequence[str]
 
     def report(self, line_count: int = 60) -> str:
-        """For a person: what went wrong, and the last lines of the trace."""
+        """Return the report for the user: the failures, and the last lines of the trace."""
         return "\n".join(
-            [f"{self.name}: failed", *(f"  {each}" for each in self.failures), "", *self.lines[-line_count:]]
+            [f"{self.name}: failed", *(f"  {failure}" for failure in self.failures), "", *self.lines[-line_count:]]
         )
 
 
 def read_scenario(path: pathlib.Path) -> Scenario:
-    """Raises `ScenarioError`, OSError."""
+    """Read a scenario file. Raises `ScenarioError`, OSError."""
     return parse_scenario(path.name, path.read_text())
 
 
 def parse_scenario(name: str, text: str) -> Scenario:
-    """Raises `ScenarioError`."""
+    """Parse the text of a scenario file. `name`: for messages. Raises `ScenarioError`."""
     head, _, _ = text.partition("\n\n")
     lines = text.splitlines()
     title, *about = head.splitlines() or [""]
@@ -120,7 +120,7 @@ def parse_scenario(name: str, text: str) -> Scenario:
 
 
 def run_scenario(scenario: Scenario, variant: Variant, seed: int = 1) -> ScenarioResult:
-    """Run one variant. Never raises for what the simulated code does wrong: that is in `failures`."""
+    """Run one variant. Mistakes of the simulated code do not raise: they are in `failures`."""
     name = scenario.name + (f" ({variant.name})" if variant.name else "")
     simulation = Simulation(seed, Profile(bookies=0, client_settings={}))
     stage = Stage(simulation)
@@ -136,11 +136,12 @@ def run_scenario(scenario: Scenario, variant: Variant, seed: int = 1) -> Scenari
                 return
             if step.settles:
                 await asyncio.sleep(SETTLING_S)
-        failures.extend(f"{scenario.name}: {each}" for each in stage.forgotten())
-        failures.extend(f"{scenario.name}: `{each}`: no such message was sent" for each in stage.messages.end())
-        failures.extend(f"{scenario.name}: {each}" for each in await scenario_healing.end_healing(stage))
+        failures.extend(f"{scenario.name}: {problem}" for problem in stage.forgotten())
+        failures.extend(f"{scenario.name}: `{rule}`: no such message was sent" for rule in stage.messages.end())
+        failures.extend(f"{scenario.name}: {problem}" for problem in await scenario_healing.end_healing(stage))
         await simulation.heal_and_check()
 
     simulation.run(main)
-    failures += [each for each in simulation.history.violations if each.split(":")[0] not in stage.allowed]
+    violations = simulation.history.violations
+    failures += [violation for violation in violations if violation.split(":")[0] not in stage.allowed]
     return ScenarioResult(name, failures, simulation.trace.lines)

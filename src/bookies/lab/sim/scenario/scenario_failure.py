@@ -1,7 +1,7 @@
-"""How a step of a scenario reports that the cluster did not do what the scenario says."""
+"""The error of a scenario's step."""
 
 from __future__ import annotations
 
 
 class ScenarioFailure(AssertionError):
-    """A step's expectation that the run did not meet."""
+    """A step that did not happen as the scenario says."""

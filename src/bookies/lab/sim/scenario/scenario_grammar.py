@@ -1,12 +1,12 @@
-"""The sentences of scenario files: each step is declared by a template, which is its grammar and its documentation.
+"""Grammar of scenario files: a template declares each step, as its grammar and its documentation.
 
-A template is a line of words. Words in capitals stand for what `FRAGMENTS` says, `[ ]` for what may be missing:
+A template is a line of words. Words in capitals are placeholders from `FRAGMENTS`. `[ ]` encloses optional parts:
 
     @step("CLIENT append ENTRIES [ENDING]", "append these entries")
     async def append(stage, given): ...
 
-`given` maps each placeholder to its value: entries to a range, several names to a list, options to a dictionary, what
-is missing to None.
+`given` maps each placeholder to its value: entries to a range, several names to a list, options to a dictionary,
+missing parts to None.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Perform = Callable[["Stage", Given], Awaitable[None]]
 _CLIENT, _BOOKIE, _ENTRIES = r"[WRTHA]\d*", r"b\d+", r"\d+(?:\.\.\d+)?"
 _BOOKIES = rf"{_BOOKIE}(?: {_BOOKIE})*"
 _HOST = rf"(?:{_CLIENT}|{_BOOKIE}|store)"
-# Placeholder -> (what matches, what it is).
+# Placeholder -> (regular expression, description).
 FRAGMENTS = {
     "CLIENT": (_CLIENT, "W, W1.. writer; R.. recovery; T.. reader; H.. auto-recovery; A.. administration"),
     "BOOKIE": (_BOOKIE, "b0, b1 .."),
     "BOOKIES": (_BOOKIES, "one or more bookies"),
     "HOST": (_HOST, "a client, a bookie or `store`, the metadata store"),
-    "HOSTS": (rf"{_HOST}(?: {_HOST})*", "one or more of them"),
+    "HOSTS": (rf"{_HOST}(?: {_HOST})*", "one or more hosts"),
     "ENTRIES": (_ENTRIES, "an entry id, or first..last"),
     "NUMBER": (r"-?\d+", "a number"),
     "COUNT": (r"(?:[<>]= )?\d+", "a number, or `>= ` or `<= ` a number"),
@@ -45,16 +45,16 @@ FRAGMENTS = {
         rf"{_CLIENT} [a-z-]+(?: {_ENTRIES})? (?:->|<-) (?:store|{_BOOKIES})",
         "CLIENT KIND [ENTRIES] -> PEERS (requests) or <- PEERS (answers)",
     ),
-    "STATUS": (r"[A-Z]\w*", "of an answer: OK, NO_ENTRY, FENCED, READ_ONLY, IO_ERROR .."),
+    "STATUS": (r"[A-Z]\w*", "status of an answer: OK, NO_ENTRY, FENCED, READ_ONLY, IO_ERROR .."),
     "STATE": (r"OPEN|IN_RECOVERY|CLOSED", "OPEN, IN_RECOVERY or CLOSED"),
     "REPAIR": (r"repairable|waiting|lost", "repairable, waiting or lost"),
     "FRAGMENTS": (rf"\d+: {_BOOKIES}(?:, \d+: {_BOOKIES})*", "0: b0 b1 b2, 10: b0 b3 b2"),
     "OPTIONS": (r"\w+=\S+(?: \w+=\S+)*", "name=value .."),
     "ERROR": (r"[A-Z]\w*", "the name of an exception"),
     "INVARIANT": (r"[A-Z]+-\d+", "I-2 .."),
-    "ENDING": (r"&|fails [A-Z]\w*", "`&`: do not wait for it; `fails ERROR`: it has to fail so"),
-    "OPERATION": (r"[a-z]+(?: (?!fails)\S+)*?", "what the client was told to do"),
-    "EXPECTATION": (r".+", "what may follow `expect`"),
+    "ENDING": (r"&|fails [A-Z]\w*", "`&`: do not wait for the end; `fails ERROR`: the operation must fail with it"),
+    "OPERATION": (r"[a-z]+(?: (?!fails)\S+)*?", "the client's operation, as in the step that began it"),
+    "EXPECTATION": (r".+", "the rest of an `expect` step"),
 }
 
 
@@ -63,7 +63,7 @@ ENTRIES_MAX = 10_000  # of one step
 
 
 class StepSyntaxError(ValueError):
-    """A line is no step."""
+    """A line that matches no step, or a value out of range."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Sentence:
     expression: re.Pattern[str]
 
     def match(self, text: str) -> Given | None:
-        found = self.expression.fullmatch(text)
-        if found is None:
+        match = self.expression.fullmatch(text)
+        if match is None:
             return None
-        return {name: _convert(name, value) for name, value in found.groupdict().items()}
+        return {name: _convert(name, value) for name, value in match.groupdict().items()}
 
 
 SENTENCES: list[Sentence] = []
@@ -96,23 +96,23 @@ def step(template: str, help: str) -> Callable[[Perform], Perform]:
 
 
 def parse_step(text: str) -> tuple[Sentence, Given]:
-    """What a line says. Raises `StepSyntaxError`, which says what was expected."""
+    """Return a line's sentence and its values. Raises `StepSyntaxError`, whose message names the expected steps."""
     for sentence in SENTENCES:
         if (given := sentence.match(text)) is not None:
             return sentence, given
     raise StepSyntaxError(f"`{text}` is no step; expected {_expected(text)}")
 
 
-def compare(what: str, expected: str, found: int) -> None:
-    """Raises `ScenarioFailure` unless it is as many as a COUNT says."""
+def compare(description: str, expected: str, count: int) -> None:
+    """Raise `ScenarioFailure` if `count` does not match a COUNT. `description`: of the counted objects."""
     least, most = expected.startswith(">="), expected.startswith("<=")
     number = int(expected.strip("<>= "))
-    if not (found >= number if least else found <= number if most else found == number):
-        raise ScenarioFailure(f"expected {expected} {what}, found {found}")
+    if not (count >= number if least else count <= number if most else count == number):
+        raise ScenarioFailure(f"expected {expected} {description}, found {count}")
 
 
 def _expected(text: str) -> str:
-    """The templates that share a literal word with the line, most of them first; else the first words there are."""
+    """Return the templates that share the most literal words with the line; if none does, all first words."""
     words = text.split()
 
     def likeness(sentence: Sentence) -> int:
@@ -122,7 +122,8 @@ def _expected(text: str) -> str:
     alike = [f"`{sentence.template}`" for sentence in SENTENCES if best and likeness(sentence) == best]
     if alike:
         return " or ".join(alike)
-    return "a line that begins with one of " + ", ".join(dict.fromkeys(each.template.split()[0] for each in SENTENCES))
+    first_words = dict.fromkeys(sentence.template.split()[0] for sentence in SENTENCES)
+    return "a line that begins with one of " + ", ".join(first_words)
 
 
 def _compile(template: str) -> re.Pattern[str]:
@@ -165,7 +166,7 @@ def _convert(name: str, value: str | None) -> Any:
 
 
 def range_of(text: str) -> range:
-    """`7` or `3..7`."""
+    """Parse `7` or `3..7`. Raises `StepSyntaxError`."""
     first, _, last = text.partition("..")
     if last and int(last) < int(first):
         raise StepSyntaxError(f"`{text}`: expected first..last, ascending")
@@ -176,7 +177,7 @@ def range_of(text: str) -> range:
 
 
 def pattern_of(text: str) -> Pattern:
-    """`W add 10 -> b1 b2`."""
+    """Parse a MESSAGES value such as `W add 10 -> b1 b2`. Raises `StepSyntaxError`."""
     words = text.split()
     arrow = words.index("->" if "->" in words else "<-")
     if words[1] not in KINDS:

@@ -1,7 +1,7 @@
-"""The steps of scenarios about auto-recovery: processes that take part, and what is marked, locked and copied.
+"""Scenario steps for auto-recovery: its processes, and the marks, locks and copies that they make.
 
-A process that takes part is a client whose name begins with H. Its messages to the store are of the kinds mark, unmark,
-lock and unlock, so a schedule can hold one, and kill or pause the process between any two.
+An auto-recovery process is a client whose name begins with H. Its messages to the store are named mark, unmark, lock
+and unlock, so a scenario can hold one, and kill or pause the process between any two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bookies.protocol.repair.repair_work import RepairState
 from bookies.replication.daemon import AutoRecovery
 from bookies.replication.operator import Drain
 
-# So that little virtual time passes; checks that ask bookies are made only when a schedule wants them.
+# Short intervals save virtual time. Audits that query bookies are off unless a scenario enables them.
 SETTINGS: dict[str, object] = {
     "lost_bookie_delay_s": 2,
     "audit_ledgers_interval_s": 0,
@@ -44,17 +44,17 @@ async def _idle() -> None:
 
 
 async def _store(stage: Stage) -> RecoveryStore:
-    """What auto-recovery keeps, as the store has it."""
-    if stage.looker is None:
-        stage.looker = MemoryDriver(stage.cluster.memory)
-        await stage.looker.open()
-    return stage.looker.recovery
+    """Return auto-recovery's state in the store."""
+    if stage.observer is None:
+        stage.observer = MemoryDriver(stage.cluster.memory)
+        await stage.observer.open()
+    return stage.observer.recovery
 
 
-# -- who takes part ------------------------------------------------------------------------------------------------
+# -- processes -----------------------------------------------------------------------------------------------------
 @step(
     "CLIENT heal [OPTIONS]",
-    "take part with an auditor and a worker; auditor=no, worker=no, and settings as in `RecoveryConfig`",
+    "starts an auditor and a worker; auditor=no, worker=no, and settings as in `RecoveryConfig`",
 )
 async def heal(stage: Stage, given: Given) -> None:
     options = dict(given["options"])
@@ -72,7 +72,7 @@ async def heal(stage: Stage, given: Given) -> None:
     )
 
 
-@step("CLIENT rest", "take part no more, in the orderly way")
+@step("CLIENT rest", "stops both in an orderly way")
 async def rest(stage: Stage, given: Given) -> None:
     _healer(stage, given["client"])
     task = stage.healing.pop(given["client"])
@@ -82,15 +82,15 @@ async def rest(stage: Stage, given: Given) -> None:
 
 def _healer(stage: Stage, name: str) -> AutoRecovery:
     if name not in stage.healers:
-        raise ScenarioFailure(f"{name} does not take part in auto-recovery")
+        raise ScenarioFailure(f"{name} does not take part in auto-recovery; start it with `{name} heal`")
     return stage.healers[name]
 
 
 # -- administration ------------------------------------------------------------------------------------------------
-@step("CLIENT mark BOOKIES", "mark the ledger as one that needs these bookies, as an auditor would")
+@step("CLIENT mark BOOKIES", "marks the ledger as one that needs these bookies, as an auditor would")
 async def mark(stage: Stage, given: Given) -> None:
     client = await stage.connected(given["client"])
-    names = [BookieId(each) for each in given["bookies"]]
+    names = [BookieId(bookie) for bookie in given["bookies"]]
 
     async def work() -> None:
         await client.driver.recovery.mark(stage.ledger.ledger_id, names, client.runtime.clock.wall_ms())
@@ -98,13 +98,13 @@ async def mark(stage: Stage, given: Given) -> None:
     await stage.perform(client, f"{given['client']} mark", work(), None)
 
 
-@step("CLIENT maintain BOOKIE for SECONDS s", "announce a maintenance of the bookie; all clocks agree from then on")
+@step("CLIENT maintain BOOKIE for SECONDS s", "announces a maintenance of the bookie; all clocks agree from then on")
 async def maintain(stage: Stage, given: Given) -> None:
     client = await stage.connected(given["client"])
-    for each in stage.cluster.clients.values():  # What is announced is a time of the wall clock.
-        assert isinstance(each.runtime.clock, SimClock)
+    for other in stage.cluster.clients.values():  # The announced end is a time of the wall clock.
+        assert isinstance(other.runtime.clock, SimClock)
         assert isinstance(client.runtime.clock, SimClock)
-        each.runtime.clock.skew_ms = client.runtime.clock.skew_ms
+        other.runtime.clock.skew_ms = client.runtime.clock.skew_ms
     wall_ms = client.runtime.clock.wall_ms
     until_ms = wall_ms() + int(1000 * given["seconds"])
     notes = BookieNotes(client.driver, wall_ms)
@@ -120,7 +120,7 @@ def _drain(stage: Stage, given: Given) -> tuple[Any, Drain]:
     return client, Drain(client.runtime, client.client, client.driver, BookieId(given["bookie"]), given["client"])
 
 
-@step("CLIENT drain BOOKIE [ENDING]", "empty the bookie; fails `BookKeeperError` when ledgers are in the way")
+@step("CLIENT drain BOOKIE [ENDING]", "drains the bookie; fails with `BookKeeperError` if ledgers prevent it")
 async def drain(stage: Stage, given: Given) -> None:
     await stage.connected(given["client"])
     client, draining = _drain(stage, given)
@@ -138,38 +138,38 @@ async def drain(stage: Stage, given: Given) -> None:
     await stage.perform(client, f"{given['client']} drain {given['bookie']}", work(), given["ending"])
 
 
-@step("CLIENT remove BOOKIE [ENDING]", "let the cluster forget the bookie, which is stopped and empty")
+@step("CLIENT remove BOOKIE [ENDING]", "removes the bookie, which is stopped and empty, from the cluster")
 async def remove(stage: Stage, given: Given) -> None:
     await stage.connected(given["client"])
     client, draining = _drain(stage, given)
     await stage.perform(client, f"{given['client']} remove {given['bookie']}", draining.remove(), given["ending"])
 
 
-# -- what has to be so ---------------------------------------------------------------------------------------------
-@step("expect marked [BOOKIES]", "the ledger is marked, and the mark names these")
+# -- expectations --------------------------------------------------------------------------------------------------
+@step("expect marked [BOOKIES]", "the ledger is marked, and the mark names these bookies")
 async def marked(stage: Stage, given: Given) -> None:
-    found = await (await _store(stage)).mark_of(stage.ledger.ledger_id)
-    if found is None:
+    mark = await (await _store(stage)).mark_of(stage.ledger.ledger_id)
+    if mark is None:
         raise ScenarioFailure("the ledger is not marked")
-    if given["bookies"] is not None and list(found.replicas) != given["bookies"]:
-        raise ScenarioFailure(f"its mark names {', '.join(found.replicas) or 'nobody'}")
+    if given["bookies"] is not None and list(mark.replicas) != given["bookies"]:
+        raise ScenarioFailure(f"its mark names {', '.join(mark.replicas) or 'no bookie'}")
 
 
 @step("expect unmarked", "the ledger is not marked")
 async def unmarked(stage: Stage, given: Given) -> None:
-    found = await (await _store(stage)).mark_of(stage.ledger.ledger_id)
-    if found is not None:
-        raise ScenarioFailure(f"the ledger is marked; the mark names {', '.join(found.replicas) or 'nobody'}")
+    mark = await (await _store(stage)).mark_of(stage.ledger.ledger_id)
+    if mark is not None:
+        raise ScenarioFailure(f"the ledger is marked; the mark names {', '.join(mark.replicas) or 'no bookie'}")
 
 
-@step("expect locked by CLIENT", "its worker has the ledger's lock")
+@step("expect locked by CLIENT", "its worker holds the ledger's lock")
 async def locked(stage: Stage, given: Given) -> None:
     owner = (await (await _store(stage)).locks()).get(stage.ledger.ledger_id)
     if owner != given["client"]:
-        raise ScenarioFailure(f"it is locked by {owner or 'nobody'}")
+        raise ScenarioFailure(f"it is locked by {owner}" if owner else "it is not locked")
 
 
-@step("expect unlocked", "nobody has the ledger's lock")
+@step("expect unlocked", "the ledger is not locked")
 async def unlocked(stage: Stage, given: Given) -> None:
     owner = (await (await _store(stage)).locks()).get(stage.ledger.ledger_id)
     if owner is not None:
@@ -178,9 +178,9 @@ async def unlocked(stage: Stage, given: Given) -> None:
 
 @step("expect auditor CLIENT", "it is the elected auditor")
 async def auditor(stage: Stage, given: Given) -> None:
-    found = await (await _store(stage)).auditor()
-    if found != stage.client(given["client"]).name:
-        raise ScenarioFailure(f"the auditor is {found or 'nobody'}")
+    elected = await (await _store(stage)).auditor()
+    if elected != stage.client(given["client"]).name:
+        raise ScenarioFailure(f"the auditor is {elected}" if elected else "no auditor is elected")
 
 
 @step("expect CLIENT reports REPAIR", "why its worker could not repair the ledger")
@@ -196,24 +196,24 @@ async def copied(stage: Stage, given: Given) -> None:
     compare(f"copied by {name}", given["count"], _healer(stage, name).worker.totals.entries)
 
 
-@step("expect cookie of BOOKIE", "the cluster knows the bookie")
+@step("expect cookie of BOOKIE", "the cluster has a cookie of the bookie")
 async def cookie(stage: Stage, given: Given) -> None:
     await _store(stage)
-    assert stage.looker is not None
-    if given["bookie"] not in (await stage.looker.all_bookies()).bookies:
+    assert stage.observer is not None
+    if given["bookie"] not in (await stage.observer.all_bookies()).bookies:
         raise ScenarioFailure(f"{given['bookie']} has no cookie")
 
 
-@step("expect no cookie of BOOKIE", "the cluster has forgotten the bookie")
+@step("expect no cookie of BOOKIE", "the cluster has no cookie of the bookie")
 async def no_cookie(stage: Stage, given: Given) -> None:
     await _store(stage)
-    assert stage.looker is not None
-    if given["bookie"] in (await stage.looker.all_bookies()).bookies:
+    assert stage.observer is not None
+    if given["bookie"] in (await stage.observer.all_bookies()).bookies:
         raise ScenarioFailure(f"{given['bookie']} has its cookie")
 
 
 async def end_healing(stage: Stage) -> list[str]:
-    """End those that take part, in the orderly way; what they leave behind."""
+    """End the auto-recovery processes in an orderly way. Return the locks that living ones have left."""
     for name, task in stage.healing.items():
         participant = stage.client(name).participant if stage.is_alive(name) else None
         if participant is None:
@@ -221,14 +221,14 @@ async def end_healing(stage: Stage) -> list[str]:
         participant.resume()
         task.cancel()
         await asyncio.wait((task,))
-    left: list[str] = []
-    if stage.healing and stage.looker is not None:
+    problems: list[str] = []
+    if stage.healing and stage.observer is not None:
         store = await _store(stage)
         killed = [name for name in stage.healing if not stage.is_alive(name)]
-        left += [
-            f"ledger {each} is locked by {owner}"
-            for each, owner in (await store.locks()).items()
+        problems += [
+            f"ledger {ledger_id} is locked by {owner}"
+            for ledger_id, owner in (await store.locks()).items()
             if owner not in killed
         ]
-        await stage.looker.close()
-    return left
+        await stage.observer.close()
+    return problems

@@ -1,4 +1,4 @@
-"""The steps of scenarios in which a client does something with the ledger: write, recover, read, administer."""
+"""Scenario steps in which a client works with the ledger: write, recover, read, administer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _flag(options: dict[str, str], name: str) -> bool:
 
 @step(
     "CLIENT create QUORUMS on BOOKIES [OPTIONS] [ENDING]",
-    "create the ledger; password, digest, advanced=yes, deferred_sync=yes",
+    "creates the ledger; password, digest, advanced=yes, deferred_sync=yes",
 )
 async def create(stage: Stage, given: Given) -> None:
     name, options = given["client"], given["options"]
@@ -29,7 +29,7 @@ async def create(stage: Stage, given: Given) -> None:
     stage.prefer(name, given["bookies"])
     password = options.get("password", "").encode()
     ensemble, write_quorum, ack_quorum = given["quorums"]
-    more: dict[str, Any] = {each: True for each in ("advanced", "deferred_sync") if _flag(options, each)}
+    flags: dict[str, Any] = {name: True for name in ("advanced", "deferred_sync") if _flag(options, name)}
 
     async def work() -> None:
         ledger = await writing.client.create(
@@ -38,19 +38,19 @@ async def create(stage: Stage, given: Given) -> None:
             ack_quorum=ack_quorum,
             digest=options.get("digest", "crc32c"),
             password=password,
-            **more,
+            **flags,
         )
         story = Story(ledger.ledger_id, password, ack_quorum, writing.name)
-        story.is_advanced = "advanced" in more
+        story.is_advanced = "advanced" in flags
         stage.history.stories[ledger.ledger_id] = stage.story = story
         stage.writers[name] = ledger
-        if "deferred_sync" in more:
+        if "deferred_sync" in flags:
             stage.deferred.append(ledger.ledger_id)
 
     await stage.perform(writing, f"{name} create", work(), given["ending"])
 
 
-@step("CLIENT prefer BOOKIES", "whenever it may choose bookies: these first, the others after them by name")
+@step("CLIENT prefer BOOKIES", "whenever it may choose bookies: these first, then the others by name")
 async def prefer(stage: Stage, given: Given) -> None:
     await stage.connected(given["client"])
     stage.prefer(given["client"], given["bookies"])
@@ -58,7 +58,7 @@ async def prefer(stage: Stage, given: Given) -> None:
 
 @step(
     "CLIENT append ENTRIES [ENDING]",
-    "append one after the other; with `&` all at once. The entries have to get these ids",
+    "appends one entry after the other; with `&` all at once. The entries must get these ids",
 )
 async def append(stage: Stage, given: Given) -> None:
     name, story = given["client"], stage.ledger
@@ -74,7 +74,7 @@ async def append(stage: Stage, given: Given) -> None:
 async def _add(
     stage: Stage, story: Story, add: Callable[..., Awaitable[int]], arguments: tuple[object, ...], entry_id: int
 ) -> None:
-    """Add an entry and wait for it. With deferred sync it counts as confirmed only once it was forced."""
+    """Add an entry and wait for it. With deferred sync it counts as confirmed only after a force."""
     story.started = max(story.started, entry_id + 1)
     try:
         answered = await add(*arguments)
@@ -89,12 +89,12 @@ async def _add(
         raise ScenarioFailure(f"the append of entry {entry_id} was acknowledged as {answered}")
 
 
-@step("CLIENT write ENTRIES [ENDING]", "add entries under these ids, to an advanced ledger")
+@step("CLIENT write ENTRIES [ENDING]", "adds entries under these ids to an advanced ledger")
 async def write(stage: Stage, given: Given) -> None:
     await _write(stage, given, "write")
 
 
-@step("CLIENT write again ENTRIES [ENDING]", "the same, of ids that were written before")
+@step("CLIENT write again ENTRIES [ENDING]", "the same, with ids that were written before")
 async def write_again(stage: Stage, given: Given) -> None:
     await _write(stage, given, "write again")
 
@@ -109,7 +109,7 @@ async def _write(stage: Stage, given: Given, verb: str) -> None:
         await stage.perform(client, f"{name} {verb} {entry_id}", adding, given["ending"])
 
 
-@step("CLIENT force [ENDING]", "make durable what was acknowledged with deferred sync")
+@step("CLIENT force [ENDING]", "makes durable what was acknowledged with deferred sync")
 async def force(stage: Stage, given: Given) -> None:
     name, story = given["client"], stage.ledger
     ledger = stage.writer(name)
@@ -122,12 +122,12 @@ async def force(stage: Stage, given: Given) -> None:
     await stage.perform(stage.client(name), f"{name} force", work(), given["ending"])
 
 
-@step("CLIENT seal [ENDING]", "end the ledger behind everything appended")
+@step("CLIENT seal [ENDING]", "ends the ledger after all appended entries")
 async def seal(stage: Stage, given: Given) -> None:
     await _seal(stage, given, "seal", force=True)
 
 
-@step("CLIENT seal without force [ENDING]", "the same, behind what was forced before")
+@step("CLIENT seal without force [ENDING]", "ends the ledger after the entries that were forced before")
 async def seal_without_force(stage: Stage, given: Given) -> None:
     await _seal(stage, given, "seal without force", force=False)
 
@@ -143,7 +143,7 @@ async def _seal(stage: Stage, given: Given, verb: str, *, force: bool) -> None:
     await stage.perform(client, f"{given['client']} {verb}", work(), given["ending"])
 
 
-@step("CLIENT seal twice", "two calls at once; both have to succeed")
+@step("CLIENT seal twice", "two calls at once; both must succeed")
 async def seal_twice(stage: Stage, given: Given) -> None:
     ledger, client, story = stage.writer(given["client"]), stage.client(given["client"]), stage.ledger
 
@@ -156,7 +156,7 @@ async def seal_twice(stage: Stage, given: Given) -> None:
     await stage.perform(client, f"{given['client']} seal twice", work(), None)
 
 
-@step("CLIENT close [ENDING]", "let go of the ledger without an end")
+@step("CLIENT close [ENDING]", "releases the ledger without an end")
 async def close(stage: Stage, given: Given) -> None:
     ledger, client, story = stage.writer(given["client"]), stage.client(given["client"]), stage.ledger
 
@@ -167,13 +167,13 @@ async def close(stage: Stage, given: Given) -> None:
     await stage.perform(client, f"{given['client']} close", work(), given["ending"])
 
 
-@step("CLIENT leave", "end the client in the orderly way; whatever it was doing ends with it")
+@step("CLIENT leave", "ends the client in an orderly way; its operations end with it")
 async def leave(stage: Stage, given: Given) -> None:
     client = stage.client(given["client"])
     await stage.perform(client, f"{given['client']} leave", client.client.close(), None)
 
 
-@step("CLIENT delete [ENDING]", "delete the ledger's record; no entry of it is promised any more")
+@step("CLIENT delete [ENDING]", "deletes the ledger's record; its entries carry no promise any more")
 async def delete(stage: Stage, given: Given) -> None:
     client, story = await stage.connected(given["client"]), stage.ledger
     stage.history.stories.pop(story.ledger_id, None)
@@ -185,7 +185,7 @@ def _password(stage: Stage, given: Given) -> bytes:
     return stage.ledger.password if text is None else text.encode()
 
 
-@step("CLIENT recover [OPTIONS] [ENDING]", "open with recovery")
+@step("CLIENT recover [OPTIONS] [ENDING]", "opens with recovery")
 async def recover(stage: Stage, given: Given) -> None:
     name, story, password = given["client"], stage.ledger, _password(stage, given)
     client = await stage.connected(name)
@@ -201,7 +201,7 @@ async def recover(stage: Stage, given: Given) -> None:
     await stage.perform(client, f"{name} recover", work(), given["ending"])
 
 
-@step("CLIENT open [OPTIONS] [ENDING]", "open for reading, without recovery")
+@step("CLIENT open [OPTIONS] [ENDING]", "opens for reading, without recovery")
 async def open_ledger(stage: Stage, given: Given) -> None:
     name, story, password = given["client"], stage.ledger, _password(stage, given)
     client = await stage.connected(name)
@@ -213,7 +213,7 @@ async def open_ledger(stage: Stage, given: Given) -> None:
 
 
 def _reading(stage: Stage, name: str, entries: Any, first: int, last: int | None) -> Coroutine[Any, Any, None]:
-    """Read all of `entries`, which are to be first..last, or to the end when that is None."""
+    """Read all of `entries` and check that they are first..last. `last`: None: up to the end."""
     story, client = stage.ledger, stage.client(name)
 
     async def work() -> None:
@@ -230,7 +230,7 @@ def _reading(stage: Stage, name: str, entries: Any, first: int, last: int | None
     return work()
 
 
-@step("CLIENT read ENTRIES [ENDING]", "read exactly these entries")
+@step("CLIENT read ENTRIES [ENDING]", "reads exactly these entries")
 async def read(stage: Stage, given: Given) -> None:
     name, entries = given["client"], given["entries"]
     ledger, client = stage.reader(name), stage.client(name)
@@ -239,7 +239,7 @@ async def read(stage: Stage, given: Given) -> None:
     await stage.perform(client, text, reading, given["ending"])
 
 
-@step("CLIENT read all [ENDING]", "read what is confirmed, or the whole of a ledger that has ended")
+@step("CLIENT read all [ENDING]", "reads the confirmed entries, or the whole of a closed ledger")
 async def read_all(stage: Stage, given: Given) -> None:
     name = given["client"]
     ledger, client = stage.reader(name), stage.client(name)
@@ -247,7 +247,7 @@ async def read_all(stage: Stage, given: Given) -> None:
     await stage.perform(client, f"{name} read all", reading, given["ending"])
 
 
-@step("CLIENT tail NUMBER [ENDING]", "read from this entry on, waiting for more, until the ledger has ended")
+@step("CLIENT tail NUMBER [ENDING]", "reads from this entry on, and waits for more until the ledger has ended")
 async def tail(stage: Stage, given: Given) -> None:
     name = given["client"]
     ledger, client = stage.reader(name), stage.client(name)
@@ -255,7 +255,7 @@ async def tail(stage: Stage, given: Given) -> None:
     await stage.perform(client, f"{name} tail {given['number']}", reading, given["ending"])
 
 
-@step("CLIENT ask [ENDING]", "ask the bookies for the last add confirmed")
+@step("CLIENT ask [ENDING]", "asks the bookies for the last add confirmed")
 async def ask(stage: Stage, given: Given) -> None:
     ledger, client = stage.reader(given["client"]), stage.client(given["client"])
 
@@ -266,21 +266,22 @@ async def ask(stage: Stage, given: Given) -> None:
 
 
 # -- administration ------------------------------------------------------------------------------------------------
-@step("CLIENT check [ENDING]", "look at every replica of the ledger; all have to be there")
+@step("CLIENT check [ENDING]", "checks every replica of the ledger; all must exist")
 async def check(stage: Stage, given: Given) -> None:
     name, story = given["client"], stage.ledger
     client = await stage.connected(name)
 
     async def work() -> None:
-        found = await client.client.administration().check_ledger(story.ledger_id, percentage=100)
-        if not found.is_ok:
-            raise ScenarioFailure(f"not all is there: {found.fragments}")
+        report = await client.client.administration().check_ledger(story.ledger_id, percentage=100)
+        if not report.is_ok:
+            raise ScenarioFailure(f"not all is there: {report.fragments}")
 
     await stage.perform(client, f"{name} check", work(), given["ending"])
 
 
 @step(
-    "CLIENT replicate fragment NUMBER of BOOKIE [ENDING]", "copy what the bookie holds of the fragment to another one"
+    "CLIENT replicate fragment NUMBER of BOOKIE [ENDING]",
+    "copies what the bookie holds of the fragment to another bookie",
 )
 async def replicate_fragment(stage: Stage, given: Given) -> None:
     name, story, bookie = given["client"], stage.ledger, given["bookie"]
@@ -288,14 +289,14 @@ async def replicate_fragment(stage: Stage, given: Given) -> None:
 
     async def work() -> None:
         administration = client.client.administration()
-        found = await administration.check_ledger(story.ledger_id)
-        (fragment,) = [each.fragment for each in found.fragments if each.fragment.first == given["number"]]
+        verdicts = (await administration.check_ledger(story.ledger_id)).fragments
+        (fragment,) = [verdict.fragment for verdict in verdicts if verdict.fragment.first == given["number"]]
         await administration.replicate_fragment(fragment, [fragment.ensemble.index(bookie)], exclude=[bookie])
 
     await stage.perform(client, f"{name} replicate fragment {given['number']} of {bookie}", work(), given["ending"])
 
 
-@step("CLIENT replace BOOKIES [ENDING]", "copy all that these bookies hold of the ledger to others")
+@step("CLIENT replace BOOKIES [ENDING]", "copies everything that these bookies hold of the ledger to others")
 async def replace_bookies(stage: Stage, given: Given) -> None:
     name, story, bookies = given["client"], stage.ledger, given["bookies"]
     client = await stage.connected(name)
@@ -306,18 +307,21 @@ async def replace_bookies(stage: Stage, given: Given) -> None:
     await stage.perform(client, f"{name} replace {' '.join(bookies)}", work(), given["ending"])
 
 
-# -- what was begun ------------------------------------------------------------------------------------------------
-@step("await CLIENT OPERATION [ENDING]", "what was begun with `&` ends now, well or as `fails ERROR`")
+# -- background operations -----------------------------------------------------------------------------------------
+@step(
+    "await CLIENT OPERATION [ENDING]",
+    "the operation that was started with `&` ends now, successfully or as `fails ERROR`",
+)
 async def await_operation(stage: Stage, given: Given) -> None:
     operations = [stage.operations.get(text) for text in texts_of(given["client"], given["operation"])]
-    found = [each for each in operations if each is not None]
-    if len(found) < len(operations):
-        raise ScenarioFailure(f"not all of it was begun with `&`; begun were: {', '.join(stage.operations)}")
-    await stage.finish(found, given["ending"])
+    begun = [operation for operation in operations if operation is not None]
+    if len(begun) < len(operations):
+        raise ScenarioFailure(f"not all of it was begun with `&`; the begun operations: {', '.join(stage.operations)}")
+    await stage.finish(begun, given["ending"])
 
 
 def texts_of(client: str, operation: str) -> list[str]:
-    """The operations meant: appends are one for each entry."""
+    """Return the texts of the named operations. Appends and writes are one operation per entry."""
     verb, _, rest = operation.partition(" ")
     if verb in ("append", "write") and rest:
         return [f"{client} {verb} {entry_id}" for entry_id in range_of(rest)]

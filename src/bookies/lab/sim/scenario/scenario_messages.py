@@ -1,10 +1,10 @@
-"""Look at every message between clients, bookies and the metadata store; hold, lose, repeat, answer or spoil some.
+"""Interception of messages between clients, bookies and the metadata store: hold, lose, repeat, answer or spoil them.
 
 `Interception` stands between the sockets of a simulated network and the wire, and between clients and the store. It
-cuts each direction of a connection into frames, as writes coalesce them, and decodes each with the production codecs.
-A frame no rule wants goes on at once. Held messages leave the stream: what was sent behind them overtakes them, as if
-the bookie had been slow with just that request. A connection with held messages learns of its end only after they were
-released, so that a request of a client that is dead, or of a connection that is gone, may still take effect.
+splits each direction of a connection into frames, because one write may contain several, and decodes each frame with
+the production codecs. A frame without a matching rule passes at once. Held messages leave the stream: later messages
+overtake them, as if the bookie were slow with just that request. A connection with held messages learns of its end only
+after they were released, so a request of a dead client or a broken connection may still take effect.
 
 Source: client-protocol 8.1 (the network model).
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 STORE = "store"
 FRAME_SIZE_MAX = 1 << 24
-# What a session does at which places of auto-recovery -> what the message is called.
+# (Operation of a session, places of auto-recovery) -> name of the message.
 AREA_KINDS = {
     ("create", MARKS): "mark",
     ("write", MARKS): "mark",
@@ -49,7 +49,7 @@ AREA_KINDS = {
 
 @dataclass(frozen=True)
 class Message:
-    """One request or answer. `kinds`: every name that fits; `entry_id`: -1 when it is about no single entry."""
+    """One request or answer. `kinds`: all its names, the most precise first. `entry_id`: -1: about no single entry."""
 
     client: str
     peer: str
@@ -66,7 +66,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which messages are meant. `first`, `last`: entries; None: any."""
+    """Selection of messages. `first`, `last`: entries; None: any."""
 
     client: str
     kind: str
@@ -97,9 +97,10 @@ class Pattern:
 
 @dataclass
 class Rule:
-    """What to do with messages that fit. `is_once`: with the first one of each peer only.
+    """An action for messages that fit a pattern. `is_once`: only for the first message of each peer.
 
-    `status` and, if it is OK, `body`: of `answer`; `then`: what `call` does when such a message has been sent.
+    `status`, `body`: of the action "answer"; a body only with OK. `then`: the function that the action "call" calls
+    after such a message has been sent. `caught`: peer -> number of messages.
     """
 
     action: str
@@ -116,25 +117,25 @@ class Rule:
 
 @dataclass
 class Countdown:
-    """`act` when `who`, a client or a bookie, has sent or been sent so many messages more."""
+    """A call of `act` after a client or bookie has sent or received `left` more messages."""
 
-    who: str
+    host: str
     left: int
     act: Callable[[], None]
 
     def __str__(self) -> str:
-        return f"{self.who} after {self.left} more messages"
+        return f"{self.host} after {self.left} more messages"
 
 
 @dataclass
 class _Held:
     message: Message
-    let_go: Callable[[bool], None]  # with True: deliver it; with False: it is lost
+    finish: Callable[[bool], None]  # True: deliver the message; False: lose it
 
 
 @dataclass
 class _Asked:
-    """A request, remembered for its answer. `message` as it was asked."""
+    """A request, kept to name its answer."""
 
     message: Message
     request: Request
@@ -168,7 +169,7 @@ class _Conversation:
 
 
 class Interception:
-    """All rules, all messages seen, all that are held. `name_of`: what the scenario calls a host."""
+    """All rules, all messages so far, and all held messages. `name_of`: returns a host's name in the scenario."""
 
     def __init__(self, network: SimNetwork, trace: Trace, name_of: Callable[[str], str]) -> None:
         self.rules: list[Rule] = []
@@ -182,50 +183,51 @@ class Interception:
         self._join = network.join
         network.join = self._joined  # type: ignore[method-assign,assignment]
 
-    # -- what the scenario asks ----------------------------------------------------------------------------------
+    # -- calls of the scenario's steps ---------------------------------------------------------------------------
     def held(self, pattern: Pattern) -> list[Message]:
-        return [each.message for each in self._held if pattern.fits(each.message)]
+        return [held.message for held in self._held if pattern.fits(held.message)]
 
     def release(self, pattern: Pattern, *, is_lost: bool = False, is_one: bool = False) -> list[str]:
-        """Let held messages go, in the order in which they came. Returns the peers of which none was held.
+        """Deliver held messages in the order in which they were sent. Return the peers without a held message.
 
-        A rule for just these messages ends for these peers, unless only the oldest one goes.
+        `is_lost`: lose the messages instead. `is_one`: only the oldest message. Otherwise a rule with the same pattern
+        ends for these peers.
         """
-        chosen = [each for each in self._held if pattern.fits(each.message)]
+        chosen = [held for held in self._held if pattern.fits(held.message)]
         if is_one:
             del chosen[1:]
-        self._held = [each for each in self._held if each not in chosen]
+        self._held = [held for held in self._held if held not in chosen]
         for rule in [] if is_one else self.rules:
             if rule.action == "hold" and rule.pattern.without(rule.pattern.peers) == pattern.without(pattern.peers):
                 rule.pattern = rule.pattern.without(pattern.peers)
-        for each in chosen:
-            self._trace.note("script", f"{'loses' if is_lost else 'releases'} {each.message}")
-            each.let_go(not is_lost)
-        return [peer for peer in pattern.peers if all(each.message.peer != peer for each in chosen)]
+        for held in chosen:
+            self._trace.note("script", f"{'loses' if is_lost else 'releases'} {held.message}")
+            held.finish(not is_lost)
+        return [peer for peer in pattern.peers if all(held.message.peer != peer for held in chosen)]
 
     def end(self) -> list[str]:
-        """Deliver what is still held, and act no more. Returns the rules for which no message came."""
+        """Deliver all held messages and end all rules. Return the rules that a message never matched."""
         idle = [
             f"{rule.action} {rule.pattern}"
             for rule in self.rules
             if any(peer not in rule.caught for peer in rule.pattern.peers)
         ]
-        idle += [str(each) for each in self.countdowns if each.left > 0]
+        idle += [str(countdown) for countdown in self.countdowns if countdown.left > 0]
         self.countdowns.clear()
         self.rules.clear()
-        held, self._held = self._held, []
-        for each in held:
-            each.let_go(True)
+        all_held, self._held = self._held, []
+        for held in all_held:
+            held.finish(True)
         return idle
 
     # -- streams -------------------------------------------------------------------------------------------------
     def _joined(self, client: str, context: Any, listener: SimListener) -> tuple[SimTransport, SimTransport]:
         near, far = self._join(client, context, listener)
         conversation = _Conversation(self._name_of(client), self._name_of(far.host))
-        there = _Stream(near.outgoing)
-        back = _Stream(far.outgoing)
-        self._tap(conversation, there, back, is_answer=False)
-        self._tap(conversation, back, there, is_answer=True)
+        requests = _Stream(near.outgoing)
+        answers = _Stream(far.outgoing)
+        self._tap(conversation, requests, answers, is_answer=False)
+        self._tap(conversation, answers, requests, is_answer=True)
         return near, far
 
     def _tap(self, conversation: _Conversation, stream: _Stream, reverse: _Stream, *, is_answer: bool) -> None:
@@ -251,7 +253,7 @@ class Interception:
             if rule.action == "copy":
                 stream.send(frame)
             stream.hold()
-            self._held.append(_Held(message, lambda is_kept: stream.let_go(frame if is_kept else b"")))
+            self._held.append(_Held(message, lambda is_kept: stream.release(frame if is_kept else b"")))
         elif rule.action == "repeat":
             stream.send(frame)
             stream.send(frame)
@@ -273,11 +275,11 @@ class Interception:
 
     def _rule_for(self, message: Message) -> Rule | None:
         self.seen.append(message)
-        for each in self.countdowns:
-            if each.who in (message.client, message.peer):
-                each.left -= 1
-                if each.left == 0:
-                    self._network.loop.world.copy().run(each.act)
+        for countdown in self.countdowns:
+            if countdown.host in (message.client, message.peer):
+                countdown.left -= 1
+                if countdown.left == 0:
+                    self._network.loop.world.copy().run(countdown.act)
         for rule in self.rules:
             if rule.wants(message):
                 rule.caught[message.peer] = rule.caught.get(message.peer, 0) + 1
@@ -287,9 +289,9 @@ class Interception:
 
     # -- the metadata store --------------------------------------------------------------------------------------
     def watch_store(self, name: str, client: SimClient) -> None:
-        """Stand between a client and the store: requests before they have an effect, replies after it.
+        """Intercept a client's requests before they take effect in the store, and the store's replies.
 
-        A request that is held takes effect when it is released, even if the client is dead by then.
+        A held request takes effect when it is released, even if the client is dead by then.
         """
         driver, inner = client.driver, client.driver.inner
         near: Any = driver
@@ -310,7 +312,7 @@ class Interception:
             setattr(near_area, method, self._area_gate(name, method, getattr(near_area, method), is_answer=True))
 
     def _area_gate(self, name: str, method: str, call: Callable[..., Any], *, is_answer: bool) -> Callable[..., Any]:
-        """The same for what auto-recovery keeps in the store."""
+        """Wrap a method of auto-recovery's store so that its requests or replies can be intercepted."""
 
         async def gated(place: str, *arguments: Any) -> Any:
             kind = AREA_KINDS.get((method, place.partition("/")[0] + "/"))
@@ -348,7 +350,10 @@ class Interception:
         return answered if is_answer else asked
 
     async def _pass_store(self, message: Message) -> bool:
-        """Whether the answer is to be an older one, from a replica that lags behind. Raises `MetadataError`: lost."""
+        """Apply the rules to a message to or from the store. Return whether to answer from a lagging replica.
+
+        Raises `MetadataError` if the message is lost.
+        """
         rule = self._rule_for(message)
         if rule is None:
             return False
@@ -365,7 +370,7 @@ class Interception:
 
 
 class _Stream:
-    """One direction of a connection, which does not end while something that was sent on it is held."""
+    """One direction of a connection. It does not end while a message sent on it is held."""
 
     def __init__(self, pipe: _Pipe) -> None:
         self.pipe = pipe
@@ -378,7 +383,7 @@ class _Stream:
     def hold(self) -> None:
         self._held += 1
 
-    def let_go(self, frame: bytes) -> None:
+    def release(self, frame: bytes) -> None:
         self._held -= 1
         if frame:
             self.send(frame)

@@ -1,8 +1,8 @@
-"""What a scenario plays on: the cluster of a simulation, the clients by their names, and what they were told to do.
+"""State of a scenario's run: the cluster of a simulation, the clients by their names, and their operations.
 
-A client's first letter is its role, which the checkers have to know: writers, recoveries, readers and administrators
-may commit different changes of a ledger's record. Everything is recorded in the simulation's history, as the workload
-of the seeded runs does, so all checkers judge scenarios too.
+The first letter of a client's name is its role, which the checkers need: writers, recoveries, readers and
+administrators may commit different changes of a ledger's record. All operations are recorded in the simulation's
+history, as in seeded runs, so all checkers judge scenarios too.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ ROLES = {
     "T": "reader",
     "H": HEALER,
     "A": "replicator",
-}  # H before A, whose role begins like it
-SETTLING_S = 0.02  # after every step: longer than any way that nobody has slowed down
-PATIENCE_S = 120.0  # what is waited for has to happen within that
+}  # H before A: both roles begin with "replicator"
+SETTLING_S = 0.02  # after every step: longer than any delay without a fault
+PATIENCE_S = 120.0  # an awaited event must happen within this time
 WORKER_MS = 0.1
 
 
 @dataclass
 class Operation:
-    """What a client was told to do. `error`: how it failed; `number`: the order of the ends."""
+    """An operation of a client. `error`: how it failed. `number`: its position in the order of the ends."""
 
     client: str
     text: str
@@ -56,7 +56,7 @@ class Operation:
 
 
 class _Preference(Random):
-    """A client's random numbers, which also choose bookies: the preferred ones first, then by name."""
+    """A client's random generator, which also orders bookies: the preferred ones first, then by name."""
 
     preferred: Sequence[str] = ()
 
@@ -79,30 +79,30 @@ class Stage:
         self.writers: dict[str, LedgerWriter] = {}
         self.readers: dict[str, LedgerReader] = {}
         self.operations: dict[str, Operation] = {}
-        self.shown: dict[str, int] = {}  # the highest entry that each client was shown
-        self.old_disks: dict[str, SimDisk] = {}  # of bookies that were wiped
+        self.shown: dict[str, int] = {}  # client -> the highest entry that it has read
+        self.old_disks: dict[str, SimDisk] = {}  # of wiped bookies
         self.deferred: list[int] = []  # ledgers whose appends are acknowledged before they are durable
         self.allowed: list[str] = []
         self.healers: dict[str, AutoRecovery] = {}
-        self.healing: dict[str, asyncio.Task[None]] = {}  # their work
-        self.looker: MemoryDriver | None = None  # a session for whoever looks at what is in the store
+        self.healing: dict[str, asyncio.Task[None]] = {}  # their tasks
+        self.observer: MemoryDriver | None = None  # session for the steps that inspect the store
         self.story: Story | None = None
         self._ended = 0
         network = self.cluster.network
-        network.delay_ms = (0.1, 1e-30)  # all the same: what is sent first arrives first
+        network.delay_ms = (0.1, 1e-30)  # equal delays: messages arrive in the order in which they are sent
         network.split_probability = 0.0
 
-    # -- who -----------------------------------------------------------------------------------------------------
+    # -- ledger, bookies, clients --------------------------------------------------------------------------------
     @property
     def ledger(self) -> Story:
-        """The ledger that this is all about."""
+        """The scenario's ledger. Raises `ScenarioFailure` before it is created."""
         if self.story is None:
             raise ScenarioFailure("no ledger has been created")
         return self.story
 
     @property
     def record(self) -> LedgerMetadata | None:
-        """What the store has now."""
+        """The ledger's committed record; None: never created, or deleted."""
         commits = self.cluster.store.commits.get(self.ledger.ledger_id, [])
         return commits[-1].after if commits else None
 
@@ -117,23 +117,23 @@ class Stage:
         return self.cluster.bookies[name]
 
     def wipe(self, name: str) -> None:
-        """Give a bookie that is down an empty disk."""
+        """Give a stopped bookie an empty disk."""
         bookie = self.bookie(name)
         self.old_disks[name] = bookie.disk
         bookie.disk = SimDisk(Random(f"{self.cluster.seed}/{name}/new disk"), capacity=bookie.disk.capacity)
 
     def client(self, name: str) -> SimClient:
-        """The client, which has to live."""
+        """Return a living client. Raises `ScenarioFailure` if it does not exist."""
         client = self.cluster.clients.get(host_of(name))
         if client is None:
-            raise ScenarioFailure(f"there is no client {name}, or not any more")
+            raise ScenarioFailure(f"there is no client {name}: no step has started it, or it has ended")
         return client
 
     def is_alive(self, name: str) -> bool:
         return host_of(name) in self.cluster.clients
 
     async def connected(self, name: str) -> SimClient:
-        """The client; it is started when it is named for the first time."""
+        """Return the client. The first step that names a client starts it."""
         if host_of(name) in self.cluster.clients:
             return self.client(name)
         choices = _Preference(f"{self.cluster.seed}/{name}")
@@ -143,7 +143,7 @@ class Stage:
         return client
 
     def prefer(self, name: str, bookies: Sequence[str]) -> None:
-        """Which bookies this client chooses first, where it may choose."""
+        """Set the bookies that this client chooses first."""
         for bookie in bookies:
             self.bookie(bookie)
         random = self.client(name).runtime.random
@@ -162,11 +162,11 @@ class Stage:
 
     # -- operations ----------------------------------------------------------------------------------------------
     def begin(self, client: SimClient, text: str, work: Coroutine[Any, Any, None]) -> Operation:
-        """Let a client do something; it begins with the next step of the loop."""
+        """Start an operation of a client. It begins with the next iteration of the event loop."""
         name = name_of(client.name)
         earlier = self.operations.get(text)
         if earlier is not None and not earlier.is_awaited:
-            raise ScenarioFailure(f"`{text}` is still under way, or was not awaited")
+            raise ScenarioFailure(f"`{text}` was started before and not awaited; add `await {text}` before this step")
         task = client.participant.create_task(work, name=text)
         operation = self.operations[text] = Operation(name, text, task)
         task.add_done_callback(lambda _: self._note_end(operation), context=self.loop.world.copy())
@@ -183,7 +183,7 @@ class Stage:
                 self.history.unexpected(operation.client, operation.text, operation.error)
 
     async def finish(self, operations: Iterable[Operation], ending: str | None) -> None:
-        """Wait until all have ended as written: well, or `fails ERROR`; and in this order."""
+        """Wait until all operations have ended as written, with success or `fails ERROR`, and in this order."""
         expected = ending.removeprefix("fails ") if ending else ""
         last = 0
         for operation in operations:
@@ -192,13 +192,13 @@ class Stage:
             error = operation.error
             if isinstance(error, ScenarioFailure):
                 raise error
-            met = type(error).__name__ if error is not None else ""
-            if met != expected:
+            actual = type(error).__name__ if error is not None else ""
+            if actual != expected:
                 wanted = f"to fail with {expected}" if expected else "to succeed"
-                happened = f"it failed with {met}: {error}" if met else "it succeeded"
+                happened = f"it failed with {actual}: {error}" if actual else "it succeeded"
                 raise ScenarioFailure(f"expected `{operation.text}` {wanted}; {happened}")
             if operation.number < last:
-                raise ScenarioFailure(f"`{operation.text}` ended before what was to end first")
+                raise ScenarioFailure(f"`{operation.text}` ended before the operation in front of it")
             last = operation.number
 
     async def _end_of(self, operation: Operation) -> None:
@@ -211,29 +211,29 @@ class Stage:
             await asyncio.sleep(SETTLING_S / 4)
 
     async def perform(self, client: SimClient, text: str, work: Coroutine[Any, Any, None], ending: str | None) -> None:
-        """Begin, and unless it is `&`, finish."""
+        """Start an operation and wait for its end, unless `ending` is "&"."""
         operation = self.begin(client, text, work)
         if ending != "&":
             await self.finish([operation], ending)
 
     def forgotten(self) -> list[str]:
-        """What was begun with `&` and never awaited, though its client lives."""
+        """Return a line for each background operation of a living client that was never awaited."""
         return [
-            f"`{each.text} &` is never awaited"
-            for each in self.operations.values()
-            if not each.is_awaited and host_of(each.client) in self.cluster.clients
+            f"`{operation.text} &` is never awaited"
+            for operation in self.operations.values()
+            if not operation.is_awaited and host_of(operation.client) in self.cluster.clients
         ]
 
 
 def host_of(name: str) -> str:
-    """What the simulator calls a host of the scenario."""
+    """Return the simulator's name of a host, from its name in the scenario."""
     if name == STORE:
         return STORE_HOST
     return ROLES[name[0]] + name[1:] if name[0] in ROLES else name
 
 
 def name_of(host: str) -> str:
-    """What the scenario calls a host of the simulator."""
+    """Return the scenario's name of a host, from its name in the simulator."""
     for letter, role in ROLES.items():
         if host.startswith(role):
             return letter + host.removeprefix(role)

@@ -1,4 +1,4 @@
-"""The steps of scenarios that do something: to the world, to messages, to participants, with ledgers."""
+"""Scenario steps that act on the world, on messages, on the network, on participants and on replicas."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ POWER_FAILS = Loss(survival=0.0)
 
 
 # -- the world -----------------------------------------------------------------------------------------------------
-@step("cluster BOOKIES", "the first step: start these bookies")
+@step("cluster BOOKIES", "first step: starts these bookies")
 async def cluster(stage: Stage, given: Given) -> None:
     for name in given["bookies"]:
         stage.add_bookie(name)
     await stage.cluster.start()
 
 
-@step("start BOOKIES", "start bookies: new ones, or again after a crash")
+@step("start BOOKIES", "starts bookies: new ones, or again after a crash")
 async def start(stage: Stage, given: Given) -> None:
     for name in given["bookies"]:
         if name not in stage.cluster.bookies:
@@ -38,24 +38,24 @@ async def start(stage: Stage, given: Given) -> None:
             raise ScenarioFailure(f"{name} could not start")
 
 
-@step("client CLIENT OPTIONS", "settings of a client that is not started yet, as in `ClientConfig`")
+@step("client CLIENT OPTIONS", "settings of a client that has not started yet, as in `ClientConfig`")
 async def client(stage: Stage, given: Given) -> None:
     if host_of(given["client"]) in stage.cluster.clients:
         raise ScenarioFailure(f"{given['client']} has been started")
     stage.settings[given["client"]] = settings_of(ClientConfig, given["options"])
 
 
-@step("bookies OPTIONS", "settings of bookies that are started for the first time later, as in `BookieConfig`")
+@step("bookies OPTIONS", "settings of bookies that start for the first time later, as in `BookieConfig`")
 async def bookies(stage: Stage, given: Given) -> None:
     settings = settings_of(BookieConfig, given["options"])
     stage.cluster.bookie_settings = {**stage.cluster.bookie_settings, **settings}
 
 
 def settings_of(
-    kind: type[ClientConfig] | type[RecoveryConfig] | type[BookieConfig], options: dict[str, str]
+    configuration: type[ClientConfig] | type[RecoveryConfig] | type[BookieConfig], options: dict[str, str]
 ) -> dict[str, object]:
-    """The options of a step as fields of a configuration. Raises `ScenarioFailure`."""
-    defaults = {each.name: each.default for each in dataclasses.fields(kind)}
+    """Return the options of a step as fields of a configuration. Raises `ScenarioFailure`."""
+    defaults = {field.name: field.default for field in dataclasses.fields(configuration)}
     for name in options:
         if name not in defaults:
             raise ScenarioFailure(f"there is no setting {name}; expected one of {', '.join(defaults)}")
@@ -63,18 +63,18 @@ def settings_of(
 
 
 def _setting(default: Any, text: str) -> object:
-    """The text as a value of the default's type."""
+    """Return the text as a value of the default's type."""
     if isinstance(default, bool):
         return text == "yes"
     return int(text) if isinstance(default, int) else text
 
 
-@step("wait SECONDS s", "let virtual time pass")
+@step("wait SECONDS s", "lets virtual time pass")
 async def wait(stage: Stage, given: Given) -> None:
     await asyncio.sleep(given["seconds"])
 
 
-@step("wait until EXPECTATION", "until what could be expected is so, 120 s at most")
+@step("wait until EXPECTATION", "waits until the expectation is met, at most 120 s")
 async def wait_until(stage: Stage, given: Given) -> None:
     sentence, values = parse_step(f"expect {given['expectation']}")
     deadline = stage.loop.time() + PATIENCE_S
@@ -88,7 +88,7 @@ async def wait_until(stage: Stage, given: Given) -> None:
         await asyncio.sleep(SETTLING_S / 4)
 
 
-@step("allow INVARIANT", "what is done here breaks this promise, and may: data is destroyed, for example")
+@step("allow INVARIANT", "allows this scenario to break this promise, for example because it destroys data")
 async def allow(stage: Stage, given: Given) -> None:
     stage.allowed.append(given["invariant"])
 
@@ -98,75 +98,75 @@ def _add_rule(stage: Stage, action: str, given: Given, *, is_once: bool = True, 
     stage.messages.rules.append(Rule(action, given["messages"], is_once, status))
 
 
-@step("hold MESSAGES", "keep these messages from now on, until `release`; at least one of each peer has to come")
+@step("hold MESSAGES", "holds these messages from now on, until `release`. At least one for each peer must come")
 async def hold(stage: Stage, given: Given) -> None:
     _add_rule(stage, "hold", given, is_once=False)
 
 
-@step("release MESSAGES", "deliver the held ones, at least one of each peer, and hold no more")
+@step("release MESSAGES", "delivers the held ones, at least one for each peer, and stops holding")
 async def release(stage: Stage, given: Given) -> None:
     if missing := stage.messages.release(given["messages"]):
         raise ScenarioFailure(f"none is held of {', '.join(missing)}")
 
 
-@step("release first MESSAGES", "deliver the oldest of the held ones, and go on holding")
+@step("release first MESSAGES", "delivers the oldest held one, and continues to hold")
 async def release_first(stage: Stage, given: Given) -> None:
     if len(given["messages"].peers) > 1 or stage.messages.release(given["messages"], is_one=True):
-        raise ScenarioFailure("none is held, or more than one peer is named")
+        raise ScenarioFailure("none is held, or the step names more than one peer")
 
 
-@step("drop MESSAGES", "lose the held ones, and hold no more")
+@step("drop MESSAGES", "loses the held ones, and stops holding")
 async def drop(stage: Stage, given: Given) -> None:
     if missing := stage.messages.release(given["messages"], is_lost=True):
         raise ScenarioFailure(f"none is held of {', '.join(missing)}")
 
 
-@step("lose MESSAGES", "lose the next one of each peer; for the store: the client is told that the connection broke")
+@step("lose MESSAGES", "loses the next one for each peer. For the store: the client learns that the connection broke")
 async def lose(stage: Stage, given: Given) -> None:
     _add_rule(stage, "lose", given)
 
 
-@step("lose all MESSAGES", "lose each of them")
+@step("lose all MESSAGES", "loses all of them")
 async def lose_all(stage: Stage, given: Given) -> None:
     _add_rule(stage, "lose", given, is_once=False)
 
 
-@step("repeat MESSAGES", "deliver the next one of each peer twice")
+@step("repeat MESSAGES", "delivers the next one for each peer twice")
 async def repeat(stage: Stage, given: Given) -> None:
     _add_rule(stage, "repeat", given)
 
 
-@step("copy MESSAGES", "deliver the next one of each peer, and hold a second copy until `release`")
+@step("copy MESSAGES", "delivers the next one for each peer, and holds a second copy until `release`")
 async def copy(stage: Stage, given: Given) -> None:
     _add_rule(stage, "copy", given)
 
 
-@step("spoil MESSAGES", "flip a bit at the end of the next one of each peer: of the payload, of a digest")
+@step("spoil MESSAGES", "flips a bit at the end of the next one for each peer: of the payload, of a digest")
 async def spoil(stage: Stage, given: Given) -> None:
     _add_rule(stage, "spoil", given)
 
 
-@step("spoil all MESSAGES", "flip a bit at the end of each of them")
+@step("spoil all MESSAGES", "flips a bit at the end of all of them")
 async def spoil_all(stage: Stage, given: Given) -> None:
     _add_rule(stage, "spoil", given, is_once=False)
 
 
-@step("break at MESSAGES", "break the connection when the next one of each peer is sent; it is lost")
+@step("break at MESSAGES", "breaks the connection when the next one for each peer is sent; the message is lost")
 async def break_at(stage: Stage, given: Given) -> None:
     _add_rule(stage, "break", given)
 
 
-@step("break at all MESSAGES", "break the connection whenever one of them is sent")
+@step("break at all MESSAGES", "breaks the connection whenever one of them is sent")
 async def break_at_all(stage: Stage, given: Given) -> None:
     _add_rule(stage, "break", given, is_once=False)
 
 
-@step("age MESSAGES", "the store's next answer to a read comes from a replica that lags behind by one version")
+@step("age MESSAGES", "the store's next response to a read comes from a replica that lags by one version")
 async def age(stage: Stage, given: Given) -> None:
     _add_rule(stage, "age", given)
 
 
-@step("power fails when MESSAGES", "at the bookie, right after it has sent the next such answer")
+@step("power fails when MESSAGES", "the power fails at the bookie immediately after it has sent the next such response")
 async def power_fails_when(stage: Stage, given: Given) -> None:
     def fail(message: Message) -> None:
         stage.cluster.crash_bookie(message.peer, POWER_FAILS, is_silent=True)
@@ -180,17 +180,17 @@ def _answer(stage: Stage, given: Given, *, is_once: bool) -> None:
     _add_rule(stage, "answer", given, is_once=is_once, status=Status[given["status"]])
 
 
-@step("answer MESSAGES with STATUS", "the next such request of each peer does not arrive, but is answered so")
+@step("answer MESSAGES with STATUS", "the next such request to each peer does not arrive and gets this response")
 async def answer(stage: Stage, given: Given) -> None:
     _answer(stage, given, is_once=True)
 
 
-@step("answer all MESSAGES with STATUS", "each of them")
+@step("answer all MESSAGES with STATUS", "the same for all such requests")
 async def answer_all(stage: Stage, given: Given) -> None:
     _answer(stage, given, is_once=False)
 
 
-@step("answer all MESSAGES with entry NUMBER", "each such read brings the valid bytes of another entry")
+@step("answer all MESSAGES with entry NUMBER", "every such read returns the valid bytes of another entry")
 async def answer_with_entry(stage: Stage, given: Given) -> None:
     assert stage.record is not None
     body = foreign_replicas.package(stage.record, stage.ledger, given["number"], given["number"] - 1)
@@ -198,28 +198,32 @@ async def answer_with_entry(stage: Stage, given: Given) -> None:
 
 
 # -- the network ---------------------------------------------------------------------------------------------------
-@step("cut HOST HOSTS", "nothing passes between the first and the others, in both directions")
+@step("cut HOST HOSTS", "blocks messages between the first and the others, in both directions")
 async def cut(stage: Stage, given: Given) -> None:
     for other in given["hosts"]:
         stage.cluster.network.block(host_of(given["host"]), host_of(other))
         stage.cluster.network.block(host_of(other), host_of(given["host"]))
 
 
-@step("heal HOST HOSTS", "undo `cut`; what was sent meanwhile arrives now")
+@step("heal HOST HOSTS", "undoes `cut`; messages sent meanwhile arrive now")
 async def heal(stage: Stage, given: Given) -> None:
     for other in given["hosts"]:
         stage.cluster.network.unblock(host_of(given["host"]), host_of(other))
         stage.cluster.network.unblock(host_of(other), host_of(given["host"]))
 
 
-@step("break HOST HOSTS", "break the connections between the first and the others; both sides learn of it")
+@step("break HOST HOSTS", "breaks the connections between the first and the others; both sides learn of it")
 async def break_connections(stage: Stage, given: Given) -> None:
     network = stage.cluster.network
     others = [host_of(other) for other in given["hosts"]]
-    found = [each for each in network.connections(host_of(given["host"])) if each.outgoing.target.host in others]
-    if not found:
+    transports = [
+        transport
+        for transport in network.connections(host_of(given["host"]))
+        if transport.outgoing.target.host in others
+    ]
+    if not transports:
         raise ScenarioFailure("there is no such connection")
-    for transport in found:
+    for transport in transports:
         network.cut(transport)
 
 
@@ -239,24 +243,24 @@ def _crash(stage: Stage, given: Given, loss: Loss, *, is_silent: bool) -> None:
         stage.cluster.crash_bookie(name, loss, is_silent=is_silent)
 
 
-@step("crash BOOKIES", "their processes die; what they wrote to files stays")
+@step("crash BOOKIES", "their processes die; what they wrote to files remains")
 async def crash_bookies(stage: Stage, given: Given) -> None:
     _crash(stage, given, PROCESS_DIES, is_silent=False)
 
 
-@step("lose BOOKIES", "their processes die, and nobody starts them again")
+@step("lose BOOKIES", "their processes die and are never restarted")
 async def lose_bookies(stage: Stage, given: Given) -> None:
     for name in given["bookies"]:
         stage.bookie(name)
         stage.cluster.lose_bookie(name, PROCESS_DIES)
 
 
-@step("power fails at BOOKIES", "what was not synced is lost; their peers learn nothing")
+@step("power fails at BOOKIES", "unsynced data is lost; their peers are not informed")
 async def power_fails(stage: Stage, given: Given) -> None:
     _crash(stage, given, POWER_FAILS, is_silent=True)
 
 
-@step("wipe BOOKIES", "their disks are replaced by empty ones, while they are down")
+@step("wipe BOOKIES", "replaces their disks by empty ones, while they are down")
 async def wipe(stage: Stage, given: Given) -> None:
     for name in given["bookies"]:
         if stage.bookie(name).is_up:
@@ -264,7 +268,7 @@ async def wipe(stage: Stage, given: Given) -> None:
         stage.wipe(name)
 
 
-@step("restore BOOKIES", "their old disks are put back")
+@step("restore BOOKIES", "puts their old disks back")
 async def restore(stage: Stage, given: Given) -> None:
     for name in given["bookies"]:
         if stage.bookie(name).is_up or name not in stage.old_disks:
@@ -272,14 +276,14 @@ async def restore(stage: Stage, given: Given) -> None:
         stage.bookie(name).disk = stage.old_disks.pop(name)
 
 
-@step("refuse to start BOOKIES", "each of them finds that it must not start")
+@step("refuse to start BOOKIES", "each of them must refuse to start")
 async def refuse_to_start(stage: Stage, given: Given) -> None:
     for name in given["bookies"]:
         bookie, problems = stage.bookie(name), len(stage.cluster.problems)
         await stage.cluster.start_bookie(name)
         if not bookie.is_lost:
             raise ScenarioFailure(f"{name} {'has started' if bookie.is_up else 'failed for another reason'}")
-        await asyncio.sleep(0)  # Its process ends, and its supervisor would start it again.
+        await asyncio.sleep(0)  # Its process ends, and its supervisor is about to restart it.
         if bookie.restart is not None:
             bookie.restart.cancel()
             bookie.restart = None
@@ -287,7 +291,10 @@ async def refuse_to_start(stage: Stage, given: Given) -> None:
         del stage.cluster.problems[problems:]
 
 
-@step("crash CLIENT after NUMBER messages", "its process dies when it has sent or got so many; that one still passes")
+@step(
+    "crash CLIENT after NUMBER messages",
+    "its process dies after it has sent or received this number of messages; the last one still passes",
+)
 async def crash_after(stage: Stage, given: Given) -> None:
     name = given["client"]
 
@@ -297,7 +304,7 @@ async def crash_after(stage: Stage, given: Given) -> None:
     stage.messages.countdowns.append(Countdown(name, given["number"], crash))
 
 
-@step("break CLIENT after NUMBER messages", "then all its connections break")
+@step("break CLIENT after NUMBER messages", "all its connections break at that moment")
 async def break_after(stage: Stage, given: Given) -> None:
     network, host = stage.cluster.network, host_of(given["client"])
 
@@ -308,7 +315,10 @@ async def break_after(stage: Stage, given: Given) -> None:
     stage.messages.countdowns.append(Countdown(given["client"], given["number"], cut_all))
 
 
-@step("power fails at BOOKIE after NUMBER messages", "when it has sent or got so many")
+@step(
+    "power fails at BOOKIE after NUMBER messages",
+    "the power fails when it has sent or received this number of messages",
+)
 async def power_fails_after(stage: Stage, given: Given) -> None:
     name = given["bookie"]
 
@@ -318,13 +328,13 @@ async def power_fails_after(stage: Stage, given: Given) -> None:
     stage.messages.countdowns.append(Countdown(name, given["number"], fail))
 
 
-@step("pause HOSTS", "their processes stop where they are; what arrives waits")
+@step("pause HOSTS", "their processes stop; arriving messages wait")
 async def pause(stage: Stage, given: Given) -> None:
     for name in given["hosts"]:
         _participant(stage, name).pause()
 
 
-@step("resume HOSTS", "their processes go on")
+@step("resume HOSTS", "their processes continue")
 async def resume(stage: Stage, given: Given) -> None:
     for name in given["hosts"]:
         _participant(stage, name).resume()
@@ -338,7 +348,7 @@ def _participant(stage: Stage, name: str) -> Any:
     return stage.client(name).participant
 
 
-@step("expire HOST", "the metadata store gives its session up")
+@step("expire HOST", "the metadata store expires its session")
 async def expire(stage: Stage, given: Given) -> None:
     if not given["host"].startswith("b"):
         stage.client(given["host"])

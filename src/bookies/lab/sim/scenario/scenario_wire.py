@@ -1,4 +1,4 @@
-"""What scenarios know of single messages: their names, which answer belongs to which request, and forged answers."""
+"""Single messages in scenarios: their names, the match of answers to requests, and forged answers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from bookies.wire.server import encode_response
 
 V3 = 3
 CODE_OFFSET_V2 = 8  # of the error code in a v2 answer, from its length word
-LIMBO_V2 = (107).to_bytes(4, "big")  # which our own bookies never send over v2
+LIMBO_V2 = (107).to_bytes(4, "big")  # code of UNKNOWN_LEDGER_STATE, which this project's bookies never send over v2
 
-# What a message may be called, by what it asks.
+# Names of messages in scenarios.
 KINDS = (
     "add",
     "recovery-add",
@@ -60,7 +60,7 @@ KINDS = (
 
 
 def kinds_of(request: Request) -> tuple[tuple[str, ...], int]:
-    """Names of a request, the most precise first, and its entry."""
+    """Return the names of a request, the most precise first, and its entry; -1: about no single entry."""
     if isinstance(request, AddBatch):
         return (("recovery-add",) if request.is_recovery else ("add",)), request.entry_ids[0]
     if isinstance(request, BatchReadRequest):
@@ -71,20 +71,20 @@ def kinds_of(request: Request) -> tuple[tuple[str, ...], int]:
         if request.is_fencing:
             return (("fence",) if request.entry_id < 0 else ("recovery-read", "single-read")), request.entry_id
         return (("last-read",) if request.entry_id < 0 else ("single-read", "read")), request.entry_id
-    for kind, name in (
+    for request_type, name in (
         (WriteLacRequest, "write-lac"),
         (ReadLacRequest, "read-lac"),
         (ForceLedgerRequest, "force"),
         (ListEntriesRequest, "list"),
         (GetBookieInfoRequest, "info"),
     ):
-        if isinstance(request, kind):
+        if isinstance(request, request_type):
             return (name,), request.last_add_confirmed if isinstance(request, WriteLacRequest) else -1
     return ("other",), -1
 
 
 def key_of(message: Any) -> tuple[object, ...]:
-    """What an answer has in common with its request."""
+    """Return a key that an answer shares with its request."""
     if isinstance(message, AddBatch | AddResponses):
         if message.txn_ids is not None:
             return V3, message.txn_ids[0]
@@ -101,7 +101,7 @@ def key_of(message: Any) -> tuple[object, ...]:
 
 
 def pack_answer(request: Request, status: Status, body: bytes) -> bytes:
-    """The frame with which a bookie would answer so; `body`: of a read that is answered OK."""
+    """Return the frame of a bookie's answer with this status. `body`: of a read that is answered OK."""
     response: Response
     if isinstance(request, AddBatch):
         response = AddResponses(request.version, status, request.ledger_id, request.entry_ids, request.txn_ids)

@@ -1,8 +1,8 @@
 """A whole cluster in one process: bookies on simulated disks, clients, and a metadata store, all on one loop.
 
-The bookies are `bookie.server.BookieServer`, the clients `client.client.Client`, unchanged; only their `Runtime` and
-the way to the metadata store are the simulator's. Every life of a bookie and every client is a `Participant`, so it
-can be killed at any `await`, in the middle of a disk call, or paused.
+The bookies are `bookie.server.BookieServer`, the clients `client.client.Client`, unchanged. Only their `Runtime` and
+their path to the metadata store are simulated. Every life of a bookie and every client is a `Participant`, so a fault
+can pause it, or kill it at any `await` or in the middle of a disk call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bookies.config import BookieConfig, ClientConfig
 from bookies.errors import MetadataError
 from bookies.lab.sim.world.deferring import Deferring
 from bookies.lab.sim.world.disk import PROCESS_DIES, Loss, SimDisk
-from bookies.lab.sim.world.faulty_storage import Mood, spoil
+from bookies.lab.sim.world.faulty_storage import StorageFaults, inject_faults
 from bookies.lab.sim.world.loop import Participant, SimLoop
 from bookies.lab.sim.world.network import SimNetwork
 from bookies.lab.sim.world.sim_metadata import SimDriver, SimStore
@@ -42,12 +42,12 @@ WALL_START_MS = 1_700_000_000_000
 
 
 async def resolve(bookie: BookieId) -> tuple[str, int]:
-    """Where a bookie is, for a pool that has no client."""
+    """Return host and port of a bookie, for a pool that has no client."""
     return bookie, BOOKIE_PORT
 
 
 class SimClock:
-    """`runtime.ports.Clock` of one host: its wall clock is off by `skew_ms`, which a fault may change."""
+    """`runtime.ports.Clock` of one host. Its wall clock is off by `skew_ms`, which a fault may change."""
 
     def __init__(self, loop: SimLoop, skew_ms: int) -> None:
         self._loop = loop
@@ -62,20 +62,20 @@ class SimClock:
 
 @dataclass
 class SimBookie:
-    """One bookie through all its lives. `participant` and `server` are those of the present life, if there is one."""
+    """One bookie through all its lives. `participant` and `server` belong to the current life, if there is one."""
 
     name: str
     config: BookieConfig
     disk: SimDisk
     workers: SimWorkers
     clock: SimClock
-    mood: Mood = field(default_factory=Mood)
+    storage_faults: StorageFaults = field(default_factory=StorageFaults)
     participant: Participant | None = None
     server: BookieServer | None = None
     driver: SimDriver | None = None
     lives: int = 0
-    is_lost: bool = False  # it refused to start, which is a problem of its own
-    gone_s: float | None = None  # since when it is gone for good, and nobody starts it again
+    is_lost: bool = False  # it refused to start, which is reported as a problem
+    gone_s: float | None = None  # virtual time at which it was lost for good; it is never restarted
     restart: asyncio.Task[None] | None = None
 
     @property
@@ -96,12 +96,12 @@ class SimClient:
     client: Client
     driver: SimDriver
     runtime: Runtime
-    recovery: AutoRecovery | None = None  # that it takes part in
+    recovery: AutoRecovery | None = None  # set if the process takes part in auto-recovery
 
 
 @dataclass
 class SimCluster:
-    """The cluster. `seed` names all its random decisions."""
+    """The simulated cluster. All its random generators are seeded with names that begin with `seed`."""
 
     loop: SimLoop
     trace: Trace
@@ -121,13 +121,13 @@ class SimCluster:
         self.problems: list[str] = []
         self.rotten: dict[str, None] = {}  # bookies whose durable data was damaged
         self.witness: Witness | None = None
-        self.on_copy: Callable[[str], None] | None = None  # told which process of auto-recovery has copied something
-        self.on_index_write: Callable[[SimBookie], None] | None = None  # told before a bookie writes index files
+        self.on_copy: Callable[[str], None] | None = None  # called with the auto-recovery process that copied entries
+        self.on_index_write: Callable[[SimBookie], None] | None = None  # called before a bookie writes index files
         for number in range(1, self.bookie_count + 1):
             self.add_bookie(f"b{number}")
 
     def add_bookie(self, name: str) -> None:
-        """One more bookie, which still has to be started."""
+        """Add a bookie, which still has to be started."""
         random = Random(f"{self.seed}/{name}")
         settings: dict[str, object] = {
             "bookie_id": name,
@@ -156,7 +156,7 @@ class SimCluster:
 
     # -- bookies -------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Make the cluster in the store and start every bookie."""
+        """Initialize the cluster in the metadata store and start every bookie."""
         driver = MemoryDriver(self.memory)
         await driver.open()
         await driver.initialize_cluster()
@@ -165,13 +165,13 @@ class SimCluster:
             await self.start_bookie(bookie.name)
 
     async def start_bookie(self, name: str) -> None:
-        """Begin a bookie's next life and wait until it serves, or died again."""
+        """Begin a bookie's next life and wait until it serves or has died again."""
         bookie = self.bookies[name]
         assert not bookie.is_up
         bookie.lives += 1
         participant = Participant(self.loop, name)
         bookie.participant = participant
-        self.network.tell_half_open(name)
+        self.network.report_half_open(name)
         runtime = Runtime(
             clock=bookie.clock,
             network=self.network.port(name),
@@ -193,14 +193,14 @@ class SimCluster:
                     Deferring(server.store)
                 if self.witness is not None:
                     self.witness.watch(name, server.store)
-                spoil(server.store, bookie.mood)
+                inject_faults(server.store, bookie.storage_faults)
                 await server.start()
                 bookie.server = server
                 self._watch_index(bookie, server.store)
                 if self.witness is not None:
                     await self.witness.check_memory(name, server.store)
             except Exception as error:  # noqa: BLE001
-                # A process that cannot start ends; its supervisor starts it again, as `_life_ended` arranges.
+                # A process that cannot start exits. Its supervisor restarts it, see `_life_ended`.
                 self.trace.note(name, f"could not start: {type(error).__name__}: {error}")
                 if not isinstance(error, MetadataError) and bookie.disk.failure_count == failures:
                     bookie.is_lost = True
@@ -220,7 +220,7 @@ class SimCluster:
         await started
 
     def _watch_index(self, bookie: SimBookie, storage: LedgerStore) -> None:
-        """Tell `on_index_write` at the moment when what is to be written is fixed."""
+        """Call `on_index_write` at the moment when the content to be written is fixed."""
         assert storage._parts is not None
         index = storage._parts.index
         write = index.write
@@ -233,25 +233,25 @@ class SimCluster:
         index.write = watched_write  # type: ignore[method-assign]
 
     def _life_ended(self, bookie: SimBookie, participant: Participant) -> None:
-        """The bookie gave up by itself: its process ends, and what watches over it starts it again."""
+        """Handle a bookie that exited without a fault: end its process; its supervisor restarts it."""
         if participant.is_alive:
             self.crash_bookie(bookie.name, PROCESS_DIES, restart_after_s=0.2)
 
     def crash_bookie(
         self, name: str, loss: Loss, *, is_silent: bool = False, restart_after_s: float | None = None
     ) -> None:
-        """Kill a bookie now. `loss`: what its disk forgets. `is_silent`: its peers do not notice (power failure)."""
+        """Kill a bookie now. `loss`: what its disk loses. `is_silent`: its peers do not notice (power failure)."""
         bookie = self.bookies[name]
         if not bookie.is_up:
             return
         assert bookie.participant is not None
         assert bookie.driver is not None
-        kind = "process dies" if loss.keeps_cache else f"power fails (survival {loss.survival})"
-        self.trace.note(name, f"{kind}{', silently' if is_silent else ''}")
+        event = "process dies" if loss.keeps_cache else f"power fails (survival {loss.survival})"
+        self.trace.note(name, f"{event}{', silently' if is_silent else ''}")
         bookie.participant.kill()
         bookie.disk.is_down = True
         self.network.crash(bookie.participant, is_silent=is_silent)
-        # Not at once: this may be the middle of a call of the victim, which has to unwind from a disk that is down.
+        # Deferred: the victim may be in the middle of a call, which first has to unwind from a disk that is down.
         self.loop.call_soon(bookie.disk.crash, loss, context=self.loop.world.copy())
         bookie.server = None
         self._expire_later(bookie.driver)
@@ -259,7 +259,7 @@ class SimCluster:
             self.restart_later(name, restart_after_s)
 
     def crash_in_disk_call(self, name: str, calls: int, loss: Loss, *, is_silent: bool, restart_after_s: float) -> None:
-        """Kill a bookie just before the disk call that comes `calls` from now, a write perhaps half-way."""
+        """Kill a bookie just before its disk call number `calls` from now. A write may be half done."""
         bookie = self.bookies[name]
         if bookie.is_up:
             bookie.disk.crash_at = bookie.disk.call_count + calls
@@ -289,7 +289,7 @@ class SimCluster:
             bookie.restart = self.loop.create_task(restart(), name=f"restart {name}", context=self.loop.world.copy())
 
     def _expire_later(self, driver: SimDriver) -> None:
-        """The session of a dead participant ends when its lease does."""
+        """End the metadata session of a dead participant when its lease expires."""
 
         async def expire() -> None:
             await asyncio.sleep(self.lease_s)
@@ -301,9 +301,9 @@ class SimCluster:
     def new_client(
         self, name: str, settings: Mapping[str, object] | None = None, random: Random | None = None
     ) -> SimClient:
-        """A new client process, which still has to connect: `open_client`, as its participant.
+        """Return a new client process, which still has to connect: call `open_client` as its participant.
 
-        `settings`: of its `ClientConfig`; None: those of the cluster. `random`: what it chooses by.
+        `settings`: of its `ClientConfig`; None: those of the cluster. `random`: the client's random generator.
         """
         assert name not in self.clients
         participant = Participant(self.loop, name)
@@ -321,11 +321,11 @@ class SimCluster:
         return self.clients[name]
 
     async def open_client(self, client: SimClient) -> None:
-        """Called as its participant."""
+        """Connect a client to the metadata store. Called as its participant."""
         await client.client.open_session()
 
     async def close_client(self, client: SimClient) -> None:
-        """End a client in the orderly way. Called as its participant."""
+        """Close a client in an orderly way. Called as its participant."""
         await client.client.close()
         self.clients.pop(client.name, None)
 
@@ -337,7 +337,7 @@ class SimCluster:
         self._expire_later(client.driver)
 
     def expire_session(self, name: str) -> None:
-        """The store gives up a participant's session, as after a long silence."""
+        """Expire a participant's metadata session, as the store does after a missed lease."""
         driver = self.bookies[name].driver if name in self.bookies else self.clients[name].driver
         if driver is not None:
             self.trace.note(name, "loses its metadata session")
@@ -356,7 +356,7 @@ class SimCluster:
             bookie.workers.slowness = 1.0
             bookie.disk.crash_at = None
             bookie.disk.faults.clear()
-            bookie.mood.refusals, bookie.mood.is_in_limbo = 0, False
+            bookie.storage_faults.refusals, bookie.storage_faults.is_in_limbo = 0, False
             bookie.disk.grow(DISK_CAPACITY)
             if bookie.participant is not None:
                 bookie.participant.defuse()
@@ -369,10 +369,10 @@ class SimCluster:
         for bookie in self.bookies.values():
             if bookie.restart is not None and not bookie.is_gone:
                 await bookie.restart
-        self.network.tell_half_open()
+        self.network.report_half_open()
 
     async def stop(self) -> None:
-        """Stop clients, then bookies, in the orderly way; whatever is left of them is a problem."""
+        """Stop clients, then bookies, in an orderly way. Tasks that they leave behind are problems."""
         for client in list(self.clients.values()):
             await client.participant.create_task(self.close_client(client), name="close client")
             self._note_leftovers(client.participant)
@@ -383,5 +383,5 @@ class SimCluster:
                 self._note_leftovers(bookie.participant)
 
     def _note_leftovers(self, participant: Participant) -> None:
-        left = [line for line in self.loop.leftover_tasks(participant) if not line.startswith("life of")]
-        self.problems += [f"{participant.name} is stopped, but this task of it is not: {line}" for line in left]
+        tasks = [line for line in self.loop.leftover_tasks(participant) if not line.startswith("life of")]
+        self.problems += [f"{participant.name} is stopped, but this task of it is not: {line}" for line in tasks]

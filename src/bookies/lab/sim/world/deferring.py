@@ -1,9 +1,9 @@
-"""A bookie that makes use of deferred sync: it answers such an add while the entry is only in its memory.
+"""A bookie that uses deferred sync: it acknowledges such an add while the entry is only in memory.
 
-The bookies of this project sync before they answer every add, which is allowed and teaches their clients nothing. Here
-adds with deferred sync wait in front of the storage until somebody asks for the ledger: a force, a fence, a read, an
-add that has to be durable. Then they are stored, and what was asked for is done. A crash loses those that wait; so a
-bookie that comes back knows nothing of what it had acknowledged, and says so, or syncs the rest.
+The bookies of this project sync before they acknowledge any add. This is allowed, but does not test their clients. Here
+adds with deferred sync wait before the storage until the next request for the ledger: a force, a fence, a read, or an
+add that must be durable. Then the waiting adds are stored, and the request is served. A crash loses the waiting adds.
+So a restarted bookie has lost entries that it had acknowledged; it reports so, or syncs the rest.
 
 Source: client-protocol 2.18, B-1; X-53.
 """
@@ -18,30 +18,33 @@ from bookies.errors import BookKeeperError
 from bookies.storage.journal.journal import Done
 from bookies.storage.store import LedgerStore
 
-LOOKS = ("read_resident", "read_batch_resident")
-READS = ("read", "read_batch", "last_add_confirmed", "read_lac", "list_entries")
+RESIDENT_READS = ("read_resident", "read_batch_resident")
+ASYNC_READS = ("read", "read_batch", "last_add_confirmed", "read_lac", "list_entries")
 
 
 class Deferring:
-    """Stands between a bookie's request handlers and its storage."""
+    """Queue of adds with deferred sync, between a bookie's request handlers and its storage."""
 
     def __init__(self, storage: LedgerStore) -> None:
         self._storage = storage
         self._waiting: dict[int, list[Callable[[], None]]] = {}  # ledger -> adds, in order
-        self._failures: dict[int, BaseException] = {}  # ledger -> why some of it could not be stored after all
+        self._failures: dict[int, BaseException] = {}  # ledger -> why an acknowledged entry could not be stored
         self._add, self._add_many, self._force = storage.add, storage.add_many, storage.force
         storage.add = self.add  # type: ignore[method-assign]
         storage.add_many = self.add_many  # type: ignore[method-assign]
         storage.force = self.force  # type: ignore[method-assign]
-        for name in ("fence", *LOOKS):
+        for name in ("fence", *RESIDENT_READS):
             setattr(storage, name, self._after(getattr(storage, name)))
-        for name in READS:
+        for name in ASYNC_READS:
             setattr(storage, name, self._after_async(getattr(storage, name)))
 
     def add(
         self, ledger_id: int, master_key: bytes, entry_ids: Sequence[int], *rest: Any, done: Done, **flags: Any
     ) -> None:
-        """As that of the storage; what would be refused, and the first entries of a ledger, go there at once."""
+        """Acknowledge an add with deferred sync, and queue it.
+
+        Other adds, adds that the storage would refuse, and the first entries of a ledger go to the storage at once.
+        """
         parts = self._storage._parts
         ledger = parts.index.get(ledger_id) if parts is not None and self._storage.is_writable else None
         is_known = ledger is not None and ledger.header.master_key == master_key and not ledger.header.is_fenced
@@ -61,18 +64,18 @@ class Deferring:
         asyncio.get_running_loop().call_soon(done, None)
 
     def add_many(self, master_key: bytes, batches: Sequence[Any], **rest: Any) -> list[Any]:
-        """As that of the storage; all of these have to be durable."""
+        """Store adds that must all be durable, after the queued ones of their ledgers."""
         for batch in batches:
             self._store(batch.ledger_id)
         return self._add_many(master_key, batches, **rest)
 
     def force(self, ledger_id: int, done: Done) -> None:
-        """As that of the storage, of what waits too."""
+        """Store the ledger's queued adds, then force it."""
         self._store(ledger_id)
         self._force(ledger_id, lambda error: done(error or self._failures.get(ledger_id)))
 
     def _store(self, ledger_id: int) -> None:
-        """Hand over what waits."""
+        """Pass the ledger's queued adds to the storage."""
         for store in self._waiting.pop(ledger_id, ()):
             try:
                 store()

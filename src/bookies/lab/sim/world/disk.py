@@ -1,13 +1,13 @@
-"""A file system in memory that knows what would survive a power failure.
+"""A file system in memory that records what would survive a power failure.
 
-Every file has two images: what the process reads (its page cache) and what is durable. A write changes the first and
-marks the 512-byte sectors it touched; a sync copies those to the second. Directory entries likewise: creations,
-renames and unlinks are pending until their directory is synced. At a crash every pending sector, file length and
-directory change survives or not, as the seeded random says, independently of each other; a sector is atomic, a file's
-fresh area may hold garbage where the real world allows it. New directories are durable at once, as the port promises.
+Every file has two images: the page cache, which the process reads, and the durable image. A write changes the page
+cache and marks the 512-byte sectors it touched. A sync copies these sectors to the durable image. Likewise, creations,
+renames and unlinks are pending until their directory is synced. At a crash the seeded random generator decides for
+every pending sector, file length and directory change independently whether it survives. A sector is atomic. A file's
+fresh area may hold garbage where real file systems allow it. New directories are durable at once, as the port promises.
 
-Faults: crash at a given system call; fail calls that match a rule, writes part-way if asked; a capacity; bit flips.
-All calls are counted and may be logged. Slowness is the workers' matter: a call here takes no time.
+Faults: a crash at a given system call; failures of calls that match a rule, optionally after a partial write; a
+capacity; bit flips. All calls are counted and may be logged. A call takes no time: the workers simulate slow disks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNLIMITED = 1 << 40  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One system call. `offset` and `size` in bytes where they mean something; `target` of a rename or link."""
+    """One system call. `offset` and `size`: bytes, where they apply. `target`: of a rename or link."""
 
     number: int
     operation: str
@@ -39,9 +39,10 @@ class Call:
 
 @dataclass
 class Fault:
-    """Fails calls. `operation`: one, several with | between them, "" is any; `path`: part of the path.
+    """A rule that makes calls fail.
 
-    A write may do a part of its work first.
+    `operation`: the name of one call, several separated by |, or "" for any. `path`: part of the path. `count`: number
+    of calls to fail, after `skip` matching calls have succeeded. `is_partial`: a write does a part of its work first.
     """
 
     operation: str
@@ -54,9 +55,10 @@ class Fault:
 
 @dataclass
 class Loss:
-    """What a crash does with pending changes: the chance that each survives, and that fresh sectors hold garbage.
+    """The effect of a crash on pending changes.
 
-    `keeps_cache`: only the process died, so everything written survives.
+    `survival`: probability that a pending change survives. `garbage`: probability that a lost fresh sector holds
+    garbage. `keeps_cache`: only the process died, so everything written survives.
     """
 
     survival: float = 0.5
@@ -104,7 +106,7 @@ class Inode:
         _fit(self.durable, self.durable_size)
 
     def lose(self, random: Random, loss: Loss, path: str) -> None:
-        """Become what a power failure leaves."""
+        """Reduce the file to what a power failure leaves."""
         may_hold_garbage = path.endswith(loss.garbage_suffixes)
         sizes = [self.durable_size]
         for sector in self.dirty:
@@ -146,7 +148,7 @@ class _Directory:
 
     names: dict[str, Inode | None] = field(default_factory=dict)
     durable: dict[str, Inode | None] = field(default_factory=dict)
-    pending: list[dict[str, Inode | bool]] = field(default_factory=list)  # False: the name is gone
+    pending: list[dict[str, Inode | bool]] = field(default_factory=list)  # False: the name was removed
 
     def change(self, changes: dict[str, Inode | bool]) -> None:
         self.pending.append(changes)
@@ -157,14 +159,14 @@ class _Directory:
         self.pending.clear()
 
     def inodes(self) -> list[tuple[str, Inode]]:
-        """Every file that has, had or may have a name here; each once, with one of its names."""
-        found: dict[int, tuple[str, Inode]] = {}
+        """Return every file that has, had or may have a name here, once, with one of its names."""
+        inodes: dict[int, tuple[str, Inode]] = {}
         images: list[Mapping[str, Inode | bool | None]] = [self.names, self.durable, *self.pending]
         for image in images:
             for name, inode in image.items():
                 if isinstance(inode, Inode):
-                    found[id(inode)] = name, inode
-        return list(found.values())
+                    inodes[id(inode)] = name, inode
+        return list(inodes.values())
 
     def lose(self, random: Random, loss: Loss) -> None:
         for changes in self.pending:
@@ -183,7 +185,7 @@ def _apply(names: dict[str, Inode | None], changes: dict[str, Inode | bool]) -> 
 
 
 class SimFile:
-    """See `ports.File`. Handles from before a crash raise `Crashed`."""
+    """`ports.File` on a `SimDisk`. Handles from before a crash raise `Crashed`."""
 
     def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
         self.path = path
@@ -198,7 +200,7 @@ class SimFile:
         return bytes(self._inode.data[offset : offset + size])
 
     def pread_resident(self, size: int, offset: int) -> bytes | None:
-        """Every other call finds what it wants; none does while calls are to fail."""
+        """Return the bytes at every second call, otherwise None; always None while faults are set."""
         if self._life != self._disk.life or self._disk.is_down:
             raise Crashed(self.path)
         assert self._is_open, f"pread_resident on closed {self.path}"
@@ -236,7 +238,7 @@ class SimFile:
         self._sync("fsync")
 
     def _sync(self, operation: str) -> None:
-        """A sync that fails may leave pages that count as clean and are not durable, as Linux does."""
+        """Sync the file. A failed sync may leave pages marked clean that are not durable, as on Linux."""
         try:
             self._enter(operation)
         except OSError:
@@ -291,10 +293,10 @@ class _SimLock:
 
 
 class SimDisk:
-    """One machine's file system. See `ports.Disk`.
+    """The file system of one simulated machine; implements `ports.Disk`.
 
-    `crash_at`: number of the call that does not happen any more; it and all later ones raise `Crashed` until `crash`
-    was called. `on_crash`, if set, is called once at that moment. `capacity`: bytes of all files together.
+    `crash_at`: number of the call at which the disk goes down. This call and all later ones raise `Crashed` until
+    `crash` is called. `on_crash`, if set, is called once at that moment. `capacity`: bytes of all files together.
     """
 
     def __init__(self, random: Random | None = None, *, capacity: int = UNLIMITED, is_logging: bool = False) -> None:
@@ -302,14 +304,14 @@ class SimDisk:
         self.capacity = capacity
         self.faults: list[Fault] = []
         self.log: list[Call] | None = [] if is_logging else None
-        self.devices: dict[str, int] = {}  # mount point -> number; anything else is on file system 0
+        self.devices: dict[str, int] = {}  # mount point -> number; all other paths are on file system 0
         self.forgets_failed_syncs = False
         self.call_count = 0
-        self.failure_count = 0  # calls that failed by a fault, or for want of room
+        self.failure_count = 0  # calls that failed because of a fault or a full disk
         self.crash_at: int | None = None
         self.on_crash: Callable[[], None] | None = None
         self.is_down = False
-        self.is_resident = False  # what the last look into memory was for
+        self.is_resident = False  # whether the last `pread_resident` counted as a page cache hit
         self.life = 0
         self.locks: dict[str, None] = {}
         self.open_files: dict[SimFile, None] = {}
@@ -317,7 +319,7 @@ class SimDisk:
 
     # -- faults --------------------------------------------------------------------------------------------------
     def crash(self, loss: Loss) -> None:
-        """Lose what the loss says, forget every handle and lock, and be ready for the next life."""
+        """Apply a loss, drop every handle and lock, and prepare the disk for the next life."""
         if not loss.keeps_cache:
             for path, directory in self._directories.items():
                 for name, inode in directory.inodes():
@@ -339,13 +341,13 @@ class SimDisk:
         skip: int = 0,
         is_partial: bool = False,
     ) -> Fault:
-        """Fail the next `count` matching calls, after `skip` of them went well."""
+        """Fail the next `count` matching calls, after `skip` of them have succeeded."""
         fault = Fault(operation, path, error, count, skip, is_partial)
         self.faults.append(fault)
         return fault
 
     def grow(self, capacity: int) -> None:
-        """There is room again."""
+        """Raise the capacity to at least `capacity` bytes, which ends a full disk."""
         self.capacity = max(self.capacity, capacity)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
@@ -366,7 +368,7 @@ class SimDisk:
         target: str = "",
         partly: Callable[[float], None] | None = None,
     ) -> None:
-        """Account for a call that is about to happen. Raises `Crashed`, or what a fault says."""
+        """Count a call that is about to happen. Raises `Crashed`, or the error of a matching fault."""
         if self.is_down:
             raise Crashed(path)
         self.call_count += 1
@@ -396,7 +398,7 @@ class SimDisk:
                 raise error
 
     def reserve(self, path: str, growth: int) -> None:
-        """Raises `DiskFull` when files would grow beyond the capacity."""
+        """Raise `DiskFull` if files would grow beyond the capacity. `growth`: bytes."""
         if self.capacity < UNLIMITED and growth > 0 and self.used() + growth > self.capacity:
             self.failure_count += 1
             raise DiskFull(f"{path}: no space left on device")
@@ -408,17 +410,17 @@ class SimDisk:
 
     # -- contents, for tests and tools ---------------------------------------------------------------------------
     def files(self, under: str = "", *, is_durable: bool = False) -> dict[str, bytes]:
-        """Path and contents of every file, as the process would read them; `is_durable`: what is certain to survive."""
-        found: dict[str, bytes] = {}
+        """Return path and contents of every file as the process reads them; `is_durable`: only the durable contents."""
+        contents: dict[str, bytes] = {}
         for path, directory in self._directories.items():
             for name, inode in (directory.durable if is_durable else directory.names).items():
                 if inode is not None:
                     data = inode.durable[: inode.durable_size] if is_durable else inode.data
-                    found[posixpath.join(path, name)] = bytes(data)
-        return {path: found[path] for path in sorted(found) if path.startswith(under)}
+                    contents[posixpath.join(path, name)] = bytes(data)
+        return {path: contents[path] for path in sorted(contents) if path.startswith(under)}
 
     def put(self, path: str, data: bytes) -> None:
-        """Make a durable file without a call being counted."""
+        """Create a durable file without counting a call."""
         parent, name = posixpath.split(path)
         self._make(parent)
         directory = self._directories[parent]
@@ -503,7 +505,7 @@ class SimDisk:
             raise FileNotFoundError(2, "No such file or directory", path)
         if self._directories[path].names:
             raise OSError(39, "Directory not empty", path)
-        # As with new directories, the change is durable at once, and with it what was pending in there.
+        # As with new directories, the change is durable at once, including changes pending in the directory.
         parent, name = posixpath.split(path)
         del self._directories[path]
         del self._directories[parent].names[name], self._directories[parent].durable[name]
@@ -545,7 +547,7 @@ class SimDisk:
         self.enter("device", path)
         if path != "." and path not in self._directories:
             raise FileNotFoundError(2, "No such file or directory", path)
-        mounts = [each for each in self.devices if path == each or path.startswith(f"{each}/")]
+        mounts = [mount for mount in self.devices if path == mount or path.startswith(f"{mount}/")]
         return self.devices[max(mounts, key=len)] if mounts else 0
 
     def lock_directory(self, path: str) -> _SimLock:

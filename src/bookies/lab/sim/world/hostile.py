@@ -1,12 +1,12 @@
-"""A bookie that no correct bookie is: it garbles, invents, repeats and withholds answers, from a seed.
+"""A hostile bookie: it garbles, invents, repeats and withholds answers, from a seed.
 
-It runs on any `Runtime`: as one bookie of a simulated cluster or behind a real socket. Underneath is a bookie in
-memory that keeps what it is sent; what it says about it goes through one of the `MISDEEDS`, or is honest, as chance
-has it. There is one lie it does not tell: that it has never seen an entry, ledger or fence. No protocol survives that
-from a bookie that has acknowledged the entry, and an honest one cannot do it; so what it does not have, it answers with
-an I/O error, which says nothing. It forges no digest either.
+It runs on any `Runtime`: as one bookie of a simulated cluster or behind a real socket. It stores entries in memory like
+a correct bookie. The seeded random generator passes each answer through one of the `MISDEEDS`, or leaves it honest. The
+hostile bookie never reports a stored entry, ledger or fence as missing: no protocol survives that from a bookie that
+has acknowledged the entry, and an honest bookie cannot do it. It answers requests for missing data with an I/O error,
+which proves neither presence nor absence. It does not forge digests.
 
-What a client must make of it: nothing beyond its time-outs, its memory limits and the bookies that are honest.
+A client keeps working with its time-outs, its memory limits and the honest bookies.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from bookies.wire.server import RequestDecoder, encode_response
 FAILURES = (Status.IO_ERROR, Status.BAD_REQUEST, Status.BAD_VERSION, Status.TOO_MANY_REQUESTS, Status.READ_ONLY)
 HEAD_SIZE = 12  # bytes of a v2 response up to its error code, which stays as it is: it could become a lie
 DRIP_S = 0.02  # between two bytes
-FLOOD = 50  # answers at once that nobody asked for
+FLOOD = 50  # unsolicited answers at once
 _LENGTH = struct.Struct(">I")
 
 
@@ -69,7 +69,7 @@ class _Ledger:
 
 
 class HostileBookie:
-    """One bookie. `misdeeds`: names of those it commits; `honesty`: the share of answers that are as they should be."""
+    """One hostile bookie. `misdeeds`: names of those it commits. `honesty`: the share of correct answers."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class HostileBookie:
         misdeeds: Sequence[str] = (),
         honesty: float = 0.5,
     ) -> None:
-        unknown = [each for each in misdeeds if each not in MISDEEDS]
+        unknown = [misdeed for misdeed in misdeeds if misdeed not in MISDEEDS]
         assert not unknown, unknown
         self.bookie_id = BookieId(name)
         self.address = (host, port)
@@ -98,7 +98,7 @@ class HostileBookie:
         self.connections: dict[HostileConnection, None] = {}
 
     async def start(self) -> None:
-        """Listen and register as any bookie does. The driver is open and stays its owner's."""
+        """Listen and register as any bookie does. The driver is already open; the caller closes it."""
         self._listener = await self._network.listen(*self.address, lambda: HostileConnection(self))
         self.address = (self.address[0], self._listener.address[1])
         endpoint = Endpoint("bookie", *self.address, "bookie-rpc")
@@ -112,14 +112,14 @@ class HostileBookie:
             connection.hang_up()
 
     def choose(self) -> str:
-        """What becomes of the next answer."""
+        """Choose "honest" or a misdeed for the next answer."""
         chosen = "honest" if self.random.random() < self.honesty else self.random.choice(self.misdeeds)
         self.counts[chosen] += 1
         return chosen
 
-    # -- what it knows -------------------------------------------------------------------------------------------
+    # -- honest answers ------------------------------------------------------------------------------------------
     def answer(self, request: Request) -> Response:
-        """What it would say if it were honest."""
+        """Return the honest answer to a request."""
         match request:
             case AddBatch():
                 return self._add(request)
@@ -141,8 +141,8 @@ class HostileBookie:
     def _answer_other(self, request: Request) -> Response:
         match request:
             case ListEntriesRequest():
-                known = self._ledgers.get(request.ledger_id, _Ledger())
-                runs = [range(each, each + 1) for each in sorted(known.entries)]
+                ledger = self._ledgers.get(request.ledger_id, _Ledger())
+                runs = [range(entry_id, entry_id + 1) for entry_id in sorted(ledger.entries)]
                 packed = pack_availability(runs)
                 return ListEntriesResponse(3, request.txn_id, Status.OK, request.ledger_id, packed)
             case ForceLedgerRequest():
@@ -198,7 +198,7 @@ class HostileBookie:
 
 
 class HostileConnection(asyncio.Protocol):
-    """One accepted connection. Answers leave in the order of the requests, as far as they leave at all."""
+    """One accepted connection. The answers that are sent keep the order of their requests."""
 
     def __init__(self, bookie: HostileBookie) -> None:
         self.bookie = bookie
@@ -238,14 +238,14 @@ class HostileConnection(asyncio.Protocol):
             return
         self.last_frames = list(frames[:FLOOD])
         if self._dripping:
-            self._dripping += frames  # Behind what drips.
+            self._dripping += frames  # After the frames that are sent byte by byte.
         else:
             self._transport.write(b"".join(frames))
 
     def drip(self, frames: Sequence[bytes]) -> None:
-        """Byte by byte from now on, until these frames are through; what follows queues up."""
+        """Send frames byte by byte. Later frames wait until these are sent."""
         is_idle = not self._dripping
-        self._dripping += [bytes([each]) for frame in frames for each in frame]
+        self._dripping += [bytes([byte]) for frame in frames for byte in frame]
         if is_idle:
             self._drip_on()
 
@@ -260,7 +260,7 @@ class HostileConnection(asyncio.Protocol):
 
 
 def pack(response: Response) -> list[bytes]:
-    """The frames of a response, each by itself."""
+    """Return the frames of a response, one by one."""
     data = b"".join(bytes(part) for part in encode_response(response))
     frames = []
     while data:
@@ -270,43 +270,44 @@ def pack(response: Response) -> list[bytes]:
     return frames
 
 
-# -- misdeeds: each is given the connection and the honest answer ------------------------------------------------------
+# -- misdeeds: each receives the connection and the honest answer ------------------------------------------------------
 
 
 def _changed(response: Response, **changes: Any) -> Response:
-    """A copy with those of the changes that it has fields for."""
-    names = {each.name for each in dataclasses.fields(response)}
+    """Return a copy with those of the changes for which the response has fields."""
+    names = {field.name for field in dataclasses.fields(response)}
     return dataclasses.replace(response, **{name: value for name, value in changes.items() if name in names})
 
 
 def _wrong_ids(connection: HostileConnection, response: Response) -> None:
-    """The answer to a question about something else."""
+    """Send the answer with the id of another ledger, entry or request."""
     random = connection.random
     offset = random.choice((-1, 1, 1000, 1 << 40, -(1 << 40)))
-    what = random.choice(("ledger_id", "entry_id", "txn_id"))
+    name = random.choice(("ledger_id", "entry_id", "txn_id"))
     if isinstance(response, AddResponses):
         txn_ids = response.txn_ids
-        if what == "ledger_id":
+        if name == "ledger_id":
             response = dataclasses.replace(response, ledger_id=response.ledger_id + offset)
         elif txn_ids is not None:
-            response = dataclasses.replace(response, txn_ids=[each + abs(offset) for each in txn_ids])
+            response = dataclasses.replace(response, txn_ids=[txn_id + abs(offset) for txn_id in txn_ids])
         else:
-            response = dataclasses.replace(response, entry_ids=[each + offset for each in response.entry_ids])
-    elif hasattr(response, what):
-        number = getattr(response, what) + offset
-        response = _changed(response, **{what: abs(number) if what == "txn_id" else number})
+            entry_ids = [entry_id + offset for entry_id in response.entry_ids]
+            response = dataclasses.replace(response, entry_ids=entry_ids)
+    elif hasattr(response, name):
+        number = getattr(response, name) + offset
+        response = _changed(response, **{name: abs(number) if name == "txn_id" else number})
     connection.send(*pack(response))
 
 
 def _wrong_digest(connection: HostileConnection, response: Response) -> None:
-    """An entry with one bit flipped, or of another length."""
-    name = next((each for each in ("body", "records", "last_entry_body") if getattr(response, each, None)), None)
+    """Send the entry with one bit flipped, truncated, or extended."""
+    name = next((name for name in ("body", "records", "last_entry_body") if getattr(response, name, None)), None)
     if name is not None:
         body = bytearray(getattr(response, name))
-        kind = connection.random.randrange(3)
-        if kind == 0:
+        change = connection.random.randrange(3)
+        if change == 0:
             body[connection.random.randrange(len(body))] ^= 1 << connection.random.randrange(8)
-        elif kind == 1:
+        elif change == 1:
             del body[connection.random.randrange(len(body)) :]
         else:
             body += connection.random.randbytes(connection.random.randint(1, 100))
@@ -325,7 +326,7 @@ def _wrong_version(connection: HostileConnection, response: Response) -> None:
 
 
 def _flipped_bits(connection: HostileConnection, response: Response) -> None:
-    """Anywhere behind the error code."""
+    """Flip one bit of each frame: after the error code of a v2 answer, else in the first byte after the length."""
     frames = [bytearray(frame) for frame in pack(response)]
     for frame in frames:
         if len(frame) > HEAD_SIZE + 1 and getattr(response, "version", 3) != 3:
@@ -340,13 +341,13 @@ def _random_bytes(connection: HostileConnection, response: Response) -> None:
 
 
 def _random_frame(connection: HostileConnection, response: Response) -> None:
-    """A frame of a good length, with nothing in it that means anything; then the answer."""
+    """Send a frame with a correct length and meaningless contents, then the answer."""
     body = b"\xff" + connection.random.randbytes(connection.random.choice((1, 7, 30, 3000)))
     connection.send(_LENGTH.pack(len(body)) + body, *pack(response))
 
 
 def strangers(random: Random, version: int, count: int) -> Iterator[bytes]:
-    """Frames of answers that nobody asked for, to adds and to reads."""
+    """Yield frames of unsolicited answers, to adds and to reads."""
     for _ in range(count):
         ledger_id, entry_id = (1 << 50) + random.getrandbits(4), random.getrandbits(random.choice((6, 62)))
         if random.random() < 0.5:
@@ -358,7 +359,7 @@ def strangers(random: Random, version: int, count: int) -> Iterator[bytes]:
 
 
 def _unsolicited(connection: HostileConnection, response: Response) -> None:
-    """Many answers that nobody asked for, and then the one that somebody did."""
+    """Send many unsolicited answers, then the requested one."""
     version = 3 if getattr(response, "version", 3) == 3 else 2
     connection.send(*strangers(connection.random, version, FLOOD), *pack(response))
 
@@ -368,12 +369,12 @@ def _duplicated(connection: HostileConnection, response: Response) -> None:
 
 
 def _replayed(connection: HostileConnection, response: Response) -> None:
-    """The answer before once more, and then this one."""
+    """Send the previous answer again, then this one."""
     connection.send(*connection.last_frames, *pack(response))
 
 
 def _silence(connection: HostileConnection, response: Response) -> None:
-    """Whoever waits for this answer waits for nothing."""
+    """Send no answer."""
 
 
 def _oversize_length(connection: HostileConnection, response: Response) -> None:
@@ -382,12 +383,12 @@ def _oversize_length(connection: HostileConnection, response: Response) -> None:
 
 
 def _endless_frame(connection: HostileConnection, response: Response) -> None:
-    """A length that is allowed, and never all of what it promises."""
+    """Send a frame with a permitted length, and only a part of its contents."""
     connection.send(_LENGTH.pack(FRAME_SIZE_MAX - 100) + b"\0" * 1000)
 
 
 def _truncated_frame(connection: HostileConnection, response: Response) -> None:
-    """The next answer begins within this one; or there is none."""
+    """Truncate the last frame, so that the next answer begins inside it; sometimes hang up."""
     frames = pack(response)
     connection.send(*frames[:-1], frames[-1][: connection.random.randrange(len(frames[-1]))])
     if connection.random.random() < 0.5:

@@ -1,16 +1,16 @@
-"""An asyncio event loop on virtual time that belongs to several participants at once.
+"""An asyncio event loop on virtual time, shared by several participants.
 
-Nothing waits: when no callback is ready, the clock jumps to the next timer. With no timer left and the main task not
-done, nothing can ever happen again, and `Deadlock` says what each task waits for.
+The loop never sleeps: when no callback is ready, the clock jumps to the next timer. If no timer is left and the main
+task is not done, the run cannot continue, and `Deadlock` reports what each task waits for.
 
 Every callback belongs to the `Participant` (a bookie, a client) in whose context it was scheduled, or to the world
-(the network's deliveries, the faults). The callbacks of a killed participant are dropped, so it stops at whatever
-`await` it had reached, and no `finally` of it runs while the simulation lives; those of a paused one are kept until it
-resumes, as if its process had been stopped.
+(the network's deliveries, the faults). The loop drops the callbacks of a killed participant, so the participant stops
+at the `await` it had reached, and none of its `finally` blocks runs during the simulation. The loop keeps the callbacks
+of a paused participant until it resumes, as if its process had been stopped.
 
-Determinism: callbacks run in the order in which they became due; futures and tasks hash by their number instead of
-their address, so sets of them iterate alike in every process; automatic garbage collection is off during a run, so no
-finalizer runs at a moment that depends on anything else. No threads, no sockets, no real clock.
+Determinism: callbacks run in the order in which they became due. Futures and tasks hash by their number instead of
+their address, so sets of them iterate alike in every process. Automatic garbage collection is off during a run, so the
+moment of a finalizer depends only on the run. The loop has no threads, no sockets and no real clock.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-STEP_COUNT_MAX = 500_000  # callbacks at one instant; more is a loop that never waits
+STEP_COUNT_MAX = 500_000  # callbacks at one instant; more indicates a loop that never waits
 
 _PARTICIPANT: contextvars.ContextVar[Participant | None] = contextvars.ContextVar("participant", default=None)
 
 
 class SimulationError(AssertionError):
-    """The simulated program misbehaved in a way that no checker had to look for."""
+    """Misbehaviour of the simulated program that the loop itself detects, without a checker."""
 
 
 class Deadlock(SimulationError):
-    """The main task is not done and nothing is scheduled."""
+    """The main task is not done, and no callback or timer is scheduled."""
 
 
 class Livelock(SimulationError):
-    """Callbacks follow each other for ever without the clock advancing."""
+    """Endless callbacks at one instant: the clock does not advance."""
 
 
 class Overdue(SimulationError):
@@ -50,15 +50,15 @@ class Overdue(SimulationError):
 
 
 class Halted(SimulationError):
-    """Somebody called `SimLoop.halt`."""
+    """End of a run by `SimLoop.halt`."""
 
 
 class Crashed(BaseException):
-    """Unwinds the code of a participant that is dead. Nobody sees it: nothing of that participant runs afterwards."""
+    """Unwinds the code of a dead participant. No code catches it: no callback of that participant runs afterwards."""
 
 
 class Participant:
-    """Something that can be killed or paused as a whole."""
+    """A simulated process: code that can be killed or paused as a whole."""
 
     def __init__(self, loop: SimLoop, name: str) -> None:
         self.name = name
@@ -78,7 +78,7 @@ class Participant:
         return f"<Participant {self.name} {state}>"
 
     def create_task(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """Run a coroutine as this participant; so does everything it schedules."""
+        """Run a coroutine as this participant. Everything that it schedules also belongs to the participant."""
         return self._loop.create_task(coroutine, name=name, context=self.context.copy())
 
     def call(self, function: Callable[..., T], *arguments: object) -> T:
@@ -86,11 +86,11 @@ class Participant:
         return self.context.copy().run(function, *arguments)
 
     def on_kill(self, callback: Callable[[], None]) -> None:
-        """`callback()` runs when the participant dies, as the world; in the order of registration."""
+        """Register a callback to run (as the world) when the participant dies, in the order of registration."""
         self._on_kill.append(callback)
 
     def kill(self) -> None:
-        """Stop everything this participant does, at once and for ever. Idempotent."""
+        """Stop this participant at once and permanently. Idempotent."""
         if self.is_alive:
             self.is_alive = False
             self._backlog.clear()
@@ -114,7 +114,7 @@ class Participant:
         self._backlog.clear()
 
     def admits(self, handle: _Timer) -> bool:
-        """Whether a callback of this participant may run now. Keeps it for later while paused."""
+        """Report whether a callback of this participant may run now. Queue it while the participant is paused."""
         if not self.is_alive:
             return False
         if self.is_paused:
@@ -132,19 +132,19 @@ class Participant:
 
 
 def current_participant() -> Participant | None:
-    """Whose code is running; None: the world's."""
+    """Return the participant whose code is running; None: the world."""
     return _PARTICIPANT.get()
 
 
 class _Timer(asyncio.TimerHandle):
-    """A callback that is ready or will be at `when()`. Cancelled ones are skipped when their turn comes."""
+    """A callback that is ready, or becomes ready at `when()`. The loop skips cancelled ones when they are due."""
 
     __slots__ = ("participant", "run_in")
 
     def __init__(
         self, when: float, callback: Callable[..., object], args: Any, loop: SimLoop, context: Context
     ) -> None:
-        asyncio.Handle.__init__(self, callback, args, loop, context)  # past `TimerHandle`: many are made
+        asyncio.Handle.__init__(self, callback, args, loop, context)  # skips `TimerHandle.__init__`, for speed
         self._when = when
         self.participant = context.get(_PARTICIPANT)
         self.run_in = context
@@ -172,9 +172,9 @@ class _Task(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """The loop. Make one, `run` one main coroutine on it, `close` it.
+    """The event loop of one simulation. Create it, `run` one main coroutine, `close` it.
 
-    `errors`: exceptions that escaped from callbacks or from tasks nobody waited for, as text.
+    `errors`: exceptions that escaped from callbacks or from tasks that were never awaited, as text.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._now = 0.0
         self._timers: list[tuple[float, int, _Timer]] = []  # a heap
         self._number = 0
-        self._tasks: dict[asyncio.Task[Any], Participant | None] = {}  # all there ever were
+        self._tasks: dict[asyncio.Task[Any], Participant | None] = {}  # every task since the start
         self._closed = False
         self._running = False
         self._is_halted = False
@@ -241,11 +241,11 @@ class SimLoop(asyncio.AbstractEventLoop):
                 assert owner is not None
                 assert not owner.is_alive
             except BaseException as error:  # noqa: BLE001
-                # Kept and reported: a checker decides, and the run goes on as asyncio's would.
+                # The run continues, as asyncio does. A checker decides about the reported error.
                 self._report(f"callback of {owner.name if owner else 'the world'}", error)
 
     def _advance(self, deadline: float) -> None:
-        """Move the clock to the next timer and make all that are due ready."""
+        """Move the clock to the next timer and make all due timers ready."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -259,11 +259,11 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.ready.append(heapq.heappop(timers)[2])
 
     def halt(self) -> None:
-        """Let `run` raise `Halted` before the next callback: what was looked for has been found."""
+        """Make `run` raise `Halted` before the next callback, for example after the first violation."""
         self._is_halted = True
 
     def describe_tasks(self) -> str:
-        """One line for each task of a living participant that is not done: who, what, where it waits."""
+        """Return one line for each pending task of a living participant: owner, name, and where it waits."""
         lines = [
             f"  {owner.name if owner else 'world'}: {task.get_name()}: {_where(task.get_coro())}"
             for task, owner in self._tasks.items()
@@ -272,7 +272,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return "\n".join(lines) or "  no task at all"
 
     def leftover_tasks(self, participant: Participant) -> list[str]:
-        """Names and places of the participant's tasks that are not done."""
+        """Return name and waiting place of each pending task of the participant."""
         return [
             f"{task.get_name()}: {_where(task.get_coro())}"
             for task, owner in self._tasks.items()
@@ -280,7 +280,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         ]
 
     def note_unread_errors(self) -> None:
-        """Add to `errors` what tasks of the living ended with and nobody looked at. Once, after `run`."""
+        """Add unretrieved exceptions of living participants' tasks to `errors`. Call it once, after `run`."""
         for task, owner in self._tasks.items():
             if (owner is None or owner.is_alive) and task.done() and task._log_traceback:
                 error = task.exception()
@@ -288,7 +288,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._report(f"task {task.get_name()} of {owner.name if owner else 'the world'}", error)
 
     def close(self) -> None:
-        """Give up all that is still suspended, without anything of it taking effect."""
+        """Close all suspended coroutines. Their clean-up code has no effect on the simulation."""
         self._closed = True
         self.ready.clear()
         self._timers.clear()
@@ -308,9 +308,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         text = "".join(traceback.format_exception(error)).rstrip()
         self.errors.append(f"{self._now:.6f} s, {where}: {text}")
 
-    # -- what asyncio asks of a loop -----------------------------------------------------------------------------
+    # -- the interface of asyncio's loops ------------------------------------------------------------------------
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return virtual seconds since the loop was created."""
         return self._now
 
     def call_soon(
@@ -357,7 +357,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._number += 1
         context = context or contextvars.copy_context()
         if self._closed:
-            coro.close()  # Somebody's clean-up, after the end.
+            coro.close()  # Clean-up code started a task after the end of the run.
         title = str(name) if name is not None else f"task {self._number}"
         task = _Task(self._number, coro, loop=self, name=title, context=context, **options)  # type: ignore[arg-type]
         self._tasks[task] = context.get(_PARTICIPANT)
@@ -393,19 +393,19 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 
 def _give_up(coroutine: Any) -> None:
-    """Close a suspended coroutine, also one that awaits again while it is being closed."""
+    """Close a suspended coroutine, even if it awaits again while it is being closed."""
     for _ in range(20):
         try:
             coroutine.close()
             return
         except RuntimeError:
-            continue  # "coroutine ignored GeneratorExit": it is at another await now.
+            continue  # "coroutine ignored GeneratorExit": it waits at another await now.
         except BaseException:  # noqa: BLE001
-            return  # Its clean-up failed, in a world that is gone; it is finished either way.
+            return  # Its clean-up failed because the simulation has ended. The coroutine is finished either way.
 
 
 def _where(coroutine: Any) -> str:
-    """The chain of awaits of a suspended coroutine: functions with line numbers, then what is awaited."""
+    """Return a suspended coroutine's chain of awaits: functions with line numbers, then the awaited object."""
     places = []
     current = coroutine
     while current is not None:

@@ -1,12 +1,12 @@
 """Stream connections between participants, with delays, cut and half-open connections, and partitions.
 
-On one connection bytes arrive in order, once, and in chunks of any size. Loss is a broken connection: an unknown
-suffix of what was on its way, in each direction by itself, is gone, and each side learns it at a time of its own or
-never. What was still on its way when its sender learned of the break may arrive late, after requests sent on the
-next connection: that is how the real network behaves, and what a bookie must survive.
+On one connection bytes arrive in order, once, and in chunks of any size. Data is lost only when a connection breaks:
+each direction then loses an unknown suffix of its bytes in flight, and each side learns of the break at its own time or
+never. Bytes that are in flight when their sender learns of the break may arrive late, after requests sent on the next
+connection. Real networks behave this way, and a bookie must survive it.
 
-A host is a participant's name. A partition blocks one direction between two hosts: what is sent meanwhile is held
-back as TCP's retransmission would, and arrives when the partition heals, unless a fault cuts the connection first.
+A host is a participant's name. A partition blocks one direction between two hosts: data sent meanwhile waits, as with
+TCP's retransmission, and arrives when the partition heals, unless a fault cuts the connection first.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bookies.lab.sim.world.loop import Crashed, Participant, SimLoop, current_pa
 from bookies.lab.sim.world.trace import Trace
 from bookies.runtime.ports import Buffer, Listener
 
-SOCKET_BUFFER_SIZE = 256 * 1024  # bytes on their way that count as sent
-CONNECT_PATIENCE_S = 20.0  # a connect that gets no answer fails then
+SOCKET_BUFFER_SIZE = 256 * 1024  # bytes in flight that count as sent
+CONNECT_PATIENCE_S = 20.0  # a connect without an answer fails after this time
 WRITE_HIGH, WRITE_LOW = 64 * 1024, 16 * 1024
 
 
@@ -33,15 +33,15 @@ def _reset_error() -> ConnectionResetError:
 
 
 class _Pipe:
-    """One direction of a connection: chunks on their way, each with the time it arrives."""
+    """One direction of a connection: chunks in flight, each with its arrival time."""
 
     def __init__(self, network: SimNetwork, source: SimTransport, target: SimTransport) -> None:
         self.chunks: deque[tuple[float, bytes]] = deque()
         self.size = 0
         self.source, self.target = source, target
         self.ending: tuple[float, BaseException | None] | None = None  # after all chunks: end of file, or a reset
-        self.is_silent = False  # broken: what is sent from now on vanishes; what is on its way arrives
-        self.held_until = 0.0  # nothing arrives before
+        self.is_silent = False  # broken: new data is dropped; data in flight arrives
+        self.held_until = 0.0  # virtual time before which no data arrives
         self._network = network
         self._last_arrival = 0.0
         self._is_scheduled = False
@@ -64,7 +64,7 @@ class _Pipe:
         self.schedule()
 
     def end(self, error: BaseException | None, delay_s: float = 0.0) -> None:
-        """Tell the target, after everything that is on its way: end of file (None), or why the connection broke."""
+        """Report the end to the target, after all data in flight. `error`: None: end of file; else why it broke."""
         if self.ending is None and not self.is_silent:
             arrival = self._network.arrival_time(self.source.host, self.target.host) + delay_s
             self._last_arrival = max(self._last_arrival, arrival)
@@ -72,13 +72,13 @@ class _Pipe:
             self.schedule()
 
     def reset(self) -> None:
-        """Tell the target of a silently broken pipe that it is broken, if it has not been told."""
+        """Report the break of a silently broken pipe to its target, once."""
         if self.is_silent and self.ending is None:
             self.is_silent = False
             self.end(_reset_error())
 
     def drop_suffix(self) -> None:
-        """Lose an unknown suffix of what is on its way."""
+        """Lose an unknown suffix of the data in flight."""
         if self.chunks:
             keep = self._network.random.randint(0, self.size)
             kept: deque[tuple[float, bytes]] = deque()
@@ -90,10 +90,10 @@ class _Pipe:
                 size += len(data[: keep - size])
             self.chunks, self.size = kept, size
 
-    def let_go(self) -> None:
-        """Hold nothing back any more."""
+    def end_hold(self) -> None:
+        """Deliver data that `SimNetwork.hold` holds back."""
         if self.held_until > self._network.loop.time():
-            self._is_scheduled = False  # what is scheduled would come too late, and then does nothing
+            self._is_scheduled = False  # The scheduled delivery would be too late. When it runs, it has no effect.
             self.held_until = 0.0
             self.schedule()
 
@@ -110,14 +110,14 @@ class _Pipe:
         self._network.loop.call_at(max(when, self.held_until), self._deliver, context=self._network.loop.world)
 
     def _deliver(self) -> None:
-        """Hand over what has arrived by now, as one piece."""
+        """Deliver all data that has arrived by now, as one piece."""
         self._is_scheduled = False
         network = self._network
         if network.is_blocked(self.source.host, self.target.host):
             return  # `heal` schedules it again.
         now = network.loop.time()
         if now < self.held_until:
-            pass  # Held back since this was scheduled.
+            pass  # The hold began after this delivery was scheduled.
         elif self.chunks and not self.target.is_reading_paused:
             parts = []
             while self.chunks and self.chunks[0][0] <= now:
@@ -147,8 +147,8 @@ class SimTransport(asyncio.Transport):
         self.number = number
         self.owner = current_participant()
         self.is_reading_paused = False
-        self.on_write: Callable[[Buffer], None] | None = None  # told of all that is sent
-        self.on_read: Callable[[int], None] | None = None  # told how many bytes its owner is about to see
+        self.on_write: Callable[[Buffer], None] | None = None  # called with all sent data
+        self.on_read: Callable[[int], None] | None = None  # called with the number of bytes its owner receives next
         self.outgoing: _Pipe
         self.incoming: _Pipe
         self._network = network
@@ -168,7 +168,7 @@ class SimTransport(asyncio.Transport):
     def attach(self, protocol: asyncio.BaseProtocol, own: tuple[str, int], peer: tuple[str, int]) -> None:
         self._protocol = protocol
         self._addresses = (own, peer)
-        # At once: data may have arrived already while the owner was paused, and must come second.
+        # Not deferred: data may have arrived while the owner was paused, and must be received after this call.
         protocol.connection_made(self)
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
@@ -188,9 +188,9 @@ class SimTransport(asyncio.Transport):
             self._protocol.data_received(data)
             return
         while data:
-            room = memoryview(self._protocol.get_buffer(len(data)))
-            count = min(len(room), len(data))
-            room[:count] = data[:count]
+            buffer = memoryview(self._protocol.get_buffer(len(data)))
+            count = min(len(buffer), len(data))
+            buffer[:count] = data[:count]
             self._protocol.buffer_updated(count)
             data = data[count:]
 
@@ -205,7 +205,7 @@ class SimTransport(asyncio.Transport):
             self.close()
 
     def note_drained(self) -> None:
-        """Some of what this side sent has arrived."""
+        """React to the arrival of data that this side has sent: resume writing, or finish closing."""
         left = self.get_write_buffer_size()
         if self._is_writing_paused and left <= self._low:
             self._is_writing_paused = False
@@ -215,7 +215,7 @@ class SimTransport(asyncio.Transport):
             self._call(self._lose, None)
 
     def _lose(self, error: BaseException | None) -> None:
-        """Tell the protocol, once, that the connection is over."""
+        """Report the end of the connection to the protocol, once."""
         if self._is_lost:
             return
         self._is_lost = self._is_closing = True
@@ -227,7 +227,7 @@ class SimTransport(asyncio.Transport):
         self._protocol.connection_lost(error)
 
     def vanish(self) -> None:
-        """The owner is dead: nothing is delivered to this side any more."""
+        """Stop all deliveries to this side: its owner is dead."""
         self._is_lost = self._is_closing = True
         self._network.forget(self)
 
@@ -310,7 +310,7 @@ class SimTransport(asyncio.Transport):
 
 
 class SimListener:
-    """A listening address; connections are refused once it is closed."""
+    """A listening address. After it is closed, connections are refused."""
 
     def __init__(self, network: SimNetwork, address: tuple[str, int], factory: Callable[[], asyncio.BaseProtocol]):
         self.address = address
@@ -332,8 +332,8 @@ class SimListener:
 class SimNetwork:
     """All hosts and connections of one simulation. Each participant uses it through `port(host)`.
 
-    `delay_ms`: smallest and mean additional one-way delay. `split_probability`: how often a write arrives in two.
-    `stall_probability`: how often one takes about `stall_ms` longer, and holds back what follows on its connection.
+    `delay_ms`: minimum and mean additional one-way delay. `split_probability`: of a write that arrives in two parts.
+    `stall_probability`: of a write that takes about `stall_ms` longer and delays all later data on its connection.
     """
 
     def __init__(self, loop: SimLoop, trace: Trace, random: Random) -> None:
@@ -343,10 +343,10 @@ class SimNetwork:
         self.split_probability = 0.1
         self.stall_probability = 0.0
         self.stall_ms = 300.0
-        self.repeat_probability = 0.0  # of messages that come a second time, perhaps much later
+        self.repeat_probability = 0.0  # of messages that arrive a second time, perhaps much later
         self.statistics = {"connections": 0, "refused": 0, "cut": 0, "bytes": 0}
-        self.on_join: Callable[[SimTransport, SimTransport], None] | None = None  # told of each new connection
-        self.on_delivery: Callable[[str, str], None] | None = None  # told (source, target) after each
+        self.on_join: Callable[[SimTransport, SimTransport], None] | None = None  # called for each new connection
+        self.on_delivery: Callable[[str, str], None] | None = None  # called with (source, target) after each delivery
         self._trace = trace
         self._listeners: dict[tuple[str, int], SimListener] = {}
         self._transports: dict[int, SimTransport] = {}
@@ -354,7 +354,7 @@ class SimNetwork:
         self._slow: dict[str, float] = {}
         self._held_new: dict[str, float] = {}
         self._healing: list[asyncio.Future[None]] = []
-        self._untold: list[_Pipe] = []
+        self._half_open: list[_Pipe] = []  # broken, and the target does not know yet
         self._next_number = 0
         self._next_port = 40_000
 
@@ -363,7 +363,7 @@ class SimNetwork:
 
     # -- faults --------------------------------------------------------------------------------------------------
     def block(self, source: str, target: str) -> None:
-        """Nothing sent from `source` arrives at `target` until `unblock`. Blocks are counted."""
+        """Hold all data from `source` to `target` until `unblock`. Blocks are counted."""
         self._blocked[source, target] = self._blocked.get((source, target), 0) + 1
 
     def unblock(self, source: str, target: str) -> None:
@@ -375,16 +375,16 @@ class SimNetwork:
         self._release()
 
     def heal(self) -> None:
-        """No partition, no slow host, no stalls, and no half-open connection any more."""
+        """End all partitions, slow hosts, stalls and holds, and report all half-open connections."""
         self.stall_probability = self.repeat_probability = 0.0
         for transport in self._transports.values():
-            transport.incoming.let_go()
-            transport.outgoing.let_go()
+            transport.incoming.end_hold()
+            transport.outgoing.end_hold()
         self._blocked.clear()
         self._slow.clear()
         self._held_new.clear()
         self._release()
-        self.tell_half_open()
+        self.report_half_open()
 
     def _release(self) -> None:
         for transport in list(self._transports.values()):
@@ -399,14 +399,14 @@ class SimNetwork:
         return (source, target) in self._blocked
 
     def slow_down(self, host: str, factor: float) -> None:
-        """Multiply the delays from and to a host; 1: normal again."""
+        """Multiply the delays from and to a host. `factor`: 1 restores the normal delays."""
         if factor == 1:
             self._slow.pop(host, None)
         else:
             self._slow[host] = factor
 
     def repeat_later(self, transport: SimTransport, data: bytes) -> None:
-        """Send whole frames a second time, behind or between later ones; nothing when `data` is no whole frames."""
+        """Send `data` a second time, after or between later frames, if it consists of whole frames."""
         at = 0
         while at + 4 <= len(data):
             at += 4 + int.from_bytes(data[at : at + 4], "big")
@@ -415,21 +415,22 @@ class SimNetwork:
             self.loop.call_later(delay_s, transport.outgoing.send, data, context=self.loop.world)
 
     def hold(self, pipe: _Pipe, duration_s: float) -> None:
-        """Let nothing arrive through one direction of one connection for a while."""
+        """Hold all data of one direction of one connection for `duration_s`."""
         pipe.held_until = max(pipe.held_until, self.loop.time() + duration_s)
 
     def hold_new(self, host: str, duration_s: float) -> None:
-        """The same for what a host will send through connections that it has not made yet."""
+        """Hold the data that a host sends on connections that it opens from now on, for `duration_s`."""
         self._held_new[host] = self.loop.time() + duration_s
 
     def connections(self, host: str | None = None) -> list[SimTransport]:
-        """One side of each open connection (of a host), oldest first."""
-        return [each for each in self._transports.values() if host is None or each.host == host]
+        """Return all open transports, oldest first. `host`: only those of this host."""
+        return [transport for transport in self._transports.values() if host is None or transport.host == host]
 
     def cut(self, transport: SimTransport, *, is_half_open: bool = False, news_s: float = 0.1) -> None:
-        """Break a connection. Half-open: the other side is not told, and what it sends vanishes.
+        """Break a connection.
 
-        `news_s`: mean time until a side learns of it.
+        `is_half_open`: the other side does not learn of the break, and the data it sends is dropped. `news_s`: mean
+        time until a side learns of the break.
         """
         other = transport.outgoing.target
         self.statistics["cut"] += 1
@@ -445,17 +446,17 @@ class SimNetwork:
 
     def _break_silently(self, pipe: _Pipe) -> None:
         pipe.is_silent = True
-        self._untold.append(pipe)
+        self._half_open.append(pipe)
 
-    def tell_half_open(self, host: str | None = None) -> None:
-        """Whoever does not know yet that a connection (to `host`) is broken is told now, as by a keep-alive."""
-        told = [pipe for pipe in self._untold if host is None or pipe.source.host == host]
-        self._untold = [pipe for pipe in self._untold if pipe not in told]
-        for pipe in told:
+    def report_half_open(self, host: str | None = None) -> None:
+        """Report half-open connections (to `host`) to the sides that do not know of the break, as a keep-alive does."""
+        reported = [pipe for pipe in self._half_open if host is None or pipe.source.host == host]
+        self._half_open = [pipe for pipe in self._half_open if pipe not in reported]
+        for pipe in reported:
             pipe.reset()
 
     def crash(self, participant: Participant, *, is_silent: bool) -> None:
-        """Break everything a dead participant had. Silent (power failure): the others notice nothing by themselves."""
+        """Break all connections of a dead participant. `is_silent` (power failure): its peers do not notice."""
         for transport in list(self._transports.values()):
             if transport.owner is participant:
                 transport.outgoing.drop_suffix()
@@ -500,7 +501,7 @@ class SimNetwork:
         return self._next_port
 
     async def travel(self, source: str, target: str, deadline: float, delay_s: float = 0.0) -> None:
-        """Wait as long as a packet takes; a partition holds it back. Raises `TimeoutError` at the deadline."""
+        """Wait for one packet's delay, and for the end of a partition. Raises `TimeoutError` at the deadline."""
         await asyncio.sleep(self.arrival_time(source, target) - self.loop.time() + delay_s)
         while self.is_blocked(source, target):
             future = self.loop.create_future()
@@ -512,7 +513,7 @@ class SimNetwork:
                 raise TimeoutError(110, "connection timed out") from None
 
     def join(self, client: str, client_context: Context, listener: SimListener) -> tuple[SimTransport, SimTransport]:
-        """Both sides of a new connection, not attached to their protocols yet."""
+        """Return both sides of a new connection, not yet attached to their protocols."""
         self.statistics["connections"] += 1
         self._next_number += 2
         near = SimTransport(self, client, self._next_number, client_context)

@@ -1,8 +1,8 @@
-"""The way between a participant and the metadata store: delays, partitions, lost requests, lost replies.
+"""The path between a participant and the metadata store: delays, partitions, lost requests, lost replies.
 
-`SimDriver` wraps the session that a driver of the memory store gives, and is what bookies and clients are handed. The
-store's own work runs as the world: a participant that dies after its request was taken does not undo it. Every commit
-of a ledger's record is written down with its author, in the order of the store, for the checkers.
+Bookies and clients use a `SimDriver`, which wraps a session of the memory store's driver. The store's own work runs as
+the world: a participant that dies after the store has accepted its request does not undo it. The store records every
+commit of a ledger's record with its author, in commit order, for the checkers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bookies.runtime.tasks import Tasks
 
 T = TypeVar("T")
 STORE_HOST = "metadata"
-PATIENCE_S = 8.0  # a request that gets no answer fails then
+PATIENCE_S = 8.0  # a request without a reply fails after this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Commit:
 
 
 class SimStore:
-    """What all sessions share: the network, how unreliable the store's service is, and the committed records."""
+    """State shared by all sessions: the network, the configured faults of the store, and the committed records."""
 
     def __init__(self, loop: SimLoop, network: SimNetwork, trace: Trace) -> None:
         self.loop = loop
@@ -59,64 +59,64 @@ class SimStore:
         self.trace = trace
         self.lost_request_probability = 0.0
         self.lost_reply_probability = 0.0
-        self.stale_read_probability = 0.0  # of a record: what it was before the last change
-        self.news_delay_s = 0.0  # of watches, besides the way
-        self._versions: dict[int, list[Versioned]] = {}  # of each record, the last two
-        self._named: dict[str, list[tuple[bytes, int]]] = {}  # the same of named records
+        self.stale_read_probability = 0.0  # of a read that returns the record as it was before the last change
+        self.news_delay_s = 0.0  # of watch notifications, in addition to the network's delay
+        self._versions: dict[int, list[Versioned]] = {}  # the last two of each ledger's record
+        self._named: dict[str, list[tuple[bytes, int]]] = {}  # the last two of each named record
         self.commits: dict[int, list[Commit]] = {}
         self.on_commit: Callable[[Commit], None] | None = None
         self.record_commits: dict[str, list[RecordCommit]] = {}
-        self.on_request: Callable[[str], None] | None = None  # told who asks for something
-        self.on_recovery: Callable[[str, str, str], None] | None = None  # who did what at which place of auto-recovery
-        self.on_cookie_deleted: Callable[[str, str], None] | None = None  # by whom, of which bookie
-        # Told who is about to change a ledger's record; says how long the request and the reply take besides, seconds.
+        self.on_request: Callable[[str], None] | None = None  # called with the requesting host
+        self.on_recovery: Callable[[str, str, str], None] | None = None  # (host, operation, place of auto-recovery)
+        self.on_cookie_deleted: Callable[[str, str], None] | None = None  # (host, bookie)
+        # Called with the host that is about to change a record; returns extra delays of request and reply, seconds.
         self.on_update: Callable[[str], tuple[float, float]] | None = None
 
     def heal(self) -> None:
-        """Be reliable, up to date and quick."""
+        """End all faults of the store."""
         self.lost_request_probability = self.lost_reply_probability = self.stale_read_probability = 0.0
         self.news_delay_s = 0.0
 
     def record(self, ledger_id: int) -> LedgerMetadata | None:
-        """What is committed now; None: nothing, or deleted."""
+        """Return the committed record of a ledger; None: never created, or deleted."""
         commits = self.commits.get(ledger_id)
         return commits[-1].after if commits else None
 
-    def remember(self, found: Versioned) -> None:
-        """A version that a replica of the store may still show."""
-        versions = self._versions.setdefault(found.metadata.ledger_id, [])
-        if not versions or versions[-1].version < found.version:
-            versions.append(found)
+    def remember(self, record: Versioned) -> None:
+        """Store a version that a lagging replica of the store may still return."""
+        versions = self._versions.setdefault(record.metadata.ledger_id, [])
+        if not versions or versions[-1].version < record.version:
+            versions.append(record)
             del versions[:-2]
 
-    def maybe_stale(self, found: Versioned) -> Versioned:
-        """What a replica answers that may lag behind by one change."""
-        self.remember(found)
+    def maybe_stale(self, record: Versioned) -> Versioned:
+        """Return a ledger's record as a replica has it that may lag behind by one change."""
+        self.remember(record)
         is_stale = self.stale_read_probability > 0 and self.network.random.random() < self.stale_read_probability
-        return self._versions[found.metadata.ledger_id][0] if is_stale else found
+        return self._versions[record.metadata.ledger_id][0] if is_stale else record
 
-    def maybe_stale_record(self, name: str, found: tuple[bytes, int]) -> tuple[bytes, int]:
-        """The same for a named record."""
+    def maybe_stale_record(self, name: str, record: tuple[bytes, int]) -> tuple[bytes, int]:
+        """Return a named record as a replica has it that may lag behind by one change."""
         versions = self._named.setdefault(name, [])
-        if not versions or versions[-1][1] < found[1]:
-            versions.append(found)
+        if not versions or versions[-1][1] < record[1]:
+            versions.append(record)
             del versions[:-2]
         is_stale = self.stale_read_probability > 0 and self.network.random.random() < self.stale_read_probability
-        return versions[0] if is_stale else found
+        return versions[0] if is_stale else record
 
     def note(self, author: str, ledger_id: int, after: LedgerMetadata | None) -> None:
-        """A record was committed."""
+        """Record the commit of a ledger's record. `after`: None if the record was deleted."""
         history = self.commits.setdefault(ledger_id, [])
         before = history[-1].after if history else None
         if after == before:
-            return  # A retried creation that met its own record, or a deletion that found none.
+            return  # A retried creation that found its own record, or a deletion that found no record.
         history.append(Commit(self.loop.time(), author, before, after))
         if self.on_commit is not None:
             self.on_commit(history[-1])
         self.trace.note(author, f"commits {after!r}" if after else f"deletes ledger {ledger_id}")
 
     def note_record(self, author: str, name: str, after: bytes | None) -> None:
-        """A named record was committed."""
+        """Record the commit of a named record. `after`: None if the record was deleted."""
         history = self.record_commits.setdefault(name, [])
         before = history[-1].after if history else None
         history.append(RecordCommit(self.loop.time(), author, before, after))
@@ -134,7 +134,7 @@ class RecordCommit:
 
 
 class SimDriver(MetadataDriver):
-    """One participant's session."""
+    """One participant's session with the metadata store."""
 
     def __init__(self, store: SimStore, inner: MemoryDriver, host: str) -> None:
         self.uri = inner.uri
@@ -150,17 +150,21 @@ class SimDriver(MetadataDriver):
         )
 
     def expire(self) -> None:
-        """The store gives this session up."""
+        """Expire this session."""
         self._store.loop.world.copy().run(self.inner.expire)
 
-    # -- the way there and back ----------------------------------------------------------------------------------
+    # -- the path to the store and back --------------------------------------------------------------------------
     async def call(
         self,
         work: Callable[[], Awaitable[T]],
         then: Callable[[T], None] | None = None,
         delays_s: tuple[float, float] = (0.0, 0.0),
     ) -> T:
-        """Request, effect, reply. `then` sees the result at the moment of the effect."""
+        """Send a request, perform `work` in the store, and receive its result.
+
+        `then` is called with the result at the moment of the effect. `delays_s`: extra seconds of request and reply.
+        Raises `MetadataError` if a message is lost or takes too long.
+        """
         store = self._store
         random = store.network.random
         deadline = store.loop.time() + PATIENCE_S
@@ -194,7 +198,7 @@ class SimDriver(MetadataDriver):
                 if then is not None:
                     then(result)
             except Exception as error:  # noqa: BLE001
-                failure = error  # Carried over to the caller, below.
+                failure = error  # Raised in the caller, below.
             if not outcome.done():
                 outcome.set_result((result, failure))
 
@@ -205,7 +209,7 @@ class SimDriver(MetadataDriver):
         return result  # type: ignore[return-value]
 
     def _tell(self, context: contextvars.Context, callback: Callable[..., None], *arguments: object) -> None:
-        """Bring news from the store to a watch of this session, in order, as its participant."""
+        """Deliver a notification from the store to a watch of this session, in order, as its participant."""
         network = self._store.network
         arrival = network.arrival_time(STORE_HOST, self._host) + self._store.news_delay_s
         self._news.append((arrival, context, lambda: callback(*arguments)))
@@ -229,7 +233,7 @@ class SimDriver(MetadataDriver):
         self._pump()
 
     def watch(self, begin: Callable[[Callable[..., None]], Watch], callback: Callable[..., None]) -> Watch:
-        """Begin a watch as the world, whose callback hears of it as the participant that is running now."""
+        """Begin a watch as the world. Its callback runs as the current participant."""
         context = contextvars.copy_context()
         watch = _SimWatch()
 
@@ -283,8 +287,8 @@ class SimDriver(MetadataDriver):
         return self._store.maybe_stale(await self.call(lambda: self.inner.read_ledger(ledger_id)))
 
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
-        found = await self.call(lambda: self.inner.read_ledgers(ledger_ids))
-        return [self._store.maybe_stale(each) if isinstance(each, Versioned) else each for each in found]
+        records = await self.call(lambda: self.inner.read_ledgers(ledger_ids))
+        return [self._store.maybe_stale(record) if isinstance(record, Versioned) else record for record in records]
 
     async def write_ledger(
         self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
@@ -305,7 +309,7 @@ class SimDriver(MetadataDriver):
         )
 
     async def travel_back(self) -> None:
-        """One more part of an answer that comes in parts."""
+        """Wait for the next part of a reply that arrives in several parts."""
         await self._travel(STORE_HOST, self._host, self._store.loop.time() + PATIENCE_S)
 
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
@@ -384,21 +388,21 @@ class SimDriver(MetadataDriver):
     def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
         return self.watch(lambda tell: self.inner.watch_record(name, version, tell), callback)
 
-    def note_recovery(self, what: str, place: str) -> None:
+    def note_recovery(self, operation: str, place: str) -> None:
         if self._store.on_recovery is not None:
-            self._store.on_recovery(self._host, what, place)
+            self._store.on_recovery(self._host, operation, place)
 
     @property
     def recovery(self) -> RecoveryStore:
         return self._recovery
 
     def _note_record(self, name: str, data: bytes | None) -> Callable[[object], None]:
-        """What to do at the moment of the commit: write it down, for the checkers of named records."""
+        """Return a callback for the moment of the commit, which records it for the checkers of named records."""
         return lambda _: self._store.note_record(self._host, name, data)
 
 
 class _SimWatch(Watch):
-    """A watch; news that is on its way when it is cancelled is not delivered."""
+    """A watch that drops notifications in flight when it is cancelled."""
 
     inner: Watch
 

@@ -1,17 +1,17 @@
-"""What each bookie promised, seen at its storage: which entries it acknowledged, which ledgers it fenced.
+"""Record of each bookie's promises, taken at its storage: the entries it acknowledged and the ledgers it fenced.
 
-The witness stands between a bookie's request handlers and its storage and changes nothing. With what it knows, and
-the committed records, promises can be checked at the moment they are made, not only when something is lost later:
+The witness stands between a bookie's request handlers and its storage and does not change any call. Together with the
+committed records it checks promises at the moment they are made, not only when data is lost later:
 
-    B-1    a bookie that starts again has every entry that it acknowledged, every fence, and what writers announced
-    I-5    when a recovery commits the end, no write set could still confirm the entry behind it
-    I-8    a fragment that the writer commits starts at or behind everything acknowledged
+    B-1    a restarted bookie has every entry that it acknowledged, every fence, and every explicit LAC
+    I-5    when a recovery commits the end, no write set can still confirm the entry after it
+    I-8    a fragment that the writer commits starts after every acknowledged entry
     I-9    an entry is acknowledged to the application only when an ack quorum of the bookies in the record holds it
     I-18   a bookie that replaces another in a finished fragment holds all that its position stores
-    I-25   what a force confirmed, an ack quorum has synced
+    I-25   an ack quorum has synced every entry that a force confirmed
     I-28   no bookie acknowledges an ordinary add of a ledger that it has fenced
-    I-29   no bookie deletes a ledger that exists, unless it is closed and lists the bookie in no ensemble; of one that
-           it has deleted because there is no such ledger it acknowledges nothing more
+    I-29   no bookie deletes a ledger that exists, unless it is closed and no ensemble lists the bookie; after it has
+           deleted a ledger without a record, the bookie acknowledges no further add of that ledger
 
 Source: client-protocol 8.2.
 """
@@ -32,7 +32,7 @@ Done = Callable[[BaseException | None], None]
 
 
 class Witness:
-    """`report(invariant, text)` is told of broken promises."""
+    """Recorder and checker of what bookies promise. `report(invariant, text)` receives broken promises."""
 
     def __init__(self, store: SimStore, report: Callable[[str, str], None]) -> None:
         self._store = store
@@ -41,15 +41,15 @@ class Witness:
         self._promised: dict[tuple[str, int], set[int]] = {}  # the same, only those confirmed to the writer
         self._unsynced: dict[tuple[str, int], set[int]] = {}  # acknowledged with deferred sync, and not forced
         self._fenced: dict[tuple[str, int], None] = {}
-        self._deleted: dict[tuple[str, int], None] = {}  # by this bookie, because its record was gone
-        # What a bookie was asked to tell readers (explicit LACs), from the last acknowledged on; the latest counts.
-        self._told: dict[tuple[str, int], list[bytes]] = {}
-        self._kept: dict[tuple[str, int], None] = {}  # those of which one was acknowledged
+        self._deleted: dict[tuple[str, int], None] = {}  # by this bookie, because the ledger had no record
+        # Explicit LACs that were sent to a bookie, from the last acknowledged one on; the latest counts.
+        self._explicit_lacs: dict[tuple[str, int], list[bytes]] = {}
+        self._acknowledged_lacs: dict[tuple[str, int], None] = {}  # ledgers with an acknowledged explicit LAC
 
     def watch(self, bookie: str, storage: LedgerStore) -> None:
-        """Look at what this life of a bookie is asked and answers. What it had not synced before may be lost."""
-        for each in [each for each in self._unsynced if each[0] == bookie]:
-            del self._unsynced[each]
+        """Record requests and responses of this life of a bookie. Entries that were never synced may be lost."""
+        for key in [key for key in self._unsynced if key[0] == bookie]:
+            del self._unsynced[key]
         fence, force, write_lac = storage.fence, storage.force, storage.write_lac
         self._watch_adds(bookie, storage)
 
@@ -76,13 +76,13 @@ class Witness:
             ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done
         ) -> None:
             def watched_done(error: BaseException | None) -> None:
-                told = self._told.get((bookie, ledger_id), [])
-                if error is None and body in told:
-                    del told[: told.index(body)]
-                    self._kept[bookie, ledger_id] = None
+                sent = self._explicit_lacs.get((bookie, ledger_id), [])
+                if error is None and body in sent:
+                    del sent[: sent.index(body)]
+                    self._acknowledged_lacs[bookie, ledger_id] = None
                 done(error)
 
-            self._told.setdefault((bookie, ledger_id), []).append(body)
+            self._explicit_lacs.setdefault((bookie, ledger_id), []).append(body)
             write_lac(ledger_id, master_key, last_add_confirmed, body, watched_done)
 
         collect = storage.collect
@@ -123,12 +123,12 @@ class Witness:
             master_key: bytes, batches: Sequence[Any], *, is_recovery: bool, done: Callable[..., None], **rest: Any
         ) -> list[Any]:
             watched = {
-                each.ledger_id: self._watch_add(bookie, each.ledger_id, is_recovery=is_recovery) for each in batches
+                batch.ledger_id: self._watch_add(bookie, batch.ledger_id, is_recovery=is_recovery) for batch in batches
             }
 
             def watched_done(stored: Sequence[Any], size: int, error: BaseException | None) -> None:
-                for each in stored if error is None else ():
-                    watched[each.ledger_id](each.entry_ids)
+                for batch in stored if error is None else ():
+                    watched[batch.ledger_id](batch.entry_ids)
                 done(stored, size, error)
 
             return add_many(master_key, batches, is_recovery=is_recovery, done=watched_done, **rest)
@@ -139,7 +139,7 @@ class Witness:
     def _watch_add(
         self, bookie: str, ledger_id: int, *, is_recovery: bool, is_deferred_sync: bool = False
     ) -> Callable[[Sequence[int]], None]:
-        """An add of a ledger comes in: to be called with the entries that the bookie acknowledges of it."""
+        """Return the function to call with the entries that the bookie acknowledges of an add that begins now."""
         was_fenced = (bookie, ledger_id) in self._fenced
         was_deleted = (bookie, ledger_id) in self._deleted
 
@@ -156,73 +156,73 @@ class Witness:
         return acknowledged
 
     async def check_memory(self, bookie: str, storage: LedgerStore) -> None:
-        """B-1: a bookie that has just started has everything that it promised in its earlier lives."""
+        """Check B-1: a bookie that has just started has everything that it promised in its earlier lives."""
         for (name, ledger_id), entry_ids in list(self._held.items()):
             if name != bookie:
                 continue
-            promised = sorted(entry_ids)  # what this life acknowledges meanwhile may be missing in its answer
+            promised = sorted(entry_ids)  # the listing may lack entries that this life acknowledges meanwhile
             try:
                 runs = await storage.list_entries(ledger_id)
             except LedgerUnknownToBookie:
                 runs = []
-            lost = [each for each in promised if not any(each in run for run in runs)]
-            if lost and not self._is_wanted(bookie, ledger_id):
-                self._forget(bookie, ledger_id)  # A deletion that a crash interrupted was finished by this start.
+            lost = [entry_id for entry_id in promised if not any(entry_id in run for run in runs)]
+            if lost and not self._must_keep(bookie, ledger_id):
+                self._forget(bookie, ledger_id)  # This start finished a deletion that a crash had interrupted.
             elif lost:
                 self.report("B-1", f"{bookie} acknowledged entries {lost} of ledger {ledger_id} and has forgotten them")
-            self._check_told(bookie, storage, ledger_id)
+            self._check_explicit_lac(bookie, storage, ledger_id)
         for name, ledger_id in list(self._fenced):
             if name != bookie or await _is_fenced(storage, ledger_id):
                 continue
-            if self._is_wanted(bookie, ledger_id):
+            if self._must_keep(bookie, ledger_id):
                 self.report("B-1", f"{bookie} fenced ledger {ledger_id} and has forgotten it")
 
-    def _check_told(self, bookie: str, storage: LedgerStore, ledger_id: int) -> None:
-        """B-1: the last add confirmed that its writer announced, of a ledger that has just been looked at."""
+    def _check_explicit_lac(self, bookie: str, storage: LedgerStore, ledger_id: int) -> None:
+        """Check B-1 for the explicit LAC of a ledger. The ledger is in the index's cache: it has just been listed."""
         parts = storage._parts
         ledger = parts.index.get(ledger_id) if parts is not None else None
-        if ledger is None or (bookie, ledger_id) not in self._kept:
+        if ledger is None or (bookie, ledger_id) not in self._acknowledged_lacs:
             return
-        if ledger.header.explicit_lac not in self._told[bookie, ledger_id]:
+        if ledger.header.explicit_lac not in self._explicit_lacs[bookie, ledger_id]:
             self.report("B-1", f"{bookie} was told what is confirmed of ledger {ledger_id} and has forgotten it")
 
     def _check_deletion(self, bookie: str, ledger_id: int) -> None:
-        """I-29: a bookie is about to delete a ledger."""
-        if self._is_wanted(bookie, ledger_id):
+        """Check I-29: a bookie is about to delete a ledger."""
+        if self._must_keep(bookie, ledger_id):
             self.report("I-29", f"{bookie} deletes ledger {ledger_id}: {self._store.record(ledger_id)!r}")
         if self._store.record(ledger_id) is None:
             self._deleted[bookie, ledger_id] = None
         self._forget(bookie, ledger_id)
 
-    def _is_wanted(self, bookie: str, ledger_id: int) -> bool:
-        """Whether the committed record of a ledger leaves room for this bookie."""
+    def _must_keep(self, bookie: str, ledger_id: int) -> bool:
+        """Report whether the bookie must keep the ledger: it is open, or its committed record lists the bookie."""
         record = self._store.record(ledger_id)
         return record is not None and not (
             record.is_closed and all(bookie not in ensemble for _, ensemble in record.ensembles)
         )
 
     def _forget(self, bookie: str, ledger_id: int) -> None:
-        for kept in (self._held, self._promised, self._unsynced):
-            kept.pop((bookie, ledger_id), None)
+        for entries in (self._held, self._promised, self._unsynced):
+            entries.pop((bookie, ledger_id), None)
         self._fenced.pop((bookie, ledger_id), None)
-        self._kept.pop((bookie, ledger_id), None)
-        self._told.pop((bookie, ledger_id), None)
+        self._acknowledged_lacs.pop((bookie, ledger_id), None)
+        self._explicit_lacs.pop((bookie, ledger_id), None)
 
     def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
         return entry_id in self._held.get((bookie, ledger_id), ())
 
     def has_any(self, bookie: BookieId, ledger_id: int) -> bool:
-        """Whether the bookie has ever acknowledged an entry of the ledger as durable."""
+        """Report whether the bookie has ever acknowledged an entry of the ledger as durable."""
         return bool(self._held.get((bookie, ledger_id)))
 
     def has_fenced(self, bookie: BookieId, ledger_id: int) -> bool:
-        """Whether the bookie's storage has promised to take no ordinary adds of the ledger any more."""
+        """Report whether the bookie's storage has promised to refuse ordinary adds of the ledger."""
         return (bookie, ledger_id) in self._fenced
 
     def is_on_quorum(self, ledger_id: int, entry_id: int, *, by_writer: bool = False) -> bool:
-        """Whether an ack quorum of the bookies that the writer's record lists for an entry holds it.
+        """Report whether an ack quorum of the bookies that the writer's record lists for an entry holds it.
 
-        `by_writer`: and has told the writer so; what a recovery wrote back does not count.
+        `by_writer`: count only replicas acknowledged to the writer, not those that a recovery wrote back.
         """
         held = self._promised if by_writer else self._held
         record = self._writers_record(ledger_id)
@@ -230,33 +230,38 @@ class Witness:
             return False
         ensemble = record.ensemble_at(entry_id)
         positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
-        return sum(entry_id in held.get((ensemble[each], ledger_id), ()) for each in positions) >= record.ack_quorum
+        return (
+            sum(entry_id in held.get((ensemble[position], ledger_id), ()) for position in positions)
+            >= record.ack_quorum
+        )
 
     def acknowledged_by(self, ledger_id: int, entry_id: int) -> list[BookieId]:
-        """Which of the bookies that the writer's record lists for an entry have told the writer that they hold it."""
+        """Return the bookies that have acknowledged an entry to the writer, of those that its record lists for it."""
         record = self._writers_record(ledger_id)
         if record is None:
             return []
         ensemble = record.ensemble_at(entry_id)
-        members = [ensemble[each] for each in write_set(entry_id, record.ensemble_size, record.write_quorum)]
-        return [each for each in members if entry_id in self._promised.get((each, ledger_id), ())]
+        members = [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]
+        return [bookie for bookie in members if entry_id in self._promised.get((bookie, ledger_id), ())]
 
     def _writers_record(self, ledger_id: int) -> LedgerMetadata | None:
-        """The last record before any recovery."""
+        """Return the last committed record before any recovery."""
         for commit in reversed(self._store.commits.get(ledger_id, [])):
             if commit.after is not None and commit.after.state is LedgerState.OPEN:
                 return commit.after
         return None
 
     def check_acknowledgement(self, ledger_id: int, first: int, last: int) -> None:
-        """I-9 and I-25: entries first..last are about to be acknowledged to an application, as durable."""
+        """Check I-9 and I-25: entries first..last are about to be acknowledged to an application as durable."""
         record = self._writers_record(ledger_id)
         if record is None:
             return  # The reply to its creation was lost.
         for entry_id in range(first, last + 1):
             ensemble = record.ensemble_at(entry_id)
             positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
-            holders = [ensemble[each] for each in positions if self._holds(ensemble[each], ledger_id, entry_id)]
+            holders = [
+                ensemble[position] for position in positions if self._holds(ensemble[position], ledger_id, entry_id)
+            ]
             if len(holders) < record.ack_quorum:
                 self.report(
                     "I-9",
@@ -265,7 +270,7 @@ class Witness:
                 )
 
     def check_commit(self, commit: Commit, confirmed: int) -> None:
-        """I-5, I-8 and I-18; `confirmed`: entries of the ledger acknowledged so far."""
+        """Check I-5, I-8 and I-18. `confirmed`: number of acknowledged entries of the ledger."""
         before, after = commit.before, commit.after
         if before is None or after is None:
             return
@@ -276,14 +281,14 @@ class Witness:
                 f"ledger {after.ledger_id}: a fragment begins at {after.last_fragment_first_entry}, but entry "
                 f"{confirmed - 1} was acknowledged",
             )
-        is_writer = commit.author == self._store.commits[after.ledger_id][0].author  # who ends what it has confirmed
+        is_writer = commit.author == self._store.commits[after.ledger_id][0].author  # it closes at its own LAC
         if after.is_closed and before.state is LedgerState.IN_RECOVERY and not is_writer:
             self._check_end(after)
         if is_replicator and before.state is after.state:
             self._check_replacements(before, after)
 
     def _check_replacements(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        """I-18: every entry is on the new bookie before the record says so."""
+        """Check I-18: every entry is on the new bookie before the record lists the bookie."""
         for (first, old), (_, new) in zip(before.ensembles, after.ensembles, strict=True):
             later = [start for start, _ in after.ensembles if start > first]
             last = later[0] - 1 if later else after.last_entry_id
@@ -291,9 +296,9 @@ class Witness:
                 if bookie == old[position]:
                     continue
                 ids = stored_ids(position, first, last, len(new), after.write_quorum)
-                lacking = [each for each in ids if not self._holds(bookie, after.ledger_id, each)]
-                # What it has now counts like the acknowledgement of the one whose place it takes.
-                copied = [each for each in ids if self._holds(bookie, after.ledger_id, each)]
+                lacking = [entry_id for entry_id in ids if not self._holds(bookie, after.ledger_id, entry_id)]
+                # A copied entry counts like an acknowledgement of the bookie that was replaced.
+                copied = [entry_id for entry_id in ids if self._holds(bookie, after.ledger_id, entry_id)]
                 self._promised.setdefault((bookie, after.ledger_id), set()).update(copied)
                 if lacking or (not later and not after.is_closed):
                     self.report(
@@ -303,7 +308,7 @@ class Witness:
                     )
 
     def _check_end(self, closed: LedgerMetadata) -> None:
-        """I-5: whoever still may acknowledge the next entry to the writer, or did already, is no ack quorum."""
+        """Check I-5: the bookies that may still acknowledge the next entry, or already did, are no ack quorum."""
         record = self._writers_record(closed.ledger_id)
         assert record is not None
         ledger_id, entry_id = closed.ledger_id, closed.last_entry_id + 1

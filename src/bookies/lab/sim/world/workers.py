@@ -1,7 +1,7 @@
-"""Workers that are not threads: each call runs on the loop, in order, after a seeded delay in virtual time.
+"""Simulated workers, without threads: each call runs on the loop, in order, after a seeded delay in virtual time.
 
-A call has its effect at one instant and its result a little later, so a crash may fall before it, between the two, or,
-where `SimDisk` says so, in its middle.
+A call takes effect at one instant and returns its result a little later. A crash may therefore come before the effect,
+between effect and result, or, at a call that `SimDisk` interrupts, in the middle of the effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class SimWorker:
-    """`runtime.ports.Worker`: one call at a time. Owned by the participant that started it."""
+    """`runtime.ports.Worker` that runs one call at a time. Owned by the participant that started it."""
 
     def __init__(self, name: str, workers: SimWorkers) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class SimWorker:
         return self.run(file.write_durably, buffers, offset)
 
     def close(self) -> None:
-        """Run what is queued, at once: closing blocks, so no virtual time can pass."""
+        """Run all queued calls immediately: closing blocks, so no virtual time can pass."""
         self._is_closed = True
         while self._queue:
             future, call, arguments = self._queue.popleft()
@@ -69,7 +69,7 @@ def _outcome(call: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[o
     try:
         return call(*arguments), None
     except Exception as error:  # noqa: BLE001
-        return None, error  # The port's contract: it becomes the future's exception.
+        return None, error  # The port's contract: the error becomes the future's exception.
 
 
 def _resolve(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
@@ -84,8 +84,8 @@ def _resolve(future: asyncio.Future[Any], result: object, error: Exception | Non
 class SimWorkers:
     """`runtime.ports.Workers` of one participant.
 
-    `random`: of the delays before and after a call, exponential around `mean_ms` each. `slowness` multiplies them: a
-    slow disk.
+    `random` draws the delays before and after a call, each exponential with mean `mean_ms`. `slowness` multiplies the
+    delays, to simulate a slow disk.
     """
 
     def __init__(self, random: Random, *, mean_ms: float = 0.1) -> None:
@@ -94,7 +94,7 @@ class SimWorkers:
         self._mean_ms = mean_ms
 
     def delay_s(self) -> float:
-        """Of waking up the worker, or of the call and the way back to the loop."""
+        """Draw a delay, seconds: until the worker wakes up, or until a call's result reaches the loop."""
         return self.slowness * self._random.expovariate(1 / self._mean_ms) / 1000
 
     def start(self, name: str) -> Worker:

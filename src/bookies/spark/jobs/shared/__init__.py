@@ -1,1 +1,1 @@
-"""What all jobs share: options, work items, progress, reports."""
+"""Shared parts of all jobs: options, work items, progress, reports."""

@@ -1,17 +1,17 @@
-"""The shape of every fleet job.
+"""The common structure of all fleet jobs.
 
     items -> tasks, packed by bytes -> Spark, one partition for each task -> result rows -> Parquet
 
-An item is a piece of work that can be done twice without harm; it has a name that is the same in every run. What
-became of it is a row (run_id, item, started, ended, outcome, detail). With an output directory the rows of each
-finished task are there at once, and that is the checkpoint: a run that was interrupted, however it was, is repeated
-under the same run id and skips what is finished. An item that fails is a row that says why, and no failed job.
+An item is a piece of work that can be repeated without harm; its name is the same in every run. Its result is a row
+(run_id, item, started, ended, outcome, detail). With an output directory the rows of each finished task are written at
+once, and they are the checkpoint: an interrupted run is repeated under the same run id and skips finished items. A
+failed item is a row with the reason; the job itself does not fail.
 
-    DIR/RUN/parameters   what was asked for; the same run id with other parameters is refused
+    DIR/RUN/parameters   the request; the same run id with other parameters is refused
     DIR/RUN/results      the rows
-    DIR/RUN/...          what the job makes of them
+    DIR/RUN/...          the tables of the job
 
-Nothing here imports PySpark when it is loaded: the command's `--help` must work without it. Source: spark 5.0.
+This module imports PySpark only inside functions: the command's `--help` must work without it. Source: spark 5.0.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.repair import Administration
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bookies.spark.jobs.common")
 _prepared: WeakSet[Any] = WeakSet()
 Holds = Callable[[str, Mapping[str, Any]], bool]
 PLAN, DRY_RUN, RUN = "plan", "dry-run", "run"
 MODES = (PLAN, DRY_RUN, RUN)
-ITEMS_AT_ONCE = 4  # of a task: most small ones are waiting
+ITEMS_AT_ONCE = 4  # per task: small ones mostly wait
 DONE, FAILED, GONE, PARTLY, WAITING = "done", "failed", "gone", "partly", "waiting"
 UNFINISHED = (FAILED, PARTLY, WAITING)  # outcomes that a repetition of the run does not skip
 RESULT_SCHEMA = "run_id STRING, item STRING, started TIMESTAMP, ended TIMESTAMP, outcome STRING, detail STRING"
@@ -70,13 +70,13 @@ _WORK = pa.schema(
         "arguments": pa.string(),
     }
 )
-# Files of a finished task are in place at once, not when the whole job ends: they are the checkpoint.
+# Files of a finished task are visible at once, not when the job ends: they are the checkpoint.
 COMMIT_BY_TASK = ("mapreduce.fileoutputcommitter.algorithm.version", "2")
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a job. `kind` makes a value of its text; `default` None: required, or computed."""
+    """One option of a job. `kind` converts its text to a value; `default` None: required, or computed."""
 
     name: str
     default: Any
@@ -84,17 +84,17 @@ class Option:
     kind: type = str
     choices: Sequence[Any] | None = None
     metavar: str | None = None
-    is_positional: bool = False  # on the command line given without its name
+    is_positional: bool = False  # given on the command line without its name
     is_many: bool = False  # a list of at least one
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What every job is told. `options`: its own, by name; see its module's OPTIONS.
+    """Configuration of every job. `options`: the job's own, by name; see OPTIONS of its module.
 
     `output`: the directory of the runs, any that Spark can write to; None: results are kept in memory, and an
-    interrupted run begins anew. `bytes_per_s`: from and to each bookie, of the whole job; it is divided by
-    `processes`, the number of tasks that run at once (default: what Spark says). `task_size`: bytes.
+    interrupted run starts over. `bytes_per_s`: from and to each bookie, for the whole job; it is divided by
+    `processes`, the number of tasks that run at once (default: Spark's parallelism). `task_size`: bytes.
     """
 
     uri: str
@@ -114,8 +114,8 @@ class JobConfig:
 
 
 def checked(config: JobConfig, options: Iterable[Option]) -> JobConfig:
-    """The configuration with every option of the job. Raises `InvalidArgument`."""
-    known = {each.name: each for each in options}
+    """Return the configuration with every option of the job. Raises `InvalidArgument`."""
+    known = {option.name: option for option in options}
     for name in config.options:
         if name not in known:
             raise InvalidArgument(f"unknown option {name!r}; there are {', '.join(known)}")
@@ -125,7 +125,7 @@ def checked(config: JobConfig, options: Iterable[Option]) -> JobConfig:
         raise InvalidArgument(f"bytes_per_s={config.bytes_per_s}: must be above 0")
     if not set(config.run_id) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._"):
         raise InvalidArgument(f"run_id={config.run_id!r}: letters, digits, '-', '.' and '_' only")
-    values = {name: config.options.get(name, each.default) for name, each in known.items()}
+    values = {name: config.options.get(name, option.default) for name, option in known.items()}
     for name, value in values.items():
         choices = known[name].choices
         if choices is not None and value not in choices and value is not known[name].default:
@@ -138,7 +138,7 @@ def checked(config: JobConfig, options: Iterable[Option]) -> JobConfig:
 
 
 def ask(uri: str, question: Any) -> Any:
-    """Run `question(client)` on the driver. Raises what it raises: a sentence, and not a trace out of Spark."""
+    """Run `question(client)` on the driver. Raises its own error instead of a Spark error with a traceback."""
 
     async def main() -> Any:
         async with runtime.worker().new_client(uri) as client:
@@ -149,12 +149,12 @@ def ask(uri: str, question: Any) -> Any:
 
 
 async def ledger_ids(client: Client) -> list[int]:
-    """Of all ledgers: a question for `ask`."""
-    return [each async for page in client.administration().ledger_ids() for each in page]
+    """Return the ids of all ledgers: a question for `ask`."""
+    return [ledger_id async for page in client.administration().ledger_ids() for ledger_id in page]
 
 
 def prepare(spark: Any) -> None:
-    """Make a session know the source, once: each time costs a second."""
+    """Register the source in a session, once: each registration takes a second."""
     from bookies.spark.frames import register
 
     if spark not in _prepared:
@@ -163,24 +163,27 @@ def prepare(spark: Any) -> None:
 
 
 def table(spark: Any, config: JobConfig, name: str) -> Any:
-    """One of the tables of `spark/read/tables.py` as a DataFrame."""
+    """Return one of the tables of `spark/read/tables.py` as a DataFrame."""
     prepare(spark)
     reader = spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", config.uri)
     return reader.option("table", name).load()
 
 
 def reader_of(spark: Any) -> Any:
-    """A reader of files and directories by name; without this one with `*`, `?`, `[` or `{` would be a pattern."""
+    """Return a reader of files and directories by name.
+
+    By default Spark treats `*`, `?`, `[` and `{` in names as patterns.
+    """
     return spark.read.option("__globPaths__", "false")
 
 
 def frame_of(spark: Any, rows: Sequence[Sequence[Any]], ddl: str) -> Any:
-    """Rows as a DataFrame, also when there are none."""
+    """Return rows as a DataFrame, also if there are none."""
     return spark.createDataFrame([tuple(row) for row in rows], ddl)
 
 
 def save(frame: Any, config: JobConfig, name: str) -> Any:
-    """Write a table of the run, replacing an earlier one; the table as it was written, or as it is without output."""
+    """Write a table of the run, replacing an earlier one, and return it as written; without output, as it is."""
     if config.directory is None:
         return frame
     path = f"{config.directory}/{name}"
@@ -189,21 +192,21 @@ def save(frame: Any, config: JobConfig, name: str) -> Any:
 
 
 class Outcome(NamedTuple):
-    """What became of an item. `detail`: JSON values."""
+    """Result of an item. `detail`: JSON values."""
 
     outcome: str
     detail: Mapping[str, Any]
 
 
 class Work(Protocol):
-    """What a job does with an item, in a task. Pickled on its way there: plain fields of an importable class."""
+    """Work of a job on an item, in a task. Pickled for the task: plain fields of an importable class."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome: ...
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended, or was only planned. `results`: one row for each item, also of earlier attempts."""
+    """Run that has ended, or was only planned. `results`: one row for each item, including earlier attempts."""
 
     config: JobConfig
     estimate: Estimate
@@ -211,7 +214,7 @@ class Run:
     results: Any
 
     def details(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """(item, outcome, detail) of each item."""
+        """Return item, outcome and detail of each item."""
         table = self.results.select("item", "outcome", "detail").toArrow()
         return [
             (row["item"], row["outcome"], json.loads(row["detail"])) for batch in table.to_batches() for row in
@@ -222,16 +225,16 @@ class Run:
 def execute(
     spark: Any, config: JobConfig, name: str, items: Sequence[Item], work: Work, holds: Holds | None = None
 ) -> Run:
-    """Carry out what is not finished yet. In mode `plan` only say what would be done.
+    """Carry out the items that are not finished yet. In mode `plan` only plan them.
 
-    `holds(item, detail)`: asked of what an earlier attempt has done, on the driver: whether that is still there. What
-    is not is done again.
+    `holds(item, detail)`: called on the driver for the done items of earlier attempts. Reports whether the result still
+    exists; if not, the item is repeated.
 
-    Interrupting it ends the tasks; the results of those that had ended stay. Raises `InvalidArgument`, `ConfigError`.
+    An interruption ends the tasks; the results of finished tasks stay. Raises `InvalidArgument`, `ConfigError`.
     """
     prepare(spark)
     finished = _finished(spark, config, name, holds)
-    left = [each for each in items if each.name not in finished]
+    left = [item for item in items if item.name not in finished]
     cores = config.processes or spark.sparkContext.defaultParallelism
     tasks = pack(left, task_size=config.task_size, tasks_max=config.tasks_max, tasks_min=2 * cores)
     plan = estimate(tasks, cores=cores, bytes_per_s=config.bytes_per_s)
@@ -255,7 +258,7 @@ def execute(
 
 
 def _finished(spark: Any, config: JobConfig, name: str, holds: Holds | None) -> set[str]:
-    """Names of the items that earlier attempts of this run have done. Notes the parameters of a new run."""
+    """Return the names of items that earlier attempts of this run have done. Writes the parameters of a new run."""
     if config.directory is None or config.mode == PLAN or not is_repeated(spark, config, name):
         return set()
     done = _results(spark, config).where(f"outcome NOT IN {UNFINISHED}").select("item", "outcome", "detail").toArrow()
@@ -266,7 +269,7 @@ def _finished(spark: Any, config: JobConfig, name: str, holds: Holds | None) -> 
 
 
 def is_repeated(spark: Any, config: JobConfig, name: str) -> bool:
-    """Whether a run has been begun under this id; if not, its parameters are noted. Raises `InvalidArgument`."""
+    """Report whether a run was begun under this id; if not, write its parameters. Raises `InvalidArgument`."""
     asked = {"job": name, "uri": config.uri, "mode": config.mode, **config.options}
     text = json.dumps(asked, sort_keys=True, default=str)
     path = f"{config.directory}/parameters"
@@ -283,7 +286,7 @@ def is_repeated(spark: Any, config: JobConfig, name: str) -> bool:
 
 
 def _or_none(read: Any) -> Any:
-    """What is in a path, None when there is no such path."""
+    """Return what `read` returns, or None if its path does not exist."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -295,15 +298,15 @@ def _or_none(read: Any) -> Any:
 
 
 def _results(spark: Any, config: JobConfig) -> Any:
-    """The last row of each item."""
+    """Return the last row of each item."""
     path = f"{config.directory}/results"
-    found = _or_none(lambda: reader_of(spark).schema(RESULT_SCHEMA).parquet(path))
-    if found is None:
+    stored = _or_none(lambda: reader_of(spark).schema(RESULT_SCHEMA).parquet(path))
+    if stored is None:
         return spark.createDataFrame([], RESULT_SCHEMA)
     from pyspark.sql import functions as f
 
     last = f.max_by(f.struct("started", "ended", "outcome", "detail"), "ended").alias("last")
-    rows = found.where(f.col("run_id") == config.run_id).groupBy("run_id", "item").agg(last)
+    rows = stored.where(f.col("run_id") == config.run_id).groupBy("run_id", "item").agg(last)
     return rows.select("run_id", "item", "last.*")
 
 
@@ -324,8 +327,10 @@ def _work_table(tasks: Sequence[Sequence[Item]]) -> pa.Table:
 
 
 class Tools:
-    """What an item's work is given. `modes`: of each bookie when the task began; `gone`: those that stopped answering
-    since, and what they said last."""
+    """Tools for the work on items. `modes`: of each bookie when the task began.
+
+    `gone`: bookies that stopped answering since, with their last error.
+    """
 
     def __init__(self, client: Client, modes: Mapping[str, str], rate: float | None) -> None:
         self.client = client
@@ -343,21 +348,21 @@ class Tools:
         return self._rate
 
     def pace(self, bookie: str) -> RateLimit:
-        """The limit of one bookie, shared by all items of the task."""
+        """Return the limit of one bookie, shared by all items of the task."""
         return self._paces.setdefault(bookie, RateLimit(self._rate))
 
     async def spent(self, bookies: Sequence[str], size: int) -> None:
-        """After so many bytes from or to these bookies together: wait as long as the limit of each asks for."""
+        """Record `size` bytes from or to these bookies together, and wait as long as the limit of each demands."""
         if self._rate is None or not bookies:
             return
         now = asyncio.get_running_loop().time()
-        pause_s = max(self.pace(bookie).spent(size // len(bookies), now) for bookie in bookies)
+        pause_s = max(self.pace(bookie).charge(size // len(bookies), now) for bookie in bookies)
         if pause_s > 0:
             await asyncio.sleep(pause_s)
 
 
 class CarryOut:
-    """The function that Spark runs over the rows of one planned task."""
+    """Function that Spark runs over the rows of one planned task."""
 
     def __init__(self, uri: str, run_id: str, work: Work, rate: float | None, job: str) -> None:
         self._uri, self._run_id, self._work, self._rate, self._job = uri, run_id, work, rate, job
@@ -369,8 +374,8 @@ class CarryOut:
             return
         results = runtime.worker().run(self._all(items))
         counts: dict[str, int] = {}
-        for each in results:
-            counts[each["outcome"]] = counts.get(each["outcome"], 0) + 1
+        for result in results:
+            counts[result["outcome"]] = counts.get(result["outcome"], 0) + 1
         log.info(json.dumps({"job": self._job, "run": self._run_id, "items": len(items), "outcomes": counts}))
         yield pa.RecordBatch.from_pylist(results, schema=_RESULT)
 
@@ -378,7 +383,7 @@ class CarryOut:
         results: list[dict[str, Any]] = []
         waiting = iter(items)
         async with runtime.worker().new_client(self._uri) as client:
-            tools = Tools(client, {str(each.id): each.mode for each in await client.bookies()}, self._rate)
+            tools = Tools(client, {str(bookie.id): bookie.mode for bookie in await client.bookies()}, self._rate)
 
             async def work() -> None:
                 for item in waiting:
@@ -394,7 +399,7 @@ class CarryOut:
         except BookKeeperError as error:
             outcome, detail = FAILED, {"error": str(error), "kind": type(error).__name__}
         except Exception as error:
-            # One bad item must not end the others, whatever is wrong with it; its row and the log say what it was.
+            # One failing item must not end the others. Its row and the log have the error.
             log.exception("item %s", item.name)
             outcome, detail = FAILED, {"error": repr(error), "kind": type(error).__name__}
         return {
@@ -408,6 +413,6 @@ class CarryOut:
 
 
 def refuse_speculation(spark: Any) -> None:
-    """Jobs that write must not run twice at once. Raises `ConfigError`."""
+    """Refuse to start a job that writes with speculative execution. Raises `ConfigError`."""
     if spark.conf.get("spark.speculation", "false") == "true":
-        raise ConfigError("this job writes: run it with spark.speculation=false")
+        raise ConfigError("this job writes, so no task may run twice at once: set spark.speculation=false")

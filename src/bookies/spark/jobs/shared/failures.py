@@ -1,4 +1,4 @@
-"""What went wrong, out of what Spark tells of it: a sentence, ours from a task or Spark's own, in place of a trace."""
+"""Conversion of Spark's failures to a sentence: our own from a task, or Spark's, in place of a traceback."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ _SPARK = re.compile(r"\[[A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] (.+?)\s*(?:SQLSTATE: 
 
 
 class InternalError(Exception):
-    """A task has met a defect: the line that says which."""
+    """Defect that a task has met. The message is the line that names the exception."""
 
 
 def explained(text: str) -> Exception | None:
-    """What a text of Spark's about a failure comes to; None: nothing that is known.
+    """Return the error that a text of Spark's describes; None: the text is not recognised.
 
-    Our own errors, of tasks and of the data source, come back with their sentence: `InvalidArgument`, or
-    `BookKeeperError`. So do Spark's, about files that it cannot read and the like. Another exception of Python code is
-    an `InternalError`.
+    Our own errors, of tasks and of the data source, keep their sentence: `InvalidArgument`, or `BookKeeperError`. So do
+    Spark's, such as about files that it cannot read. Another Python exception is an `InternalError`.
     """
     if ours := _OURS.findall(text):
-        name, said = ours[-1]
-        found = getattr(errors, name, BookKeeperError)
-        is_usage = isinstance(found, type) and issubclass(found, (ConfigError, InvalidArgument))
-        return InvalidArgument(said) if is_usage else BookKeeperError(said)
+        name, sentence = ours[-1]
+        error_class = getattr(errors, name, BookKeeperError)
+        is_usage = isinstance(error_class, type) and issubclass(error_class, (ConfigError, InvalidArgument))
+        return InvalidArgument(sentence) if is_usage else BookKeeperError(sentence)
     if "Traceback (most recent call last)" in text and (python := _PYTHON.findall(text)):
         return InternalError(python[-1])
-    if spark := list(dict.fromkeys(said.rstrip(". ") for said in _SPARK.findall(text))):
-        # The first one says what Spark was about, the last one, a cause of a cause, why it did not succeed.
-        return BookKeeperError("Spark says: " + "; ".join(dict.fromkeys((spark[0], spark[-1]))))
+    if spark := list(dict.fromkeys(sentence.rstrip(". ") for sentence in _SPARK.findall(text))):
+        # The first sentence names Spark's action. The last one, the innermost cause, names the reason.
+        return BookKeeperError("Spark reports: " + "; ".join(dict.fromkeys((spark[0], spark[-1]))))
     return None
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Raise what is known in place of Spark's errors; inside a session: without it these have lost their text.
+def plain_errors() -> Iterator[None]:
+    """Raise the known error in place of Spark's. Must be inside a session: afterwards Spark's errors have no text.
 
-    That text is a note of the exception, for whoever wants the trace.
+    Spark's text is a note of the raised exception.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -53,6 +52,6 @@ def told() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         text = str(error)
-        made = explained(text) or InternalError(f"{type(error).__name__}: {text.partition(chr(10))[0]}")
-        made.add_note(text)
-        raise made from None
+        plain_error = explained(text) or InternalError(f"{type(error).__name__}: {text.partition(chr(10))[0]}")
+        plain_error.add_note(text)
+        raise plain_error from None

@@ -1,13 +1,13 @@
-"""What a scrub decides, without Spark and without IO: what is wrong with a record, which replicas to blame, what to do.
+"""Decisions of a scrub: what is wrong with a record, which replicas to blame, what to repair. No Spark, no IO.
 
-A finding blames entries first..last of one ledger on one bookie for one `kind`:
+A finding blames entries first..last of one ledger on one bookie, with one `kind`:
 
-    metadata         the record itself is not right, or names a bookie that nobody knows; `bookie` may be empty
+    metadata         the record is wrong, or names an unknown bookie; `bookie` may be empty
     missing          the bookie answers, and does not have the entries
-    corrupt          it has them, and the digest does not fit
+    corrupt          it has them, and the digest does not match
     unreadable       it has them, and answers with an error
-    length-mismatch  the last entry does not say the length that the record says
-    differs          a good digest, and another payload than the other replicas have
+    length-mismatch  the last entry has another length than the record
+    differs          the digest matches, and the payload differs from that of the other replicas
     unavailable      the bookie does not answer; one finding for each bookie, not for each replica
 
 Source: spark 5.1.
@@ -31,12 +31,12 @@ from bookies.protocol.repair import Fragment
 
 METADATA, MISSING, CORRUPT, UNREADABLE = "metadata", "missing", "corrupt", "unreadable"
 LENGTH_MISMATCH, DIFFERS, UNAVAILABLE = "length-mismatch", "differs", "unavailable"
-MENDABLE = (MISSING, CORRUPT, UNREADABLE)
+REPAIRABLE = (MISSING, CORRUPT, UNREADABLE)
 RENEW, REPLACE = "renew", "replace"
 
 
 class Finding(NamedTuple):
-    """See the module. `fragment`: the first entry of the fragment; -1 where it is about no fragment."""
+    """One finding: see the module. `fragment`: first entry of the fragment; -1 if it concerns no fragment."""
 
     ledger_id: int
     fragment: int
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 
 
 class Repair(NamedTuple):
-    """One line of a repair plan: give the bookie these entries again, or replace it in the whole fragment."""
+    """One line of a repair plan: write these entries to the bookie again, or replace it in the whole fragment."""
 
     ledger_id: int
     fragment: int
@@ -60,7 +60,7 @@ class Repair(NamedTuple):
 
 
 def kind_of(error: BookKeeperError) -> str:
-    """What a failed read of an entry says of the replica."""
+    """Return the kind of finding that a failed read of an entry is."""
     if isinstance(error, NEGATIVE):
         return MISSING
     return CORRUPT if isinstance(error, DigestMismatch) else UNREADABLE
@@ -79,36 +79,36 @@ def findings_of(fragment: Fragment, bookie: str, bad: Iterable[BadRun]) -> list[
 
 
 def joined(fragment: Fragment, findings: Iterable[Finding]) -> list[Finding]:
-    """Ascending findings about one bookie: those of a kind with nothing that it stores between them become one.
+    """Join ascending findings about one bookie: those of one kind, with no stored entry between them, become one.
 
-    A bookie of a striped fragment stores a few entries of each turn, and has lost all of them at once or none.
+    A bookie of a striped fragment stores a few entries of each stripe, and usually has lost all of them or none.
     """
-    found: list[Finding] = []
+    result: list[Finding] = []
     size = len(fragment.ensemble)
-    for each in findings:
-        if found and found[-1].kind == each.kind:
-            position = [str(member) for member in fragment.ensemble].index(each.bookie)
-            if next_stored(position, found[-1].last_entry + 1, size, fragment.write_quorum) == each.first_entry:
-                found[-1] = found[-1]._replace(last_entry=each.last_entry)
+    for finding in findings:
+        if result and result[-1].kind == finding.kind:
+            position = [str(member) for member in fragment.ensemble].index(finding.bookie)
+            if next_stored(position, result[-1].last_entry + 1, size, fragment.write_quorum) == finding.first_entry:
+                result[-1] = result[-1]._replace(last_entry=finding.last_entry)
                 continue
-        found.append(each)
-    return found
+        result.append(finding)
+    return result
 
 
 def check_record(record: LedgerMetadata, known: Collection[str]) -> list[Finding]:
-    """Level 0: what can be told from the metadata alone. `known`: the bookies that are registered or have a cookie."""
-    found: list[Finding] = []
+    """Return the findings of level 0, from metadata alone. `known`: bookies that are registered or have a cookie."""
+    findings: list[Finding] = []
 
     def wrong(index: int, bookie: str, detail: str) -> None:
         first = record.ensembles[index][0] if record.ensembles else -1
         last = record.ensembles[index + 1][0] - 1 if index + 1 < len(record.ensembles) else record.last_entry_id
-        found.append(Finding(record.ledger_id, first, bookie, first, max(first, last), METADATA, detail))
+        findings.append(Finding(record.ledger_id, first, bookie, first, max(first, last), METADATA, detail))
 
     if not record.ensembles:
         return [Finding(record.ledger_id, -1, "", -1, -1, METADATA, "it has no fragment")]
     if not record.ensemble_size >= record.write_quorum >= record.ack_quorum >= 1:
         quorums = f"E{record.ensemble_size}/Qw{record.write_quorum}/Qa{record.ack_quorum}"
-        wrong(0, "", f"its quorums make no sense: {quorums}")
+        wrong(0, "", f"its quorums are inconsistent: {quorums}")
     starts = [first for first, _ in record.ensembles]
     if starts[0] != 0 or any(second <= first for first, second in pairwise(starts)):
         wrong(0, "", f"its fragments begin at {', '.join(map(str, starts))}, which do not ascend from 0")
@@ -121,81 +121,89 @@ def check_record(record: LedgerMetadata, known: Collection[str]) -> list[Finding
             if count > 1:
                 wrong(index, bookie, f"the bookie is {count} times in one ensemble")
             if bookie not in known and not is_given_up(record):
-                wrong(index, bookie, "there is no such bookie: not registered, and no cookie")
-    return found
+                wrong(index, bookie, "no such bookie exists: it is not registered and has no cookie")
+    return findings
 
 
 def too_few(fragment: Fragment, ack_quorum: int, missing: Mapping[int, Sequence[range]]) -> dict[int, list[range]]:
-    """Of a fragment that is being written: runs that so many positions lack that an ack quorum cannot have them.
+    """Return the runs of an open fragment that more positions lack than its ack quorum allows.
 
-    What an ack quorum has is confirmed; that others lack it yet is how a ledger is written, and no finding.
+    Entries that an ack quorum has are confirmed; other replicas may still be in flight, which is no finding.
     `missing`: runs by position. The result has the same form.
     """
     allowed = fragment.write_quorum - ack_quorum
     bounds = sorted({bound for runs in missing.values() for run in runs for bound in (run.start, run.stop)})
-    found: dict[int, list[range]] = {}
+    result: dict[int, list[range]] = {}
     for start, stop in pairwise(bounds):
         lacking = [position for position, runs in missing.items() if any(run.start <= start < run.stop for run in runs)]
         if len(lacking) > allowed:
             for position in lacking:
-                found.setdefault(position, []).append(range(start, stop))
-    return found
+                result.setdefault(position, []).append(range(start, stop))
+    return result
 
 
 def differing(fragment: Fragment, hashes: Mapping[int, Mapping[int, bytes]]) -> list[tuple[int, int, str]]:
-    """Level 4: (position, entry, why) of replicas whose payload is not that of the others.
+    """Return position, entry and reason for replicas whose payload differs from the others (level 4).
 
-    `hashes`: by position, of the good entries. The majority is right; without one all are blamed.
+    `hashes`: by position, of the good entries. The majority is right; without one all replicas are blamed.
     """
-    found = []
+    result = []
     size = len(fragment.ensemble)
-    for entry_id in sorted({each for of_position in hashes.values() for each in of_position}):
+    for entry_id in sorted({key for of_position in hashes.values() for key in of_position}):
         holders = write_set(entry_id, size, fragment.write_quorum)
-        there = {each: hashes[each][entry_id] for each in holders if entry_id in hashes.get(each, {})}
-        votes = Counter(there.values()).most_common()
+        hash_of = {replica: hashes[replica][entry_id] for replica in holders if entry_id in hashes.get(replica, {})}
+        votes = Counter(hash_of.values()).most_common()
         if len(votes) < 2:
             continue
-        is_clear = votes[0][1] > len(there) // 2
-        for position, value in there.items():
+        is_clear = votes[0][1] > len(hash_of) // 2
+        for position, value in hash_of.items():
             if not is_clear:
-                found.append((position, entry_id, "the replicas have different payloads, and none has a majority"))
+                result.append((position, entry_id, "the replicas have different payloads, and none has a majority"))
             elif value != votes[0][0]:
-                found.append((position, entry_id, "another payload than most replicas have"))
-    return found
+                result.append((position, entry_id, "its payload differs from that of most replicas"))
+    return result
 
 
 def one_by_bookie(findings: Sequence[Finding]) -> list[Finding]:
-    """A bookie that does not answer is one finding, which says how many replicas could not be looked at."""
+    """Join the findings about each unavailable bookie into one that counts the replicas that were not checked."""
     counts: Counter[str] = Counter()
     reasons: dict[str, str] = {}
     others = []
-    for each in findings:
-        if each.kind == UNAVAILABLE:
-            counts[each.bookie] += 1
-            reasons.setdefault(each.bookie, each.detail)
+    for finding in findings:
+        if finding.kind == UNAVAILABLE:
+            counts[finding.bookie] += 1
+            reasons.setdefault(finding.bookie, finding.detail)
         else:
-            others.append(each)
+            others.append(finding)
     silent = [
-        Finding(-1, -1, bookie, -1, -1, UNAVAILABLE, f"{count:,} replicas were not looked at: {reasons[bookie]}")
+        Finding(-1, -1, bookie, -1, -1, UNAVAILABLE, f"{count:,} replicas were not checked: {reasons[bookie]}")
         for bookie, count in sorted(counts.items())
     ]
     return [*silent, *sorted(others)]
 
 
 def repairs_of(findings: Iterable[Finding], gone: Collection[str]) -> list[Repair]:
-    """The plan: what is bad on a bookie that answers is written to it again; one that is gone is replaced.
+    """Return the repair plan: rewrite bad entries to bookies that answer, replace bookies that are not registered.
 
-    `gone`: bookies that are not registered. What a digest cannot decide is left to people: metadata that makes no
-    sense, payloads that differ, lengths that do not fit.
+    `gone`: bookies that are not registered. Operators decide about findings that a digest cannot settle: inconsistent
+    metadata, payloads that differ, lengths that do not match.
     """
     plan = []
-    for each in findings:
-        if each.fragment < 0 or not each.bookie:
+    for finding in findings:
+        if finding.fragment < 0 or not finding.bookie:
             continue
-        if each.bookie in gone:
-            plan.append(Repair(each.ledger_id, each.fragment, each.bookie, -1, -1, REPLACE, each.kind))
-        elif each.kind in MENDABLE:
+        if finding.bookie in gone:
+            plan.append(Repair(finding.ledger_id, finding.fragment, finding.bookie, -1, -1, REPLACE, finding.kind))
+        elif finding.kind in REPAIRABLE:
             plan.append(
-                Repair(each.ledger_id, each.fragment, each.bookie, each.first_entry, each.last_entry, RENEW, each.kind)
+                Repair(
+                    finding.ledger_id,
+                    finding.fragment,
+                    finding.bookie,
+                    finding.first_entry,
+                    finding.last_entry,
+                    RENEW,
+                    finding.kind,
+                )
             )
     return sorted(set(plan))

@@ -1,4 +1,4 @@
-"""Which ledgers a job is about: by number, by log, by age, by size."""
+"""Selection of a job's ledgers: by number, by log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = (
 
 
 def seconds_of(name: str, text: str) -> float:
-    """`90s`, `15m`, `24h`, `7d`. Raises `InvalidArgument`."""
+    """Return the seconds of `90s`, `15m`, `24h`, `7d`. Raises `InvalidArgument`."""
     text = str(text).strip()
     if text[-1:] not in SCALES or not (text[:-1].isascii() and text[:-1].isdigit()):
         raise InvalidArgument(f"{name}={text!r}: expected a whole number and s, m, h or d, such as 7d")
@@ -30,22 +30,22 @@ def seconds_of(name: str, text: str) -> float:
 
 
 def numbers_of(text: str) -> list[int]:
-    """`17,18,20-29`. Raises `InvalidArgument`."""
-    found: list[int] = []
+    """Return the numbers of `17,18,20-29`. Raises `InvalidArgument`."""
+    numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not all(each.isascii() and each.isdigit() for each in ([first, last] if dash else [first])):
+        if not all(bound.isascii() and bound.isdigit() for bound in ([first, last] if dash else [first])):
             raise InvalidArgument(f"ledgers={text!r}: expected numbers, such as 17,18,20-29")
         if dash and int(last) < int(first):
             raise InvalidArgument(
                 f"ledgers={text!r}: {part.strip()} ends before it begins; did you mean {last}-{first}?"
             )
-        found += range(int(first), int(last if dash else first) + 1)
-    return list(dict.fromkeys(found))
+        numbers += range(int(first), int(last if dash else first) + 1)
+    return list(dict.fromkeys(numbers))
 
 
 def logs_of(text: str | None) -> list[str]:
-    """Raises `InvalidArgument` for what is no name of a log."""
+    """Return the names of logs. Raises `InvalidArgument` for an invalid name."""
     from bookies.protocol.log.log_model import check_log_name
 
     return [check_log_name(name.strip()) for name in text.split(",")] if text else []
@@ -53,22 +53,25 @@ def logs_of(text: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Selected:
-    """`records`: the ledgers in the order in which they were named, or by id. `manifests`: of the logs named."""
+    """The selected ledgers. `records`: in the order in which they were named, or by id. `manifests`: of named logs."""
 
     records: tuple[LedgerMetadata, ...]
     manifests: Mapping[str, Manifest]
 
 
 async def select(client: Client, options: Mapping[str, Any]) -> Selected:
-    """What `OPTIONS` say; without them all ledgers. Raises `LedgerNotFound`, `LogNotFound`, `InvalidArgument`."""
+    """Return the ledgers that `OPTIONS` select; without options all of them.
+
+    Raises `LedgerNotFound`, `LogNotFound`, `InvalidArgument`.
+    """
     numbers, names = options.get("ledgers"), logs_of(options.get("log"))
     if numbers and names:
         raise InvalidArgument("ledgers and log contradict each other: give one of them")
     manifests = {name: await client.log(name).manifest() for name in names}
     if names:
-        ids = list(dict.fromkeys(each for manifest in manifests.values() for each in manifest.ledger_ids))
+        ids = list(dict.fromkeys(ledger_id for manifest in manifests.values() for ledger_id in manifest.ledger_ids))
     elif numbers:
         ids = numbers_of(numbers)
     else:
         return Selected(tuple([record async for record in client.ledgers()]), {})
-    return Selected(tuple([await client.metadata(each) for each in ids]), manifests)
+    return Selected(tuple([await client.metadata(ledger_id) for ledger_id in ids]), manifests)

@@ -1,7 +1,7 @@
-"""Lines that are entries, and entries that are lines: what `export` writes, `import` takes, and nothing else.
+"""Formats of lines: what `export` writes, and `import` accepts.
 
-JSON is one object a line, by RFC 8259: one, and nothing behind it; no `NaN`, no single quotes. CSV is RFC 4180, with
-every text in quotes, so that an empty one can be told from none and a line may end within it.
+JSON is one object per line, by RFC 8259: no second value after it, no `NaN`, no single quotes. CSV is RFC 4180, with
+every text in quotes: an empty text differs from a missing one, and a text may contain line ends.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import pyarrow as pa
 
 from bookies.errors import InvalidArgument
 
-SHOWN_SIZE = 100  # characters of a line in a sentence about it
+SHOWN_SIZE = 100  # characters of a line in a message about it
 
 
 def check_object(line: bytes) -> None:
-    """Raises ValueError unless it is one JSON object in UTF-8."""
+    """Check that the line is one JSON object in UTF-8. Raises ValueError."""
     try:
-        # Numbers are looked at as text: how many digits they have is not our business.
-        found = json.loads(line.decode(), parse_constant=_refuse, parse_int=str, parse_float=str)
+        # Numbers are parsed as text: any number of digits is valid.
+        value = json.loads(line.decode(), parse_constant=_refuse, parse_int=str, parse_float=str)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError("it is no object")
+    if not isinstance(value, dict):
+        raise ValueError("it is not an object")
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 class JsonLines:
-    """For `mapInArrow`: batches of lines, as they are. `path`: of their file, for the error."""
+    """Check of batches of lines, for `mapInArrow`. `path`: of their file, for the error."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Raises `InvalidArgument`."""
+        """Yield the batches. Raises `InvalidArgument`."""
         for batch in batches:
             for line in batch.column("value").cast(pa.binary()).to_pylist():
                 try:
@@ -49,8 +49,8 @@ class JsonLines:
                 except ValueError as error:
                     shown = line.decode(errors="replace")[:SHOWN_SIZE]
                     raise InvalidArgument(
-                        f"file {self._path}: a line is no JSON object: {shown} ({error}); with --format text any line "
-                        "is an entry"
+                        f"file {self._path}: a line is not a JSON object: {shown} ({error}); with --format text any "
+                        "line is an entry"
                     ) from None
             yield batch
 

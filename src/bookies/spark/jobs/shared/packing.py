@@ -1,7 +1,7 @@
-"""From items to tasks: by bytes, the largest first, so that tasks that run at the same time begin on different bookies.
+"""Packing of items into tasks: by bytes, the largest first. Tasks that run at the same time begin on different bookies.
 
-Spark has no way to run a task beside its data, so what can be planned is fairness over bookies: a task's items are
-put in the order of the bookies they begin with, and each task begins that round at another one. Source: spark 5.0.
+Spark cannot run a task beside its data, so the plan only spreads load over bookies: a task's items are ordered
+round-robin by the bookie they begin with, and each task begins the round at another bookie. Source: spark 5.0.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 TASK_SIZE = 256 << 20  # bytes that a task reads or writes: seconds of work
 TASKS_MAX = 10_000
-ITEM_OVERHEAD = 64 << 10  # bytes that an item costs beside its own: requests, the ledger's record
+ITEM_OVERHEAD = 64 << 10  # bytes that an item costs in addition: requests, the ledger's record
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One piece of work. `name` is the same in every run of a job; `size`: bytes to be read or written, of all copies.
+    """One piece of work. `name` is the same in every run of a job. `size`: bytes to read or write, of all copies.
 
-    `bookies`: whom it asks, the first one first. `arguments`: what the job itself needs, as it likes it.
+    `bookies`: those it sends requests to, in order. `arguments`: of the job, in its own format.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Item:
 def pack(
     items: Iterable[Item], *, task_size: int = TASK_SIZE, tasks_max: int = TASKS_MAX, tasks_min: int = 1
 ) -> list[list[Item]]:
-    """Tasks of about `task_size` bytes, none of them empty; the largest items are dealt out first.
+    """Pack items into tasks of about `task_size` bytes, none of them empty. The largest items are assigned first.
 
-    At least `tasks_min` tasks, if there are items enough: a machine with several cores is to use all of them.
+    Returns at least `tasks_min` tasks if there are enough items, so that all cores are used.
     """
-    ordered = sorted(items, key=lambda each: (-each.cost, each.name))
-    total = sum(each.cost for each in ordered)
+    ordered = sorted(items, key=lambda candidate: (-candidate.cost, candidate.name))
+    total = sum(candidate.cost for candidate in ordered)
     count = min(len(ordered), tasks_max, max(tasks_min, -(-total // task_size)))
     tasks: list[list[Item]] = [[] for _ in range(count)]
     loads = [(0, index) for index in range(count)]
@@ -52,11 +52,11 @@ def pack(
     return [_rotated(task, bookies, index) for index, task in enumerate(tasks)]
 
 
-def _rotated(task: list[Item], bookies: Sequence[str], turn: int) -> list[Item]:
-    """The items by turns over the bookies they begin with, the first turn at bookie number `turn`."""
+def _rotated(task: list[Item], bookies: Sequence[str], start: int) -> list[Item]:
+    """Order the items round-robin over the bookies they begin with, starting at bookie number `turn`."""
     queues: dict[str, list[Item]] = {}
     for index in range(len(bookies)):
-        queues[bookies[(index + turn) % len(bookies)]] = []
+        queues[bookies[(index + start) % len(bookies)]] = []
     for item in task:
         queues.setdefault(item.bookies[0] if item.bookies else "", []).append(item)
     longest = max(map(len, queues.values()), default=0)
@@ -65,7 +65,7 @@ def _rotated(task: list[Item], bookies: Sequence[str], turn: int) -> list[Item]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a plan comes to. `seconds`: at the rates given; the largest of what the bookies and the cores take."""
+    """Estimate of a plan. `seconds`: at the given rates, the larger of the bookies' and the cores' time."""
 
     items: int
     tasks: int
@@ -74,12 +74,13 @@ class Estimate:
     seconds: float
 
 
-CORE_RATE = 120e6  # bytes a second that a core reads and verifies in entries of 1 KiB: measured, see docs/reference/spark-jobs.md
-BOOKIE_RATE = 100e6  # bytes a second that a bookie gives a job when nothing else is said
+# Bytes a second that a core reads and verifies in entries of 1 KiB: measured, see docs/internals/benchmarks.md.
+CORE_RATE = 120e6
+BOOKIE_RATE = 100e6  # default of bytes a second from a bookie to a job
 
 
 def estimate(tasks: Sequence[Sequence[Item]], *, cores: int, bytes_per_s: float | None) -> Estimate:
-    """`bytes_per_s`: what each bookie is asked for at most; None: no limit was set."""
+    """Return the estimate of a plan. `bytes_per_s`: limit for each bookie; None: no limit."""
     by_bookie: dict[str, int] = {}
     size = count = 0
     for task in tasks:

@@ -1,4 +1,4 @@
-"""How far a job is, on stderr: what is planned, a line that moves on a terminal, a line now and then elsewhere."""
+"""Progress of a job on stderr: the plan, then a line that updates on a terminal, or a line every `LINE_S` elsewhere."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Self
 from bookies.spark.jobs.shared.packing import Estimate
 
 LOOK_S = 0.5
-LINE_S = 15.0  # between lines where stderr is no terminal
+LINE_S = 15.0  # between lines if stderr is not a terminal
 
 
 def size_text(size: float) -> str:
-    """1,536,000 as `1.5 MB`."""
+    """Format bytes: 1,536,000 is `1.5 MB`."""
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if abs(size) < 1000 or unit == "TB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -30,7 +30,7 @@ def time_text(seconds: float) -> str:
 
 
 class Progress:
-    """Watches the Spark jobs of one run while its block lasts; an interruption of the block ends them."""
+    """Progress display of the Spark jobs of one run, as a context manager. Interrupting the block cancels the jobs."""
 
     def __init__(
         self, spark: Any, name: str, run_id: str, plan: Estimate, skipped: int, *, is_kept: bool, is_quiet: bool
@@ -43,9 +43,9 @@ class Progress:
         self._width = 0
 
     def begin(self) -> None:
-        """Say what is planned. Inside the block: whoever interrupts it from here on hears what becomes of the run."""
+        """Print the plan. Call inside the block: interruptions from then on report what becomes of the run."""
         plan = self._plan
-        before = f", {self._skipped:,} are done already" if self._skipped else ""
+        before = f", {self._skipped:,} already done" if self._skipped else ""
         self._say(
             f"{self._name}, run {self._run_id}: {plan.items:,} items{before}, {size_text(plan.size)} in "
             f"{plan.tasks:,} tasks, about {time_text(plan.seconds)}"
@@ -58,28 +58,28 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
         self._clear()
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
+        if error_type is not None and issubclass(error_type, KeyboardInterrupt):
             self._context.cancelJobGroup(self._group)
             if self._is_kept:
-                self._say(f"interrupted; what is finished is kept: repeat it with run id {self._run_id}")
+                self._say(f"interrupted; finished items are kept: repeat it with run id {self._run_id}")
             else:
-                self._say("interrupted; without an output directory nothing is kept")
+                self._say("interrupted; no results are kept, because there is no output directory")
         self._context.setLocalProperty("spark.jobGroup.id", None)
 
     def _watch(self) -> None:
-        begin = said = time.monotonic()
+        begin = printed = time.monotonic()
         is_terminal = sys.stderr.isatty()
         while not self._ended.wait(LOOK_S):
             now = time.monotonic()
-            if not is_terminal and now - said < LINE_S:
+            if not is_terminal and now - printed < LINE_S:
                 continue
-            said = now
+            printed = now
             done, total = self._tasks()
             left = f", {time_text((total - done) * (now - begin) / done)} left" if done else ""
             text = f"  {self._name}: {done:,} of {total:,} tasks, {time_text(now - begin)}{left}"
@@ -91,15 +91,15 @@ class Progress:
                 self._say(text)
 
     def _tasks(self) -> tuple[int, int]:
-        """Tasks of the last stage that has begun: done, all."""
+        """Return how many tasks of the last started stage are done, and how many it has."""
         tracker = self._context.statusTracker()
         done = total = 0
         for job in tracker.getJobIdsForGroup(self._group):
             info = tracker.getJobInfo(job)
             for stage in info.stageIds if info else ():
-                found = tracker.getStageInfo(stage)
-                if found is not None and found.numTasks == self._plan.tasks:
-                    done, total = found.numCompletedTasks, found.numTasks
+                stage_info = tracker.getStageInfo(stage)
+                if stage_info is not None and stage_info.numTasks == self._plan.tasks:
+                    done, total = stage_info.numCompletedTasks, stage_info.numTasks
         return done, total or self._plan.tasks
 
     def _clear(self) -> None:

@@ -1,7 +1,7 @@
-"""What a job says at its end: text for a terminal, or one HTML file that needs nothing else.
+"""Final report of a job: text for a terminal, or one self-contained HTML file.
 
-The file has no scripts and asks no network; plots are SVG drawn here. Colours follow the reader's choice of light or
-dark, and every plot is also a table, for whoever cannot see it. Source: spark 7.3.
+The file has no scripts and makes no network requests; plots are SVG drawn here. Colours follow the reader's light or
+dark mode, and every plot is also a table, for readers who cannot see it. Source: spark 7.3.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-ROWS_MAX = 1000  # of a table in a report; the rest is in the Parquet files
+ROWS_MAX = 1000  # rows of a table in a report; the rest is in the Parquet files
 
 
 @dataclass(frozen=True)
 class Table:
-    """`right`: indexes of columns of numbers."""
+    """A table. `right`: indexes of columns of numbers."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -26,7 +26,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars: (label, value, text of the value). `limit`: (value, label) of a line across them."""
+    """Horizontal bars: label, value, text of the value. `limit`: value and label of a line across them."""
 
     rows: Sequence[tuple[str, float, str]]
     limit: tuple[float, str] | None = None
@@ -34,7 +34,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points (x, y), both 0 to 1; `diagonal`: with the line of equality, as for a Lorenz curve."""
+    """A line through points (x, y), both 0 to 1. `diagonal`: with the line of equality, as for a Lorenz curve."""
 
     points: Sequence[tuple[float, float]]
     x_label: str
@@ -52,7 +52,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """`lead`: the result in one sentence. `is_good`: whether there is nothing to be done about it."""
+    """Report of a job. `lead`: the result in one sentence. `is_good`: no action is needed."""
 
     title: str
     lead: str
@@ -62,7 +62,7 @@ class Report:
 
 
 def number_text(value: Any) -> str:
-    """Numbers with separators, nothing for None."""
+    """Format a value: numbers with separators, None as an empty text."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -73,7 +73,7 @@ def number_text(value: Any) -> str:
 
 
 def text(report: Report) -> str:
-    """The report for a terminal."""
+    """Return the report for a terminal."""
     parts = [report.lead]
     for section in report.sections:
         if section.table is None or not section.table.rows:
@@ -94,11 +94,11 @@ def text(report: Report) -> str:
 
 
 def page(report: Report) -> str:
-    """The report as one HTML file."""
+    """Return the report as one HTML file."""
     body = [
         f"<h1>{_escaped(report.title)}</h1>",
         f'<p class="lead {"good" if report.is_good else "bad"}">{_escaped(report.lead)}</p>',
-        *(_section(each) for each in report.sections),
+        *(_section(section) for section in report.sections),
         "<h2>Parameters</h2>",
         _table(Table(("parameter", "value"), list(report.parameters.items()))),
     ]
@@ -141,8 +141,8 @@ def _table(table: Table) -> str:
 
 
 _WIDTH, _ROW, _LABEL, _RIGHT = 720, 22, 180, 90
-_LABEL_MAX = 22  # letters that have room
-# Of shapes and words: class for the style sheet, and colours for programs, mail among them, that do without one.
+_LABEL_MAX = 22  # letters that fit
+# Attributes of shapes and text: a class for the style sheet, and colours for programs without one, such as mail.
 _BAR = 'class="bar" fill="#2f6fb3"'
 _LIMIT = 'class="limit" stroke="#b3541e" stroke-dasharray="4 3"'
 _FRAME = 'class="frame" fill="none" stroke="#d5dae1"'
@@ -152,22 +152,22 @@ _VALUE = 'class="value" font-size="12" fill="#5b6675"'
 
 
 def _bars(title: str, bars: Bars) -> str:
-    room = _WIDTH - _LABEL - _RIGHT
+    bar_space = _WIDTH - _LABEL - _RIGHT
     largest = max([value for _, value, _ in bars.rows] + ([bars.limit[0]] if bars.limit else [])) or 1
     height = _ROW * len(bars.rows) + (26 if bars.limit else 6)
     shapes, texts = [], []
-    for index, (label, value, said) in enumerate(bars.rows):
-        y, width = index * _ROW, max(1.0, room * value / largest) if value > 0 else 0
-        told = f"<title>{_escaped(label)}: {_escaped(said)}</title>"
+    for index, (label, value, value_text) in enumerate(bars.rows):
+        y, width = index * _ROW, max(1.0, bar_space * value / largest) if value > 0 else 0
+        hover = f"<title>{_escaped(label)}: {_escaped(value_text)}</title>"
         shapes.append(
-            f'<rect {_BAR} x="{_LABEL}" y="{y + 4}" width="{width:.1f}" height="{_ROW - 8}" rx="2">{told}</rect>'
+            f'<rect {_BAR} x="{_LABEL}" y="{y + 4}" width="{width:.1f}" height="{_ROW - 8}" rx="2">{hover}</rect>'
         )
         texts.append(
-            f'<text {_TEXT} x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{told}{_escaped(_short(label))}</text>'
-            f'<text {_VALUE} x="{_LABEL + width + 6:.1f}" y="{y + 15}">{_escaped(said)}</text>'
+            f'<text {_TEXT} x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{hover}{_escaped(_short(label))}</text>'
+            f'<text {_VALUE} x="{_LABEL + width + 6:.1f}" y="{y + 15}">{_escaped(value_text)}</text>'
         )
     if bars.limit:
-        at, end = _LABEL + room * bars.limit[0] / largest, _ROW * len(bars.rows)
+        at, end = _LABEL + bar_space * bars.limit[0] / largest, _ROW * len(bars.rows)
         shapes.append(f'<line {_LIMIT} x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{end + 4}"/>')
         texts.append(
             f'<text {_VALUE} x="{at:.1f}" y="{end + 18}" text-anchor="middle">{_escaped(bars.limit[1])}</text>'
@@ -207,7 +207,7 @@ _CODE = re.compile("`([^`]+)`")  # commands and names of columns in a text
 
 
 def _short(label: str) -> str:
-    """Names of machines differ at either end."""
+    """Shorten a label in the middle: names of machines differ at either end."""
     if len(label) <= _LABEL_MAX:
         return label
     half = _LABEL_MAX // 2

@@ -44,7 +44,7 @@ def test_what_spark_says_is_told_without_the_trace() -> None:
     )
     assert type(found) is BookKeeperError
     assert str(found) == (
-        "Spark says: Encountered error while reading file file:///a.csv; Malformed records are detected in record "
+        "Spark reports: Encountered error while reading file file:///a.csv; Malformed records are detected in record "
         "parsing: [2,null]"
     )
     assert explained("java.net.ConnectException: no") is None
@@ -54,7 +54,7 @@ def test_what_is_no_parquet_is_named(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.parquet"
     for content in (b"", b"PAR1 no PAR1"):
         path.write_bytes(content)
-        with pytest.raises(InvalidArgument, match=r"a\.parquet is no Parquet file, or damaged"):
+        with pytest.raises(InvalidArgument, match=r"a\.parquet is not a Parquet file, or is damaged"):
             check_parquet(str(path))
     pq.write_table(pa.table({"value": ["x"]}), path)
     check_parquet(str(path))

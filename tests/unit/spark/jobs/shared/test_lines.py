@@ -30,7 +30,7 @@ def test_a_line_that_is_no_object_is_named() -> None:
     good = pa.RecordBatch.from_pydict({"value": [line.decode() for line in OBJECTS]})
     assert list(JsonLines("a.jsonl")([good])) == [good]
     bad = pa.RecordBatch.from_pydict({"value": ["{}", '{"a":1} garbage']})
-    with pytest.raises(InvalidArgument, match=r'file a\.jsonl: a line is no JSON object: {"a":1} garbage'):
+    with pytest.raises(InvalidArgument, match=r'file a\.jsonl: a line is not a JSON object: {"a":1} garbage'):
         list(JsonLines("a.jsonl")([bad]))
 
 
