@@ -23,7 +23,7 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff format --check src tests
 	@$(BIN)/ruff check src tests
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_tidy.py
+	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_words.py
 
 # Every branch of the protocol's decisions is taken by their own tests: no cluster, no simulator.
 PROTOCOL_TESTS := tests/unit/protocol tests/scenarios $(addprefix tests/property/test_,add_pipeline.py log.py placement.py \

@@ -1,7 +1,13 @@
-"""Write the pages that come from the code: docs/reference/cli.md (from --help), docs/reference/settings.md (from the dataclasses) and
-docs/reference/api.md (from the docstrings).
+"""Write the pages that come from the code, into docs/reference.
 
-`python docs/generate.py --check` only says whether they are current (tests/unit/test_docs.py does).
+* `cli.md`: from `--help`.
+* `settings.md`: from the dataclasses.
+* `api.md` and `errors.md`: from the docstrings.
+* `events.md`: from the calls that log events.
+* `apache-config.md`: from the tables in `bookies.apache`.
+* `spec/rules.md`: from the chapters of the specification.
+
+`python docs/generate.py --check` lists the pages that are not current and changes none.
 """
 
 from __future__ import annotations
@@ -15,14 +21,16 @@ import os
 import pathlib
 import re
 import sys
+import textwrap
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, ForwardRef
 
 if TYPE_CHECKING:
     from bookies.apache.table import Mapped
 
-WIDTH = 100  # of a signature on one line
+WIDTH = 100  # of prose, and of a signature on one line
 PLUMBING = {"check_open", "client_closed", "transactions"}  # what handles are to each other, and to Spark
+LIST_ITEM = re.compile(r"\s*(?:[*+-] |\d+\. )?")
 HERE = pathlib.Path(__file__).parent
 UNITS = {
     "mebibytes": "MiB",
@@ -102,7 +110,8 @@ def settings_page() -> str:
         for each in fields(kind):
             low, high = each.metadata["low"], each.metadata["high"]
             bounds = f"{'' if low is None else f'{low:,}'} .. {'' if high is None else f'{high:,}'}".strip()
-            default = f"{each.default:,}" if isinstance(each.default, int) else f"`{each.default!r}`"
+            is_number = isinstance(each.default, int) and not isinstance(each.default, bool)
+            default = f"{each.default:,}" if is_number else f"`{each.default!r}`"
             parts.append(
                 f"| `{each.name}` | {default} | {'' if bounds == '..' else bounds} | {each.metadata['help']} |"
             )
@@ -272,17 +281,16 @@ def errors_page() -> str:
         kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.BookKeeperError)
     ]
     parts = [
-        "# Errors\n\nMade from the code by `make docs`. Every error is a `BookKeeperError` and carries what it is about in\n"
-        "attributes (`ledger_id`, `entry_id`, `bookie`, ...). *Retriable* errors may go away when the call is repeated.\n"
-        "[The Python interface](api.md) says which call raises what.\n"
+        "# Errors\n\nMade from the code by `make docs`. Every error is a `BookKeeperError`. Its attributes "
+        "(`ledger_id`, `entry_id`, `bookie`, ...) name what failed. A call that raised a *retriable* error may succeed "
+        "when it is repeated. [The Python interface](api.md) lists the errors of each call.\n"
         "\n| error | is a | code | retriable | meaning |\n|---|---|---:|---|---|"
     ]
     for kind in sorted(kinds, key=lambda kind: [base.__name__ for base in kind.__mro__[::-1]]):
         parent = kind.__mro__[1].__name__
         meaning = " ".join(_doc(kind).split("\n\n")[0].split()).replace("|", "\\|")
-        parts.append(
-            f"| `{kind.__name__}` | `{parent}` | {kind.__dict__.get('code', '')} | {'yes' if kind.retriable else ''} | {meaning} |"
-        )
+        code, retriable = kind.__dict__.get("code", ""), "yes" if kind.retriable else ""
+        parts.append(f"| `{kind.__name__}` | `{parent}` | {code} | {retriable} | {meaning} |")
     return "\n".join(parts) + "\n"
 
 
@@ -309,10 +317,10 @@ def events_page() -> str:
                 if keyword.arg in ("consequence", "remedy") and isinstance(keyword.value, ast.Constant):
                     texts.append(f"{keyword.arg}: {keyword.value.value}")
     parts = [
-        "# Events\n\nMade from the code by `make docs`. Bookies, auto-recovery and clients log events through Python's `logging`, on\n"
-        "loggers named `bookies.COMPONENT`: a name and fields, `bookie.ready port=3181`. `BK_LOG_FORMAT=json` writes one JSON\n"
-        "object a line. Names and fields are stable; texts may change. A line that repeats often is limited to five in ten\n"
-        "seconds, and the field `suppressed` counts the rest.\n"
+        "# Events\n\nMade from the code by `make docs`. Bookies, auto-recovery and clients log events through Python's "
+        "`logging`, on loggers named `bookies.COMPONENT`: a name and fields, `bookie.ready port=3181`. "
+        "`BK_LOG_FORMAT=json` writes one JSON object a line. Names and fields are stable; texts may change. A line "
+        "that repeats often is limited to five in ten seconds, and the field `suppressed` counts the rest.\n"
     ]
     component = ""
     for event, (levels, names, texts) in sorted(rows.items()):
@@ -339,7 +347,8 @@ def rules_page() -> str:
             for match in re.finditer(r"\*\*([A-Z])-(\d+)\*\*(.*)", line):
                 found[match[1], int(match[2])] = (chapter, heading, anchor)
     parts = [
-        "# Rule codes\n\nMade from the chapters by `make docs`. Comments in the code and tests name rules by these codes.\n"
+        "# Rule codes\n\nMade from the chapters by `make docs`. Comments in the code and tests name rules by these "
+        "codes.\n"
         "\n| codes | chapter | section |\n|---|---|---|"
     ]
     groups: list[tuple[str, list[int], tuple[str, str, str]]] = []
@@ -354,6 +363,45 @@ def rules_page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def wrapped(page: str) -> str:
+    """Wrap the paragraphs and list items with a line above WIDTH. Code, tables and headings stay as they are."""
+    lines: list[str] = []
+    block: list[str] = []
+    is_code = False
+
+    def end_block() -> None:
+        if any(len(line) > WIDTH for line in block):
+            lead = LIST_ITEM.match(block[0])[0]  # type: ignore[index]  # it matches any line
+            text = " ".join(line.strip() for line in block)[len(lead.lstrip()) :]
+            lines.extend(
+                textwrap.wrap(
+                    text,
+                    WIDTH,
+                    initial_indent=lead,
+                    subsequent_indent=" " * len(lead),
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+        else:
+            lines.extend(block)
+        block.clear()
+
+    for line in page.split("\n"):
+        is_fence = line.lstrip().startswith("```")
+        is_indented_code = not block and line.startswith("    ")
+        if is_fence or is_code or is_indented_code or not line.strip() or line.lstrip().startswith(("|", "#", "<")):
+            end_block()
+            lines.append(line)
+            is_code ^= is_fence
+            continue
+        if LIST_ITEM.match(line)[0].strip():  # type: ignore[index]
+            end_block()
+        block.append(line)
+    end_block()
+    return "\n".join(lines)
+
+
 PAGES = {
     "reference/apache-config.md": apache_page,
     "reference/api.md": api_page,
@@ -366,12 +414,13 @@ PAGES = {
 
 
 def main() -> int:
-    stale = [name for name, page in PAGES.items() if not (HERE / name).exists() or (HERE / name).read_text() != page()]
+    texts = {name: wrapped(page()) for name, page in PAGES.items()}
+    stale = [name for name, text in texts.items() if not (HERE / name).exists() or (HERE / name).read_text() != text]
     if "--check" in sys.argv:
         print("\n".join(f"docs/{name} is not current: make docs" for name in stale))
         return int(bool(stale))
     for name in stale:
-        (HERE / name).write_text(PAGES[name]())
+        (HERE / name).write_text(texts[name])
         print(f"wrote docs/{name}")
     return 0
 

@@ -24,11 +24,11 @@ LOCATION = re.compile(r"(/[^/\s]+)+/?")
 PLACEMENTS = ("auto", "random", "rack", "region", "zone")
 AUTHENTICATIONS = ("none", "sasl", "certificate")
 # Settings of both sides.
-TLS_KEY = "PEM file with the private key of tls_certificate; empty: it is in the same file"
-TLS_KEY_PASSWORD = "file with the password of tls_key; empty: it has none"
-TLS_VERSION = "oldest version of TLS to speak: 1.2 or 1.3"
-TLS_CIPHERS = "ciphers of TLS 1.2 in OpenSSL's notation; empty: its defaults"
-TLS_RELOAD = "certificate files are looked at again after so long, when the next connection is made"
+TLS_KEY = "PEM file with the private key of tls_certificate; empty: in the same file"
+TLS_KEY_PASSWORD = "file with the password of tls_key; empty: no password"
+TLS_VERSION = "oldest TLS version accepted: 1.2 or 1.3"
+TLS_CIPHERS = "ciphers of TLS 1.2 in OpenSSL's notation; empty: OpenSSL's defaults"
+TLS_RELOAD = "minimum time between two checks of the certificate files for changes, made when a connection opens"
 
 
 def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -41,19 +41,21 @@ class BookieConfig:
     """Settings of one bookie."""
 
     bookie_id: str = setting("", "fixed identity; empty: host:port")
-    location: str = setting("", "where this bookie is, for placement: /rack, /region/rack; empty: it does not say")
-    host: str = setting("127.0.0.1", "address to listen on, and to publish unless advertised_host says otherwise")
+    location: str = setting(
+        "", "location of this bookie, for placement: /rack or /region/rack; empty: it publishes none"
+    )
+    host: str = setting("127.0.0.1", "address to listen on, and to publish unless advertised_host is set")
     port: int = setting(3181, "TCP port; 0: any free one (needs bookie_id)", low=0, high=65535)
-    advertised_host: str = setting("", "address to publish, of a proxy or translated; empty: host")
+    advertised_host: str = setting("", "address to publish, such as that of a proxy or NAT; empty: host")
     advertised_port: int = setting(0, "TCP port to publish; 0: the one listened on", low=0, high=65535)
-    journal_directories: tuple[str, ...] = setting(("bk-data/journal",), "where the write-ahead log goes")
-    ledger_directories: tuple[str, ...] = setting(("bk-data/ledgers",), "where entry logs go")
-    index_directories: tuple[str, ...] = setting((), "where index files go; empty: the ledger directories")
+    journal_directories: tuple[str, ...] = setting(("bk-data/journal",), "directories of the write-ahead log")
+    ledger_directories: tuple[str, ...] = setting(("bk-data/ledgers",), "directories of entry logs")
+    index_directories: tuple[str, ...] = setting((), "directories of index files; empty: the ledger directories")
     allow_storage_expansion: bool = setting(
-        False, "take empty directories, named behind the others, as new ledger or index directories"
+        False, "accept empty directories, listed after the others, as new ledger or index directories"
     )
     allow_multiple_dirs_under_same_disk_partition: bool = setting(
-        True, "false: do not start with two journal, or two ledger or index directories on one file system"
+        True, "false: refuse to start with two journal, or two ledger or index directories, on one file system"
     )
     persist_bookie_status: bool = setting(
         False, "keep the mode in BOOKIE_STATUS, so that `bk bookie read-only` outlasts a restart"
@@ -64,108 +66,113 @@ class BookieConfig:
     journal_alignment: int = setting(512, "groups start on multiples of this, bytes", low=512)
     journal_backups_max: int = setting(1, "retired journal files to keep", low=0)
     journal_group_size_max: int = setting(4 * MIB, "largest group commit, bytes", low=64 * KIB)
-    write_cache_size: int = setting(
-        32 * MIB, "entries held before they go to the entry log; two halves, bytes", low=MIB
-    )
+    write_cache_size: int = setting(32 * MIB, "memory for entries not yet in an entry log, bytes; two halves", low=MIB)
     entry_log_size_max: int = setting(1 << 30, "roll the entry log at this size, bytes", low=MIB, high=1 << 30)
     entry_log_cached_size: int = setting(
-        256 * MIB, "newest bytes of entry logs that stay in the page cache; older ones come from the device", low=0
+        256 * MIB, "newest bytes of entry logs kept in the page cache; older ones are read from the device", low=0
     )
-    index_page_size: int = setting(8192, "index page of a new bookie, bytes; others keep theirs", low=64)
+    index_page_size: int = setting(8192, "index page of a new bookie, bytes; an existing bookie keeps its size", low=64)
     index_cache_size: int = setting(32 * MIB, "index pages in memory, bytes", low=MIB)
     open_files_max: int = setting(1000, "index files held open", low=8)
     checkpoint_interval_ms: int = setting(60_000, "longest time between checkpoints", low=100)
     checkpoint_journal_size: int = setting(512 * MIB, "journal bytes after which a checkpoint starts", low=MIB)
     adds_in_progress_size_max: int = setting(
-        32 * MIB, "adds accepted but not answered, bytes; above: sockets wait", low=MIB
+        32 * MIB, "adds accepted but not answered, bytes; above: the bookie stops reading from sockets", low=MIB
     )
     reads_in_progress_size_max: int = setting(
-        32 * MIB, "read answers not yet taken, bytes; above: reads wait, in turn", low=MIB
+        32 * MIB,
+        "read answers that clients have not consumed, bytes; above: reads wait, connections take turns",
+        low=MIB,
     )
     batch_read_size_max: int = setting(FRAME_SIZE_MAX, "largest batch-read answer, bytes", low=KIB)
     read_workers: int = setting(2, "threads that read entry logs", low=1, high=64)
-    lease_ms: int = setting(10_000, "registration is lost after so long without renewal", low=500)
+    lease_ms: int = setting(10_000, "registration expires after this time without renewal", low=500)
     gc_interval_ms: int = setting(
-        600_000, "pause between two collections of deleted ledgers and of entry logs; 0: never", low=0
+        600_000, "time between two collections of deleted ledgers and entry logs; 0: never", low=0
     )
     gc_quarantine_ms: int = setting(
-        86_400_000, "a deleted ledger can still be read, and brought back with `bk bookie undelete`, for so long", low=0
+        86_400_000, "a deleted ledger stays readable, and restorable with `bk bookie undelete`, for this time", low=0
     )
     gc_share_max: int = setting(
         10,
-        "a collection that finds more than this percentage of the ledgers, and more than 100, deleted since the last "
-        "one waits for `bk bookie gc --force`; 100: none waits",
+        "percent of ledgers newly deleted; above (and over 100), gc waits for `bk bookie gc --force`; 100: no limit",
         low=0,
         high=100,
     )
     gc_metadata_rate: int = setting(1000, "metadata operations of a collection, per second", low=1)
     gc_surplus_ms: int = setting(
-        0, "a closed ledger that no longer lists this bookie is collected after so long; 0: never", low=0
+        0, "a closed ledger that no longer lists this bookie is collected after this time; 0: never", low=0
     )
     compaction: str = setting(
-        "transactional", "transactional: into a log of its own; plain: into the log of normal traffic"
+        "transactional", "transactional: into a separate entry log; plain: into the entry log of normal traffic"
     )
     minor_compaction_threshold: int = setting(
-        20, "percent; entry logs of which less is wanted are compacted by a minor compaction", low=0, high=100
+        20, "percent; a minor compaction compacts entry logs with less live data", low=0, high=100
     )
-    minor_compaction_interval_ms: int = setting(3_600_000, "between two minor compactions; 0: none by itself", low=0)
-    major_compaction_threshold: int = setting(80, "percent; the same of a major compaction", low=0, high=100)
-    major_compaction_interval_ms: int = setting(86_400_000, "between two major compactions; 0: none by itself", low=0)
+    minor_compaction_interval_ms: int = setting(
+        3_600_000, "time between two minor compactions; 0: none automatically", low=0
+    )
+    major_compaction_threshold: int = setting(
+        80, "percent; a major compaction compacts entry logs with less live data", low=0, high=100
+    )
+    major_compaction_interval_ms: int = setting(
+        86_400_000, "time between two major compactions; 0: none automatically", low=0
+    )
     compaction_rate_size: int = setting(
-        32 * MIB, "bytes that scanning and compaction read and write in a second, together", low=KIB
+        32 * MIB, "bytes per second that scanning and compaction together read and write", low=KIB
     )
     survive_failed_directory: bool = setting(
         True,
-        "a ledger or index directory that fails is given up and the bookie goes on with the others; false: it stops "
-        "when a sync fails",
+        "give up a failed ledger or index directory and continue without it; false: stop when a sync fails",
     )
     disk_usage_threshold: int = setting(
         95, "percent of a disk in use; above: no ordinary adds, the bookie is read-only", low=1, high=99
     )
     disk_usage_lwm_threshold: int = setting(
-        93, "percent; a disk that was full has room again below this low-water mark", low=0, high=99
+        93, "percent, low-water mark; a full disk becomes writable again below it", low=0, high=99
     )
     disk_usage_warn_threshold: int = setting(
-        90, "percent; above: almost full, new entry logs and index files go to other directories", low=0, high=99
+        90, "percent; above: almost full, new entry logs and index files use other directories", low=0, high=99
     )
     disk_usage_priority_threshold: int = setting(
-        99, "percent; above: not even adds of recoveries and of replication", low=1, high=100
+        99, "percent; above: recovery and replication adds are refused too", low=1, high=100
     )
     disk_usage_size_max: int = setting(
         40 << 30,
-        "the percentages above are of so many bytes where a disk is larger, so the default keeps 2 GiB usable; 0: of "
-        "the whole disk",
+        "the percentages count at most this many bytes of a disk (default: 2 GiB stay usable); 0: the whole disk",
         low=0,
     )
     disk_check_interval_ms: int = setting(
-        10_000, "between two looks at the disks; ten times as often while one is almost full", low=100
+        10_000, "time between two disk checks; ten times as often while a disk is almost full", low=100
     )
     read_only_on_any_disk_full: bool = setting(
-        True, "one full ledger or index directory makes the bookie read-only; false: only when all of them are full"
+        True, "one full ledger or index directory makes the bookie read-only; false: only if all are full"
     )
     scrub_period_ms: int = setting(
-        604_800_000, "everything stored is read and verified once in so long, in the background; 0: never", low=0
+        604_800_000, "time in which the background scrub reads and verifies all stored data once; 0: never", low=0
     )
     scrub_rate_size: int = setting(
         16 * MIB,
-        "bytes that the scrub reads in a second at most; it reads no faster than the period asks for",
+        "maximum bytes per second that the scrub reads; it reads no faster than scrub_period_ms requires",
         low=4 * KIB,
     )
     auto_recovery: bool = setting(
         False,
-        "run auto-recovery in the bookie's process (docs/howto/run-auto-recovery.md); `bk recovery run` runs it alone",
+        "run auto-recovery in this process (docs/howto/run-auto-recovery.md); `bk recovery run`: separately",
     )
-    control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
-    tls_certificate: str = setting("", "PEM file with the certificate to show to clients, and its chain; empty: no TLS")
+    control: bool = setting(
+        True, "listen on a local port, published in control.json, for commands such as `bk bookie gc`"
+    )
+    tls_certificate: str = setting("", "PEM file with the bookie's certificate and its chain; empty: no TLS")
     tls_key: str = setting("", TLS_KEY)
     tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
     tls_authority: str = setting("", "PEM file with the authorities that sign the certificates of clients")
     tls_client_certificates: bool = setting(
-        False, "whoever encrypts has to show a certificate signed by tls_authority (mutual TLS)"
+        False, "an encrypted client must present a certificate signed by tls_authority (mutual TLS)"
     )
-    tls_required: bool = setting(False, "serve nobody whose connection is not encrypted")
+    tls_required: bool = setting(False, "serve encrypted connections only")
     tls_port: int = setting(
-        -1, "second TCP port that speaks TLS from the first byte; 0: any free one, -1: none", low=-1, high=65535
+        -1, "second TCP port, with TLS from the first byte; 0: any free one, -1: none", low=-1, high=65535
     )
     tls_version_min: str = setting("1.2", TLS_VERSION)
     tls_ciphers: str = setting("", TLS_CIPHERS)
@@ -173,10 +180,12 @@ class BookieConfig:
     authentication: str = setting(
         "none", "none, sasl (DIGEST-MD5, users in sasl_users_file) or certificate (roles in its OU)"
     )
-    authorized_roles: tuple[str, ...] = setting((), "first roles that a certificate may name, with `certificate`")
-    sasl_users_file: str = setting("", "TOML file whose table [users] has a password for each name")
+    authorized_roles: tuple[str, ...] = setting(
+        (), "roles accepted with `certificate`; the first role of a client's certificate must be listed"
+    )
+    sasl_users_file: str = setting("", "TOML file with a table [users]: a password for each name")
     sasl_allowed_ids: str = setting(
-        ".*bookkeeper.*", "regular expression; of the users who are known, those whose whole name matches may connect"
+        ".*bookkeeper.*", "regular expression; a user from sasl_users_file may connect if it matches the whole name"
     )
 
 
@@ -184,113 +193,107 @@ class BookieConfig:
 class ClientConfig:
     """Settings of one client."""
 
-    memory_limit: int = setting(64 * MIB, "entries sent but not answered by every replica, bytes; hard", low=64 * KIB)
-    add_timeout_ms: int = setting(5_000, "a bookie that has not answered an add by then is replaced", low=1)
-    read_timeout_ms: int = setting(5_000, "a bookie that has not answered a read by then is passed over", low=1)
-    connect_timeout_ms: int = setting(10_000, "TCP connect", low=1)
+    memory_limit: int = setting(
+        64 * MIB, "hard limit on entries sent but not answered by every replica, bytes", low=64 * KIB
+    )
+    add_timeout_ms: int = setting(5_000, "a bookie that has not answered an add within this time is replaced", low=1)
+    read_timeout_ms: int = setting(5_000, "a bookie that has not answered a read within this time is skipped", low=1)
+    connect_timeout_ms: int = setting(10_000, "time limit of a TCP connect", low=1)
     frame_size_max: int = setting(FRAME_SIZE_MAX, "largest frame, bytes", low=KIB, high=1 << 30)
-    wire: str = setting("v2", "protocol for adds and reads: v2 or v3; the rest is always v3")
+    wire: str = setting("v2", "protocol for adds and reads: v2 or v3; other requests always use v3")
     read_ahead_size: int = setting(4 * MIB, "bytes requested ahead of a sequential reader", low=64 * KIB)
     hedge_delay_min_ms: int = setting(
-        5, "a read is never called late, and asked of another bookie too, before so long", low=0
+        5, "shortest delay before a read counts as late and is sent to another bookie too", low=0
     )
-    hedge_delay_max_ms: int = setting(250, "a read is called late after so long at most", low=1)
-    hedged_reads: bool = setting(True, "ask another bookie as well when one is late with a read; false: never")
+    hedge_delay_max_ms: int = setting(250, "longest delay before a read counts as late", low=1)
+    hedged_reads: bool = setting(True, "send a late read to another bookie as well; false: never")
     sticky_reads: bool = setting(
-        False, "a reader stays with one bookie, whose caches it fills, where each has every entry; false: all in turn"
+        False, "if every bookie has every entry, a reader stays with one bookie and its caches; false: all in turn"
     )
     digest_autodetection: bool = setting(
-        True, "the digest named in a ledger's metadata counts; false: another one asked for is an error"
+        True, "use the digest named in a ledger's metadata; false: requesting another one is an error"
     )
     explicit_lac_interval_ms: int = setting(
-        200, "an idle writer tells readers its last entry after so long; 0: never", low=0
+        200, "an idle writer publishes its last entry to readers after this time; 0: never", low=0
     )
-    ensemble_changes_max: int = setting(1_000_000, "per ledger handle; then appends fail", low=0)
-    ensemble_changes_allowed: bool = setting(
-        True, "replace bookies that fail; false: send to them again and again (2.9)"
-    )
+    ensemble_changes_max: int = setting(1_000_000, "ensemble changes per ledger handle; after that appends fail", low=0)
+    ensemble_changes_allowed: bool = setting(True, "replace failed bookies; false: keep sending to them (2.9)")
     delay_ensemble_change: bool = setting(
-        False, "replace failed bookies only when an entry could not reach its ack quorum otherwise"
+        False, "replace failed bookies only when an entry cannot reach its ack quorum otherwise"
     )
     add_quorum_timeout_ms: int = setting(
         120_000,
-        "a writer whose oldest entry is not acknowledged by then ends with AckQuorumTimeout; 0: never; an id that an "
-        "advanced writer leaves out is not waited for",
+        "age of an unconfirmed entry that ends its writer (AckQuorumTimeout); 0: never; skipped ids are exempt",
         low=0,
     )
     opportunistic_striping: bool = setting(
-        False, "create ledgers with fewer bookies than asked for, down to the write quorum, when there are no more"
+        False, "if bookies are scarce, create ledgers with fewer than requested, down to the write quorum"
     )
     placement: str = setting(
         "auto",
-        "what the replicas of an entry are spread over: rack, region (and racks in them), zone (and upgrade domains), "
-        "random (hosts only); auto: racks, if anybody has said where bookies are",
+        "spread replicas over: rack, region (and racks), zone (and upgrade domains), random (hosts); auto: rack/random",
     )
     placement_rule: bool = setting(
         False,
-        "an ensemble that does not have racks_min (zone: zones_min) is refused, and bookies that nobody knows the "
-        "location of are not used; false: it is a wish",
+        "refuse ensembles below racks_min (zones_min), and bookies without a known location; false: a preference",
     )
     racks_min: int = setting(
-        2, "racks, and with `region` regions, that the replicas of each entry are in; at most its write quorum", low=1
+        2, "racks, and with `region` regions, of each entry's replicas; at most its write quorum", low=1
     )
     regions_min: int = setting(
         0,
-        "with `region`: any ack quorum of an entry's replicas is in so many regions, as a rule; 0: no such rule",
+        "with `region`: regions that any ack quorum of an entry's replicas spans, always a rule; 0: no such rule",
         low=0,
     )
-    zones_min: int = setting(2, "with `zone`: zones that the replicas of each entry are in", low=1)
-    zones_desired: int = setting(3, "with `zone`: zones that they are in where that can be had", low=1)
+    zones_min: int = setting(2, "with `zone`: zones of each entry's replicas", low=1)
+    zones_desired: int = setting(3, "with `zone`: zones of each entry's replicas where possible", low=1)
     fault_domains: str = setting(
-        "", "where bookies are: pairs bookie=location or host=location, separated by commas; /rack, /region/rack"
+        "", "locations: pairs bookie=location or host=location, separated by commas; /rack or /region/rack"
     )
     fault_domains_min: int = setting(
         0,
-        "an entry is confirmed only with replicas in so many racks (regions, zones), at most its write quorum, and "
-        "ensembles that could not do that are refused",
+        "racks (regions, zones) that an entry must reach to be confirmed, at most its write quorum; a rule; 0: none",
         low=0,
     )
-    locations_file: str = setting("", "file that says where bookies are, in lines `bookie-or-host location`")
+    locations_file: str = setting("", "file with the locations of bookies, in lines `bookie-or-host location`")
     locations_script: str = setting(
-        "", "program that prints a location for each host in its arguments, as Apache's networkTopologyScriptFileName"
+        "", "program that prints a location per host argument, like Apache's networkTopologyScriptFileName"
     )
-    locations_script_names_max: int = setting(100, "hosts that it is asked for at once", low=1)
-    locations_script_timeout_ms: int = setting(10_000, "locations_script is ended after so long", low=1, high=30_000)
+    locations_script_names_max: int = setting(100, "hosts per call of locations_script", low=1)
+    locations_script_timeout_ms: int = setting(10_000, "locations_script is killed after this time", low=1, high=30_000)
     locations_interval_ms: int = setting(
-        10_000, "locations_file is looked at again after so long, when bookies are chosen", low=0
+        10_000, "minimum time between two checks of locations_file for changes, made when bookies are chosen", low=0
     )
     disk_weights: bool = setting(
-        False, "bookies with more free disk get more ledgers, in proportion; they are asked for it in the background"
+        False, "give bookies ledgers in proportion to their free disk, which is queried in the background"
     )
     disk_weight_max: int = setting(
-        3, "no bookie counts for more than so many times the median free disk; 0: there is no limit", low=0
+        3, "cap on a bookie's weight, in multiples of the median free disk; 0: no limit", low=0
     )
-    disk_weight_interval_ms: int = setting(600_000, "how long what a bookie said of its disk is good for", low=1000)
+    disk_weight_interval_ms: int = setting(600_000, "validity of a bookie's reported free disk", low=1000)
     location: str = setting(
-        "", "where this client is; the first bookie of an ensemble is in the same rack or region then, if it can be"
+        "", "location of this client; an ensemble's first bookie is in the same rack or region if possible"
     )
     tls: bool = setting(False, "encrypt the connections to bookies")
     tls_authority: str = setting(
         "", "PEM file with the authorities that sign bookies' certificates; empty: the system's"
     )
-    tls_certificate: str = setting("", "PEM file with the certificate to show to bookies, and its chain; empty: none")
+    tls_certificate: str = setting("", "PEM file with the client's certificate and its chain; empty: none")
     tls_key: str = setting("", TLS_KEY)
     tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
     tls_check_host_name: bool = setting(
-        True, "a bookie's certificate has to name the host or address under which it is registered"
+        True, "a bookie's certificate must name the host or address under which it is registered"
     )
     tls_port: int = setting(
         0,
-        "of every bookie, that speaks TLS from the first byte; 0: its ordinary port, with START_TLS",
+        "port of every bookie with TLS from the first byte; 0: its ordinary port, with START_TLS",
         high=65535,
         low=0,
     )
     tls_version_min: str = setting("1.2", TLS_VERSION)
     tls_ciphers: str = setting("", TLS_CIPHERS)
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
-    sasl_file: str = setting(
-        "", "TOML file with the username and password to authenticate with (DIGEST-MD5); empty: no authentication"
-    )
+    sasl_file: str = setting("", "TOML file with username and password for DIGEST-MD5; empty: no authentication")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,57 +302,61 @@ class RecoveryConfig:
 
     lost_bookie_delay_s: int = setting(
         60,
-        "a bookie that is not registered for so long counts as lost; only until the metadata store has a value",
+        "a bookie unregistered for this time counts as lost; used until the metadata store has a value",
         low=0,
     )
     audit_bookies_interval_s: int = setting(
-        86_400, "between two looks at all ledgers for bookies that nobody saw go; 0: only when an auditor starts", low=0
+        86_400,
+        "time between two checks of all ledgers for bookies lost unnoticed; 0: only when an auditor starts",
+        low=0,
     )
     audit_ledgers_interval_s: int = setting(
-        604_800, "between two checks that read the first and last entry of every replica; 0: never", low=0
+        604_800, "time between two checks that read the first and last entry of every replica; 0: never", low=0
     )
     audit_replicas_interval_s: int = setting(
-        0, "between two checks of every replica of sealed ledgers by the bookies' own lists; 0: never", low=0
+        0, "time between two checks of sealed ledgers' replicas against the bookies' own lists; 0: never", low=0
     )
     audit_placement_interval_s: int = setting(
-        0, "between two checks whether sealed ledgers meet the placement policy of this process; 0: never", low=0
+        0, "time between two checks of sealed ledgers against this process's placement policy; 0: never", low=0
     )
     audit_verification_percentage: int = setting(
         0, "percent of the entries between the first and the last that checks and repairs read", low=0, high=100
     )
-    audit_ledgers_at_once: int = setting(16, "ledgers whose replicas are being checked at a time", low=1, high=10_000)
+    audit_ledgers_at_once: int = setting(16, "ledgers whose replicas are checked at a time", low=1, high=10_000)
     audit_metadata_rate: int = setting(2_000, "metadata operations of checks, per second", low=1)
     recovery_ledgers_at_once: int = setting(8, "ledgers that this process repairs at a time", low=1, high=1_000)
     recovery_rate_size: int = setting(
-        0, "bytes copied in a second at most; 0: as many as those who write and read do not feel", low=0
+        0, "maximum bytes copied per second; 0: adapts so that reads and writes of clients are not slowed", low=0
     )
     recovery_repairs_placement: bool = setting(
-        False, "sealed ledgers that do not meet the placement policy are marked, and move until they do"
+        False, "mark sealed ledgers that do not meet the placement policy, and move them until they do"
     )
     recovery_metadata_rate: int = setting(2_000, "metadata operations for choosing what to repair, per second", low=1)
     recovery_open_ledger_grace_ms: int = setting(
-        30_000, "the writer of an unfinished ledger may replace a lost bookie for so long; then it is sealed", low=0
+        30_000, "time in which the writer of an open ledger may replace a lost bookie; then the ledger is sealed", low=0
     )
-    recovery_backoff_ms: int = setting(5_000, "before the second try at a ledger; twice as long each time", low=1)
-    recovery_backoff_max_ms: int = setting(300_000, "the longest time between two tries at a ledger", low=1)
+    recovery_backoff_ms: int = setting(
+        5_000, "pause before the second attempt at a ledger; doubles with each attempt", low=1
+    )
+    recovery_backoff_max_ms: int = setting(300_000, "longest pause between two attempts at a ledger", low=1)
     recovery_report_interval_ms: int = setting(
-        10_000, "what a worker could not repair is written to the metadata store, at most once in so long", low=100
+        10_000, "minimum time between a worker's reports of failed repairs to the metadata store", low=100
     )
 
 
 def validate(config: T) -> T:
     """Check every field's type and range, and that they agree. Raises `ConfigError` naming field, value, range."""
-    for each in fields(config):  # type: ignore[arg-type]
-        value = getattr(config, each.name)
-        low, high = each.metadata["low"], each.metadata["high"]
-        if type(value) is not type(each.default):
-            expected = type(each.default).__name__
-            raise ConfigError(f"{each.name} = {value!r}: must be {expected} ({each.metadata['help']})")
+    for spec in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, spec.name)
+        low, high = spec.metadata["low"], spec.metadata["high"]
+        if type(value) is not type(spec.default):
+            expected = type(spec.default).__name__
+            raise ConfigError(f"{spec.name} = {value!r}: must be {expected} ({spec.metadata['help']})")
         if isinstance(value, int) and not isinstance(value, bool):
             if low is not None and value < low:
-                raise ConfigError(f"{each.name} = {value}: must be at least {low} ({each.metadata['help']})")
+                raise ConfigError(f"{spec.name} = {value}: must be at least {low} ({spec.metadata['help']})")
             if high is not None and value > high:
-                raise ConfigError(f"{each.name} = {value}: must be at most {high} ({each.metadata['help']})")
+                raise ConfigError(f"{spec.name} = {value}: must be at most {high} ({spec.metadata['help']})")
     if isinstance(config, BookieConfig):
         _validate_directories(config)
         _validate_compaction(config)
@@ -391,7 +398,7 @@ def _validate_directories(config: BookieConfig) -> None:
         for other, as_given in spelled.items():
             if f"{directory}/".startswith(f"{posixpath.join(other, 'current')}/"):
                 raise ConfigError(
-                    f"{spelled[directory]} is inside of {as_given}/current, where only the bookie's own files may be: "
+                    f"{spelled[directory]} is inside of {as_given}/current, which is for the bookie's own files only: "
                     "name a directory elsewhere"
                 )
 
@@ -427,7 +434,7 @@ def _validate_disks(config: BookieConfig) -> None:
     if config.disk_usage_priority_threshold < full:
         raise ConfigError(
             f"disk_usage_priority_threshold = {config.disk_usage_priority_threshold} is less than "
-            f"disk_usage_threshold = {full}: recoveries have to have room where ordinary adds have"
+            f"disk_usage_threshold = {full}: recoveries need free space wherever ordinary adds have it"
         )
 
 
@@ -441,7 +448,7 @@ def _validate_placement(config: ClientConfig) -> None:
         raise ConfigError(f"regions_min = {config.regions_min} needs placement = region, it is {config.placement}")
     if config.placement == "random" and (config.placement_rule or config.fault_domains_min > 1):
         name = "placement_rule = true" if config.placement_rule else f"fault_domains_min = {config.fault_domains_min}"
-        raise ConfigError(f"{name}: with placement = random there is no rule that could be kept; use rack")
+        raise ConfigError(f"{name}: placement = random has no rule to keep; use placement = rack")
 
 
 def _validate_tls(config: BookieConfig | ClientConfig) -> None:
@@ -470,7 +477,7 @@ def _validate_authentication(config: BookieConfig) -> None:
         raise ConfigError(f"authentication = {config.authentication!r}: none, sasl or certificate")
     if config.authentication == "sasl":
         if not config.sasl_users_file:
-            raise ConfigError("authentication = sasl needs sasl_users_file: nobody could connect")
+            raise ConfigError("authentication = sasl needs sasl_users_file: without users no client can connect")
         try:
             re.compile(config.sasl_allowed_ids)
         except re.error as error:
@@ -479,7 +486,7 @@ def _validate_authentication(config: BookieConfig) -> None:
             ) from error
     if config.authentication == "certificate" and not (config.authorized_roles and config.tls_client_certificates):
         raise ConfigError(
-            "authentication = certificate needs authorized_roles, and tls_client_certificates = true: it looks at the "
+            "authentication = certificate needs authorized_roles, and tls_client_certificates = true: it checks the "
             "certificates of clients"
         )
 
@@ -488,18 +495,18 @@ def from_environment(kind: type[T], environment: Mapping[str, str] | None = None
     """Build a config from `given`, then `BK_<FIELD>` variables, then defaults. Raises `ConfigError`."""
     environment = os.environ if environment is None else environment
     values = dict(given)
-    for each in fields(kind):  # type: ignore[arg-type]
-        text = environment.get(f"BK_{each.name.upper()}")
-        if text is None or each.name in values:
+    for spec in fields(kind):  # type: ignore[arg-type]
+        text = environment.get(f"BK_{spec.name.upper()}")
+        if text is None or spec.name in values:
             continue
-        default: Any = each.default
+        default: Any = spec.default
         try:
             if isinstance(default, tuple):
-                values[each.name] = tuple(part for part in text.split(",") if part)
+                values[spec.name] = tuple(part for part in text.split(",") if part)
             elif isinstance(default, bool):
-                values[each.name] = SWITCHES[text.lower()]
+                values[spec.name] = SWITCHES[text.lower()]
             else:
-                values[each.name] = type(default)(text)
+                values[spec.name] = type(default)(text)
         except (ValueError, KeyError) as error:
-            raise ConfigError(f"BK_{each.name.upper()}={text!r}: not a {type(default).__name__}") from error
+            raise ConfigError(f"BK_{spec.name.upper()}={text!r}: not a {type(default).__name__}") from error
     return validate(kind(**values))

@@ -53,11 +53,11 @@ class BookKeeperError(Exception):
 
     def __str__(self) -> str:
         """Return the message, followed by the ledger, entry and bookie unless the message already contains them."""
-        said = f" {self.message} ".replace("(", " ").replace(")", " ").replace(",", " ").replace(": ", " ")
+        spaced = f" {self.message} ".replace("(", " ").replace(")", " ").replace(",", " ").replace(": ", " ")
         facts = [
             f"{name} {value}"
             for name, value in (("ledger", self.ledger_id), ("entry", self.entry_id), ("bookie", self.bookie))
-            if value is not None and f" {name} {value} " not in said
+            if value is not None and f" {name} {value} " not in spaced
         ]
         return self.message + (f" ({', '.join(facts)})" if facts else "")
 
@@ -472,8 +472,8 @@ def error_of_status(
 ) -> BookKeeperError:
     """Return the exception that a client raises for a status other than OK."""
     assert status is not Status.OK
-    kind = ERROR_OF_STATUS.get(status, WriteFailed if is_write else ReadFailed)
-    return kind(f"bookie answered {status.value}", ledger_id=ledger_id, entry_id=entry_id, bookie=bookie)
+    error_class = ERROR_OF_STATUS.get(status, WriteFailed if is_write else ReadFailed)
+    return error_class(f"bookie answered {status.value}", ledger_id=ledger_id, entry_id=entry_id, bookie=bookie)
 
 
 def status_of_error(error: BaseException) -> Status:
@@ -481,8 +481,8 @@ def status_of_error(error: BaseException) -> Status:
 
     R-3: an exception that is not a definite statement becomes IO_ERROR, never a negative answer.
     """
-    for status, kind in ERROR_OF_STATUS.items():
-        if type(error) is kind:
+    for status, error_class in ERROR_OF_STATUS.items():
+        if type(error) is error_class:
             return status
     if isinstance(error, InvalidArgument | LocalProtocolError | RemoteProtocolError):
         return Status.BAD_REQUEST

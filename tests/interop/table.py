@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import textwrap
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "reference" / "compatibility.md"
 BEGIN, END = "<!-- begin: made by make interop ARGS=--write -->", "<!-- end -->"
@@ -54,7 +55,9 @@ def text(results: list[Result]) -> str:
     failed = [each for each in results if each.failures]
     passes = sum(each.passes for each in results)
     lines.append(f"{passes} runs passed, {sum(each.failures for each in failed)} failed.")
-    lines += [f"* {each.layout} {each.version} {each.kind} {each.cell} {each.writer}: {each.reason}" for each in failed]
+    for each in failed:
+        text = f"* {each.layout} {each.version} {each.kind} {each.cell} {each.writer}: {each.reason}"
+        lines += textwrap.wrap(text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines)
 
 

@@ -103,7 +103,7 @@ async def meta_records(store: LedgerStore, promises: Any) -> None:
     CrashSweep(meta_records, 34, comes_back=True),
     "Replay did not recreate a ledger that it found in the index. The index had been written and not synced; only the "
     "process had died. The journal was dropped, and the next power failure lost the ledger's fence and key.",
-    "Replay skips whatever the index already contains.",
+    "Replay skips entries that the index already contains.",
 )
 def _(patch: Patch) -> None:
     original = LedgerIndex.set_header

@@ -87,7 +87,7 @@ STORAGE = [
         "R-19",
         "3959",
         "a flush put old locations over compacted ones",
-        ("flush-over-moved", "moved-whatever-they-name"),
+        ("flush-over-moved", "moved-unconditionally"),
     ),
     Row("R-20", "4607", "a log deleted because of a garbage header", ("garbage-header",)),
     Row("R-21", "1757", "a flush recreated a deleted ledger", ("flush-makes-it-again",)),

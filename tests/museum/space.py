@@ -176,7 +176,7 @@ def _(patch: Patch) -> None:
 
 
 @exhibit(
-    "moved-whatever-they-name",
+    "moved-unconditionally",
     "Compaction overwrites newer entries with older ones",
     (),
     Lives(writing_while_compacting, SMALL),

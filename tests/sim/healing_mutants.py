@@ -244,7 +244,7 @@ HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] 
     ("a repair copies what it has not verified", ("heal-digest",), copy_unverified, None),
     ("a swap overwrites what others have changed", ("heal-writer",), swap_blindly, None),
     (
-        "a mark goes whatever came of the repair",
+        "a mark is deleted regardless of the outcome of its repair",
         ("heal-target", "heal-unknown"),
         unmark_whatever_came_of_it,
         "recovery",
@@ -257,7 +257,7 @@ HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] 
     ("maintenance is ignored", ("heal-maintenance",), ignore_maintenance, None),
     ("writers have no grace period", ("heal-open",), leave_no_grace, None),
     ("a ledger is sealed for an earlier fragment", ("heal-open",), seal_for_an_earlier_fragment, None),
-    ("surplus replicas are collected while somebody copies", ("heal-collect",), collect_under_the_lock, None),
+    ("surplus replicas are collected during a copy", ("heal-collect",), collect_under_the_lock, None),
     ("a copy goes to a bookie that is a member already", ("heal-worker",), copy_to_a_member, "recovery"),
     ("a bookie is forgotten that is needed", ("heal-drain",), forget_a_bookie_that_is_needed, None),
     ("what is lost is tried again like everything else", ("heal-lost",), try_what_is_lost_again, None),

@@ -18,7 +18,7 @@ Body = Callable[..., bytes]
 def test_adds_wait_and_the_journal_says_so_once(
     machine: Any, body: Body, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="bookies.storage.journal.journal")
+    caplog.set_level(logging.INFO, logger="bookies.storage.journal")
     made = machine()
     is_slow = False
     usual = SimWorkers.delay_s
@@ -47,7 +47,7 @@ def test_adds_wait_and_the_journal_says_so_once(
     said = [
         record.message.partition(" ")[0]
         for record in caplog.records
-        if record.name == "bookies.storage.journal.journal"
+        if record.name == "bookies.storage.journal"
     ]
     assert said == ["journal.slow", "journal.quick_again"] * 2
     made.check()

@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         if self.is_closed:
             return  # Our side is closed; this only makes room for the peer's own end.
         if self._is_reading_paused and self._transport is not None:
-            # uvloop starts to read after `connection_made`, whatever that requested: pause again.
+            # uvloop starts to read after `connection_made` even if that paused: pause again.
             self._transport.pause_reading()
         try:
             requests = self._decoder.feed(data)

@@ -103,11 +103,11 @@ def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:
     return {"scrub": scrub, "suspend_scrub": suspend_scrub}
 
 
-def refused_calls(names: Sequence[str], what: str, setting: str) -> Mapping[str, Call]:
+def refused_calls(names: Sequence[str], part: str, setting: str) -> Mapping[str, Call]:
     """Return calls of a disabled part; each raises an error that names the setting."""
 
     async def refuse(**arguments: object) -> object:
-        raise InvalidArgument(f"{what} is switched off ({setting} = 0): start the bookie with another value")
+        raise InvalidArgument(f"{part} is switched off ({setting} = 0): start the bookie with another value")
 
     return dict.fromkeys(names, refuse)
 

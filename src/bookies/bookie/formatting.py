@@ -83,14 +83,14 @@ def find(disk: Disk, path: str) -> Findings | None:
             f"{path} is not what its cookie names ({', '.join(cookie.directories)}): it is a copy, or mounted "
             f"elsewhere. {UNCHANGED} Name the directory as the bookie does; a copy can be removed like any other files"
         )
-    found = Findings(cookie, [])
+    findings = Findings(cookie, [])
     waiting, seen = [*cookie.directories], dict.fromkeys(cookie.directories)
-    for each in waiting:  # grows: a bookie that died while directories were added has two versions of its cookie
-        place = posixpath.normpath(posixpath.join(base or "/", each))
+    for named in waiting:  # grows: a bookie that died while directories were added has two versions of its cookie
+        place = posixpath.normpath(posixpath.join(base or "/", named))
         if not disk.is_directory(place):
-            found.missing.append(place)
+            findings.missing.append(place)
             continue
-        found.directories.append(place)
+        findings.directories.append(place)
         other = _cookie_in(disk, place)
         if other is None:
             continue
@@ -101,12 +101,12 @@ def find(disk: Disk, path: str) -> Findings | None:
             )
         waiting += [more for more in other.directories if more not in seen]
         seen |= dict.fromkeys(other.directories)
-    found.directories.sort(key=lambda each: each == path)
-    for directory in found.directories:
+    findings.directories.sort(key=lambda place: place == path)
+    for directory in findings.directories:
         for file in _files(disk, posixpath.join(directory, CURRENT)):
-            found.file_count += 1
-            found.size += _size_of(disk, file)
-    return found
+            findings.file_count += 1
+            findings.size += _size_of(disk, file)
+    return findings
 
 
 async def find_stored(driver: MetadataDriver, bookie: BookieId) -> Findings:
@@ -136,50 +136,52 @@ def _cookie_in(disk: Disk, directory: str) -> Cookie | None:
     return None
 
 
-def lock(disk: Disk, found: Findings) -> list[Lock]:
+def lock(disk: Disk, findings: Findings) -> list[Lock]:
     """Lock all directories; the caller releases the locks. Raises DirectoryInUse when the bookie runs, OSError."""
     locks: list[Lock] = []
     try:
-        for directory in found.directories:
-            for each in (directory, posixpath.join(directory, CURRENT)):
-                if disk.is_directory(each):
-                    locks.append(disk.lock_directory(each))
+        for directory in findings.directories:
+            for locked_path in (directory, posixpath.join(directory, CURRENT)):
+                if disk.is_directory(locked_path):
+                    locks.append(disk.lock_directory(locked_path))
     except BaseException as error:
         for taken in locks:
             taken.release()
         if isinstance(error, DirectoryInUse):
-            raise DirectoryInUse(f"bookie {found.bookie} runs: {error.message}. {UNCHANGED} Stop it first") from error
+            raise DirectoryInUse(
+                f"bookie {findings.bookie} runs: {error.message}. {UNCHANGED} Stop it first"
+            ) from error
         raise
     return locks
 
 
 async def look_up(
-    driver: MetadataDriver, found: Findings, progress: Callable[[int], None] = lambda count: None
+    driver: MetadataDriver, findings: Findings, progress: Callable[[int], None] = lambda count: None
 ) -> None:
     """Complete the findings with the metadata store's facts. Raises CookieMismatch, MetadataError.
 
     `progress`: called with the number of ledgers checked.
     """
     instance_id = await driver.instance_id()
-    if instance_id is None or found.cookie.instance_id not in (instance_id, None):
-        here = f"belongs to cluster {instance_id}" if instance_id else "holds none"
+    if instance_id is None or findings.cookie.instance_id not in (instance_id, None):
+        metadata_owner = f"belongs to cluster {instance_id}" if instance_id else "holds none"
         raise CookieMismatch(
-            f"bookie {found.bookie} belongs to cluster {found.cookie.instance_id}, and {driver.uri} {here}. "
-            f"{UNCHANGED} Name the metadata of its cluster with --metadata"
+            f"bookie {findings.bookie} belongs to cluster {findings.cookie.instance_id}, and {driver.uri} "
+            f"{metadata_owner}. {UNCHANGED} Name the metadata of its cluster with --metadata"
         )
-    await check_stopped(driver, found.bookie)
+    await check_stopped(driver, findings.bookie)
     try:
-        data, version = await driver.read_cookie(found.bookie)
-        stored = parse(data, path=f"cookie of {found.bookie} in the metadata store")
-        if set(stored.directories) & set(found.cookie.directories):
-            found.version = version
+        data, version = await driver.read_cookie(findings.bookie)
+        stored = parse(data, path=f"cookie of {findings.bookie} in the metadata store")
+        if set(stored.directories) & set(findings.cookie.directories):
+            findings.version = version
     except CookieNotFound:
-        if found.cookie.instance_id is None:
+        if findings.cookie.instance_id is None:
             raise CookieMismatch(
-                f"the cookie of bookie {found.bookie} names no cluster, and {driver.uri} has no such bookie. "
+                f"the cookie of bookie {findings.bookie} names no cluster, and {driver.uri} has no such bookie. "
                 f"{UNCHANGED} Name the metadata of its cluster with --metadata"
             ) from None
-    await find_ledgers(driver, found, progress)
+    await find_ledgers(driver, findings, progress)
 
 
 async def check_stopped(driver: MetadataDriver, bookie: BookieId) -> None:
@@ -193,7 +195,7 @@ async def check_stopped(driver: MetadataDriver, bookie: BookieId) -> None:
         )
 
 
-async def find_ledgers(driver: MetadataDriver, found: Findings, progress: Callable[[int], None]) -> None:
+async def find_ledgers(driver: MetadataDriver, findings: Findings, progress: Callable[[int], None]) -> None:
     """Find the ledgers that have entries on the bookie, by the metadata."""
     count = 0
     async for ledger_ids in driver.ledger_ids():
@@ -204,49 +206,50 @@ async def find_ledgers(driver: MetadataDriver, found: Findings, progress: Callab
                 record = (await driver.read_ledger(ledger_id)).metadata
             except LedgerNotFound:
                 continue
-            if is_stored_on(record, found.bookie):
-                found.ledgers.append(ledger_id)
+            if is_stored_on(record, findings.bookie):
+                findings.ledgers.append(ledger_id)
                 if record.write_quorum == 1:
-                    found.only_here.append(ledger_id)
+                    findings.only_here.append(ledger_id)
 
 
-def objections(found: Findings) -> list[str]:
+def objections(findings: Findings) -> list[str]:
     """Return the objections to a format, each with its consequence."""
     texts = []
-    if found.ledgers:
-        count = "1 ledger has" if len(found.ledgers) == 1 else f"{len(found.ledgers):,} ledgers have"
+    if findings.ledgers:
+        count = "1 ledger has" if len(findings.ledgers) == 1 else f"{len(findings.ledgers):,} ledgers have"
         text = (
-            f"{count} entries on it ({_some(found.ledgers)}): copy them to other bookies first, bk bookie recover "
-            f"{found.bookie}. Otherwise they have one replica less, and no bookie can be started under this name "
-            "until they are copied: it would report entries of this one as missing"
+            f"{count} entries on it ({_list_ids(findings.ledgers)}): copy them to other bookies first, bk bookie "
+            f"recover {findings.bookie}. Otherwise they have one replica less, and no bookie can be started under this "
+            "name until they are copied: it would report entries of this one as missing"
         )
-        if found.only_here:
+        if findings.only_here:
             text += (
-                f"; {len(found.only_here):,} have their entries nowhere else ({_some(found.only_here)}), which are lost"
+                f"; {len(findings.only_here):,} have their entries nowhere else "
+                f"({_list_ids(findings.only_here)}), which are lost"
             )
         texts.append(text)
-    if found.missing:
+    if findings.missing:
         texts.append(
-            f"{', '.join(found.missing)} {'is' if len(found.missing) == 1 else 'are'} missing: mount the disk. "
+            f"{', '.join(findings.missing)} {'is' if len(findings.missing) == 1 else 'are'} missing: mount the disk. "
             "Otherwise its files stay, and a new bookie with the same name and directories would take them over"
         )
     return texts
 
 
-def _some(ledgers: Sequence[int]) -> str:
+def _list_ids(ledgers: Sequence[int]) -> str:
     return ", ".join(map(str, ledgers[:_SHOWN])) + (", ..." if len(ledgers) > _SHOWN else "")
 
 
 async def perform(
-    disk: Disk, driver: MetadataDriver, found: Findings, progress: Callable[[int], None] = lambda count: None
+    disk: Disk, driver: MetadataDriver, findings: Findings, progress: Callable[[int], None] = lambda count: None
 ) -> None:
     """Format the bookie. The caller holds the locks. Raises OSError, DiskFull, StorageError, MetadataError: then repeat
     it.
 
     `progress`: called with the number of files removed.
     """
-    currents = [posixpath.join(each, CURRENT) for each in found.directories]
-    currents = [each for each in currents if disk.is_directory(each)]
+    currents = [posixpath.join(path, CURRENT) for path in findings.directories]
+    currents = [path for path in currents if disk.is_directory(path)]
     for current in currents:
         names = disk.list(current)
         if FILE_NAME in names and EMPTYING not in names:
@@ -257,9 +260,9 @@ async def perform(
         count = _empty(disk, current, count, progress)
         for name in _BESIDE:
             remove(disk, posixpath.join(posixpath.dirname(current), name))
-    if found.is_forgotten:
-        assert found.version is not None
-        await driver.delete_cookie(found.bookie, found.version)
+    if findings.is_forgotten:
+        assert findings.version is not None
+        await driver.delete_cookie(findings.bookie, findings.version)
     for current in currents:
         if disk.exists(posixpath.join(current, EMPTYING)):
             disk.unlink(posixpath.join(current, EMPTYING))
@@ -285,11 +288,11 @@ def _empty(disk: Disk, directory: str, count: int, progress: Callable[[int], Non
 
 def _files(disk: Disk, directory: str) -> list[str]:
     """Return the paths of all files below a directory, if it exists."""
-    found: list[str] = []
+    files: list[str] = []
     for name in disk.list(directory) if disk.is_directory(directory) else []:
         path = posixpath.join(directory, name)
-        found += _files(disk, path) if disk.is_directory(path) else [path]
-    return found
+        files += _files(disk, path) if disk.is_directory(path) else [path]
+    return files
 
 
 def _size_of(disk: Disk, path: str) -> int:

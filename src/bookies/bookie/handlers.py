@@ -151,12 +151,12 @@ class Handlers:
             self._add_many(connection, adds.batches(others))
 
     def _added_mixed(
-        self, connection: Connection, version: int, begun: float | None, some: AddRun, error: BaseException | None
+        self, connection: Connection, version: int, begun: float | None, run: AddRun, error: BaseException | None
     ) -> None:
         self._felt(begun)
         status = Status.OK if error is None else self._status(error, Operation.ADD)
-        connection.send(encode_mixed_answers(version, some.ledger_ids, some.entry_ids, status))
-        self._intake.answered(some.records.size)
+        connection.send(encode_mixed_answers(version, run.ledger_ids, run.entry_ids, status))
+        self._intake.answered(run.records.size)
 
     def _begun(self, batch: AddBatch | AddColumns) -> float | None:
         """Return the time if a caller measures how long a batch like this takes."""

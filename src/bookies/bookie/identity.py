@@ -38,11 +38,11 @@ def identities(config: BookieConfig) -> list[str]:
     bookie."""
     if config.bookie_id:
         return [config.bookie_id]
-    hosts = [each for each in (config.host, config.advertised_host) if each not in _ANY_HOST]
+    hosts = [name for name in (config.host, config.advertised_host) if name not in _ANY_HOST]
     ports = dict.fromkeys((config.port, config.advertised_port or config.port))
     names = [f"{host}:{port}" for host in hosts for port in ports]
     own = identity(config)
-    return [*dict.fromkeys(each for each in names if each != own), own]
+    return [*dict.fromkeys(name for name in names if name != own), own]
 
 
 def check_identity(config: BookieConfig) -> None:
@@ -86,19 +86,19 @@ async def admit(
     bookie_id, directories = BookieId(identity(config)), cookie.directories_of(config)
     _check_disks(disk, config, events)
     instance_id = await _cluster_of(disk, bookie_id, driver, directories)
-    found: dict[str, tuple[bytes, int]] = {}
+    stored_cookies: dict[str, tuple[bytes, int]] = {}
     for name in identities(config):
         try:
-            found[name] = await driver.read_cookie(BookieId(name))
+            stored_cookies[name] = await driver.read_cookie(BookieId(name))
         except CookieNotFound:
             continue
     if config.allow_storage_expansion:
         # F-2: databases place each ledger by the number of directories, so no cookie may allow another number.
         indexes = config.index_directories or config.ledger_directories
         refuse_unconverted(disk, [current(directory) for directory in indexes])
-    *others, stored = found or (None,)
+    *others, stored = stored_cookies or (None,)
     master = cookie.master_cookie(config, bookie_id, instance_id)
-    data = None if stored is None else found[stored][0]
+    data = None if stored is None else stored_cookies[stored][0]
     known = [] if data is None else cookie.parse(data, path=f"cookie of {stored} in the metadata store").directories
     for directory in directories:
         # A directory that the store names is not created: a disk may have to be mounted there.
@@ -111,15 +111,15 @@ async def admit(
         master,
         directories,
         data,
-        others={name: found[name][0] for name in others if name is not None},
+        others={name: stored_cookies[name][0] for name in others if name is not None},
         allow_expansion=config.allow_storage_expansion,
     )
     if decision is Decision.NEW_BOOKIE:
         await _create_cookie(disk, driver, bookie_id, directories, master.pack())
         events.info("bookie.new", bookie=bookie_id, instance=instance_id)
     elif decision is Decision.EXPANDED:
-        if bookie_id in found:
-            await driver.write_cookie(bookie_id, master.pack(), found[bookie_id][1])
+        if bookie_id in stored_cookies:
+            await driver.write_cookie(bookie_id, master.pack(), stored_cookies[bookie_id][1])
         else:
             await driver.create_cookie(bookie_id, master.pack())
         added = [directory for directory in directories if directory not in known]

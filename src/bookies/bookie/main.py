@@ -198,38 +198,38 @@ def _refuse(config: BookieConfig, error: Exception, status: int | None = None) -
     start = f"cannot start bookie {name}: "
     unchanged = "Nothing was changed."
     if isinstance(error, CookieMismatch):
-        text, found = str(error), EXIT_STORAGE
+        text, exit_status = str(error), EXIT_STORAGE
     elif isinstance(error, ConfigError):
-        text, found = f"{start}{error}", EXIT_CONFIG
+        text, exit_status = f"{start}{error}", EXIT_CONFIG
     elif isinstance(error, DirectoryInUse):
         text = f"{start}{error}. {unchanged} Stop that bookie, or name other directories: --journal-dir, --ledger-dir"
-        found = EXIT_STORAGE
+        exit_status = EXIT_STORAGE
     elif isinstance(error, StorageError):
-        text, found = f"{start}{error}", EXIT_STORAGE
+        text, exit_status = f"{start}{error}", EXIT_STORAGE
     elif isinstance(error, MetadataError) or status == EXIT_METADATA:
-        text, found = f"{start}{_reason(error)}", EXIT_METADATA
+        text, exit_status = f"{start}{_reason(error)}", EXIT_METADATA
     elif isinstance(error, OSError) and (error.errno in _PORT_ERRORS or error.filename is None):
-        what = (
+        problem = (
             "is in use by another process"
             if error.errno == errno.EADDRINUSE
             else f"cannot be listened on: {_reason(error)}"
         )
-        way = (
+        remedy = (
             "Stop that process or choose another port" if error.errno == errno.EADDRINUSE else "Choose another address"
         )
-        text = f"{start}port {config.port} of {config.host} {what}. {unchanged} {way}: --host, --port"
-        found = EXIT_INTERNAL
+        text = f"{start}port {config.port} of {config.host} {problem}. {unchanged} {remedy}: --host, --port"
+        exit_status = EXIT_INTERNAL
     elif isinstance(error, OSError):
         text = (
             f"{start}cannot use {error.filename}: {os.strerror(error.errno or 0).lower()}. Make it a directory that "
             "this user can write, or name another one: --journal-dir, --ledger-dir"
         )
-        found = EXIT_STORAGE
+        exit_status = EXIT_STORAGE
     else:
         logging.getLogger("bookies.bookie").error("bookie.broken", exc_info=error)
-        text, found = f"{start}internal error, {_reason(error)}; this is a bug", EXIT_INTERNAL
+        text, exit_status = f"{start}internal error, {_reason(error)}; this is a bug", EXIT_INTERNAL
     print(text, file=sys.stderr)
-    return found if status is None else status
+    return exit_status if status is None else status
 
 
 def _reason(error: BaseException) -> str:

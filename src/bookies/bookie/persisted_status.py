@@ -33,7 +33,7 @@ class PersistedStatus:
         self.is_on = config.persist_bookie_status
         self._runtime = runtime
         self._events = events
-        self._paths = [posixpath.join(current(each), layout.FILE_NAME) for each in config.ledger_directories]
+        self._paths = [posixpath.join(current(directory), layout.FILE_NAME) for directory in config.ledger_directories]
         self._last: StatusRecord | None = None
         self._lock = asyncio.Lock()
 
@@ -44,13 +44,13 @@ class PersistedStatus:
         """
         if not self.is_on:
             return False
-        found = []
+        records = []
         for path, record in await self._run(self._read):
             if isinstance(record, StatusRecord):
-                found.append(record)
+                records.append(record)
             else:
                 self._events.warning("status.malformed", path=path, error=record, consequence="the copy is ignored")
-        self._last = layout.newest(found)
+        self._last = layout.newest(records)
         return self._last is not None and self._last.is_held
 
     async def keep(self, mode: BookieMode, *, is_held: bool) -> str | None:
@@ -77,14 +77,14 @@ class PersistedStatus:
 
     def _read(self) -> list[tuple[str, StatusRecord | Exception]]:
         disk = self._runtime.disk
-        found: list[tuple[str, StatusRecord | Exception]] = []
+        records: list[tuple[str, StatusRecord | Exception]] = []
         for path in self._paths:
             try:
                 if disk.exists(path):
-                    found.append((path, layout.parse(disk.read_bytes(path), path=path)))
+                    records.append((path, layout.parse(disk.read_bytes(path), path=path)))
             except (CorruptRecord, OSError) as error:
-                found.append((path, error))
-        return found
+                records.append((path, error))
+        return records
 
     async def _run(self, call: Callable[[], T]) -> T:
         worker = self._runtime.workers.start("status")

@@ -240,8 +240,10 @@ class ReadShare:
         self._is_stuck = False
 
     def is_overrun(self, count: int) -> bool:
-        """Report whether so many reads wait that another would only time out. `count`: requests of this connection in
-        progress."""
+        """Report whether another read would only time out behind the waiting ones.
+
+        `count`: requests of this connection in progress.
+        """
         waiting = self._newcomers.waiting + self._takers.waiting
         return count >= READS_WAITING_EACH and waiting >= READS_WAITING_MAX
 
@@ -374,8 +376,8 @@ class ReadShare:
         if self._is_queued:
             old.queue.remove(self)
             self._is_queued = False
-        for each, sign in ((old, -1), (pool, 1)):
-            each.size += sign * self.size
-            each.at_disk += sign * self._at_disk
-            each.waiting += sign * len(self._waiting)
+        for changed, sign in ((old, -1), (pool, 1)):
+            changed.size += sign * self.size
+            changed.at_disk += sign * self._at_disk
+            changed.waiting += sign * len(self._waiting)
         old.serve()

@@ -250,7 +250,7 @@ class Reads:
         there."""
         count_max = request.count_max if request.count_max > 0 else (1 << 31) - 1
         size_max = max(0, min(request.size_max, self._batch_read_size_max) - BATCH_RESPONSE_OVERHEAD)
-        return count_max, size_max, max(size_max, connection.share.size_guess)  # The first is read whatever its size.
+        return count_max, size_max, max(size_max, connection.share.size_guess)  # The first entry is read at any size.
 
     async def _read_entries(
         self, connection: Connection, request: BatchReadRequest, durable: asyncio.Future[None] | None
@@ -344,12 +344,12 @@ def _taken(share: ReadShare, guess: int, read: Callable[..., bytes | None], *arg
     room."""
     if not share.maybe_take(guess):
         return None
-    found = None
+    body = None
     try:
-        found = read(*arguments)
+        body = read(*arguments)
     finally:
-        share.settle(guess, 0 if found is None else len(found))
-    return found
+        share.settle(guess, 0 if body is None else len(body))
+    return body
 
 
 def _failed(request: _Waiting, status: Status) -> Response:

@@ -113,13 +113,13 @@ def read_users(disk: Disk, path: str) -> dict[str, str]:
     try:
         import tomllib  # few bookies have such a file
 
-        found = tomllib.loads(disk.read_bytes(path).decode("utf-8"))
+        document = tomllib.loads(disk.read_bytes(path).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"sasl_users_file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"sasl_users_file {path} is not TOML: {error}") from error
-    users = found.get("users")
-    if not isinstance(users, dict) or not users or list(found) != ["users"]:
+    users = document.get("users")
+    if not isinstance(users, dict) or not users or list(document) != ["users"]:
         raise ConfigError(f'sasl_users_file {path} needs a table [users] with lines such as name = "password"')
     for name, password in users.items():
         if not isinstance(password, str) or not password:

@@ -26,18 +26,18 @@ async def settle_unknown_ledgers(
     """Return when every ledger that may have been here is known; at once if nothing was lost."""
     while store.has_unknown_ledgers:
         try:
-            found = await _ledgers_of(driver, bookie_id)
-            count = await store.settle_unknown_ledgers(found)
+            ledger_ids = await _ledgers_of(driver, bookie_id)
+            count = await store.settle_unknown_ledgers(ledger_ids)
         except (MetadataError, StorageError, OSError) as error:
             events.warning("bookie.settling_failed", bookie=bookie_id, error=error, retry_s=RETRY_S)
             await asyncio.sleep(RETRY_S)
         else:
-            events.info("bookie.settled", bookie=bookie_id, ledgers=len(found), unknown=count)
+            events.info("bookie.settled", bookie=bookie_id, ledgers=len(ledger_ids), unknown=count)
 
 
 async def _ledgers_of(driver: MetadataDriver, bookie_id: BookieId) -> list[int]:
     """Return the ledgers that have, or may have, the bookie in an ensemble. Raises: MetadataError."""
-    found = []
+    candidates = []
     async for ledger_ids in driver.ledger_ids():
         for ledger_id in ledger_ids:
             try:
@@ -45,8 +45,8 @@ async def _ledgers_of(driver: MetadataDriver, bookie_id: BookieId) -> list[int]:
             except LedgerNotFound:
                 continue
             except MetadataCorrupt:
-                found.append(ledger_id)  # It may name the bookie, and must not keep all others uncertain.
+                candidates.append(ledger_id)  # It may name the bookie, and must not keep all others uncertain.
                 continue
             if metadata.names(bookie_id):
-                found.append(ledger_id)
-    return found
+                candidates.append(ledger_id)
+    return candidates

@@ -237,13 +237,13 @@ def find_ledger(runs: Sequence[array[int]], first: int, ledger_id: int) -> list[
 
     `runs`: the ledger ids of each.
     """
-    found: list[int] = []
+    positions: list[int] = []
     for number in range(first, len(runs)):
         ledger_ids, index = runs[number], -1
         for _ in range(ledger_ids.count(ledger_id)):
             index = ledger_ids.index(ledger_id, index + 1)
-            found.append(number << 32 | index)
-    return found
+            positions.append(number << 32 | index)
+    return positions
 
 
 class SortedEntries:
@@ -254,13 +254,13 @@ class SortedEntries:
     """
 
     def __init__(self, runs: Sequence[tuple[array[int], array[int], Records]]) -> None:
-        found: dict[tuple[int, int], tuple[Records, int]] = {}
+        newest: dict[tuple[int, int], tuple[Records, int]] = {}
         for ledger_ids, entry_ids, records in runs:
             if not len(ledger_ids) == len(entry_ids) == len(records.starts) - 1:
                 raise ValueError("a ledger id and an entry id for each record")
             for index, ids in enumerate(zip(ledger_ids, entry_ids, strict=True)):
-                found[ids] = records, index
-        self._entries = sorted(found.items(), key=operator.itemgetter(0))
+                newest[ids] = records, index
+        self._entries = sorted(newest.items(), key=operator.itemgetter(0))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -481,11 +481,11 @@ def _are_entries(buffer: bytes, starts: range, ledger_id: int, first_entry_id: i
     if _column(data, 12, size, count) != list(range(first_entry_id, first_entry_id + count)):
         return False
     crc = google_crc32c.value if digest_type == DIGEST_CRC32C else zlib.crc32
-    found = [crc(buffer[at + 4 : at + 36] + buffer[at + 36 + gap : at + size]) for at in starts[:-1]]
+    checksums = [crc(buffer[at + 4 : at + 36] + buffer[at + 36 + gap : at + size]) for at in starts[:-1]]
     # As int64 with the four bytes before it: zeros in CRC32, the low half of the accumulated length in CRC32C.
     if digest_type == DIGEST_CRC32:
-        return _column(data, 36, size, count) == found
-    return [number & 0xFFFF_FFFF for number in _column(data, 32, size, count)] == found
+        return _column(data, 36, size, count) == checksums
+    return [number & 0xFFFF_FFFF for number in _column(data, 32, size, count)] == checksums
 
 
 def gather_payloads(parts: Sequence[tuple[bytes, Sequence[int]]], header_size: int) -> tuple[bytes, array[int]]:

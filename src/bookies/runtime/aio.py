@@ -78,9 +78,9 @@ class AsyncioNetwork:
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
     ) -> AsyncioListener:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listening = socket.socket(family, kind, protocol)
+        addresses = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, socket_type, protocol, _, address = addresses[0]
+        listening = socket.socket(family, socket_type, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             # Accepted sockets inherit the following options.

@@ -267,9 +267,9 @@ class _DirectWriter:
         if self._buffer is None:
             self._buffer = mmap.mmap(-1, _DIRECT_SIZE)
         end = 0
-        for each in buffers:
-            self._buffer[end : end + len(each)] = each
-            end += len(each)
+        for buffer in buffers:
+            self._buffer[end : end + len(buffer)] = buffer
+            end += len(buffer)
         return size
 
     def close(self) -> None:
@@ -345,15 +345,15 @@ class OsDisk:
             while path and not os.path.isdir(path):
                 missing.append(path)
                 path = os.path.dirname(path.rstrip("/"))
-            for each in reversed(missing):
+            for directory in reversed(missing):
                 try:
-                    os.mkdir(each)
+                    os.mkdir(directory)
                 except FileExistsError:
-                    if not os.path.isdir(each):
+                    if not os.path.isdir(directory):
                         raise
                 except OSError as error:
-                    raise _mapped(error, each) from error
-                changed[os.path.dirname(each.rstrip("/"))] = None
+                    raise _mapped(error, directory) from error
+                changed[os.path.dirname(directory.rstrip("/"))] = None
         self.sync_many((), list(changed))
 
     def rename(self, source: str, target: str) -> None:
@@ -439,6 +439,6 @@ class OsDisk:
 
     def lock_directory(self, path: str) -> DirectoryLock:
         lock = DirectoryLock(path)
-        self._locks = [(device, each) for device, each in self._locks if each.is_held]
+        self._locks = [(device, held) for device, held in self._locks if held.is_held]
         self._locks.append((self.device(path), lock))
         return lock

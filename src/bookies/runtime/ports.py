@@ -92,7 +92,7 @@ class Network(Protocol):
 
 
 Submit = Callable[[int, int, int, int, Callable[[int], None]], bool]
-"""Begins to write, of a descriptor, so many bytes of memory at an address to an offset: see `direct.DirectWrites`."""
+"""Begins to write memory to a file: descriptor, address, size in bytes, offset. See `direct.DirectWrites`."""
 
 Written = Callable[[bool | Exception], None]
 """True: it is durable. False: it has to be written another way; nothing is promised of the range. Or what failed."""

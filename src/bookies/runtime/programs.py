@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 
 TIME_MAX_S = 30.0
-SAID_MAX = 300  # characters of a program's error output
+ERROR_OUTPUT_MAX = 300  # characters of a program's error output
 
 
 async def output_of(command: Sequence[str]) -> str:
@@ -25,7 +25,7 @@ async def output_of(command: Sequence[str]) -> str:
     )
     try:
         async with asyncio.timeout(TIME_MAX_S):
-            printed, complaints = await program.communicate()
+            printed, error_output = await program.communicate()
     except TimeoutError:
         raise OSError(f"{name} has not ended after {TIME_MAX_S:g} s") from None
     finally:
@@ -34,6 +34,6 @@ async def output_of(command: Sequence[str]) -> str:
                 program.kill()
             await program.wait()
     if program.returncode:
-        said = complaints.decode("utf-8", "replace").strip()[:SAID_MAX]
-        raise OSError(f"{name} ended with status {program.returncode}{': ' if said else ''}{said}")
+        reason = error_output.decode("utf-8", "replace").strip()[:ERROR_OUTPUT_MAX]
+        raise OSError(f"{name} ended with status {program.returncode}{': ' if reason else ''}{reason}")
     return printed.decode("utf-8", "replace")

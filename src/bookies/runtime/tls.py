@@ -152,10 +152,10 @@ def _hand_over(transport: asyncio.Transport, data: bytes) -> None:
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _password(path: str) -> bytes:

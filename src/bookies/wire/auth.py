@@ -127,7 +127,7 @@ class SaslExchange:
             return self._server.challenge()
         proof = self._server.evaluate(payload)
         if self._server.authorization != self._server.user:
-            raise Unauthorized("it wants to act for somebody else than it is")
+            raise Unauthorized("it requests to act for another user than itself")
         if not self._is_allowed(self._server.user):
             raise Unauthorized("its user is known, but does not match sasl_allowed_ids")
         self.is_done = True
@@ -169,13 +169,13 @@ def roles_of(subject: Subject) -> list[str]:
     an OU of another form. Source: wire-protocol 5.3.
     """
     units = [value for names in subject for name, value in names if name == "organizationalUnitName"]
-    found: dict[str, str] = {}
+    items: dict[str, str] = {}
     for item in units[0].split(";") if units else []:
         number, colon, value = item.partition(":")
         if not colon or not re.fullmatch("[0-9]+", number):
             return []
-        found[number] = value
-    return [role for role in found.get("0", "").split(",") if role]
+        items[number] = value
+    return [role for role in items.get("0", "").split(",") if role]
 
 
 class BookieGate:
@@ -386,7 +386,7 @@ class ClientOpening:
         if not is_auth:
             return []
         if not isinstance(response, AuthResponse) or response.status is not Status.OK:
-            return self._failed(Unauthorized("it refuses our user and password, or wants to be shown something else"))
+            return self._failed(Unauthorized("it refuses our user and password, or requires another proof of identity"))
         if response.plugin == AUTH_DISABLED:
             return self._opened()
         if response.plugin != SASL:

@@ -43,17 +43,17 @@ def parse_availability(data: bytes, *, runs_max: int = 1 << 18) -> list[range]:
         raise RemoteProtocolError(f"list of entries of version {version}")
     if count < 0 or len(data) - _HEADER.size < count * _GROUP.size:
         raise RemoteProtocolError(f"list of entries of {count} groups in {len(data)} bytes")
-    found: list[range] = []
+    unsorted: list[range] = []
     for first, last, size, period in _GROUP.iter_unpack(data[_HEADER.size : _HEADER.size + count * _GROUP.size]):
         if first < 0 or last < first or size <= 0 or (last != first and period <= 0):
             raise RemoteProtocolError(f"group of {size} entries from {first} to {last} with period {period}")
         count_more = (last - first) // period if last != first else 0
-        if len(found) + count_more >= runs_max:
+        if len(unsorted) + count_more >= runs_max:
             raise RemoteProtocolError(f"list of entries of more than {runs_max:,} runs")
-        found.extend(range(first + k * period, first + k * period + size) for k in range(count_more + 1))
-    found.sort(key=lambda run: run.start)  # groups ascend by their first id, but their runs may interleave
+        unsorted.extend(range(first + k * period, first + k * period + size) for k in range(count_more + 1))
+    unsorted.sort(key=lambda run: run.start)  # groups ascend by their first id, but their runs may interleave
     runs: list[range] = []
-    for run in found:
+    for run in unsorted:
         if runs and run.start <= runs[-1].stop:
             runs[-1] = range(runs[-1].start, max(runs[-1].stop, run.stop))
         else:

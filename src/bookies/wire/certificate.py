@@ -65,14 +65,14 @@ class _Value(NamedTuple):
 
 def pem_blocks(text: str) -> list[tuple[str, bytes]]:
     """Return (label, bytes) of every block of a PEM file. Raises `InvalidArgument` for a block that is not base64."""
-    found = []
+    blocks = []
     for label, body in _BLOCK.findall(text):
         lines = [line for line in body.splitlines() if line and ":" not in line]  # Old keys have headers.
         try:
-            found.append((label, base64.b64decode("".join(lines), validate=True)))
+            blocks.append((label, base64.b64decode("".join(lines), validate=True)))
         except binascii.Error as error:
             raise InvalidArgument(f"the block {label} is not base64: {error}") from error
-    return found
+    return blocks
 
 
 def parse_certificate(data: bytes) -> Certificate:
@@ -96,7 +96,7 @@ def _parse(data: bytes) -> Certificate:
     _, _, issuer, validity, subject, key, *rest = fields
     begins, ends = map(_time, _parts(validity.content))
     extensions = dict(_extensions(rest))
-    kind, bits = _key(key.content)
+    key_text, bits = _key(key.content)
     constraints = _parts(_one(extensions[BASIC_CONSTRAINTS], SEQUENCE)) if BASIC_CONSTRAINTS in extensions else []
     return Certificate(
         subject=_names(subject.content),
@@ -104,7 +104,7 @@ def _parse(data: bytes) -> Certificate:
         begins=begins,
         ends=ends,
         hosts=tuple(_hosts(extensions.get(ALTERNATIVE_NAMES))),
-        key=kind,
+        key=key_text,
         key_bits=bits,
         old_signature=OLD_SIGNATURES.get(_oid(_parts(algorithm.content)[0]), ""),
         is_authority=bool(constraints) and constraints[0] == _Value(0x01, b"\xff"),
@@ -153,15 +153,15 @@ def _oid(value: _Value) -> str:
 
 
 def _names(data: bytes) -> list[list[tuple[str, str]]]:
-    found = []
+    names_of = []
     for names in _values(data):
         pairs = []
         for pair in _values(names.content):
-            kind, value = _parts(pair.content)
+            attribute, value = _parts(pair.content)
             encoding = "utf-16-be" if value.tag == 0x1E else "utf-8" if value.tag == 0x0C else "latin-1"
-            pairs.append((NAMES.get(_oid(kind), _oid(kind)), value.content.decode(encoding)))
-        found.append(pairs)
-    return found
+            pairs.append((NAMES.get(_oid(attribute), _oid(attribute)), value.content.decode(encoding)))
+        names_of.append(pairs)
+    return names_of
 
 
 def _time(value: _Value) -> datetime.datetime:
@@ -172,11 +172,11 @@ def _time(value: _Value) -> datetime.datetime:
 
 
 def _extensions(rest: list[_Value]) -> Iterator[tuple[str, bytes]]:
-    for each in rest:
-        if each.tag == 0xA3:
-            for extension in _values(_one(each.content, SEQUENCE)):
-                kind, *_, value = _parts(extension.content)
-                yield _oid(kind), value.content
+    for field in rest:
+        if field.tag == 0xA3:
+            for extension in _values(_one(field.content, SEQUENCE)):
+                identifier, *_, value = _parts(extension.content)
+                yield _oid(identifier), value.content
 
 
 def _hosts(extension: bytes | None) -> Iterator[str]:
@@ -190,8 +190,8 @@ def _hosts(extension: bytes | None) -> Iterator[str]:
 def _key(data: bytes) -> tuple[str, int]:
     """Return (algorithm, size in bits)."""
     algorithm, point = _parts(data)
-    kind, *parameters = _parts(algorithm.content)
-    name = _oid(kind)
+    identifier, *parameters = _parts(algorithm.content)
+    name = _oid(identifier)
     if name == RSA:
         modulus = _one(_one(point.content[1:], SEQUENCE), 0x02)
         bits = int.from_bytes(modulus, "big").bit_length()

@@ -29,7 +29,7 @@ _DIRECTIVE = re.compile(
 
 def parse_directives(message: bytes) -> dict[str, bytes]:
     """Return the values by name, in lower case; of a repeated name the first. Raises `Unauthorized`."""
-    found: dict[str, bytes] = {}
+    directives: dict[str, bytes] = {}
     at = 0
     if len(message) > SIZE_MAX:
         raise Unauthorized("the SASL message is too long")
@@ -39,9 +39,9 @@ def parse_directives(message: bytes) -> dict[str, bytes]:
             raise Unauthorized("the SASL message is malformed")
         name, quoted, plain = match.groups()
         value = plain if quoted is None else re.sub(rb"\\(.)", rb"\1", quoted, flags=re.S)
-        found.setdefault(name.decode("ascii").lower(), value)
+        directives.setdefault(name.decode("ascii").lower(), value)
         at = match.end()
-    return found
+    return directives
 
 
 class DigestMd5Server:
@@ -103,7 +103,7 @@ class DigestMd5Client:
         given = parse_directives(challenge)
         if "nonce" not in given or given.get("algorithm", b"").lower() != b"md5-sess":
             raise Unauthorized("the bookie's SASL challenge is not one of DIGEST-MD5")
-        if b"auth" not in [each.strip() for each in given.get("qop", b"auth").split(b",")]:
+        if b"auth" not in [quality.strip() for quality in given.get("qop", b"auth").split(b",")]:
             raise Unauthorized("the bookie wants more than authentication from SASL, which is not offered here")
         encoding = "utf-8" if given.get("charset", b"").lower() == b"utf-8" else "latin-1"
         realm = _decode(given.get("realm", b""), encoding)
@@ -140,9 +140,9 @@ def _secret(user: str, realm: str, password: str, nonce: bytes, cnonce: bytes, a
     return _hex(b":".join([first, nonce, cnonce, *([authorization] if authorization else [])]))
 
 
-def _proof(secret: bytes, nonce: bytes, cnonce: bytes, what: str, encoding: str) -> bytes:
-    asked = _hex(what.encode(encoding))
-    return _hex(b":".join([secret, nonce, NONCE_COUNT.encode("ascii"), cnonce, b"auth", asked]))
+def _proof(secret: bytes, nonce: bytes, cnonce: bytes, action: str, encoding: str) -> bytes:
+    action_digest = _hex(action.encode(encoding))
+    return _hex(b":".join([secret, nonce, NONCE_COUNT.encode("ascii"), cnonce, b"auth", action_digest]))
 
 
 def _hashed(text: str) -> bytes:

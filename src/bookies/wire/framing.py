@@ -2,8 +2,8 @@
 
     frame := uint32 N, big-endian | N bytes
 
-One scan per piece finds all frames. A declared length is checked when its four bytes are there, and allocates nothing
-by itself. Room for the whole of a frame of up to `DIRECT_SIZE_MAX` is allocated when `DIRECT_HELD` of it has arrived,
+One scan per piece finds all frames. A declared length is checked when its four bytes are there, and allocates nothing.
+Room for the whole of a frame of up to `DIRECT_SIZE_MAX` is allocated when `DIRECT_HELD` of it has arrived,
 so that the rest is received in its place. Source: wire-protocol 1.2.
 """
 

@@ -56,10 +56,10 @@ class Message:
     def __init__(self, *fields: Field) -> None:
         self.fields = fields
         self.by_tag: Mapping[int, tuple[str, Kind, Any]] = {
-            each.tag: (each.name, each.kind, each.of) for each in fields
+            field.tag: (field.name, field.kind, field.of) for field in fields
         }
-        self.required = tuple(each.name for each in fields if each.required)
-        self.nested = tuple((each.name, each.of) for each in fields if isinstance(each.of, Message))
+        self.required = tuple(field.name for field in fields if field.required)
+        self.nested = tuple((field.name, field.of) for field in fields if isinstance(field.of, Message))
 
     def parse(self, buffer: bytes, at: int, end: int) -> Values:
         """The message in [at, end) as name -> value; absent fields are absent.
@@ -77,20 +77,20 @@ class Message:
     def pack(self, values: Values) -> list[Buffer]:
         """The message as pieces in order; long byte strings are the very buffers given. None counts as absent."""
         pieces: list[Buffer] = []
-        for each in self.fields:
-            value = values.get(each.name)
+        for field in self.fields:
+            value = values.get(field.name)
             if value is None:
                 continue
-            if each.kind < Kind.BYTES:
-                pieces.append(each.packed_tag + pack_varint(value))
-            elif each.kind is Kind.REPEATED_MESSAGE:
-                for one in value:
-                    _append_message(pieces, each, one)
-            elif each.kind is Kind.MESSAGE:
-                _append_message(pieces, each, value)
+            if field.kind < Kind.BYTES:
+                pieces.append(field.packed_tag + pack_varint(value))
+            elif field.kind is Kind.REPEATED_MESSAGE:
+                for item in value:
+                    _append_message(pieces, field, item)
+            elif field.kind is Kind.MESSAGE:
+                _append_message(pieces, field, value)
             else:
-                data = value.encode("utf-8", "surrogateescape") if each.kind is Kind.STRING else value
-                pieces.append(each.packed_tag + pack_varint(len(data)))
+                data = value.encode("utf-8", "surrogateescape") if field.kind is Kind.STRING else value
+                pieces.append(field.packed_tag + pack_varint(len(data)))
                 pieces.append(data)
         return pieces
 

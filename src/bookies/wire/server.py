@@ -75,9 +75,9 @@ class RequestDecoder:
         if opcode != v2.OPCODE_ADD or end - at < v2.ADD_SIZE_MIN or version >= v2.UNSUPPORTED:
             requests.append(v2.parse_request(buffer, at, end))
             return index + 1
-        if self.mixes and (found := v2.parse_mixed_adds(buffer, starts, index)) is not None:
-            requests.append(found[1])
-            return found[0]
+        if self.mixes and (mixed := v2.parse_mixed_adds(buffer, starts, index)) is not None:
+            requests.append(mixed[1])
+            return mixed[0]
         index, batches = v2.parse_adds(buffer, starts, index)
         for batch in batches:
             if batch.ledger_id < 0 or _least(batch.entry_ids) < 0:

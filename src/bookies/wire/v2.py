@@ -45,7 +45,7 @@ FLAG_FENCE, FLAG_RECOVERY, FLAG_HIGH_PRIORITY = 0x1, 0x2, 0x4
 ADD_KEY = 8
 ADD_BODY = 28
 ADD_DECODABLE_SIZE = 44  # with both ids of the body; smaller frames are not answered at all
-ADD_SIZE_MIN = 52  # with the 24 bytes of a body that the bookie looks at; smaller ones are refused
+ADD_SIZE_MIN = 52  # with the 24 bytes of a body that the bookie checks; smaller ones are refused
 ADD_RESPONSE_SIZE = 28
 
 STATUS_OF_CODE = {
@@ -124,12 +124,12 @@ def parse_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, l
 
 
 def parse_mixed_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, AddColumns] | None:
-    """As `parse_adds`, where nearly every add is of another ledger than the one before; None where it is not so."""
-    found = kernels.gather_mixed_adds(buffer, starts, index)
-    if found is None:
+    """Gather adds like `parse_adds` when nearly every add changes the ledger; None: there are too few changes."""
+    gathered = kernels.gather_mixed_adds(buffer, starts, index)
+    if gathered is None:
         return None
     version, key, is_recovery, is_high_priority = _parse_add_head(buffer, starts, index)
-    index, records, ledger_ids, entry_ids, lacs = found
+    index, records, ledger_ids, entry_ids, lacs = gathered
     return index, AddColumns(version, key, ledger_ids, entry_ids, lacs, records, is_recovery, is_high_priority)
 
 
@@ -226,7 +226,7 @@ def pack_read(ledger_id: int, entry_id: int) -> bytes:
 
 
 def _pack_plain_batch_read(request: BatchReadRequest) -> bytes:
-    """As the general way, in one go: striped ledgers are read in very many small requests."""
+    """Pack a request without a key in one step: striped ledgers are read in very many small requests."""
     header = VERSION << 24 | OPCODE_BATCH_READ << 16
     limits = request.txn_id, request.count_max, request.size_max
     return _PLAIN_BATCH_READ.pack(_PLAIN_BATCH_READ.size - 4, header, request.ledger_id, request.entry_id, *limits)

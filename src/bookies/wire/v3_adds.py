@@ -1,7 +1,7 @@
 """Adds and their answers in v3, many at a time: all of a run share everything but transaction, entry id and body.
 
 A shape packs what is shared once, and recognises the same bytes in what arrives: the fields in ascending order without
-any other, as Apache's clients and bookies and ours write them. Whatever looks different takes the general way through
+any other, as Apache's clients and bookies and ours write them. Messages of another shape take the general path through
 `protobuf`, which accepts more; a shape never accepts what that would refuse. Measured: a third of its time.
 
     add    := uint32 N | 0a h | 08 03 10 02 18 txn [20 64]

@@ -251,7 +251,7 @@ def test_ledgers_that_would_lose_a_replica() -> None:
     for words in (
         "9 ledgers have entries on it (3, 10, 11, 12, 13, ...)",
         "bk bookie recover b1",
-        "no bookie can be started under this name until they were copied",
+        "no bookie can be started under this name until they are copied",
         "8 have their entries nowhere else (10, 11, 12, 13, 14, ...), which are lost",
     ):
         assert words in str(caught.value)
@@ -304,7 +304,7 @@ def test_a_directory_that_is_not_there() -> None:
     for path, data in place.disk.files().items():
         if not path.startswith("/i/"):
             gone.disk.put(path, data)
-    with pytest.raises(InvalidArgument, match="/i is not there: mount the disk"):
+    with pytest.raises(InvalidArgument, match="/i is missing: mount the disk"):
         format_bookie(gone)
     found = format_bookie(gone, force=True)
     assert found is not None

@@ -40,7 +40,7 @@ def test_an_operator_makes_it_read_only_and_ends_it(world: World) -> None:
         assert (await client.add(adds(1, [0])))[0].status is Status.OK
         answer = await hold(world, True)
         assert (answer["mode"], answer["registered_as"]) == ("read-only", "read-only")
-        assert "bk bookie read-write ends it" in answer["read_only_because"]
+        assert "`bk bookie read-write` ends that" in answer["read_only_because"]
         assert "persist_bookie_status" in answer["until"]
         assert await modes(world) == [BookieMode.READ_ONLY]
         assert (await client.add(adds(1, [1])))[0].status is Status.READ_ONLY

@@ -396,7 +396,7 @@ def test_start_failures_leave_nothing_behind(world: World) -> None:
         ({"port": 0}, "needs a fixed bookie_id"),
         ({"host": "0.0.0.0"}, "name one address"),
         ({"bookie_id": "a b"}, "letters, digits"),
-        ({"bookie_id": "ReadOnly"}, "not `readonly`"),
+        ({"bookie_id": "ReadOnly"}, "not the name `readonly`"),
         ({"bookie_id": "a/b"}, "letters, digits"),
     ],
 )

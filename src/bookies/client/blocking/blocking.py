@@ -202,7 +202,7 @@ class Client:
         digest: str | DigestType | None = None,
         timeout: float | None = None,
     ) -> LedgerReader:
-        """Recover a ledger whose writer is gone: fence it, find its last entry, seal it."""
+        """Recover a ledger whose writer has failed: fence it, find its last entry, seal it."""
         opening = self._client.recover(ledger_id, password=password, digest=digest, timeout=timeout)
         return LedgerReader(self._thread, self._thread.call(opening.begin()))
 
@@ -226,8 +226,8 @@ class Client:
 
         `unreadable`: collects the errors of records that cannot be read; without it the first is raised.
         """
-        found = self._client.ledgers(label, unreadable=unreadable)
-        while (record := self._thread.call(next_or_none(found))) is not None:
+        records = self._client.ledgers(label, unreadable=unreadable)
+        while (record := self._thread.call(next_or_none(records))) is not None:
             yield record
 
     def placement(self, ledger_id: int, *, timeout: float | None = None) -> list[FragmentPlacement]:
@@ -277,7 +277,7 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 

@@ -36,11 +36,11 @@ class Administration:
         self._administration = administration
 
     def open(self, ledger_id: int, *, timeout: float | None = None) -> LedgerReader:
-        """Open a ledger for reading, whatever its password; never disturbs its writer."""
+        """Open a ledger for reading without its password; never disturbs its writer."""
         return LedgerReader(self._thread, self._thread.call(self._administration.open(ledger_id, timeout=timeout)))
 
     def recover(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
-        """Fence the ledger's writer, find its last entry, seal it, whatever its password."""
+        """Fence the ledger's writer, find its last entry, seal it. Needs no password."""
         return self._thread.call(self._administration.recover(ledger_id, timeout=timeout))
 
     @contextmanager
@@ -81,8 +81,8 @@ class Administration:
 
     def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> Iterator[tuple[int, bytes]]:
         """Iterate over (id, body) of entries as they are stored; `last` -1: to the end."""
-        found = self._administration.read_stored(ledger_id, first, last)  # raises argument errors at once
-        return _each(self._thread, found)
+        entries = self._administration.read_stored(ledger_id, first, last)  # raises argument errors at once
+        return _iterate(self._thread, entries)
 
     def record(self, ledger_id: int) -> Versioned:
         """Return a ledger's record with its version in the metadata store."""
@@ -90,7 +90,7 @@ class Administration:
 
     def ledger_ids(self) -> Iterator[Sequence[int]]:
         """Iterate over the ids of all ledgers, ascending, in pages."""
-        return _each(self._thread, self._administration.ledger_ids())
+        return _iterate(self._thread, self._administration.ledger_ids())
 
     def ledgers_on(self, bookies: Collection[BookieId], *, timeout: float | None = None) -> dict[int, LedgerMetadata]:
         """Iterate over the ledgers that have any of these bookies in any fragment, by ascending id."""
@@ -290,7 +290,7 @@ class Administration:
         return BlockingWatch(self._thread, watch)
 
 
-def _each(thread: Caller, items: AsyncIterator[T]) -> Iterator[T]:
+def _iterate(thread: Caller, items: AsyncIterator[T]) -> Iterator[T]:
     while (item := thread.call(next_or_none(items))) is not None:
         yield item
 

@@ -110,9 +110,9 @@ class LedgerWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._thread.call(self._writer.__aexit__(kind, error, traceback))
+        self._thread.call(self._writer.__aexit__(error_type, error, traceback))
 
 
 class LedgerReader:
@@ -221,7 +221,7 @@ class LedgerReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 

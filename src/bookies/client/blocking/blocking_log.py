@@ -79,9 +79,9 @@ class LogWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._thread.call(self._writer.__aexit__(kind, error, traceback))
+        self._thread.call(self._writer.__aexit__(error_type, error, traceback))
 
 
 class LogReader:
@@ -127,7 +127,7 @@ class LogReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
@@ -157,9 +157,9 @@ class LogTransaction:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._thread.call(self._transaction.__aexit__(kind, error, traceback))
+        self._thread.call(self._transaction.__aexit__(error_type, error, traceback))
 
 
 class Log:
@@ -231,7 +231,7 @@ class Log:
         timeout: float | None = COMMIT_TIMEOUT_S,
     ) -> LogTransaction:
         """Append entries all at once, or not at all: `with log.transaction("loader", 7) as txn`."""
-        made = self._log.transaction(
+        transaction = self._log.transaction(
             app,
             version,
             ledger_size=ledger_size,
@@ -239,7 +239,7 @@ class Log:
             on_open_tail=on_open_tail,
             timeout=timeout,
         )
-        return LogTransaction(self._thread, made)
+        return LogTransaction(self._thread, transaction)
 
     def reap(
         self,

@@ -42,19 +42,19 @@ class LogCursors:
     async def move(self, name: str, position: Position) -> None:
         """Move a cursor, or create it. Raises `LogTruncated`, `LogNotFound`."""
         cursor = Cursor(name, position, self._runtime.clock.wall_ms())
-        await self._change(lambda found, manifest: moved(found, manifest, cursor))
+        await self._change(lambda cursors, manifest: moved(cursors, manifest, cursor))
 
     async def delete(self, name: str) -> None:
         """Delete a cursor. One that does not exist counts as deleted."""
         await self._change(
-            lambda found, _: {each: at for each, at in found.items() if each != name} if name in found else None
+            lambda cursors, _: {key: at for key, at in cursors.items() if key != name} if name in cursors else None
         )
 
     async def _change(self, change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None]) -> None:
         async def attempt() -> bool:
             manifest = await self._records.refresh()
-            found, version = await self.read()
-            changed = change(found, manifest)
+            cursors, version = await self.read()
+            changed = change(cursors, manifest)
             if changed is None:
                 return True
             data = pack_cursors(manifest.token, changed)
@@ -74,11 +74,11 @@ class LogCursors:
     def guard(self, before: Position, ends: Mapping[int, LedgerEnd]) -> Callable[[Manifest], Awaitable[Sequence[Step]]]:
         """Return the conditions for a truncation to `before`, checked with the swap. Raises `CursorBehind`."""
 
-        async def check(found: Manifest) -> Sequence[Step]:
+        async def check(manifest: Manifest) -> Sequence[Step]:
             cursors, version = await self.read()
-            behind = passed(cursors, found, before, ends)
+            behind = passed(cursors, manifest, before, ends)
             if behind:
-                names = ", ".join(f"{each.name} (at {each.position})" for each in behind)
+                names = ", ".join(f"{cursor.name} (at {cursor.position})" for cursor in behind)
                 raise CursorBehind(
                     f"log {self._records.name} cannot be truncated to {before}, because of its cursors {names}: "
                     "truncate to the first of them, delete or move it, or force the truncation"

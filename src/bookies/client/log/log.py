@@ -83,10 +83,10 @@ class Log:
             try:
                 await self._driver.create_record(LOGS + self.name, pack_manifest(new))
             except RecordExists:
-                found = await ManifestLoop(self._runtime, self._driver, self.name).refresh()
-                if found.is_deleting:
+                existing = await ManifestLoop(self._runtime, self._driver, self.name).refresh()
+                if existing.is_deleting:
                     raise LogExists(f"log {self.name} is being deleted: `delete` it again if that stopped") from None
-                if found.token != token and not exist_ok:  # otherwise it is ours, and the reply was lost
+                if existing.token != token and not exist_ok:  # otherwise it is ours, and the reply was lost
                     raise LogExists(f"there is a log {self.name} already") from None
 
         async with TimeLimit(timeout, f"create log {self.name}"):
@@ -181,7 +181,7 @@ class Log:
         seconds after which an unknown transaction is given up; a later commit of it is refused. `replay_grace`: the
         same for left-overs of committed ones. Reads the records of all ledgers of the cluster.
         """
-        async for each in reap(
+        async for row in reap(
             self._transaction_parts(),
             self.name,
             app=app,
@@ -189,7 +189,7 @@ class Log:
             orphan_grace_ms=int(orphan_grace * 1000),
             replay_grace_ms=int(replay_grace * 1000),
         ):
-            yield each
+            yield row
 
     def _transaction_parts(self) -> TransactionContext:
         return TransactionContext(self._client, self._runtime, self._driver, self._password)
@@ -251,7 +251,7 @@ class Log:
                 await repeated(self._runtime, records.sweep)
                 await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
             except (LogNotFound, RecordNotFound):
-                pass  # The log is gone, by this deletion or another.
+                pass  # This deletion or another has removed the log.
 
     async def _parts(self) -> LogContext:
         """Return the context with a fresh list. Raises `LogNotFound`."""

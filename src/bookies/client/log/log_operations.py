@@ -73,14 +73,14 @@ async def _attempt(parts: LogContext, leader: int | None) -> LedgerWriter | None
         raise LogNotFound(f"log {parts.records.name} is being deleted")
     check_held(basis)
     try:
-        ends = {each: await end_of(parts, each) for each in basis.open_ledgers}  # (2)
+        ends = {ledger_id: await end_of(parts, ledger_id) for ledger_id in basis.open_ledgers}  # (2)
     except LedgerNotFound:
         if await parts.records.refresh() is basis:
             raise
         return None  # It was truncated, or deleted with the log, meanwhile.
     ledger = await new_ledger(parts, basis.epoch + 1)  # (3)
     try:
-        await parts.records.update(lambda found: taken_over(found, basis, ledger.ledger_id, ends, leader=leader))  # (5)
+        await parts.records.update(lambda now: taken_over(now, basis, ledger.ledger_id, ends, leader=leader))  # (5)
     except LogFenced:
         await discard(parts, ledger)
         return None
@@ -135,7 +135,7 @@ async def truncate(
     guard = None if is_forced else parts.cursors.guard(before, ends)
     while (nearer := _nearer(parts.records.current, before)) is not None:
         await _truncate_closed(parts, nearer, guard)
-    await parts.records.update(lambda found: truncated(found, before, ends, confirmed), guard)
+    await parts.records.update(lambda current: truncated(current, before, ends, confirmed), guard)
     await sweep(parts)
 
 
@@ -152,7 +152,7 @@ def _nearer(manifest: Manifest, before: Position) -> Position | None:
 async def _truncate_closed(parts: LogContext, before: Position, guard: Guard | None) -> None:
     """Truncate before a ledger that is followed by more than those that may be open."""
     with contextlib.suppress(LogTruncated):  # Another process was here meanwhile.
-        await parts.records.update(lambda found: truncated(found, before, {}, before.entry_id), guard)
+        await parts.records.update(lambda current: truncated(current, before, {}, before.entry_id), guard)
     await sweep(parts)
 
 
@@ -182,10 +182,10 @@ async def _last_add_confirmed(
 
 async def sweep(parts: LogContext) -> None:
     """Delete the ledgers that were removed from the list."""
-    gone = parts.records.current.deleting
-    for ledger_id in gone:
+    deleted = parts.records.current.deleting
+    for ledger_id in deleted:
         await parts.client.delete(ledger_id)
-    await parts.records.update(lambda found: swept(found, gone))
+    await parts.records.update(lambda manifest: swept(manifest, deleted))
     await parts.records.sweep()
 
 

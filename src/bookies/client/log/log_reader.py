@@ -98,7 +98,7 @@ class LogReader:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
 
@@ -206,8 +206,8 @@ class _LogSource:
         assert self._extent is not None
         if following.seq > self._extent.seq + 1:
             return True
-        earlier = [each for each in manifest.extents if each.seq < following.seq]
-        return following.first > 0 and all(each.last is not None and each.first > each.last for each in earlier)
+        earlier = [extent for extent in manifest.extents if extent.seq < following.seq]
+        return following.first > 0 and all(extent.last is not None and extent.first > extent.last for extent in earlier)
 
     # -- one ledger ----------------------------------------------------------------------------------------------
     async def _open_ledger(self, ledger_id: int) -> None:

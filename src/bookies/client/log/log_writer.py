@@ -255,7 +255,8 @@ class LogWriter:
                     self._end(error)
                     raise
                 # A concurrent truncation may have noted ends before the take-over.
-                self._ends.update((each.ledger_id, each.end) for each in self.manifest.extents if each.end is not None)
+                extents = self.manifest.extents
+                self._ends.update((extent.ledger_id, extent.end) for extent in extents if extent.end is not None)
                 self._epoch = self._records.current.epoch
                 if self._next is not None:
                     await self._put_away(self._next)
@@ -286,14 +287,14 @@ class LogWriter:
 
     def _wake_failed(self) -> None:
         self._is_recovering = False
-        order, self._failed = sorted(self._failed, key=lambda each: each.number), []
-        for each in order:
-            if each.decided.done():
+        order, self._failed = sorted(self._failed, key=lambda failed: failed.number), []
+        for failed in order:
+            if failed.decided.done():
                 continue
             if self._error is None:
-                each.decided.set_result(None)
+                failed.decided.set_result(None)
             else:
-                each.decided.set_exception(self._unknown())
+                failed.decided.set_exception(self._unknown())
 
     def _install(self, ledger: LedgerWriter) -> None:
         self._ledger = ledger
@@ -348,7 +349,7 @@ class LogWriter:
             following, ends = self._next, self._ends
             try:
                 await self._records.update(
-                    lambda found: rolled(found, self._epoch, ledger.ledger_id, following.ledger_id, ends)
+                    lambda manifest: rolled(manifest, self._epoch, ledger.ledger_id, following.ledger_id, ends)
                 )
             except (LogFenced, LogNotFound) as error:
                 self._end(error)
@@ -423,7 +424,7 @@ class LogWriter:
                     continue
                 self._ends[ledger.ledger_id] = LedgerEnd(last, ledger.length)
                 with contextlib.suppress(BookKeeperError):  # Only to save the next leader a request.
-                    await self._records.update(lambda found: ended(found, self._ends))
+                    await self._records.update(lambda current: ended(current, self._ends))
 
     async def abandon(self) -> None:
         """Release the log without sealing its last ledger: the next leader does. Pending appends become unknown."""
@@ -437,10 +438,10 @@ class LogWriter:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close after a normal end of the block; after an exception only release."""
-        if kind is None:
+        if error_type is None:
             await self.close()
         else:
             await self.abandon()

@@ -193,9 +193,9 @@ class _Commit:
 
     async def _attempt(self) -> bool:
         """Try once. The numbers are those of spark 4.3. Raises `_Again`, `ConditionFailed`: begin again."""
-        found = await self._read()  # (2)
+        logs = await self._read()  # (2)
         now_ms = self._parts.runtime.clock.wall_ms()
-        manifests = {log: each.manifest for log, each in found.items() if each.manifest is not None}
+        manifests = {log: state.manifest for log, state in logs.items() if state.manifest is not None}
         decision = decide(manifests, self._txn, self._ends, now_ms)
         if isinstance(decision, Committed):  # (3)
             with contextlib.suppress(BookKeeperError):  # It is committed, even if the garbage stays.
@@ -204,23 +204,23 @@ class _Commit:
         if isinstance(decision, OpenTail):
             await self._end(decision)
             raise _Again
-        await self._swap(found, decision)
+        await self._swap(logs, decision)
         if self._txn.is_replacing:
             await self._sweep()
         return True
 
     async def _read(self) -> Mapping[str, Found]:
-        found = {}
+        logs = {}
         for log in self._txn.ledgers:
-            found[log] = await read_log(self._stores[log])
-            manifest = found[log].manifest
+            logs[log] = await read_log(self._stores[log])
+            manifest = logs[log].manifest
             if manifest is None:
                 raise LogNotFound(f"there is no log {log}")
             if self._txn.tokens.get(log, manifest.token) != manifest.token:
                 raise TransactionRefused(
-                    f"log {log} was deleted and made again while transaction {self._txn.name} was written for it"
+                    f"log {log} was deleted and recreated while transaction {self._txn.name} was written for it"
                 )
-        return found
+        return logs
 
     async def _end(self, tail: OpenTail) -> None:
         """Read the ends of open ledgers, or decide them."""
@@ -241,33 +241,33 @@ class _Commit:
                     raise _Again from None  # Truncated meanwhile, or lost: the list tells.
                 self._ends[ledger_id] = LedgerEnd(metadata.last_entry_id, metadata.length)
 
-    async def _swap(self, found: Mapping[str, Found], swap: Swap) -> None:
-        steps: list[Step] = list(await self._checked_ledgers(found))  # (5)
+    async def _swap(self, logs: Mapping[str, Found], swap: Swap) -> None:
+        steps: list[Step] = list(await self._checked_ledgers(logs))  # (5)
         layouts = {log: stored(log, manifest) for log, manifest in swap.manifests.items()}
         for log, layout in layouts.items():
             steps += await self._stores[log].prepare(layout)
-            steps.append(RecordWrite(LOGS + log, layout.head, found[log].version))
+            steps.append(RecordWrite(LOGS + log, layout.head, logs[log].version))
         version = await self._parts.driver.transact(steps)  # (6)
         for log, layout in layouts.items():
             with contextlib.suppress(MetadataError):  # Otherwise the next sweep does it.
                 await self._stores[log].delete(layout.dropped, version)
 
-    async def _checked_ledgers(self, found: Mapping[str, Found]) -> Sequence[LedgerAt]:
+    async def _checked_ledgers(self, logs: Mapping[str, Found]) -> Sequence[LedgerAt]:
         """Return every ledger of the transaction at the version at which it matched its task's report."""
         records = await read_ledgers(self._parts.driver, self._txn.ledger_ids)
         steps = []
         for log, written in self._txn.ledgers.items():
-            for each in written:
-                record = records[each.ledger_id]
+            for part in written:
+                record = records[part.ledger_id]
                 if record is None:
-                    raise self._missing(each.ledger_id, {name: at.version for name, at in found.items()})
-                if why := unfitness(record.metadata, self._txn, log, each):
+                    raise self._missing(part.ledger_id, {name: at.version for name, at in logs.items()})
+                if why := unfitness(record.metadata, self._txn, log, part):
                     raise TransactionRefused(
-                        f"ledger {each.ledger_id} is not what transaction {self._txn.name} wrote: {why}"
+                        f"ledger {part.ledger_id} is not what transaction {self._txn.name} wrote: {why}"
                     )
                 if not record.metadata.is_closed:
                     raise _Again  # Its end is still being replicated inside the store.
-                steps.append(LedgerAt(each.ledger_id, record.version))
+                steps.append(LedgerAt(part.ledger_id, record.version))
         return steps
 
     def _missing(self, ledger_id: int, versions: dict[str, int]) -> Exception:
@@ -299,11 +299,11 @@ async def read_ledgers(driver: MetadataDriver, ledger_ids: Sequence[int]) -> dic
         except LedgerNotFound:
             return None
 
-    found: dict[int, Versioned | None] = {}
+    records: dict[int, Versioned | None] = {}
     for start in range(0, len(ledger_ids), READS_AT_ONCE):
-        some = ledger_ids[start : start + READS_AT_ONCE]
-        found.update(zip(some, await asyncio.gather(*map(read, some)), strict=True))
-    return found
+        batch = ledger_ids[start : start + READS_AT_ONCE]
+        records.update(zip(batch, await asyncio.gather(*map(read, batch)), strict=True))
+    return records
 
 
 # -- abort -----------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ async def abort(parts: TransactionContext, txn: Transaction, *, timeout: float |
     """
     try:
         async with asyncio.timeout(timeout):
-            await _delete_unlisted(parts, {log: [each.ledger_id for each in txn.ledgers[log]] for log in txn.ledgers})
+            await _delete_unlisted(parts, {log: [part.ledger_id for part in txn.ledgers[log]] for log in txn.ledgers})
     except (BookKeeperError, TimeoutError):
         return False
     return True
@@ -327,20 +327,21 @@ async def _delete_unlisted(parts: TransactionContext, ledgers: Mapping[str, Sequ
     """Delete ledgers as long as the lists do not name them."""
     for log, ledger_ids in ledgers.items():
         for start in range(0, len(ledger_ids), DELETIONS_MAX):
-            await _delete_some(parts, log, ledger_ids[start : start + DELETIONS_MAX])
+            await _delete_batch(parts, log, ledger_ids[start : start + DELETIONS_MAX])
 
 
-async def _delete_some(parts: TransactionContext, log: str, ledger_ids: Sequence[int]) -> None:
+async def _delete_batch(parts: TransactionContext, log: str, ledger_ids: Sequence[int]) -> None:
     count = 0
     store = LogStore(parts.driver, log)
     while True:
         try:
-            found = await read_log(store)
-            listed = () if found.manifest is None else (*found.manifest.ledger_ids, *found.manifest.deleting)
-            records = await read_ledgers(parts.driver, [each for each in ledger_ids if each not in listed])
-            there = {ledger_id: record.version for ledger_id, record in records.items() if record is not None}
-            if there:
-                await _delete_at(parts.driver, log, found.version, there)
+            state = await read_log(store)
+            listed = () if state.manifest is None else (*state.manifest.ledger_ids, *state.manifest.deleting)
+            unlisted = [ledger_id for ledger_id in ledger_ids if ledger_id not in listed]
+            records = await read_ledgers(parts.driver, unlisted)
+            existing = {ledger_id: record.version for ledger_id, record in records.items() if record is not None}
+            if existing:
+                await _delete_at(parts.driver, log, state.version, existing)
             return
         except (*ConditionFailed, MetadataError) as error:
             if not isinstance(error, ConditionFailed) and not error.retriable:
@@ -375,13 +376,13 @@ async def reap(
     Reads the records of all ledgers of the cluster. `app`: only of this application. An open one is recovered first,
     so that a writer that is still alive stops. Yields one row per ledger that the log does not list.
     """
-    found = await read_log(LogStore(parts.driver, log))  # Each is checked again before it is deleted.
+    state = await read_log(LogStore(parts.driver, log))  # Each is checked again before it is deleted.
     async for metadata in parts.client.ledgers(label=("sink.app", app) if app is not None else ("sink.log", log)):
         if label(metadata, "log") != log:
             continue
         now_ms = parts.runtime.clock.wall_ms()
         decided = fate(
-            found.manifest, metadata, now_ms, orphan_grace_ms=orphan_grace_ms, replay_grace_ms=replay_grace_ms
+            state.manifest, metadata, now_ms, orphan_grace_ms=orphan_grace_ms, replay_grace_ms=replay_grace_ms
         )
         if decided is Fate.LISTED:
             continue
@@ -405,13 +406,13 @@ async def _reap_one(parts: TransactionContext, log: str, ledger_id: int) -> str:
     try:
         if not await parts.client.is_sealed(ledger_id):
             await (await parts.client.recover(ledger_id, password=parts.password)).close()
-        await _delete_some(parts, log, [ledger_id])
+        await _delete_batch(parts, log, [ledger_id])
     except LedgerNotFound:
         return "deleted"
     except BookKeeperError as error:
         return f"{type(error).__name__}: {error}"
-    found = await read_log(LogStore(parts.driver, log))
-    return "listed" if found.manifest is not None and ledger_id in found.manifest.ledger_ids else "deleted"
+    state = await read_log(LogStore(parts.driver, log))
+    return "listed" if state.manifest is not None and ledger_id in state.manifest.ledger_ids else "deleted"
 
 
 __all__ = ["OnOpenTail", "TransactionContext", "Reaped", "abort", "commit", "read_head", "read_ledgers", "reap"]

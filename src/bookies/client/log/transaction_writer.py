@@ -110,7 +110,7 @@ class PartWriter:
 
     async def discard(self) -> None:
         """Delete the written ledgers. Best effort: a remaining one is labelled, for the reaper."""
-        ledger_ids = [each.ledger_id for each in self._written]
+        ledger_ids = [part.ledger_id for part in self._written]
         if self._ledger is not None:
             ledger_ids.append(self._ledger.ledger_id)
             await self._ledger.close()
@@ -171,11 +171,11 @@ class LogTransaction:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         part, self._part = self._part, None
         assert part is not None
-        if kind is not None:
+        if error_type is not None:
             await part.discard()
             return
         try:

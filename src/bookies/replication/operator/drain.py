@@ -63,7 +63,7 @@ STATE_S = 5.0  # between two notes of the progress
 STOP_S = 2.0  # for a last note after an interrupt
 AGAIN_S = 5.0  # before the next attempt at ledgers that wait for something
 STORE_TRIES = 3  # rounds for ledgers that failed at the store, although it answers again
-LOCKED = "the process that is repairing it"
+LOCKED = "whoever is repairing it"  # part of the text that the drain's note stores
 DELAY_S = RecoveryConfig().lost_bookie_delay_s  # if the store has none, because no process runs auto-recovery
 
 

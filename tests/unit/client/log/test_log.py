@@ -736,7 +736,7 @@ def test_nobody_can_lead_when_the_list_is_full() -> None:
         note = "x" * (RECORD_SIZE_MAX - len(pack_manifest(replace(manifest, extra={"note": ""}))))
         version = (await store._driver.read_record("logs/orders"))[1]
         await store._driver.write_record("logs/orders", pack_manifest(replace(manifest, extra={"note": note})), version)
-        with pytest.raises(InvalidArgument, match="takes 1,032,192 at most"):
+        with pytest.raises(InvalidArgument, match="accepts at most 1,032,192"):
             await log.lead()
         assert [each async for each in store.ledgers()] == []
 
@@ -752,7 +752,7 @@ def test_a_list_that_is_too_long_is_refused_and_the_leader_goes_on() -> None:
             wide = pack_manifest(replace(manifest, extra={"note": note}))
             await store._driver.write_record("logs/orders", wide, writer._records.version)
             for _ in range(2):
-                with pytest.raises(InvalidArgument, match="a metadata store takes 1,032,192 at most"):
+                with pytest.raises(InvalidArgument, match="a metadata store accepts at most 1,032,192"):
                     await writer.roll()
             await writer.append(b"b")
             assert writer.ledger_id == 0

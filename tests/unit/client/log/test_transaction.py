@@ -228,7 +228,7 @@ def test_what_cannot_be_committed_is_refused() -> None:
         with pytest.raises(LogNotFound):
             await commit(parts, stale)
         await log.create()
-        with pytest.raises(TransactionRefused, match="deleted and made again"):
+        with pytest.raises(TransactionRefused, match="deleted and recreated"):
             await commit(parts, stale)
         unsealed = await begin(client, Origin("app", 7, "q", 0, "1"))
         await unsealed.append_many([b"a"])

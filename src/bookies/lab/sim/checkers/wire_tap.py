@@ -245,7 +245,7 @@ class WireTap:
         records = self._records(ledger_id)
         record = next((record for record in records if record.state is LedgerState.IN_RECOVERY), None)
         if line.role == "reader" or record is None:
-            self._report("I-30", f"{line.client} fences ledger {ledger_id}, whose recovery nobody has announced")
+            self._report("I-30", f"{line.client} fences ledger {ledger_id}, whose recovery was not announced")
             return
         if entry_id < 0:
             return

@@ -160,7 +160,7 @@ class Healers:
             ("tidy", f"ledger {ledger_id} is locked by {owner}") for ledger_id, owner in await self._locks(store)
         ]
         problems += [
-            ("tidy", f"ledger {ledger_id} is marked, and nobody says why")
+            ("tidy", f"ledger {ledger_id} is marked without a reported reason")
             for ledger_id in marked
             if ledger_id not in explained
         ]
@@ -176,7 +176,7 @@ class Healers:
                 continue
             problem = self._problem_of(check, draining)
             if problem and not (story.ledger_id in marked and story.ledger_id in explained):
-                problems.append(("healed", f"ledger {story.ledger_id}, of which nobody says why: {problem}"))
+                problems.append(("healed", f"ledger {story.ledger_id}, without a reported reason: {problem}"))
         return problems
 
     @staticmethod
