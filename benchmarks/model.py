@@ -1,7 +1,7 @@
 """Performance of other machines, computed from the measurements of `make bench-scale` on this machine.
 
     python -m benchmarks.model [FILE]           print the tables, from benchmarks/scale.json or FILE
-    python -m benchmarks.model FILE --write     keep FILE as benchmarks/scale.json, and write the tables into the document
+    python -m benchmarks.model FILE --write     keep FILE as benchmarks/scale.json, and put the tables into the page
 
 The model turns constants into tables and measures nothing. docs/internals/performance.md explains it. Times are in
 microseconds, sizes in bytes of payload, rates in entries a second, bandwidths in bytes a second. A figure "of a

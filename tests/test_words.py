@@ -26,9 +26,9 @@ CHAPTERS = ("client-protocol", "wire-protocol", "storage", "metadata", "spark")
 
 # What breaks a rule and is still to be rewritten, by rule. Zero is the aim.
 LEFT = {
-    "docstrings without a subject": 697,
-    "vague words": 992,
-    "vague names": 1362,
+    "docstrings without a subject": 0,
+    "vague words": 6,
+    "vague names": 5,
     "long lines of documents": 0,
 }
 BEGINNINGS = {"Of", "As", "What", "Who", "Whose", "Whom", "Whether"}

@@ -44,10 +44,6 @@ def test_adds_wait_and_the_journal_says_so_once(
 
     assert made.live(script)
     assert not made.failures
-    said = [
-        record.message.partition(" ")[0]
-        for record in caplog.records
-        if record.name == "bookies.storage.journal"
-    ]
+    said = [record.message.partition(" ")[0] for record in caplog.records if record.name == "bookies.storage.journal"]
     assert said == ["journal.slow", "journal.quick_again"] * 2
     made.check()
