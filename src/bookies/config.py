@@ -430,7 +430,7 @@ def _validate_disks(config: BookieConfig) -> None:
     full = config.disk_usage_threshold
     for name in ("disk_usage_warn_threshold", "disk_usage_lwm_threshold"):
         if (value := getattr(config, name)) > full:
-            raise ConfigError(f"{name} = {value} is more than disk_usage_threshold = {full}: lower it")
+            raise ConfigError(f"{name} = {value}: must be at most disk_usage_threshold = {full}")
     if config.disk_usage_priority_threshold < full:
         raise ConfigError(
             f"disk_usage_priority_threshold = {config.disk_usage_priority_threshold} is less than "
@@ -454,7 +454,7 @@ def _validate_placement(config: ClientConfig) -> None:
 def _validate_tls(config: BookieConfig | ClientConfig) -> None:
     """Raise `ConfigError` for TLS settings that contradict each other, or that would have no effect."""
     if config.tls_version_min not in TLS_VERSIONS:
-        raise ConfigError(f"tls_version_min = {config.tls_version_min!r}: 1.2 or 1.3")
+        raise ConfigError(f"tls_version_min = {config.tls_version_min!r}: must be 1.2 or 1.3")
     if config.tls_key and not config.tls_certificate:
         raise ConfigError("tls_key without tls_certificate: name the file of the certificate too")
     if isinstance(config, ClientConfig):

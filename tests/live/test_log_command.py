@@ -39,7 +39,7 @@ def append(uri: str, name: str, tmp_path: pathlib.Path, lines: list[str], *words
 
 def test_the_life_of_a_log(uri: str, tmp_path: pathlib.Path) -> None:
     assert log(uri, "create", "orders").status == 0
-    assert log(uri, "create", "orders").sentence == "bk log: there is a log orders already"
+    assert log(uri, "create", "orders").sentence == "bk log: log orders already exists"
     assert log(uri, "create", "orders", "--exist-ok", "--json").json()["epoch"] == 0
     assert append(uri, "orders", tmp_path, ["a", "b"]).status == 0
     second = append(uri, "orders", tmp_path, ["c", "d"], "--json").json()

@@ -195,7 +195,7 @@ def refusal(save: Any, frame: Any, mode: str = "append", **options: object) -> s
         ("'v' AS value", {"log": "../x"}, "is no name of a log"),
         ("1 AS value", {"log": "mistakes"}, "column 'value' is INT; a log accepts BINARY or STRING: cast it"),
         ("'v' AS valeu", {"log": "mistakes"}, "column 'valeu': a log accepts the columns value, key"),
-        ("'v' AS key", {"log": "mistakes"}, "there is no column 'value', which becomes the entry"),
+        ("'v' AS key", {"log": "mistakes"}, "column 'value', which holds the entry's payload, is missing"),
         ("'v' AS value, 'k' AS key", {"log": "mistakes"}, "keeps raw values, without key: drop the column"),
         ("CAST(NULL AS STRING) AS value", {"log": "mistakes"}, "column 'value' is null in 1 of 1 rows"),
         ("'v' AS value, CAST(NULL AS STRING) AS log", {}, "column 'log' is null in a row"),

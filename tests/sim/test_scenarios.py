@@ -39,7 +39,7 @@ def test_the_same_run_twice_has_the_same_trace() -> None:
     [
         ("W append 0 fails LedgerFenced", "test:5: `W append 0 fails LedgerFenced`: expected .* to fail with LedgerFe"),
         ("R recover\nW append 0", "test:6: .* to succeed; it failed with LedgerFenced"),
-        ("hold W add 0 -> b0\nrelease W add 0 -> b0", "test:6: .*: none is held of b0"),
+        ("hold W add 0 -> b0\nrelease W add 0 -> b0", "test:6: .*: no message is held for b0"),
         ("hold W add 0 -> b0 b1\nW seal", "test: `hold W add 0 -> b0 b1`: no such message was sent"),
         ("lose W read -> store", "test: `lose W read -> store`: no such message was sent"),
         ("W append 0 &", "test: `W append 0 &` is never awaited"),
@@ -73,7 +73,7 @@ def test_a_broken_promise_fails() -> None:
         ("A title\n\nW append 0", "the first step to be `cluster BOOKIES`"),
         (HEAD + "W apend 0", "test:5: `W apend 0` is no step; expected a line that begins with one of"),
         (HEAD + "W append x", "test:5: .* expected `CLIENT append ENTRIES [ENDING]`"),
-        (HEAD + "\n# why\nhold W ad 0 -> b0", "test:7: `ad` is no kind of message; expected one of add, "),
+        (HEAD + "\n# why\nhold W ad 0 -> b0", "test:7: `ad` is not a kind of message; expected one of add, "),
         (HEAD + "W append 5..3", "test:5: `5..3`: expected first..last"),
         (HEAD + "W append 0..999999999999", "test:5: `0..999999999999`: expected at most 10,000 entries in one step"),
         (HEAD + "allow I-33", "test:5: `I-33` is no promise; expected I-1 to I-32, B-1, or L-1 to L-4"),

@@ -56,7 +56,7 @@ MUTUAL = TLS | {"tls_authority": "ca.pem", "tls_client_certificates": True}
         (BookieConfig(tls_port=0), "tls_port needs tls_certificate"),
         (BookieConfig(tls_key="b.key"), "tls_key without tls_certificate"),
         (BookieConfig(**TLS, tls_client_certificates=True), "needs tls_authority"),
-        (BookieConfig(**TLS, tls_version_min="1.1"), "tls_version_min = '1.1': 1.2 or 1.3"),
+        (BookieConfig(**TLS, tls_version_min="1.1"), "tls_version_min = '1.1': must be 1.2 or 1.3"),
         (BookieConfig(authentication="kerberos"), "authentication = 'kerberos': none, sasl or certificate"),
         (BookieConfig(authentication="sasl"), "needs sasl_users_file"),
         (BookieConfig(authentication="sasl", sasl_users_file="u", sasl_allowed_ids="("), "not a regular expression"),

@@ -50,7 +50,10 @@ COMMANDS = {
         "bookies.admin.commands.cluster",
         "info: print the cluster's instance id, layout and number of bookies",
     ),
-    "inspect": ("bookies.admin.commands.inspect", "print the contents of a bookie's files, offline, also Apache's"),
+    "inspect": (
+        "bookies.admin.commands.inspect",
+        "print the contents of the files of a bookie, or of Apache's, offline",
+    ),
     "bench": ("bookies.lab.commands.bench", "measure appends and reads"),
     "chaos": (
         "bookies.lab.commands.chaos",

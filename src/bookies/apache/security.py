@@ -140,7 +140,7 @@ def check_client_authentication(properties: Mapping[str, str], sasl_file: str) -
         return
     if provider != SASL_CLIENT:
         raise ConfigError(
-            f"clientAuthProviderFactoryClass={provider}: Java classes cannot be loaded here; known is {SASL_CLIENT}"
+            f"clientAuthProviderFactoryClass={provider}: Java classes cannot be loaded; use {SASL_CLIENT}"
         )
     if not sasl_file:
         raise ConfigError(

@@ -255,7 +255,9 @@ def _manager(properties: Mapping[str, str]) -> str:
     class_name = properties.get("ledgerManagerFactoryClass", "").rpartition(".")[2]
     if class_name:
         if class_name not in _MANAGERS:
-            raise ConfigError(f"ledgerManagerFactoryClass: {class_name} is unknown; known are {', '.join(_MANAGERS)}")
+            raise ConfigError(
+                f"ledgerManagerFactoryClass: {class_name} is unknown; expected one of {', '.join(_MANAGERS)}"
+            )
         return _MANAGERS[class_name]
     manager = properties.get("ledgerManagerType", "").strip()
     if manager and manager not in ("flat", "hierarchical", "longhierarchical"):

@@ -107,7 +107,7 @@ def refused_calls(names: Sequence[str], part: str, setting: str) -> Mapping[str,
     """Return calls of a disabled part; each raises an error that names the setting."""
 
     async def refuse(**arguments: object) -> object:
-        raise InvalidArgument(f"{part} is switched off ({setting} = 0): start the bookie with another value")
+        raise InvalidArgument(f"{part} is disabled ({setting} = 0): restart the bookie with another value")
 
     return dict.fromkeys(names, refuse)
 

@@ -164,9 +164,9 @@ async def look_up(
     """
     instance_id = await driver.instance_id()
     if instance_id is None or findings.cookie.instance_id not in (instance_id, None):
-        metadata_owner = f"belongs to cluster {instance_id}" if instance_id else "holds none"
+        metadata_owner = f"belongs to cluster {instance_id}" if instance_id else "holds no cluster"
         raise CookieMismatch(
-            f"bookie {findings.bookie} belongs to cluster {findings.cookie.instance_id}, and {driver.uri} "
+            f"bookie {findings.bookie} belongs to cluster {findings.cookie.instance_id}, but {driver.uri} "
             f"{metadata_owner}. {UNCHANGED} Name the metadata of its cluster with --metadata"
         )
     await check_stopped(driver, findings.bookie)
@@ -178,7 +178,7 @@ async def look_up(
     except CookieNotFound:
         if findings.cookie.instance_id is None:
             raise CookieMismatch(
-                f"the cookie of bookie {findings.bookie} names no cluster, and {driver.uri} has no such bookie. "
+                f"the cookie of bookie {findings.bookie} names no cluster, and {driver.uri} has no cookie of it. "
                 f"{UNCHANGED} Name the metadata of its cluster with --metadata"
             ) from None
     await find_ledgers(driver, findings, progress)

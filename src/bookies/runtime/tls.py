@@ -117,7 +117,7 @@ class TlsSide:
             try:
                 context.set_ciphers(files.ciphers)
             except ssl.SSLError as error:
-                raise ConfigError(f"tls_ciphers = {files.ciphers!r}: OpenSSL knows none of them") from error
+                raise ConfigError(f"tls_ciphers = {files.ciphers!r}: OpenSSL supports none of these") from error
         if files.certificate:
             password = _password(files.key_password_file)
             try:

@@ -152,7 +152,7 @@ class RoleExchange:
 
     def encrypted(self, subject: Subject | None) -> None:
         if subject is None:
-            raise Unauthorized("it showed no certificate")
+            raise Unauthorized("it presented no certificate")
         roles = roles_of(subject)
         if not roles:
             raise Unauthorized("its certificate names no roles (OU=0:role,role)")

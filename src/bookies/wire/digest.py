@@ -89,7 +89,7 @@ def verify_lac(digest_type: DigestType, mac_key: bytes, body: bytes, ledger_id: 
     if len(body) < end:
         raise DigestMismatch(f"LAC packet of {len(body)} bytes", ledger_id=ledger_id)
     if body[LAC_HEADER_SIZE:end] != kernels.digest(digest_type, mac_key, body[:LAC_HEADER_SIZE], b""):
-        raise DigestMismatch(f"{digest_type.name} of a LAC packet does not match", ledger_id=ledger_id)
+        raise DigestMismatch(f"the {digest_type.name} digest of a LAC packet does not match", ledger_id=ledger_id)
     owner, last_add_confirmed = _LAC_HEADER.unpack_from(body)
     if owner != ledger_id:
         raise DigestMismatch(f"LAC packet is of ledger {owner}", ledger_id=ledger_id)

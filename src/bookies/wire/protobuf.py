@@ -250,7 +250,7 @@ def _skip(buffer: bytes, at: int, end: int, tag: int) -> int:
         elif wire_type == _GROUP_END and open_groups and open_groups.pop() == number:
             pass
         else:
-            raise RemoteProtocolError(f"field {number} of wire type {wire_type}")
+            raise RemoteProtocolError(f"field {number} has the unexpected wire type {wire_type}")
         if at > end:
             raise RemoteProtocolError("field is cut off")
         if not open_groups:

@@ -119,7 +119,7 @@ def test_the_scrub_is_asked_also_where_nothing_is_collected(world: World) -> Non
         await asyncio.sleep(5)
         status = (await caller.ask(request(token, "scrub")))["result"]
         assert (status["is_running"], status["pass"], status["damage"]) == (False, 1, [])
-        assert "collection is switched off (gc_interval_ms = 0)" in (await caller.ask(request(token, "gc")))["error"]
+        assert "collection is disabled (gc_interval_ms = 0)" in (await caller.ask(request(token, "gc")))["error"]
 
     world.run(body)
 

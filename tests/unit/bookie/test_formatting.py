@@ -228,7 +228,7 @@ def test_directories_of_another_bookie_or_cluster() -> None:
     place.disk.put("/i/current/VERSION", before["/i/current/VERSION"])
     stranger = Place()
     stranger.disk = place.disk
-    with pytest.raises(CookieMismatch, match="memory: holds none"):
+    with pytest.raises(CookieMismatch, match="memory: holds no cluster"):
         format_bookie(stranger)
     foreign = cookie.master_cookie(CONFIG, "b1", "cluster-2").pack()
     for directory in ("/j", "/l", "/i"):

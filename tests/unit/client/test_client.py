@@ -480,7 +480,7 @@ def test_settings_are_checked() -> None:
             play(lambda world, wrong=wrong: world.client(**wrong))
     for wrong, why in (
         ({"placement": "pigeon"}, "must be one of auto, random, rack, region, zone"),
-        ({"placement": "random", "fault_domains_min": 2}, "fault_domains_min = 2: with placement = random"),
+        ({"placement": "random", "fault_domains_min": 2}, "fault_domains_min = 2: placement = random has no rule to keep"),
         ({"placement": "random", "placement_rule": True}, "placement_rule = true: with placement = random"),
         ({"placement": "zone", "zones_min": 4}, "zones_min = 4 is more than zones_desired = 3"),
         ({"regions_min": 2}, "regions_min = 2 needs placement = region, it is auto"),

@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--lease-ms", type=int, default=None, help="lease of the registration, in milliseconds (default 10000)"
     )
     run_parser.add_argument(
-        "--ready-file", metavar="FILE", help="file that receives the bookie's address as JSON when it serves"
+        "--ready-file", metavar="FILE", help="file to write the address to, as JSON, once the bookie serves"
     )
     run_parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="set any setting; see --list-settings"
@@ -91,7 +91,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         epilog="example:  bk bookie repair bk-data/b1/ledgers --dry-run",
     )
     add_common(repair_parser, metadata=False)
-    repair_parser.add_argument("path", metavar="DIR", help="one of its directories; its cookie names the others")
+    repair_parser.add_argument(
+        "path", metavar="DIR", help="one of the bookie's directories; the cookie in it names the others"
+    )
     repair_parser.add_argument("--dry-run", action="store_true", help="report the damage, write no file")
     _configure_convert(verbs)
     recover_parser = verbs.add_parser(
@@ -124,13 +126,15 @@ def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser
     parser = verbs.add_parser(
         "convert",
         help="convert the RocksDB index of Apache's bookie (Pulsar's) to index files, or back",
-        description="The bookie must be stopped. Entry logs and journals are not changed. Every entry is looked up and "
-        "the new index is compared with the old one before it replaces it; the old index is kept. Repeat the command "
+        description="The bookie must be stopped. Looks up every entry, builds the new index, compares it with the old "
+        "one, and then switches. Keeps the old index, and does not change entry logs and journals. Repeat the command "
         "after an interruption.",
         epilog="example:  bk bookie convert /srv/bk/ledgers --to index-files --dry-run",
     )
     add_common(parser, metadata=False)
-    parser.add_argument("path", metavar="DIR", help="one of its directories; its cookie names the others")
+    parser.add_argument(
+        "path", metavar="DIR", help="one of the bookie's directories; the cookie in it names the others"
+    )
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--to", choices=("index-files", "rocksdb"), help="format of the new index")
     action.add_argument("--discard-old", action="store_true", help="delete the index that an earlier conversion kept")
@@ -139,7 +143,7 @@ def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument(
         "--keep-damaged",
         action="store_true",
-        help="convert although entries cannot be read: they stay in the index, and reads of them fail",
+        help="convert even if entries cannot be read; they stay in the index, and reads of them fail",
     )
 
 
@@ -316,7 +320,7 @@ def _write_ready_file(path: str, text: str) -> None:
             file.write(f"{text}\n")
         os.replace(f"{path}.tmp", path)
     except OSError as error:
-        print(f"cannot write the ready file {path}: {error.strerror}; the bookie serves", file=sys.stderr)
+        print(f"cannot write the ready file {path}: {error.strerror}; the bookie serves anyway", file=sys.stderr)
 
 
 async def _list(session: Session, arguments: argparse.Namespace) -> int:

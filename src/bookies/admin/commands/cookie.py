@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     delete.add_argument("bookie", metavar="ID", help="id of the bookie")
     delete.add_argument("--dry-run", action="store_true", help="report the objections, delete nothing")
     delete.add_argument(
-        "--force", action="store_true", help="delete although ledgers have entries on it, or the cookie is unreadable"
+        "--force", action="store_true", help="delete even if ledgers have entries on it, or the cookie is unreadable"
     )
     _configure_generate(verbs)
 
@@ -227,7 +227,7 @@ async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"bookie": bookie, "objections": texts, "deleted": not arguments.dry_run and not is_refused})
     elif arguments.dry_run:
-        print(f"the cookie of {bookie} would be deleted" if not is_refused else f"the cookie of {bookie} would stay")
+        print(f"the cookie of {bookie} would be deleted" if not is_refused else f"the cookie of {bookie} would be kept")
     elif not is_refused:
         print(f"the cookie of {bookie} is deleted: the cluster has forgotten the bookie")
     return int(is_refused)

@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         verb_parser = verbs.add_parser(name, help=text, epilog=f"example:  {example}")
         add_common(verb_parser)
         if ledger:
-            verb_parser.add_argument("ledger", type=_ledger_id, metavar="LEDGER")
+            verb_parser.add_argument("ledger", type=_ledger_id, metavar="LEDGER", help="ledger id")
         return verb_parser
 
     def password(verb_parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ledger=False,
     )
     append.add_argument(
-        "ledger", type=_ledger_id, metavar="LEDGER", nargs="?", help="refused: a ledger has one writer, use --new"
+        "ledger", type=_ledger_id, metavar="LEDGER", nargs="?", help="not accepted: a ledger has one writer; use --new"
     )
     append.add_argument("--new", action="store_true", help="create a ledger, append, seal it, print its id")
     append.add_argument("--input", metavar="FILE", help="read from FILE instead of stdin")
@@ -106,7 +106,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     list_parser = verb("list", "list all ledgers", "bk ledger list --label app=demo", ledger=False)
     list_parser.add_argument("--label", metavar="NAME=VALUE", default=None, help="list only ledgers with this label")
     verify = verb("verify", "check every replica of ledgers", "bk ledger verify 7 8", ledger=False)
-    repair = verb("repair", "check ledgers and copy lost replicas again", "bk ledger repair 7", ledger=False)
+    repair = verb("repair", "check ledgers and recreate their lost replicas", "bk ledger repair 7", ledger=False)
     for verb_parser in (verify, repair):
         verb_parser.add_argument(
             "ledgers", type=_ledger_id, metavar="LEDGER", nargs="*", help="ledger ids (default: all)"
@@ -118,7 +118,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help="percentage of each replica's entries to read, besides its first and last (default 100)",
         )
     repair.add_argument(
-        "--lost", metavar="ID", action="append", default=[], help="bookie to treat as lost at once; may be repeated"
+        "--lost",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="bookie to treat as lost without delay; may be repeated",
     )
     repair.add_argument("--dry-run", action="store_true", help="check, and report what would be repaired")
     add_rate(repair)

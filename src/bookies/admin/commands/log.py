@@ -69,7 +69,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     create.add_argument("--exist-ok", action="store_true", help="succeed if a log of that name exists")
     append = verb(
-        "append", "take the lead and append the lines of stdin", "zcat access.log.gz | bk log append web", password=True
+        "append",
+        "become the log's leader and append the lines of stdin",
+        "zcat access.log.gz | bk log append web",
+        password=True,
     )
     append.add_argument("--input", metavar="FILE", help="read from FILE instead of stdin")
     append.add_argument(
@@ -97,12 +100,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     truncate.add_argument("--before", metavar="POSITION", required=True, help="LEDGER:ENTRY, the first entry to keep")
     truncate.add_argument("--dry-run", action="store_true", help="report what would be deleted")
-    truncate.add_argument(
-        "--force", action="store_true", help="truncate also beyond cursors that are before the position"
-    )
+    truncate.add_argument("--force", action="store_true", help="truncate even if a cursor is before the position")
     cursors = verb(
         "cursors",
-        "list the cursors: positions of named consumers, which truncation respects",
+        "list, move or delete cursors: positions of named consumers that hold truncation back",
         "bk log cursors orders",
     )
     cursors.add_argument(
@@ -116,7 +117,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     reap.add_argument("--app", default=None, help="reap only transactions of this application (txnAppId)")
     reap.add_argument(
         "--orphan-grace", type=float, default=24.0, metavar="HOURS",
-        help="age in hours from which an unknown transaction is deleted (default 24)",
+        help="age in hours at which the ledgers of an uncommitted transaction are deleted (default 24)",
     )  # fmt: skip
     verb("show", "print a log's settings and ledgers", "bk log show orders")
     list_parser = verb("list", "list all logs", "bk log list --prefix web", log=False)

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     dump = verbs.add_parser(
         "dump",
         help="print all metadata as lines of JSON",
-        description="Prints one line per ledger, cookie and record, and one for the ids handed out. Omits "
+        description="Prints one line per ledger, cookie and record, and one for the ledger ids already used. Omits "
         "registrations. An unreadable ledger has a line of its own, and the exit status is 1.",
         epilog="example:  bk metadata dump --passwords > cluster.jsonl",
     )
@@ -68,16 +68,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     check = verbs.add_parser(
         "check",
         help="check every record; the exit status is 1 if one is faulty",
-        description="Checks formats, ensembles, cookies, the lists of logs and ids. Reads only; can run at any time.",
+        description="Checks record formats, ensembles, cookies, ledger ids and the ledgers of logs. Reads only; can "
+        "run at any time.",
         epilog="example:  bk metadata check --json",
     )
     add_common(check)
     migrate = verbs.add_parser(
         "migrate",
         help="move the cluster to another store",
-        description="Copies all metadata to an empty store and compares record by record before it marks the new store "
-        "as the cluster; until then no bookie starts on it. The old store is only read. Repeat the command after an "
-        "interruption. Before: stop all clients, then all bookies.",
+        description="Stop all clients first, then all bookies. Copies all metadata to an empty store, compares every "
+        "record, and then marks the new store as the cluster's; bookies do not start on it earlier. Only reads the old "
+        "store. Repeat the command after an interruption.",
         epilog="example:  bk metadata migrate file:/srv/bk/metadata 'zk://zk1:2181/ledgers'",
     )
     add_common(migrate, metadata=False)
@@ -87,7 +88,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     migrate.add_argument(
         "--force",
         action="store_true",
-        help="move although bookies are registered or ledgers are open: later changes in the old store are lost",
+        help="move even if bookies are registered or ledgers are open; later changes in the old store are lost",
     )
 
 

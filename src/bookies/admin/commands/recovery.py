@@ -69,10 +69,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_common(repair)
     repair.add_argument("ledgers", metavar="LEDGER", type=int, nargs="*", help="ledger ids (default: all marked ones)")
     repair.add_argument(
-        "--lost", metavar="ID", action="append", default=[], help="bookie to treat as lost at once; may be repeated"
+        "--lost",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="bookie to treat as lost without delay; may be repeated",
     )
     repair.add_argument(
-        "--seal-open", action="store_true", help="seal open ledgers with a lost bookie, which ends their writers"
+        "--seal-open", action="store_true", help="seal open ledgers with a lost bookie; their writers fail"
     )
     repair.add_argument(
         "--percentage",
@@ -99,7 +103,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add_common(parser_of_verb)
         if verb == "audit":
             parser_of_verb.add_argument(
-                "--checks", action="store_true", help="run also the periodic checks of replicas"
+                "--checks", action="store_true", help="also run the periodic checks of replicas"
             )
     delay = verbs.add_parser(
         "delay",

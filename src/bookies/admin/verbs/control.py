@@ -26,7 +26,7 @@ _ANOTHER = "name another of its ledger directories with --ledger-dir"
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verbs."""
-    state = verb(verbs, "state", "show a running bookie's mode and its reason, its directories, its last stop")
+    state = verb(verbs, "state", "show a running bookie's mode, the reason for it, its directories and its last stop")
     state.epilog = "example:  bk bookie state --bookie b1"
     read_only = verb(verbs, "read-only", "refuse ordinary adds until read-write")
     read_only.description = (
@@ -40,17 +40,18 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     disks.epilog = "example:  bk bookie disks --bookie b1"
     space = verb(verbs, "space", "show the contents of a bookie's entry logs, and what prevents space from being freed")
     space.epilog = "example:  bk bookie space --bookie b1"
-    collect = verb(verbs, "gc", "delete the data of deleted ledgers and empty entry logs now")
+    collect = verb(verbs, "gc", "collect garbage now: the data of deleted ledgers, and entry logs without live entries")
     collect.epilog = "example:  bk bookie gc --wait"
     collect.add_argument(
         "--force",
         action="store_true",
-        help="collect although implausibly many ledgers are missing in the metadata, and include logs set aside",
+        help="collect even if the metadata lacks implausibly many ledgers; check damaged entry logs again",
     )
     collect.add_argument(
         "--surplus",
         action="store_true",
-        help="delete also copies that no ledger's record places here (interrupted or moved), without quarantine",
+        help="also delete replicas that the metadata does not place on this bookie (left by a move or an interrupted "
+        "copy), without quarantine",
     )
     collect.add_argument("--wait", action="store_true", help="wait until the collection has ended")
     holding = collect.add_mutually_exclusive_group()
@@ -66,7 +67,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     scope.add_argument("--minor", action="store_true", help="compact nearly empty logs (the default)")
     scope.add_argument("--major", action="store_true", help="compact logs below major_compaction_threshold")
     compact.add_argument("--wait", action="store_true", help="wait until the compaction has ended")
-    undelete = verb(verbs, "undelete", "restore a ledger from quarantine, and keep it although the metadata lacks it")
+    undelete = verb(verbs, "undelete", "restore a ledger from quarantine, and keep it even if the metadata lacks it")
     undelete.epilog = "example:  bk bookie undelete 17"
     undelete.add_argument("ledger", type=int, metavar="LEDGER", help="ledger id")
     why = verb(verbs, "why-not-deleted", "explain why an entry log still exists")
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_holding = arguments.verb == "gc" and (arguments.suspend or arguments.resume)
     if is_holding and (arguments.wait or arguments.force or arguments.surplus):
         raise UsageError(
-            "--suspend and --resume collect nothing: use --wait, --force or --surplus in a call of its own"
+            "--suspend and --resume start no collection: use --wait, --force or --surplus in a separate call"
         )
     call, given = _call_of(arguments)
     answers: dict[str, Any] = {}
@@ -146,7 +147,7 @@ def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
         raise UsageError(f"{directory} has no running bookie {arguments.bookie}; it has {names}")
     if len(chosen) > 1 and arguments.verb in _ONE_AT_A_TIME:
         names = ", ".join(file.parent.parent.name for file in chosen)
-        raise UsageError(f"name one bookie, of {names}: bk bookie {arguments.verb} --bookie ID")
+        raise UsageError(f"name one of the bookies {names}: bk bookie {arguments.verb} --bookie ID")
     if not chosen:
         raise UsageError(
             "no running bookie here: start one with `bk up`, or name a bookie's ledger directory with --ledger-dir"
@@ -217,7 +218,7 @@ def _ask_by(path: pathlib.Path, call: str, arguments: Mapping[str, object]) -> t
         answer = json.loads(line)
         problem = answer.get("error")
     except (ValueError, AttributeError):
-        raise _Unreachable(f"bookie {bookie} does not run: another process has its port ({path})") from None
+        raise _Unreachable(f"bookie {bookie} does not run: another process uses its port ({path})") from None
     if problem is not None:
         error_type = _Unreachable if problem.startswith("wrong token") else UsageError
         raise error_type(f"bookie {bookie}: {problem}")

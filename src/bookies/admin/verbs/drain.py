@@ -56,21 +56,21 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     drain.add_argument(
         "--seal-open",
         action="store_true",
-        help="seal ledgers whose writer still writes to the bookie, which ends the writer",
+        help="seal ledgers that are still being written to the bookie; their writers fail",
     )
     drain.add_argument("--wait", action="store_true", help="wait until no obstacle is left, without a time limit")
     ending = drain.add_mutually_exclusive_group()
     ending.add_argument(
         "--remove",
         action="store_true",
-        help="delete the cookie of the empty bookie, so that the cluster forgets it; it must be stopped by then",
+        help="when the bookie is empty, delete its cookie: the cluster forgets it; it must be stopped by then",
     )
     ending.add_argument(
         "--cancel", action="store_true", help="end the drain: writers use the bookie again, copies remain"
     )
     lease = verbs.add_parser(
         "maintenance",
-        help="announce a bookie's absence: nothing is copied for it, and writers avoid it",
+        help="announce a bookie's absence: its replicas are not copied elsewhere, and writers avoid it",
         description="The announcement is a lease that ends automatically. Without an option: show the leases. Refuses "
         "if ledgers would have fewer replicas than their ack quorum while the bookie is unavailable.",
         epilog="example:  bk bookie maintenance b3 --for 20m --reason 'new disk'",
@@ -79,11 +79,11 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     lease.add_argument("bookie", metavar="ID", nargs="?", help="id of the bookie (default: show all leases)")
     action = lease.add_mutually_exclusive_group()
     action.add_argument(
-        "--for", dest="duration", metavar="TIME", help="begin or change the lease; its time, such as 90s, 20m, 2h, 1d"
+        "--for", dest="duration", metavar="TIME", help="begin the lease, or change its duration, such as 20m or 2h"
     )
     action.add_argument("--end", action="store_true", help="end the lease now")
-    lease.add_argument("--reason", default="", metavar="TEXT", help="text that the lists of bookies show")
-    lease.add_argument("--force", action="store_true", help="begin although ledgers will lack an ack quorum")
+    lease.add_argument("--reason", default="", metavar="TEXT", help="reason, shown in the lists of bookies")
+    lease.add_argument("--force", action="store_true", help="begin even if ledgers will lack an ack quorum")
     lease.add_argument("--dry-run", action="store_true", help="report which ledgers would lack an ack quorum")
 
 
@@ -129,7 +129,8 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
     until_ms = session.runtime.clock.wall_ms() + round(seconds * 1000)
     await notes.begin_maintenance(bookie, until_ms, operator_name(), arguments.reason)
     text = (
-        f"{bookie} is in maintenance until {time_text(until_ms)}: nothing is copied for it, and writers choose others"
+        f"{bookie} is in maintenance until {time_text(until_ms)}: its replicas are not copied elsewhere, and writers "
+        "avoid it"
     )
     return report_done(arguments, facts | {"changed": True, "until_ms": until_ms}, text)
 
@@ -387,7 +388,7 @@ def _print_blocked(blocked: Sequence[Blocked]) -> None:
         causes = Counter(obstacle.cause for obstacle in blocked[SHOWN:])
         print(f"  and {len(blocked) - SHOWN:,} more: " + ", ".join(f"{n:,} for {cause}" for cause, n in causes.items()))
     if any(obstacle.can_be_sealed for obstacle in blocked):
-        print("  --seal-open seals open ledgers, which ends their writers; --wait waits until they use other bookies")
+        print("  --seal-open seals open ledgers, and their writers fail; --wait waits until they use other bookies")
 
 
 def _print_result(bookie: BookieId, result: DrainResult) -> None:

@@ -26,17 +26,17 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     add_common(parser)
     parser.add_argument(
-        "directory", metavar="DIR", nargs="?", help="one of its directories, or its name in the local cluster"
+        "directory", metavar="DIR", nargs="?", help="one of the bookie's directories, or its name in the local cluster"
     )
     parser.add_argument(
-        "--bookie-id", metavar="ID", help="id of a bookie whose directories are lost or empty: delete its cookie"
+        "--bookie-id", metavar="ID", help="delete the cookie of this bookie, whose directories are lost or empty"
     )
     parser.add_argument("--dry-run", action="store_true", help="report what would be removed, and the objections")
     parser.add_argument("--yes", action="store_true", help="remove without confirmation")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="empty the directories although ledgers have entries on it, or one of them is missing",
+        help="empty the directories even if ledgers have entries on the bookie, or a directory is missing",
     )
 
 

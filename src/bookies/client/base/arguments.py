@@ -62,7 +62,7 @@ def position(name: str, value: object) -> Position:
 def bookie_id(value: object) -> BookieId:
     """Return the id of a bookie. Raises `InvalidArgument`."""
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"bookie={value!r}: must be the id of a bookie, which is text")
+        raise InvalidArgument(f"bookie={value!r}: must be a bookie id, a non-empty string")
     return BookieId(value)
 
 

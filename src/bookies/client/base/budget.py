@@ -37,7 +37,7 @@ class MemoryBudget:
     async def acquire(self, size: int) -> None:
         """Wait for `size` free bytes and take them. Raises `InvalidArgument` if they exceed the limit."""
         if size > self.limit:
-            raise InvalidArgument(f"{size:,} bytes at once exceed the memory_limit of {self.limit:,}")
+            raise InvalidArgument(f"{size:,} bytes in one operation exceed memory_limit = {self.limit:,}")
         if self.try_acquire(size):
             return
         granted = asyncio.get_running_loop().create_future()

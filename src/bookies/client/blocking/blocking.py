@@ -70,7 +70,7 @@ class LoopThread:
             if self._finalizer.alive:
                 raise
             raise ClientClosed(
-                "the client was closed while this call waited; what it was to do may or may not have been done"
+                "the client was closed while this call waited; the call may or may not have taken effect"
             ) from None
         except BaseException:
             future.cancel()

@@ -87,7 +87,7 @@ class Log:
                 if existing.is_deleting:
                     raise LogExists(f"log {self.name} is being deleted: `delete` it again if that stopped") from None
                 if existing.token != token and not exist_ok:  # otherwise it is ours, and the reply was lost
-                    raise LogExists(f"there is a log {self.name} already") from None
+                    raise LogExists(f"log {self.name} already exists") from None
 
         async with TimeLimit(timeout, f"create log {self.name}"):
             await repeated(self._runtime, make)

@@ -163,7 +163,7 @@ class LogTransaction:
 
     def _open_part(self) -> PartWriter:
         if self._part is None:
-            raise LedgerClosed("a transaction is open inside its `async with` block only")
+            raise LedgerClosed("the transaction is not open: append only inside its `async with` block")
         return self._part
 
     async def __aenter__(self) -> Self:

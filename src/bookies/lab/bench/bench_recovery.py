@@ -69,11 +69,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--ledgers",
         type=int,
         default=None,
-        help="number of sealed ledgers at the start (default 10000, with --bytes 100)",
+        help="number of sealed ledgers at the start (default 10000; with --bytes: 100)",
     )
     parser.add_argument("--entries", type=int, default=10, help="entries per sealed ledger (default 10)")
     parser.add_argument(
-        "--size", type=int, default=None, help="payload of an entry, in bytes (default 1024, with --bytes 16384)"
+        "--size", type=int, default=None, help="payload of an entry, in bytes (default 1024; with --bytes: 16384)"
     )
     parser.add_argument(
         "--bytes",
@@ -91,7 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--load",
         type=float,
         default=0.5,
-        help="adds during the repair, of up to 1 KiB, as a share of the sustained rate (default 0.5)",
+        help="rate of adds (of up to 1 KiB) during the repair, as a share of the sustained rate (default 0.5)",
     )
 
 

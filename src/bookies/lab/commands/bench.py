@@ -81,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     bench_storage.configure(storage)
     placement = verbs.add_parser(
         "placement",
-        help="measure how evenly ensembles are spread over thousands of bookies, and the time of a choice",
+        help="measure how evenly ensembles are spread over thousands of bookies, and the time per choice",
         epilog="example:  bk bench placement --bookies 500",
     )
     add_common(placement, metadata=False)

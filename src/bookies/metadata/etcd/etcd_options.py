@@ -49,7 +49,7 @@ def read_options(disk: Disk, path: str | None) -> Credentials:
     }
     for name, data in pem.items():
         if b"-----BEGIN " not in data:
-            raise ConfigError(f"{path}: tls.{name} names {tls[name]}, which is not in the format PEM")
+            raise ConfigError(f"{path}: tls.{name} names {tls[name]}, which is not a PEM file")
     if b"ENCRYPTED" in pem.get("key", b""):
         raise ConfigError(
             f"{path}: tls.key names {tls['key']}, which is encrypted; etcd's client accepts only unencrypted keys"

@@ -88,4 +88,4 @@ def parse(data: bytes) -> dict[BookieId, BookiePlace]:
             for bookie, (location, host) in record["bookies"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MetadataCorrupt(f"the places of bookies, the record {NAME}, cannot be read: {error!r}") from error
+        raise MetadataCorrupt(f"record {NAME}, with the places of the bookies, cannot be read: {error!r}") from error

@@ -236,7 +236,7 @@ class SharedRecovery(RecoveryStore):
                 mark = await self.nodes.read(self._places.mark(ledger_id))
                 mark_version = None if mark is None else mark.version
             if self.nodes.session != session:
-                raise SessionExpired("the session was lost while the lock was taken", ledger_id=ledger_id)
+                raise SessionExpired("the session was lost while the lock was being acquired", ledger_id=ledger_id)
         except BaseException:
             self._give_back(ledger_id, attempt)
             raise

@@ -133,7 +133,7 @@ class Ledgers:
     def _required_path(self, ledger_id: int) -> str:
         path = self.path(ledger_id)
         if path is None:
-            raise InvalidArgument(f"ledger id {ledger_id} does not fit the layout {self.manager.value}")
+            raise InvalidArgument(f"ledger id {ledger_id} is out of range for the layout {self.manager.value}")
         return path
 
     # -- records -------------------------------------------------------------------------------------------------

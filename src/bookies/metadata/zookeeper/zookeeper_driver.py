@@ -174,7 +174,9 @@ class ZooKeeperDriver(SessionDriver):
         except NodeExists:
             record = await self._nodes.read(self._paths.layout)
             if record is None or record[0] != data:
-                raise MetadataError(f"another client wrote another layout to {self._paths.layout}: retry") from None
+                raise MetadataError(
+                    f"another client wrote a different layout to {self._paths.layout} meanwhile: retry"
+                ) from None
 
     async def _make_cluster(self, instance_id: str) -> None:
         # Another client was faster, or the outcome is unknown: the caller reads the instance id.

@@ -218,7 +218,10 @@ def _check_replacements(fragment: Fragment, replacements: Sequence[Replacement])
     positions = {replacement.position for replacement in replacements}
     is_twice = any(after.count(replacement.new) > 1 for replacement in replacements)
     if not replacements or len(positions) < len(replacements) or is_twice:
-        raise InvalidArgument(f"no way to replace {len(replacements)} bookies of [{', '.join(fragment.ensemble)}]")
+        raise InvalidArgument(
+            f"cannot replace {len(replacements)} bookies of [{', '.join(fragment.ensemble)}]: name at least one, each "
+            "position once, and new bookies that are not among them"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class Drain:
     """Drain of one bookie. `start` first, `stop` at the end.
 
     owner: name in the locks and the intent.
-    seals: seal ledgers whose writer still adds to the bookie, which ends the writer.
+    seals: seal ledgers whose writer still adds to the bookie; the writer fails.
     """
 
     def __init__(

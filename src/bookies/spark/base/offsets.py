@@ -73,7 +73,7 @@ def parse(data: Mapping[str, Any]) -> Offset:
         raise InvalidArgument(f'offset {json.dumps(data)}: this version of bookies reads those with "v": {VERSION}')
     tokens = data.get("tokens", {})
     if not isinstance(tokens, Mapping):
-        raise InvalidArgument(f"offset {json.dumps(data)}: tokens are not an object")
+        raise InvalidArgument(f'offset {json.dumps(data)}: "tokens" is not an object')
     tokens = {str(name): str(token) for name, token in tokens.items()}
     return Offset(_parsed(data), _parsed(data.get("from", {})), tokens, _parsed(data.get("gone", {})))
 

@@ -90,8 +90,8 @@ def _assigned(options: Mapping[str, str]) -> Selection:
         raise
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidArgument(
-            f"option assign={options['assign']!r}: expected first and last row of logs, first and last entry of "
-            f"ledgers, such as {ASSIGN_EXAMPLE}; null: to the end ({error})"
+            f"option assign={options['assign']!r}: expected the first and last row of each log, and the first and "
+            f"last entry of each ledger, such as {ASSIGN_EXAMPLE}; null is the end ({error})"
         ) from error
     for key, (first, last) in bounds.items():
         if last is not None and last < first:

@@ -108,7 +108,9 @@ def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
         raise InvalidArgument(f"option minOffsetsPerTrigger={rows_min} is more than maxOffsetsPerTrigger={rows_max}")
     tail_wait_ms = whole_number(options, "tailWaitMs", 100)
     if tail_wait_ms > TAIL_WAIT_MS_MAX:
-        raise InvalidArgument(f"option tailWaitMs={tail_wait_ms}: at most {TAIL_WAIT_MS_MAX}, or stop() would wait")
+        raise InvalidArgument(
+            f"option tailWaitMs={tail_wait_ms}: must be at most {TAIL_WAIT_MS_MAX}; more would delay stop()"
+        )
     uri = metadata_uri(options)  # Before the selection: a query without any options gets the message that explains why.
     chosen = selection(options)
     ending = where(options, "ending", LATEST)

@@ -24,7 +24,7 @@ JOBS: Mapping[str, tuple[str, str]] = {
     "offload": ("bookies.spark.jobs.offload", "copy sealed ledgers to Parquet files; later let bookies forget them"),
     "restore": (
         "bookies.spark.jobs.restore",
-        "copy offloaded ledgers that bookies may have forgotten back to bookies",
+        "copy offloaded ledgers, which bookies may have forgotten, back to bookies",
     ),
     "migrate": ("bookies.spark.jobs.migrate", "copy ledgers and logs to another cluster, and cut over to it"),
     "whatif": (

@@ -94,7 +94,7 @@ def listed(uri: str) -> list[tuple[str, int]] | None:
             raise InvalidArgument(f"directory {uri} has lost {name}, which its {MANIFEST} lists: export again")
         if info.size != size:
             raise InvalidArgument(
-                f"{uri}/{name} has {info.size:,} bytes, and {size:,} when it was exported ({MANIFEST}): export again"
+                f"{uri}/{name} has {info.size:,} bytes, but {MANIFEST} lists it with {size:,}: export again"
             )
     return files
 

@@ -54,7 +54,12 @@ OPTIONS = (
     Option("target", None, "metadata store of the target cluster", metavar="URI"),
     *ledger_selection.OPTIONS,
     Option("map_ids", False, "give ledgers new numbers in the target instead of their own", bool),
-    Option("cut_over", False, "stop the writers of these logs for ever, copy the rest, and release the target", bool),
+    Option(
+        "cut_over",
+        False,
+        "end writing to these logs here permanently, copy the rest, then allow writers in the target",
+        bool,
+    ),
 )
 MIGRATED = (
     "run_id STRING, kind STRING, source STRING, target STRING, outcome STRING, entries BIGINT, bytes BIGINT, "

@@ -35,7 +35,7 @@ OPTIONS = (
     Option(
         "older_than",
         24.0,
-        "hours: report unreferenced ledgers older than this; a younger one may yet be added to a log",
+        "report unreferenced ledgers older than this, in hours; a younger one may still be added to a log",
         float,
     ),
     Option("probe", 100_000, "number of unused ledger ids to check on each bookie", int),

@@ -63,7 +63,13 @@ OPTIONS = (
     ),
     Option("ledgers", None, "only these ledgers, separated by commas", metavar="IDS"),
     Option("fraction", "1/1", "one part in N of the ledgers, chosen by their id", metavar="1/N"),
-    Option("seed", None, "which part: a number that grows by one each run (default: today's)", int, metavar="DAY"),
+    Option(
+        "seed",
+        None,
+        "number that selects the part; raise it by one for each run (default: the number of today)",
+        int,
+        metavar="DAY",
+    ),
 )
 ITEM_SIZE = 64 << 20  # payload bytes of an item
 ITEM_ENTRIES = 500_000

@@ -96,7 +96,7 @@ def dead_of(options: Mapping[str, Any], bookies: Sequence[str]) -> list[str]:
         ]
         if not members:
             known = ", ".join(sorted(set(domains.values()))) or "none: give fault_domains"
-            raise InvalidArgument(f"domains: no bookie is in {domain}; there are {known}")
+            raise InvalidArgument(f"domains: no bookie is in {domain}; the known domains are {known}")
         dead += members
     for bookie in dead:
         if bookie not in bookies:

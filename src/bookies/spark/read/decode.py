@@ -274,7 +274,7 @@ class Decoder:
 def _texts(texts: Mapping[int, str], rows: Sequence[int]) -> pa.Array:
     """Return the new texts of the rows. Raises `ValueError` if one of them could not be respelled."""
     if not all(row in texts for row in rows):
-        raise ValueError("a JSON object that is nested too deep")
+        raise ValueError("the JSON object is nested too deeply")
     return pa.array([texts[row] for row in rows], pa.string())
 
 

@@ -128,9 +128,7 @@ def _checked(options: Mapping[str, str]) -> dict[str, str]:
     proper = proper_names(options, OPTIONS)
     proper["table"] = table = proper.get("table", "").strip().lower()
     if table == "entrylogs":
-        raise InvalidArgument(
-            "option table='entrylogs': bookies cannot be asked for their entry logs; see `bk inspect`"
-        )
+        raise InvalidArgument("option table='entrylogs': bookies do not report their entry logs; use `bk inspect`")
     if table not in TABLES:
         raise InvalidArgument(f"option table={table!r}: there are entries, {', '.join(TABLES)}")
     metadata_uri(proper)

@@ -143,7 +143,7 @@ def checked_columns(schema: Any) -> tuple[str, ...]:
     names = tuple(column.name for column in schema.fields)
     if "value" not in names:
         raise InvalidArgument(
-            f"there is no column 'value', which becomes the entry; the columns are {', '.join(names)}"
+            f"column 'value', which holds the entry's payload, is missing; the columns are {', '.join(names)}"
         )
     if len(set(names)) < len(names):
         raise InvalidArgument(f"a column is repeated: {', '.join(names)}; keep one of each")

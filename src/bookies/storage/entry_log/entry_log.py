@@ -404,7 +404,7 @@ def _check_run(ledger_id: int, run: Run) -> None:
     assert len(records) == len(run.entry_ids)
     for index, entry_id in ((0, run.first), (len(records) - 1, run.last)):
         if IDS.unpack_from(records.data, records.starts[index] + 4) != (ledger_id, entry_id):
-            raise StorageError("the write cache holds another entry in its place", ledger_id=ledger_id)
+            raise StorageError(f"the write cache holds another entry in place of entry {entry_id}", ledger_id=ledger_id)
 
 
 def _buffer_of(run: Run) -> Buffer:

@@ -185,7 +185,8 @@ class Conversion(ABC):
             raise StorageError("no conversion is in progress")
         if step.step == SWITCH:
             raise StorageError(
-                f"the conversion has switched already: finish it with `bk bookie convert --to {step.target}`"
+                "the conversion can no longer be cancelled, because the switch to the new index has begun: finish it "
+                f"with `bk bookie convert --to {step.target}`"
             )
         self._undo(step)
         unlink_all(self._disk, [self._record_path])

@@ -83,7 +83,7 @@ class ToIndexFiles(Conversion):
                     taken = fingerprint(self._checked(runs, check, survey, renamed.get(number, {})), self._page_size)
                     if taken.last_entry_id > ENTRY_ID_MAX:
                         raise StorageError(
-                            f"entry {taken.last_entry_id} is too large for an index file", ledger_id=ledger_id
+                            f"entry id {taken.last_entry_id} is too large for an index file", ledger_id=ledger_id
                         )
                     survey.fingerprints[ledger_id] = taken
             finally:

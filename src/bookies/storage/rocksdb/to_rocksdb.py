@@ -57,7 +57,8 @@ class ToRocks(Conversion):
         if not self._directories.was_clean:
             raise StorageError(
                 f"{self._ledgers[0]}: the bookie is running or was not shut down cleanly, so its journal has entries "
-                "that the index lacks. No file was changed. Start and stop it, or replay the journal: bk bookie repair"
+                "that the index lacks. No file was changed. Start the bookie and shut it down cleanly, or replay the "
+                "journal: bk bookie repair"
             )
 
     def _survey(self) -> Survey:
@@ -129,7 +130,9 @@ class ToRocks(Conversion):
                 if path is not None and posixpath.dirname(path) != self._ledgers[number]:
                     own = posixpath.join(self._ledgers[number], file_name(log_id))
                     if self._disk.exists(own):
-                        raise StorageError(f"{own} and {path} have the same id, so it is unknown which counts")
+                        raise StorageError(
+                            f"entry logs {own} and {path} have the same id: cannot determine which one the index means"
+                        )
                     links.append((number, log_id, log_id))
         return links
 

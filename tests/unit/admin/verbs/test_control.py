@@ -93,7 +93,7 @@ def test_each_verb_is_a_call(
 def test_a_suspension_says_one_thing_only(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--suspend", "--wait"], ["--resume", "--force"], ["--resume", "--surplus"]):
         assert main(["bookie", "gc", *words]) == 2
-        assert "in a call of its own" in capsys.readouterr().err
+        assert "in a separate call" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["bookie", "gc", "--suspend", "--resume"])
     assert not endpoint.asked
@@ -112,7 +112,7 @@ def test_one_bookie_at_a_time_is_made_read_only(endpoint: Endpoint, capsys: pyte
     other.mkdir(parents=True)
     (other / "control.json").write_bytes(pathlib.Path("bk-data/b1/ledgers/control.json").read_bytes())
     assert main(["bookie", "read-only"]) == 2
-    assert "name one bookie, of b1, b2" in capsys.readouterr().err
+    assert "name one of the bookies b1, b2" in capsys.readouterr().err
     assert not endpoint.asked
     endpoint.answer = {"result": {"mode": "read-only"}}
     assert main(["bookie", "read-only", "--bookie", "b1"]) == 0

@@ -149,7 +149,7 @@ def test_used_wrongly(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the old index is in use" in capsys.readouterr().out
     (LEDGERS / "CONVERSION").write_bytes(b'{"to": "index-files", "step": "switch", "links": []}')
     assert convert("--cancel") == 1
-    assert "has switched already" in capsys.readouterr().err
+    assert "the switch to the new index has begun: finish it with" in capsys.readouterr().err
     (pathlib.Path("journal") / "current" / "VERSION").rename("VERSION")
     pathlib.Path("journal/current").rmdir()
     pathlib.Path("journal").rmdir()

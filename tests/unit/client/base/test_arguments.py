@@ -148,9 +148,9 @@ def test_switches_times_and_shares() -> None:
                 with pytest.raises(InvalidArgument, match=r"bytes_per_s=.*above 0"):
                     await tools.repair_ledger(0, bytes_per_s=pace)  # type: ignore[arg-type]
             for bookie in ("", None, 5):
-                with pytest.raises(InvalidArgument, match="must be the id of a bookie"):
+                with pytest.raises(InvalidArgument, match="must be a bookie id"):
                     await store.bookie_space(bookie)  # type: ignore[arg-type]
-                with pytest.raises(InvalidArgument, match="must be the id of a bookie"):
+                with pytest.raises(InvalidArgument, match="must be a bookie id"):
                     await tools.ledgers_on([b1, bookie])  # type: ignore[list-item]
             for names in (b1, None):
                 with pytest.raises(InvalidArgument, match="must be a list of bookies"):

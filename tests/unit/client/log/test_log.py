@@ -93,7 +93,7 @@ def test_names_creation_and_deletion() -> None:
                 await operation
         await log.delete()  # of nothing
         await log.create(ensemble=2, digest="hmac")
-        with pytest.raises(LogExists, match="there is a log orders already"):
+        with pytest.raises(LogExists, match="log orders already exists"):
             await log.create()
         await log.create(exist_ok=True)
         manifest = await log.manifest()

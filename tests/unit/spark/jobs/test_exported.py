@@ -76,7 +76,7 @@ def test_an_import_takes_what_the_export_lists(tmp_path: pathlib.Path) -> None:
     assert [name for name, _ in files_of([str(inside)])] == names
     assert [name for name, _ in files_of([str(tmp_path)])] == [*names, f"{other}/more.txt"]
     (inside / "part-1.txt").write_text("two lines\n" * 2)
-    with pytest.raises(InvalidArgument, match=r"part-1\.txt has 20 bytes, and 4 when it was exported"):
+    with pytest.raises(InvalidArgument, match=r"part-1\.txt has 20 bytes, but .* lists it with 4:"):
         files_of([str(tmp_path)])
     (inside / "part-1.txt").unlink()
     with pytest.raises(InvalidArgument, match=r"has lost part-1\.txt"):

@@ -228,7 +228,7 @@ def test_what_bookies_were_allowed_to_forget_is_on_none_of_them() -> None:
     ("options", "said"),
     [
         ({"table": "ledgerz"}, "there are entries, ledgers"),
-        ({"table": "entrylogs"}, "bookies cannot be asked"),
+        ({"table": "entrylogs"}, "bookies do not report their entry logs"),
         ({"table": "ledgers", "ledgersPerPartitoin": "3"}, "did you mean ledgersPerPartition?"),
     ],
 )

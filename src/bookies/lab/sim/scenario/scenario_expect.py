@@ -164,7 +164,7 @@ async def held(stage: Stage, given: Given) -> None:
     peers = {message.peer for message in stage.messages.held(given["messages"])}
     missing = [peer for peer in given["messages"].peers if peer not in peers]
     if missing:
-        raise ScenarioFailure(f"none is held of {', '.join(missing)}")
+        raise ScenarioFailure(f"no message is held for {', '.join(missing)}")
 
 
 def _fitting(messages: list[Message], pattern: Pattern, status: str | None) -> list[Message]:

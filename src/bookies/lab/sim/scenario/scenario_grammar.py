@@ -181,7 +181,7 @@ def pattern_of(text: str) -> Pattern:
     words = text.split()
     arrow = words.index("->" if "->" in words else "<-")
     if words[1] not in KINDS:
-        raise StepSyntaxError(f"`{words[1]}` is no kind of message; expected one of {', '.join(KINDS)}")
+        raise StepSyntaxError(f"`{words[1]}` is not a kind of message; expected one of {', '.join(KINDS)}")
     entries = range_of(words[2]) if arrow == 3 else None
     return Pattern(
         client=words[0],

@@ -365,7 +365,9 @@ class Interception:
             if await waiting:
                 return False
         elif rule.action != "lose":
-            raise SimulationError(f"{rule.action} {rule.pattern}: of the store's messages only hold and lose")
+            raise SimulationError(
+                f"{rule.action} {rule.pattern}: only hold and lose apply to the metadata store's messages"
+            )
         raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
 
 

@@ -106,19 +106,19 @@ async def hold(stage: Stage, given: Given) -> None:
 @step("release MESSAGES", "delivers the held ones, at least one for each peer, and stops holding")
 async def release(stage: Stage, given: Given) -> None:
     if missing := stage.messages.release(given["messages"]):
-        raise ScenarioFailure(f"none is held of {', '.join(missing)}")
+        raise ScenarioFailure(f"no message is held for {', '.join(missing)}")
 
 
 @step("release first MESSAGES", "delivers the oldest held one, and continues to hold")
 async def release_first(stage: Stage, given: Given) -> None:
     if len(given["messages"].peers) > 1 or stage.messages.release(given["messages"], is_one=True):
-        raise ScenarioFailure("none is held, or the step names more than one peer")
+        raise ScenarioFailure("no message is held, or the step names more than one peer")
 
 
 @step("drop MESSAGES", "loses the held ones, and stops holding")
 async def drop(stage: Stage, given: Given) -> None:
     if missing := stage.messages.release(given["messages"], is_lost=True):
-        raise ScenarioFailure(f"none is held of {', '.join(missing)}")
+        raise ScenarioFailure(f"no message is held for {', '.join(missing)}")
 
 
 @step("lose MESSAGES", "loses the next one for each peer. For the store: the client learns that the connection broke")

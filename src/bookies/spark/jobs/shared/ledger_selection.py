@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 SCALES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 OPTIONS = (
-    Option("ledgers", None, "only these, by number: 17,18,20-29", metavar="LIST"),
-    Option("log", None, "only those of these logs: orders,returns", metavar="NAMES"),
+    Option("ledgers", None, "only these ledgers, by id: 17,18,20-29", metavar="LIST"),
+    Option("log", None, "only ledgers of these logs: orders,returns", metavar="NAMES"),
 )
 
 

@@ -49,8 +49,8 @@ class JsonLines:
                 except ValueError as error:
                     shown = line.decode(errors="replace")[:SHOWN_SIZE]
                     raise InvalidArgument(
-                        f"file {self._path}: a line is not a JSON object: {shown} ({error}); with --format text any "
-                        "line is an entry"
+                        f"file {self._path}: a line is not a JSON object: {shown} ({error}); use --format text to "
+                        "import any line as an entry"
                     ) from None
             yield batch
 
