@@ -693,7 +693,7 @@ def test_what_the_doctor_says(place: Place) -> None:
             text = await said(server)
             assert "ok b1 at 127.0.0.1" in text
             assert "signed by commonName=authority, valid until" in text
-            assert "certificate was not checked" in text
+            assert "certificate was not verified" in text
             assert "warn b1 also serves clients without encryption" in text
             assert "ok b1 is accepted" in await said(server, tls=True, tls_authority=place.authority.path)
         async with place.bookie(**place.mutual(tls_required=True)) as server:

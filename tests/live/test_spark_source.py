@@ -487,7 +487,7 @@ def test_mistakes_are_said_in_a_sentence(uri: dict[str, Any], options: dict[str,
     [
         ({"endingOffsets": "latest"}, "option endingOffsets is for batch queries, not for streams"),
         ({"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 2}, "is more than maxOffsetsPerTrigger=2"),
-        ({"maxEntriesPerTrigger": 5, "maxOffsetsPerTrigger": 2}, "are the same: give one of them"),
+        ({"maxEntriesPerTrigger": 5, "maxOffsetsPerTrigger": 2}, "mean the same: give one of them"),
         ({"tailWaitMs": 60000}, "more would delay stop()"),
         ({"maxTriggerDelay": "soon"}, "expected a duration such as 90s"),
         ({"cursor": "a b"}, "is no name of a log"),

@@ -130,4 +130,5 @@ def _check_flush(cache: WriteCache, model: dict[int, bytes]) -> None:
 
 
 def _pairs(run: Run) -> list[tuple[int, bytes]]:
-    return contents((run.entry_ids, run.records))
+    """Return the entries of a run, which may share the buffer of a longer one."""
+    return contents((run.entry_ids, run.records.alone()))

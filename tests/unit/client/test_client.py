@@ -480,8 +480,8 @@ def test_settings_are_checked() -> None:
             play(lambda world, wrong=wrong: world.client(**wrong))
     for wrong, why in (
         ({"placement": "pigeon"}, "must be one of auto, random, rack, region, zone"),
-        ({"placement": "random", "fault_domains_min": 2}, "fault_domains_min = 2: placement = random has no rule to keep"),
-        ({"placement": "random", "placement_rule": True}, "placement_rule = true: with placement = random"),
+        ({"placement": "random", "fault_domains_min": 2}, "fault_domains_min = 2: placement = random has no rule"),
+        ({"placement": "random", "placement_rule": True}, "placement_rule = true: placement = random has no rule"),
         ({"placement": "zone", "zones_min": 4}, "zones_min = 4 is more than zones_desired = 3"),
         ({"regions_min": 2}, "regions_min = 2 needs placement = region, it is auto"),
         ({"location": "r1"}, "location = 'r1': must be a path"),

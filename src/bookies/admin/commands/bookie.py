@@ -34,46 +34,7 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    run_parser = verbs.add_parser(
-        "run",
-        help="run a bookie in the foreground until SIGTERM",
-        epilog="example:  bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/bk --ledger-dir /srv/bk",
-    )
-    add_common(run_parser)
-    run_parser.add_argument(
-        "--conf", metavar="FILE", help="Apache's bk_server.conf; options and BK_... variables override it"
-    )
-    run_parser.add_argument("--bookie-id", default=None, help="fixed identity (default: host:port)")
-    run_parser.add_argument("--host", default=None, help="address to listen on and to publish (default 127.0.0.1)")
-    run_parser.add_argument("--port", type=int, default=None, help="TCP port (default 3181; 0: any, needs --bookie-id)")
-    run_parser.add_argument(
-        "--journal-dir", action="append", default=None, metavar="DIR", help="directory of journals; may be repeated"
-    )
-    run_parser.add_argument(
-        "--ledger-dir", action="append", default=None, metavar="DIR", help="directory of entry logs; may be repeated"
-    )
-    run_parser.add_argument(
-        "--index-dir",
-        action="append",
-        default=None,
-        metavar="DIR",
-        help="directory of index files; may be repeated (default: the ledger directories)",
-    )
-    run_parser.add_argument(
-        "--lease-ms", type=int, default=None, help="lease of the registration, in milliseconds (default 10000)"
-    )
-    run_parser.add_argument(
-        "--ready-file", metavar="FILE", help="file to write the address to, as JSON, once the bookie serves"
-    )
-    run_parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="set any setting; see --list-settings"
-    )
-    run_parser.add_argument(
-        "--list-settings", action="store_true", help="print every setting with default and help, and exit"
-    )
-    run_parser.add_argument(
-        "--dry-run", action="store_true", help="print the settings that differ from the default, and exit"
-    )
+    _configure_run(verbs)
     list_parser = verbs.add_parser(
         "list", help="list the cluster's bookies with mode and address", epilog="example:  bk bookie list --json"
     )
@@ -120,6 +81,49 @@ def configure(parser: argparse.ArgumentParser) -> None:
     control.configure(verbs)
     scrub.configure(verbs)
     format_command.configure(verbs)
+
+
+def _configure_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run_parser = verbs.add_parser(
+        "run",
+        help="run a bookie in the foreground until SIGTERM",
+        epilog="example:  bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/bk --ledger-dir /srv/bk",
+    )
+    add_common(run_parser)
+    run_parser.add_argument(
+        "--conf", metavar="FILE", help="Apache's bk_server.conf; options and BK_... variables override it"
+    )
+    run_parser.add_argument("--bookie-id", default=None, help="fixed identity (default: host:port)")
+    run_parser.add_argument("--host", default=None, help="address to listen on and to publish (default 127.0.0.1)")
+    run_parser.add_argument("--port", type=int, default=None, help="TCP port (default 3181; 0: any, needs --bookie-id)")
+    run_parser.add_argument(
+        "--journal-dir", action="append", default=None, metavar="DIR", help="directory of journals; may be repeated"
+    )
+    run_parser.add_argument(
+        "--ledger-dir", action="append", default=None, metavar="DIR", help="directory of entry logs; may be repeated"
+    )
+    run_parser.add_argument(
+        "--index-dir",
+        action="append",
+        default=None,
+        metavar="DIR",
+        help="directory of index files; may be repeated (default: the ledger directories)",
+    )
+    run_parser.add_argument(
+        "--lease-ms", type=int, default=None, help="lease of the registration, in milliseconds (default 10000)"
+    )
+    run_parser.add_argument(
+        "--ready-file", metavar="FILE", help="file to write the address to, as JSON, once the bookie serves"
+    )
+    run_parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="set any setting; see --list-settings"
+    )
+    run_parser.add_argument(
+        "--list-settings", action="store_true", help="print every setting with default and help, and exit"
+    )
+    run_parser.add_argument(
+        "--dry-run", action="store_true", help="print the settings that differ from the default, and exit"
+    )
 
 
 def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

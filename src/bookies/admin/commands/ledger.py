@@ -59,25 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     append.add_argument("--input", metavar="FILE", help="read from FILE instead of stdin")
     append.add_argument("--keep-open", action="store_true", help="leave the ledger open at the end (recover it later)")
     for verb_parser in (create, append):
-        verb_parser.add_argument("--ensemble", type=int, default=3, help="number of bookies of the ledger (default 3)")
-        verb_parser.add_argument(
-            "--write-quorum", type=int, default=None, help="number of replicas of each entry (default: ensemble)"
-        )
-        verb_parser.add_argument(
-            "--ack-quorum",
-            type=int,
-            default=None,
-            help="number of replicas on disk before an add is confirmed (default: majority of the write quorum)",
-        )
-        verb_parser.add_argument(
-            "--digest",
-            default="crc32c",
-            choices=("crc32c", "crc32", "hmac", "dummy"),
-            help="checksum of each entry (default crc32c)",
-        )
-        verb_parser.add_argument(
-            "--label", action="append", default=[], metavar="NAME=VALUE", help="label of the ledger; may be repeated"
-        )
+        _configure_replicas(verb_parser)
         password(verb_parser)
     read = verb("read", "print the entries to stdout", "bk ledger read 7 --first 100 --last 199")
     read.add_argument("--first", type=int, default=0, help="id of the first entry to print (default 0)")
@@ -107,6 +89,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
     list_parser.add_argument("--label", metavar="NAME=VALUE", default=None, help="list only ledgers with this label")
     verify = verb("verify", "check every replica of ledgers", "bk ledger verify 7 8", ledger=False)
     repair = verb("repair", "check ledgers and recreate their lost replicas", "bk ledger repair 7", ledger=False)
+    _configure_repair(verify, repair)
+    delete = verb("delete", "delete a ledger permanently", "bk ledger delete 7 --yes")
+    delete.add_argument("--yes", action="store_true", help="delete without confirmation")
+    delete.add_argument("--dry-run", action="store_true", help="report what would be deleted")
+    del show
+
+
+def _configure_replicas(verb_parser: argparse.ArgumentParser) -> None:
+    verb_parser.add_argument("--ensemble", type=int, default=3, help="number of bookies of the ledger (default 3)")
+    verb_parser.add_argument(
+        "--write-quorum", type=int, default=None, help="number of replicas of each entry (default: ensemble)"
+    )
+    verb_parser.add_argument(
+        "--ack-quorum",
+        type=int,
+        default=None,
+        help="number of replicas on disk before an add is confirmed (default: majority of the write quorum)",
+    )
+    verb_parser.add_argument(
+        "--digest",
+        default="crc32c",
+        choices=("crc32c", "crc32", "hmac", "dummy"),
+        help="checksum of each entry (default crc32c)",
+    )
+    verb_parser.add_argument(
+        "--label", action="append", default=[], metavar="NAME=VALUE", help="label of the ledger; may be repeated"
+    )
+
+
+def _configure_repair(verify: argparse.ArgumentParser, repair: argparse.ArgumentParser) -> None:
     for verb_parser in (verify, repair):
         verb_parser.add_argument(
             "ledgers", type=_ledger_id, metavar="LEDGER", nargs="*", help="ledger ids (default: all)"
@@ -126,10 +138,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     repair.add_argument("--dry-run", action="store_true", help="check, and report what would be repaired")
     add_rate(repair)
-    delete = verb("delete", "delete a ledger permanently", "bk ledger delete 7 --yes")
-    delete.add_argument("--yes", action="store_true", help="delete without confirmation")
-    delete.add_argument("--dry-run", action="store_true", help="report what would be deleted")
-    del show
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -45,29 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         return verb_parser
 
     create = verb("create", "create a log", "bk log create orders")
-    create.add_argument("--ensemble", type=int, default=3, help="number of bookies of each ledger (default 3)")
-    create.add_argument(
-        "--write-quorum", type=int, default=None, help="number of replicas of each entry (default: ensemble)"
-    )
-    create.add_argument(
-        "--ack-quorum",
-        type=int,
-        default=None,
-        help="number of replicas on disk before an add is confirmed (default: majority of the write quorum)",
-    )
-    create.add_argument(
-        "--digest",
-        default="crc32c",
-        choices=("crc32c", "crc32", "hmac", "dummy"),
-        help="checksum of each entry (default crc32c)",
-    )
-    create.add_argument(
-        "--format",
-        default="raw",
-        choices=("raw", "envelope"),
-        help="raw: an entry is the value; envelope: an entry has key, headers and value (default raw)",
-    )
-    create.add_argument("--exist-ok", action="store_true", help="succeed if a log of that name exists")
+    _configure_create(create)
     append = verb(
         "append",
         "become the log's leader and append the lines of stdin",
@@ -125,6 +103,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     delete = verb("delete", "delete a log and its ledgers permanently", "bk log delete orders --yes", password=True)
     delete.add_argument("--yes", action="store_true", help="delete without confirmation")
     delete.add_argument("--dry-run", action="store_true", help="report what would be deleted")
+
+
+def _configure_create(create: argparse.ArgumentParser) -> None:
+    create.add_argument("--ensemble", type=int, default=3, help="number of bookies of each ledger (default 3)")
+    create.add_argument(
+        "--write-quorum", type=int, default=None, help="number of replicas of each entry (default: ensemble)"
+    )
+    create.add_argument(
+        "--ack-quorum",
+        type=int,
+        default=None,
+        help="number of replicas on disk before an add is confirmed (default: majority of the write quorum)",
+    )
+    create.add_argument(
+        "--digest",
+        default="crc32c",
+        choices=("crc32c", "crc32", "hmac", "dummy"),
+        help="checksum of each entry (default crc32c)",
+    )
+    create.add_argument(
+        "--format",
+        default="raw",
+        choices=("raw", "envelope"),
+        help="raw: an entry is the value; envelope: an entry has key, headers and value (default raw)",
+    )
+    create.add_argument("--exist-ok", action="store_true", help="succeed if a log of that name exists")
 
 
 def run(arguments: argparse.Namespace) -> int:

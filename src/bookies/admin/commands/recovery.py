@@ -59,6 +59,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         epilog="example:  bk recovery list",
     )
     add_common(listing)
+    _configure_repair(verbs)
+    why = verbs.add_parser(
+        "why",
+        help="explain why a ledger lacks replicas: what it waits for, the evidence, the next attempt",
+        epilog="example:  bk recovery why 17",
+    )
+    add_common(why)
+    why.add_argument("ledger", metavar="LEDGER", type=int, help="ledger id")
+    for verb, text in (
+        ("enable", "enable auto-recovery in the whole cluster"),
+        ("disable", "disable auto-recovery in the whole cluster; repairs in progress are finished"),
+        ("audit", "request an audit now, which treats unregistered bookies as lost without delay"),
+    ):
+        parser_of_verb = verbs.add_parser(verb, help=text, epilog=f"example:  bk recovery {verb}")
+        add_common(parser_of_verb)
+        if verb == "audit":
+            parser_of_verb.add_argument(
+                "--checks", action="store_true", help="also run the periodic checks of replicas"
+            )
+    delay = verbs.add_parser(
+        "delay",
+        help="print or set the time before an unregistered bookie counts as lost",
+        epilog="example:  bk recovery delay 600",
+    )
+    add_common(delay)
+    delay.add_argument(
+        "seconds", metavar="SECONDS", type=int, nargs="?", help="new delay in seconds (default: print the delay)"
+    )
+
+
+def _configure_repair(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     repair = verbs.add_parser(
         "repair",
         help="repair ledgers now, also while auto-recovery is disabled",
@@ -87,33 +118,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_rate(repair)
     repair.add_argument("--dry-run", action="store_true", help="report what would be repaired")
-    why = verbs.add_parser(
-        "why",
-        help="explain why a ledger lacks replicas: what it waits for, the evidence, the next attempt",
-        epilog="example:  bk recovery why 17",
-    )
-    add_common(why)
-    why.add_argument("ledger", metavar="LEDGER", type=int, help="ledger id")
-    for verb, text in (
-        ("enable", "enable auto-recovery in the whole cluster"),
-        ("disable", "disable auto-recovery in the whole cluster; repairs in progress are finished"),
-        ("audit", "request an audit now, which treats unregistered bookies as lost without delay"),
-    ):
-        parser_of_verb = verbs.add_parser(verb, help=text, epilog=f"example:  bk recovery {verb}")
-        add_common(parser_of_verb)
-        if verb == "audit":
-            parser_of_verb.add_argument(
-                "--checks", action="store_true", help="also run the periodic checks of replicas"
-            )
-    delay = verbs.add_parser(
-        "delay",
-        help="print or set the time before an unregistered bookie counts as lost",
-        epilog="example:  bk recovery delay 600",
-    )
-    add_common(delay)
-    delay.add_argument(
-        "seconds", metavar="SECONDS", type=int, nargs="?", help="new delay in seconds (default: print the delay)"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:

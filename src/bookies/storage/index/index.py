@@ -97,10 +97,7 @@ class LedgerIndex:
     def adopt_files(
         self, paths: dict[int, str], contents: Contents | None, is_deleted: Callable[[int], bool] = lambda _: False
     ) -> None:
-        """Take over what `find_index_files` and the catalog's file reported at the start.
-
-        `is_deleted`: whether a ledger's files were removed on purpose.
-        """
+        """Take over the files and the catalog found at the start. `is_deleted`: the ledger was removed on purpose."""
         self._paths = paths
         self.catalog.adopt(contents)
         if contents is not None and not self.catalog.is_trusted:
@@ -285,9 +282,8 @@ class LedgerIndex:
         """Stop using the ledger's file. A new one is built from memory and the entry logs."""
         ledger_id = ledger.ledger_id
         self.damaged_count += 1
-        self._events.error(
-            "storage.index_damaged", path=self._paths.get(ledger_id, ""), ledger=ledger_id, problem=damage
-        )
+        path = self._paths.get(ledger_id, "")
+        self._events.error("storage.index_damaged", path=path, ledger=ledger_id, problem=damage)
         self._detach_file(ledger)
         self._moving.pop(ledger_id, None)
         ledger.is_lac_known = ledger.is_partly_rebuilt = False
@@ -374,10 +370,7 @@ class LedgerIndex:
         return len(missing)
 
     async def mark_all_uncertain(self, text: str) -> None:
-        """Fence every ledger and put it in limbo: a part of a journal is lost, and any ledger may have been in it.
-
-        `text`: the reason, kept in the catalog.
-        """
+        """Fence every ledger and put it in limbo: a lost part of a journal may have named any. `text`: the reason."""
         self.catalog.add_hole(text)
         for ledger_id in list(self.ledger_ids()):
             ledger = await self.load(ledger_id)
@@ -452,10 +445,7 @@ class LedgerIndex:
         return slots
 
     async def install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> None:
-        """Set the slots of entries (ascending ids). Slots that were set before now name the new place.
-
-        Raises: OSError when a page cannot be read; LedgerUnknownToBookie.
-        """
+        """Set the slots of entries (ascending ids), also those set before. Raises: OSError; LedgerUnknownToBookie."""
         ledger = self._ledgers.get(ledger_id)
         for number, start, stop in by_page(entry_ids, self._per_page):
             part = slots[start * layout.SLOT_SIZE : stop * layout.SLOT_SIZE]
@@ -493,10 +483,7 @@ class LedgerIndex:
         return await self.scan_slots(ledger, slot_scans.entry_runs)
 
     async def scan_slots(self, ledger: Ledger, visit: Callable[..., T], *arguments: object) -> T:
-        """Have a reader call `visit` (see `slot_scans`) with the pages of a ledger, and return its result.
-
-        Raises: ReadFailed, also when slots are missing because of damage.
-        """
+        """Return `visit`'s result on a ledger's pages (`slot_scans`). Raises: ReadFailed, also for lost slots."""
         for attempt in range(SCAN_TRIES):
             if ledger.lacks_entries:
                 break
