@@ -70,7 +70,10 @@ def test_a_file_system_of_several_directories_counts_once() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"disk_usage_warn_threshold": 96}, "disk_usage_warn_threshold = 96: must be at most disk_usage_threshold = 95"),
+        (
+            {"disk_usage_warn_threshold": 96},
+            "disk_usage_warn_threshold = 96: must be at most disk_usage_threshold = 95",
+        ),
         ({"disk_usage_lwm_threshold": 96}, "disk_usage_lwm_threshold = 96: must be at most disk_usage_threshold = 95"),
         ({"disk_usage_priority_threshold": 94}, "disk_usage_priority_threshold = 94 is less than"),
     ],
