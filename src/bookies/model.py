@@ -19,6 +19,8 @@ INVALID_ENTRY_ID = -1
 LAST_ENTRY = -1  # entry id of a read request: "the highest entry you have"
 ENTRY_HEADER_SIZE = 32  # bytes: ledger id, entry id, last add confirmed, accumulated length (int64 each)
 MASTER_KEY_SIZE = 20
+# Characters of the names of logs, records and runs: every store and file system accepts them.
+NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
 FRAME_SIZE_MAX = 5 * 1024 * 1024  # bytes, the four of the length prefix included
 
 Ensemble = tuple[BookieId, ...]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bookies.runtime.ports import Runtime
 
 from bookies.admin.shared.usage import UsageError
+from bookies.units import size_text as size_text
 
 T = TypeVar("T")
 DATA_DIRECTORY = "bk-data"
@@ -272,15 +273,6 @@ def visible(text: str) -> str:
 def time_text(wall_ms: float) -> str:
     """Return a wall clock's milliseconds as local time, to the second."""
     return datetime.datetime.fromtimestamp(wall_ms / 1000).isoformat(" ", "seconds")
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes with its unit, B to GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 class Progress:

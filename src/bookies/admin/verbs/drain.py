@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from bookies import units
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.common import (
     add_common,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 VERBS = ("drain", "maintenance")
 RATE_ASSUMED = 32 * 1024 * 1024  # bytes per second, until a rate is measured
 SHOWN = 20  # obstacles that are printed, one per line
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAINTENANCE_MAX_S = 7 * 86_400
 
 
@@ -137,10 +137,9 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
 
 def parse_duration(text: str) -> float:
     """Return the seconds of a time such as `90s`, `20m`, `2h`, `1d`. Raises `UsageError`."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in UNITS_S or not number.isascii() or not number.replace(".", "", 1).isdigit():
+    seconds = units.parse_duration(text)
+    if seconds is None:
         raise UsageError(f"--for {text}: expected a number and a unit (s, m, h or d), such as 20m")
-    seconds = float(number) * UNITS_S[unit]
     if seconds <= 0:
         raise UsageError(f"--for {text}: must be above 0; --end ends a maintenance")
     if seconds > MAINTENANCE_MAX_S:

@@ -17,13 +17,12 @@ from bookies.errors import InvalidArgument, LedgerNotFound, MetadataCorrupt
 from bookies.metadata.interface.recovery_store import LedgerLock, RecoveryStore
 from bookies.metadata.interface.request_counts import RequestCounts
 from bookies.metadata.interface.watches import Watch
-from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+from bookies.model import NAME_CHARACTERS, BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.tasks import all_of
 
 RECORD_SIZE_MAX = (1 << 20) - (1 << 14)  # bytes; ZooKeeper refuses requests of 1 MiB and more, names included
 RECORD_NAME_LENGTH_MAX = 255
 READ_AT_ONCE = 64  # ledgers' records
-_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +336,7 @@ def check_record(name: str, data: bytes = b"") -> None:
     """
     parts = name.split("/")
     if len(name) > RECORD_NAME_LENGTH_MAX or any(
-        not part or part in (".", "..") or not _NAME_CHARACTERS.issuperset(part) for part in parts
+        not part or part in (".", "..") or not NAME_CHARACTERS.issuperset(part) for part in parts
     ):
         raise InvalidArgument(
             f"{name!r} is not a record name: use at most {RECORD_NAME_LENGTH_MAX} characters, letters, digits, - . _ , "

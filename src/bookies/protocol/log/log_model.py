@@ -35,7 +35,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from bookies.errors import InvalidArgument, LogFenced, LogTruncated, MetadataCorrupt, NotSupported
-from bookies.model import DigestType
+from bookies.model import NAME_CHARACTERS, DigestType
 
 FORMAT = 1  # of a record that is the whole list
 FORMAT_SEGMENTED = 2  # of one whose older extents are in records of their own
@@ -45,7 +45,6 @@ RECORD_FORMATS = (RAW, ENVELOPE)
 HELD, MIGRATED_FROM, CUT_OVER = "held", "migrated.from", "migrated.cut-over"
 OPEN_MAX = 2  # ledgers at the end of a list that may be open
 NAME_LENGTH_MAX = 200
-_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
 
 
 class Position(NamedTuple):
@@ -441,7 +440,7 @@ def check_log_name(name: str) -> str:
 
     Raises `InvalidArgument` for any other.
     """
-    if not 1 <= len(name) <= NAME_LENGTH_MAX or not _NAME_CHARACTERS.issuperset(name) or name[0] in "-._":
+    if not 1 <= len(name) <= NAME_LENGTH_MAX or not NAME_CHARACTERS.issuperset(name) or name[0] in "-._":
         raise InvalidArgument(
             f"{name!r} is no name of a log: 1 to {NAME_LENGTH_MAX} letters, digits, - . _ , "
             "the first one a letter or a digit"

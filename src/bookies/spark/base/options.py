@@ -16,12 +16,11 @@ from typing import Any
 
 from bookies.config import ClientConfig, validate
 from bookies.errors import ConfigError, InvalidArgument
+from bookies.units import parse_duration, parse_size
 
 URI = "bookkeeper.metadataServiceUri"
 CLIENT_OPTIONS = (URI, "bookkeeper.passwordFile", "bookkeeper.passwordEnv")
 VIEW = "use CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_SCALES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def proper_names(options: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
@@ -65,11 +64,10 @@ def number(options: Mapping[str, str], name: str, default: int) -> int:
     text = options.get(name, "").strip().lower()
     if not text:
         return default
-    scale = _SCALES.get(text[-1], 1)
-    digits = text[:-1] if scale > 1 else text
-    if not (digits.isascii() and digits.isdigit()) or int(digits) < 1:
+    size = parse_size(text)
+    if not size:
         raise InvalidArgument(f"option {name}={text!r}: expected a whole number above 0 (k, m, g allowed)")
-    return int(digits) * scale
+    return size
 
 
 def read_password(options: Mapping[str, str]) -> bytes:
@@ -109,11 +107,10 @@ def seconds(options: Mapping[str, str], name: str, default: float) -> float:
     text = options.get(name, "").strip().lower()
     if not text:
         return default
-    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    scale = _SECONDS.get(text[len(digits) :].strip())
-    if scale is None or not (digits.isascii() and digits.isdigit()):
+    duration = parse_duration(text)
+    if duration is None:
         raise InvalidArgument(f"option {name}={text!r}: expected a duration such as 90s, 15m, 2h or 500ms")
-    return int(digits) * scale
+    return duration
 
 
 def json_object(options: Mapping[str, str], name: str, example: str) -> dict[str, Any]:

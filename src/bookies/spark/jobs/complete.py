@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookies.spark.jobs.shared.common import Run
-from bookies.spark.jobs.shared.progress import size_text, time_text
 from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
+from bookies.units import decimal_size_text, duration_text
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class Complete:
         """Return the result of a run that was only planned: its tasks."""
         plan = run.estimate
         lead = (
-            f"{plan.items:,} items in {plan.tasks:,} tasks, {size_text(plan.size)}, about {time_text(plan.seconds)}; "
-            "nothing was done"
+            f"{plan.items:,} items in {plan.tasks:,} tasks, {decimal_size_text(plan.size)}, about "
+            f"{duration_text(plan.seconds)}; nothing was done"
         )
         by_bookie = sorted(plan.by_bookie.items())
         sections = [
             Section(
                 "Bytes by bookie",
                 table=Table(("bookie", "bytes"), by_bookie, (1,)),
-                plot=Bars([(bookie, size, size_text(size)) for bookie, size in by_bookie]),
+                plot=Bars([(bookie, size, decimal_size_text(size)) for bookie, size in by_bookie]),
             )
         ]
         return cls(run.results, Report(f"Plan of {name}", lead, True, dict(run.config.options), sections))

@@ -34,9 +34,9 @@ from bookies.spark.jobs.shared import common, ledger_selection
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.shared.lines import check_object, csv_lines
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.progress import size_text
 from bookies.spark.jobs.shared.report import Report, Section, Table
 from bookies.spark.write import tier
+from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
     from bookies.client.base import EntryBatch
@@ -312,7 +312,7 @@ def _still_there(to: str, items: Sequence[Item]) -> common.Holds:
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]], *, is_good: bool) -> Report:
     outcomes = Counter(row[3] for row in rows)
     entries, size = sum(row[4] for row in rows), sum(row[5] for row in rows)
-    lead = f"{entries:,} entries, {size_text(size)} in {outcomes[common.DONE]:,} files"
+    lead = f"{entries:,} entries, {decimal_size_text(size)} in {outcomes[common.DONE]:,} files"
     if config.mode == common.DRY_RUN:
         lead = f"would write {lead}; a dry run, nothing was written"
     elif not is_good:

@@ -33,9 +33,10 @@ from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option
 from bookies.spark.jobs.shared.lines import SHOWN_SIZE, JsonLines
 from bookies.spark.jobs.shared.packing import TASK_SIZE, Estimate
-from bookies.spark.jobs.shared.progress import Progress, size_text
+from bookies.spark.jobs.shared.progress import Progress
 from bookies.spark.jobs.shared.report import Report, Section, Table
 from bookies.spark.write import tier, unchanged
+from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -310,6 +311,6 @@ def _complete(
     entries, size, ledgers = counts
     row = (config.run_id, log, outcome, len(files), entries, size, ledgers)
     frame = common.save(common.frame_of(spark, [row], IMPORTED), config, "imported")
-    lead = f"{outcome}: {entries:,} entries, {size_text(size)} from {len(files):,} files, log {log}"
+    lead = f"{outcome}: {entries:,} entries, {decimal_size_text(size)} from {len(files):,} files, log {log}"
     sections = [Section("Files", table=Table(("file", "bytes"), list(files), (1,)))]
     return Complete(frame, Report("Import", lead, True, {"run": config.run_id, **config.options}, sections))

@@ -44,8 +44,8 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common, ledger_selection
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.progress import size_text
 from bookies.spark.jobs.shared.report import Report, Section, Table
+from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -357,7 +357,7 @@ def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]]) -> Report:
     counted = (
         ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items())) or "no ledgers to migrate"
     )
-    lead = f"{counted}; {size_text(sum(row[6] for row in rows if row[1] == LEDGER))}"
+    lead = f"{counted}; {decimal_size_text(sum(row[6] for row in rows if row[1] == LEDGER))}"
     if config.mode == common.DRY_RUN:
         lead = f"would migrate: {lead}; a dry run, nothing was changed"
     is_good = not any(outcome in common.UNFINISHED for outcome in outcomes)

@@ -46,8 +46,8 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common, ledger_selection
 from bookies.spark.jobs.shared.common import JobConfig, Outcome, Tools
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.progress import size_text
 from bookies.spark.jobs.shared.report import Report, Section, Table
+from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -77,7 +77,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     frame = common.save(common.frame_of(spark, rows, RESTORED), config, "restored")
     outcomes = Counter(row[2] for row in rows)
     is_good = not any(outcome in common.UNFINISHED for outcome in outcomes)
-    lead = f"{outcomes[common.DONE]:,} of {len(rows):,} ledgers, {size_text(sum(row[4] for row in rows))}"
+    lead = f"{outcomes[common.DONE]:,} of {len(rows):,} ledgers, {decimal_size_text(sum(row[4] for row in rows))}"
     if config.mode == common.DRY_RUN:
         lead = f"would restore {lead}; a dry run, nothing was changed"
     table = Table(("ledger", "outcome", "entries", "bytes", "detail"), [row[1:] for row in rows], (0, 2, 3))

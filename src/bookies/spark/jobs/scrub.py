@@ -51,8 +51,8 @@ from bookies.spark.jobs.shared.findings import (
     too_few,
 )
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.progress import size_text
 from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
+from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -384,7 +384,7 @@ def _report(
         ", ".join(f"{count:,} {finding_kind}" for finding_kind, count in sorted(counts_by_kind.items()))
         or "no findings"
     )
-    lead = f"{items:,} items, {entries:,} copies of entries, {size_text(size)} checked: {summary}"
+    lead = f"{items:,} items, {entries:,} copies of entries, {decimal_size_text(size)} checked: {summary}"
     if offloaded:
         lead += f"; {offloaded:,} ledgers are offloaded, so bookies need not have their entries"
     if failed:
@@ -417,7 +417,7 @@ def _report(
                 [(bookie, *counts) for bookie, counts in sorted(covered.items())],
                 (1, 2, 3),
             ),
-            Bars([(bookie, counts[2], size_text(counts[2])) for bookie, counts in sorted(covered.items())]),
+            Bars([(bookie, counts[2], decimal_size_text(counts[2])) for bookie, counts in sorted(covered.items())]),
         ),
         Section("Items that failed", table=Table(("item", "why"), failed)),
     ]

@@ -22,8 +22,8 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.progress import size_text
 from bookies.spark.jobs.shared.report import Bars, Curve, Report, Section, Table
+from bookies.units import decimal_size_text
 
 OPTIONS = (
     Option("top", 20, "number of ledgers to list", int),
@@ -180,8 +180,8 @@ def report_of(
     ledgers = sum(count for _, count, _, _ in by_section.get("age", ()))
     skew = max(sizes, default=0) / mean if mean else 1.0
     lead = (
-        f"{ledgers:,} ledgers, {size_text(total)} of payload, {size_text(stored)} stored; fullest bookie "
-        f"{skew:.2f} times the mean, Gini {gini(sizes):.3f}"
+        f"{ledgers:,} ledgers, {decimal_size_text(total)} of payload, {decimal_size_text(stored)} stored; "
+        f"fullest bookie {skew:.2f} times the mean, Gini {gini(sizes):.3f}"
     )
     if unmeasured:
         lead += f"; {unmeasured:,} open ledgers could not be measured"
@@ -197,7 +197,10 @@ def report_of(
                 [(name, count, size, size / mean if mean else 0.0) for name, count, _, size in bookies],
                 (1, 2, 3),
             ),
-            Bars([(name, size, size_text(size)) for name, _, _, size in bookies], (mean, f"mean {size_text(mean)}")),
+            Bars(
+                [(name, size, decimal_size_text(size)) for name, _, _, size in bookies],
+                (mean, f"mean {decimal_size_text(mean)}"),
+            ),
         ),
         Section("Evenness", f"Gini {gini(sizes):.3f}", plot=_curve(sizes)),
         _disks(space, {name: size for name, _, _, size in bookies}),
@@ -209,7 +212,7 @@ def report_of(
 
 
 def _section(title: str, rows: Sequence[tuple[str, int, int, int]], text: str = "") -> Section:
-    bars = Bars([(name, stored, size_text(stored)) for name, _, _, stored in rows[:40]])
+    bars = Bars([(name, stored, decimal_size_text(stored)) for name, _, _, stored in rows[:40]])
     return Section(title, text, Table(("name", "ledgers", "bytes", "stored"), rows, (1, 2, 3)), bars)
 
 

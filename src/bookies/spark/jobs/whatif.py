@@ -29,8 +29,8 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option
 from bookies.spark.jobs.shared.packing import BOOKIE_RATE
-from bookies.spark.jobs.shared.progress import size_text, time_text
 from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
+from bookies.units import decimal_size_text, duration_text
 
 OPTIONS = (
     Option("dead", None, "bookies that fail, separated by commas", metavar="BOOKIES"),
@@ -199,10 +199,10 @@ def _report(
     cost: Cost,
 ) -> Report:
     counted = ", ".join(f"{count:,} {outcome}" for outcome, (count, _) in sorted(by_outcome.items())) or "none"
-    time = "no bookie is left to copy to" if cost.seconds is None else f"about {time_text(cost.seconds)}"
+    time = "no bookie is left to copy to" if cost.seconds is None else f"about {duration_text(cost.seconds)}"
     lead = (
-        f"without {', '.join(dead)}: fragments that lose copies: {counted}; to copy {size_text(cost.size)}, {time}; "
-        f"the other disks {'hold' if cost.is_enough else 'do not hold'} it"
+        f"without {', '.join(dead)}: fragments that lose copies: {counted}; to copy "
+        f"{decimal_size_text(cost.size)}, {time}; the other disks {'hold' if cost.is_enough else 'do not hold'} it"
     )
     if homeless:
         lead += f"; {homeless:,} fragments have no other bookie outside their ensemble: start more bookies first"

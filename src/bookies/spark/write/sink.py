@@ -33,6 +33,7 @@ from bookies.protocol.log.log_model import ENVELOPE, RAW, RECORD_FORMATS, Writte
 from bookies.spark.base import runtime
 from bookies.spark.base.options import flag, metadata_uri, number, proper_names, read_password
 from bookies.spark.write import unchanged
+from bookies.units import parse_duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -179,11 +180,10 @@ def _duration_ms(proper: Mapping[str, str], name: str, default: int) -> int:
     text = (proper.get(name) or "").strip().lower()
     if not text:
         return default
-    scales = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-    digits, unit = text[:-1], text[-1]
-    if unit not in scales or not (digits.isascii() and digits.isdigit()):
+    seconds = parse_duration(text)
+    if seconds is None:
         raise InvalidArgument(f"option {name}={text!r}: expected a whole number and s, m, h or d, such as 24h")
-    return int(digits) * scales[unit]
+    return round(seconds * 1000)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from bookies.client.transport.watcher import DOWN
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
-from bookies.model import BookieMode
+from bookies.model import NAME_CHARACTERS, BookieMode
 from bookies.protocol.repair import RateLimit
 from bookies.runtime.tasks import all_of
 from bookies.spark.base import runtime
@@ -123,7 +123,7 @@ def checked(config: JobConfig, options: Iterable[Option]) -> JobConfig:
         raise InvalidArgument(f"mode={config.mode!r}: must be one of {', '.join(MODES)}")
     if config.bytes_per_s is not None and config.bytes_per_s <= 0:
         raise InvalidArgument(f"bytes_per_s={config.bytes_per_s}: must be above 0")
-    if not set(config.run_id) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._"):
+    if not NAME_CHARACTERS.issuperset(config.run_id):
         raise InvalidArgument(f"run_id={config.run_id!r}: letters, digits, '-', '.' and '_' only")
     values = {name: config.options.get(name, option.default) for name, option in known.items()}
     for name, value in values.items():

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.errors import InvalidArgument
 from bookies.spark.jobs.shared.common import Option
+from bookies.units import parse_duration
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.model import LedgerMetadata
     from bookies.protocol.log import Manifest
 
-SCALES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 OPTIONS = (
     Option("ledgers", None, "only these ledgers, by id: 17,18,20-29", metavar="LIST"),
     Option("log", None, "only ledgers of these logs: orders,returns", metavar="NAMES"),
@@ -23,10 +23,10 @@ OPTIONS = (
 
 def seconds_of(name: str, text: str) -> float:
     """Return the seconds of `90s`, `15m`, `24h`, `7d`. Raises `InvalidArgument`."""
-    text = str(text).strip()
-    if text[-1:] not in SCALES or not (text[:-1].isascii() and text[:-1].isdigit()):
+    seconds = parse_duration(str(text))
+    if seconds is None:
         raise InvalidArgument(f"{name}={text!r}: expected a whole number and s, m, h or d, such as 7d")
-    return int(text[:-1]) * SCALES[text[-1]]
+    return seconds
 
 
 def numbers_of(text: str) -> list[int]:

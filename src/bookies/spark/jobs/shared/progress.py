@@ -9,24 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from bookies.spark.jobs.shared.packing import Estimate
+from bookies.units import decimal_size_text, duration_text
 
 LOOK_S = 0.5
 LINE_S = 15.0  # between lines if stderr is not a terminal
-
-
-def size_text(size: float) -> str:
-    """Format bytes: 1,536,000 is `1.5 MB`."""
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if abs(size) < 1000 or unit == "TB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
-
-
-def time_text(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Progress:
@@ -47,8 +33,8 @@ class Progress:
         plan = self._plan
         before = f", {self._skipped:,} already done" if self._skipped else ""
         self._say(
-            f"{self._name}, run {self._run_id}: {plan.items:,} items{before}, {size_text(plan.size)} in "
-            f"{plan.tasks:,} tasks, about {time_text(plan.seconds)}"
+            f"{self._name}, run {self._run_id}: {plan.items:,} items{before}, {decimal_size_text(plan.size)} in "
+            f"{plan.tasks:,} tasks, about {duration_text(plan.seconds)}"
         )
 
     def __enter__(self) -> Self:
@@ -81,8 +67,8 @@ class Progress:
                 continue
             printed = now
             done, total = self._tasks()
-            left = f", {time_text((total - done) * (now - begin) / done)} left" if done else ""
-            text = f"  {self._name}: {done:,} of {total:,} tasks, {time_text(now - begin)}{left}"
+            left = f", {duration_text((total - done) * (now - begin) / done)} left" if done else ""
+            text = f"  {self._name}: {done:,} of {total:,} tasks, {duration_text(now - begin)}{left}"
             if is_terminal:
                 sys.stderr.write("\r" + text.ljust(self._width))
                 sys.stderr.flush()

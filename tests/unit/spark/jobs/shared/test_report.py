@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bookies.spark.jobs.shared.progress import size_text, time_text
 from bookies.spark.jobs.shared.report import ROWS_MAX, Bars, Curve, Report, Section, Table, number_text, page, text
 
 VOID = ("meta", "br")
@@ -127,14 +126,3 @@ def test_long_tables_are_cut() -> None:
 )
 def test_values_are_written_for_people(value: object, said: str) -> None:
     assert number_text(value) == said
-
-
-def test_sizes_and_times_are_written_for_people() -> None:
-    assert [size_text(each) for each in (0, 999, 1000, 1_536_000, 2e15)] == [
-        "0 B",
-        "999 B",
-        "1.0 KB",
-        "1.5 MB",
-        "2000.0 TB",
-    ]
-    assert [time_text(each) for each in (5, 89, 600, 7200)] == ["5 s", "89 s", "10 min", "2.0 h"]

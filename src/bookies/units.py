@@ -1,0 +1,49 @@
+"""Durations and sizes as text: what operators type in options and read in reports."""
+
+from __future__ import annotations
+
+import re
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_duration = re.compile(r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+) *(?P<unit>[a-z]+)").fullmatch
+_size = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kmg]?)").fullmatch
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of `500ms`, `90s`, `20m`, `1.5h` or `7d`; None if the text is no duration."""
+    match = _duration(text.strip().lower())
+    if match is None or match["unit"] not in _SECONDS:
+        return None
+    return float(match["number"]) * _SECONDS[match["unit"]]
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes of `65536`, `64k`, `8m` or `1g` (powers of 1,024); None if the text is no size."""
+    match = _size(text.strip().lower())
+    return None if match is None else int(match["number"]) * _BYTES[match["unit"]]
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes with its unit, B to GiB: 1,536 is `1.5 KiB`."""
+    return _size_text(size, 1024, ("B", "KiB", "MiB", "GiB"))
+
+
+def decimal_size_text(size: float) -> str:
+    """Return a number of bytes with its unit, B to TB: 1,500 is `1.5 KB`."""
+    return _size_text(size, 1000, ("B", "KB", "MB", "GB", "TB"))
+
+
+def _size_text(size: float, base: int, units: tuple[str, ...]) -> str:
+    power = 0
+    while abs(size) >= base and power < len(units) - 1:
+        size /= base
+        power += 1
+    return f"{size:.{min(power, 1)}f} {units[power]}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in s, min or h: 600 is `10 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
