@@ -12,7 +12,7 @@ from bookies.client.client import Client
 from bookies.config import RecoveryConfig, from_environment
 from bookies.metadata.uri import connect
 from bookies.model import BookieId
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit
 from bookies.replication.auditor import Auditor
 from bookies.replication.auditor.election import lead
 from bookies.replication.base import Membership

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.sim.recovery_world import World, run
 
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.balance import BalancePlan
 from bookies.replication.operator import Balance
 

@@ -14,7 +14,7 @@ from bookies.client.repair.replication import CopyProgress
 from bookies.config import RecoveryConfig
 from bookies.errors import MetadataError, ReplicationFailed
 from bookies.model import BookieId
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.absence import HURRY_S
 from bookies.protocol.repair.repair_work import Cause, RepairState
 from bookies.replication.base import Membership

@@ -11,7 +11,7 @@ from tests.sim.recovery_world import World, run
 from bookies.errors import BookKeeperError, LedgerFenced, MetadataError
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.repair_work import Cause, RepairState, Wait
 from bookies.replication.base.store_outage import AWAY_S
 from bookies.replication.operator import Drain

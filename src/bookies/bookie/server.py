@@ -45,6 +45,7 @@ from bookies.errors import BookKeeperError, MetadataCorrupt, MetadataError, Stor
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.bookie_places import BookiePlace, note_place
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
+from bookies.protocol.pacing import Backoff
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Listener, Lock, Runtime
 from bookies.runtime.tasks import Tasks
@@ -296,11 +297,11 @@ class BookieServer:
 
     async def _keep_registered(self) -> None:
         """Make the registration follow the mode for as long as the bookie serves."""
-        pause_s = REGISTER_RETRY_S
+        backoff = Backoff(REGISTER_RETRY_S, REGISTER_RETRY_S_MAX, self._runtime.random.uniform)
         while True:
             mode = self.state.registration_due()
             if mode is None:
-                pause_s = REGISTER_RETRY_S
+                backoff.reset()
                 self._registration_changed.clear()
                 self._registration_settled.set()
                 await self._registration_changed.wait()
@@ -311,10 +312,9 @@ class BookieServer:
                 await self._register(mode)
             except MetadataError as error:
                 self._events.warning(
-                    "registration.failed", bookie=self.bookie_id, retry_s=round(pause_s, 1), error=error
+                    "registration.failed", bookie=self.bookie_id, retry_s=round(backoff.longest_s, 1), error=error
                 )
-                await asyncio.sleep(pause_s * self._runtime.random.uniform(0.5, 1.0))
-                pause_s = min(2 * pause_s, REGISTER_RETRY_S_MAX)
+                await asyncio.sleep(backoff.next_s())
             else:
                 self._events.info("registration.made", bookie=self.bookie_id, mode=mode.value)
 

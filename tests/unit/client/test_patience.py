@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.pool import Stage, play
 
 from bookies import errors
-from bookies.protocol.ledger.busy_backoff import DELAY_MAX_S, delay_s, maybe_delay_s
+from bookies.protocol.pacing.busy_backoff import DELAY_MAX_S, delay_s, maybe_delay_s
 
 
 def test_waits_double_up_to_the_limit() -> None:

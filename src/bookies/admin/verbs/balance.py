@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _balance(session: Session, arguments: argparse.Namespace) -> int:
-    from bookies.protocol.repair import RateLimit
+    from bookies.protocol.pacing import RateLimit
     from bookies.replication.operator import Balance
 
     balance = Balance(session.runtime, session.client, session.driver, operator_name(), RateLimit(arguments.rate))

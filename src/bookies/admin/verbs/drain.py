@@ -155,7 +155,7 @@ async def _endangered(session: Session, bookie: BookieId, notes: Notes) -> tuple
 
     Other bookies that are unregistered or exempt by a note count as unavailable too.
     """
-    from bookies.protocol.repair import RateLimit
+    from bookies.protocol.pacing import RateLimit
     from bookies.protocol.repair.drain import replicas_elsewhere
     from bookies.protocol.repair.fragments import is_stored_on
     from bookies.replication.base.replication_records import Coverage, records
@@ -220,7 +220,7 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
 
 
 async def _drain(session: Session, arguments: argparse.Namespace) -> int:
-    from bookies.protocol.repair import RateLimit
+    from bookies.protocol.pacing import RateLimit
     from bookies.replication.operator import Drain
 
     bookie = await check_known(session, arguments.bookie)

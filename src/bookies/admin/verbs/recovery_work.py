@@ -85,7 +85,7 @@ async def _repair_all(
     from bookies.admin.verbs.replication import one_by_one
     from bookies.errors import LedgerLocked, LedgerNotFound, MetadataCorrupt, MetadataError
     from bookies.model import BookieId
-    from bookies.protocol.repair import RateLimit
+    from bookies.protocol.pacing import RateLimit
     from bookies.protocol.repair.repair_work import RepairState
     from bookies.replication.operator.status import problem_facts
     from bookies.replication.repair.ledger_repair import Totals

@@ -24,6 +24,7 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
 from bookies.model import LedgerMetadata
+from bookies.protocol.pacing import doubled
 from bookies.runtime.ports import Runtime
 
 T = TypeVar("T")
@@ -155,5 +156,5 @@ class Failures:
 
 async def back_off(runtime: Runtime, count: int) -> None:
     """Wait before attempt `count` + 1: exponentially longer, with jitter."""
-    longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**count)
+    longest = doubled(BACKOFF_FIRST_S, BACKOFF_MAX_S, count)
     await asyncio.sleep(runtime.random.uniform(longest / 2, longest))

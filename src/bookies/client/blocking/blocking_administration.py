@@ -22,7 +22,8 @@ from bookies.metadata.interface import Watch
 from bookies.metadata.interface.driver import BookieSet, Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
-from bookies.protocol.repair import Fragment, RateLimit
+from bookies.protocol.pacing import RateLimit
+from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.replicate import Replacement
 
 T = TypeVar("T")

@@ -56,9 +56,10 @@ from bookies.metadata.interface import MetadataDriver, Watch
 from bookies.metadata.interface.driver import BookieSet, Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.model import BookieId, BookieInfo, BookieMode, DigestType, LedgerMetadata
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.placement.placement import fewest_changes, judge
 from bookies.protocol.quorums import write_set
-from bookies.protocol.repair import Fragment, FragmentVerdict, RateLimit
+from bookies.protocol.repair import Fragment, FragmentVerdict
 from bookies.protocol.repair.fragments import (
     FragmentCheck,
     fragments_on,

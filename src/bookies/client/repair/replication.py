@@ -29,8 +29,9 @@ from bookies.errors import (
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.model import BookieId, BookieMode, LedgerMetadata, LedgerState
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.placement.placement_proof import abbreviated
-from bookies.protocol.repair import Fragment, FragmentVerdict, RateLimit
+from bookies.protocol.repair import Fragment, FragmentVerdict
 from bookies.protocol.repair.fragments import ReplicaVerdict, fragments_on, fragments_to_check, runs_of
 from bookies.protocol.repair.repair_work import Circumstances
 from bookies.protocol.repair.replicate import (
@@ -44,6 +45,7 @@ from bookies.protocol.repair.replicate import (
     unknown_replicas,
 )
 from bookies.runtime.tasks import all_of
+from bookies.runtime.throttle import pause, throttle
 
 COPIED_AT_ONCE = 8  # ledgers; most are small, so each copy mostly waits
 
@@ -228,8 +230,7 @@ async def replicate(
     copy = FragmentCopy(fragment, replacements)
     copy.swap.check_unchanged(update.current.metadata)
     replicas = access.replicas(update.current.metadata)
-    if (pause_s := account.pace.start_copy(loop.time())) > 0:
-        await asyncio.sleep(pause_s)
+    await pause(account.pace.start_copy(loop.time()))
     targets, admission = [replacement.new for replacement in copy.replacements], pool.copy_admission
     needs_turn = not await admission.have_free_space(targets, _size_of(fragment, update.current.metadata))
     has_turn = False
@@ -254,9 +255,7 @@ async def replicate(
             size = sum(map(len, bodies))
             copy.copied(ids[-1], len(ids), size)
             account.copied(fragment.ledger_id, sum(len(share) for _, share in shares), size * len(shares))
-            pause_s = account.pace.charge(size * len(shares), loop.time())
-            if pause_s > 0:
-                await asyncio.sleep(pause_s)
+            await throttle(account.pace, size * len(shares))
     await update.update(copy.swap.needed, copy.swap.apply)
     account.store_failed(fragment.ledger_id, None)
     return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)
@@ -282,7 +281,6 @@ async def renew(
 
     The record does not change. Raises the error of an entry that no replica delivers or that cannot be written.
     """
-    loop = asyncio.get_running_loop()
     replicas, bookie = access.replicas(record), fragment.ensemble[position]
     copy = FragmentCopy(fragment, renewals(fragment, [position]))
     for run in runs_of(ids):
@@ -300,8 +298,7 @@ async def renew(
             size = sum(map(len, bodies))
             account.copied(fragment.ledger_id, len(bodies), size)
             at = share.stop
-            if (pause_s := account.pace.charge(size, loop.time())) > 0:
-                await asyncio.sleep(pause_s)
+            await throttle(account.pace, size)
 
 
 class LedgerRepairRun:

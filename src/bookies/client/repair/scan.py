@@ -25,16 +25,17 @@ from bookies.errors import (
 )
 from bookies.model import BookieId
 from bookies.protocol.ledger.read import NEGATIVE
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit, doubled
 from bookies.protocol.repair.fragments import missing_runs, runs_of
 from bookies.runtime.tasks import all_of
+from bookies.runtime.throttle import throttle
 
 T = TypeVar("T")
 LANES = 4  # batches in flight
 SHORT_LANES = 32  # lanes for runs of a few entries, as in striped ledgers
 SHORT = 16  # entries
 ATTEMPTS = 4  # with a bookie that is busy, or whose connection is lost
-PAUSE_S = 0.25  # before the second attempt; doubled each time
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.25, 1.0  # before the second attempt, and before the last
 
 
 class BadRun(NamedTuple):
@@ -107,7 +108,6 @@ class _Scan:
         self.result = ReplicaScan(bookie)
         self._replicas, self._pool, self._ledger_id, self._bookie = replicas, pool, ledger_id, bookie
         self._visit, self._pace = visit, pace
-        self._loop = asyncio.get_running_loop()
 
     async def all(self, ids: Sequence[int]) -> None:
         if not ids:
@@ -163,8 +163,8 @@ class _Scan:
             if self._visit is not None:
                 self._visit(batch)
             at = batch.last_entry_id + 1
-            if self._pace is not None and (pause_s := self._pace.charge(batch.size, self._loop.time())) > 0:
-                await asyncio.sleep(pause_s)
+            if self._pace is not None:
+                await throttle(self._pace, batch.size)
 
     async def _read(self, ids: range) -> EntryBatch:
         return await self._with_retries(lambda: self._replicas.read_batch(self._bookie, ids))
@@ -180,7 +180,7 @@ class _Scan:
                 is_gone = isinstance(error, BookieUnreachable) and not error.was_connected
                 if is_gone or attempt == ATTEMPTS - 1:
                     raise
-            await asyncio.sleep(PAUSE_S * 2**attempt)
+            await asyncio.sleep(doubled(PAUSE_FIRST_S, PAUSE_MAX_S, attempt))
         raise AssertionError
 
 

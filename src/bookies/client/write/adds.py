@@ -25,7 +25,7 @@ from bookies.kernels import pack_add_frames
 from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata
 from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.add import ChangeEnsemble, CloseLedger, Confirmed, Effects, Failed, RetryLater, Send
-from bookies.protocol.ledger.busy_backoff import delay_s, maybe_delay_s
+from bookies.protocol.pacing.busy_backoff import delay_s, maybe_delay_s
 from bookies.wire.digest import mac_key, master_key
 from bookies.wire.v2 import add_head
 
@@ -155,7 +155,7 @@ class AddReplica:
     Responses reach the pipeline with the position that the add was sent for, so a bookie that returns at another
     position cannot acknowledge for the former one (X-43).
 
-    Entries that a busy bookie refuses are sent to it again, see `protocol/ledger/busy_backoff.py`. Meanwhile they are
+    Entries that a busy bookie refuses are sent to it again, see `protocol/pacing/busy_backoff.py`. Meanwhile they are
     unanswered for the pipeline.
     """
 

@@ -364,7 +364,7 @@ class Bench:
     # -- during --------------------------------------------------------------------------------------------------
     async def _named(self, bookie: BookieId) -> list[LedgerMetadata]:
         """Return the records that presently name the bookie for entries."""
-        from bookies.protocol.repair import RateLimit
+        from bookies.protocol.pacing import RateLimit
         from bookies.protocol.repair.fragments import is_stored_on
         from bookies.replication.base.replication_records import Coverage, records
 

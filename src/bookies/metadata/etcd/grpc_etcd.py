@@ -27,6 +27,7 @@ from bookies.metadata.etcd.etcd_port import (
     OutcomeUnknown,
 )
 from bookies.metadata.etcd.etcd_watches import Watches
+from bookies.protocol.pacing import Backoff
 from bookies.runtime.tasks import Tasks
 
 T = TypeVar("T")
@@ -190,7 +191,7 @@ class GrpcEtcd:
 
     async def _connect(self) -> _Connection:
         """Try the servers in turn, until the caller's timeout."""
-        delay_s, attempts = RECONNECT_S_MIN, 0
+        backoff, attempts = Backoff(RECONNECT_S_MIN, min(RECONNECT_S_MAX, self._timeout_s / 5)), 0
         while True:
             if self._is_closed:
                 raise ClientClosed(f"the connection to etcd at {self.hosts} is closed")
@@ -208,8 +209,7 @@ class GrpcEtcd:
                     self._close_soon(connection)
             attempts += 1
             if attempts % len(self._hosts) == 0:
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, RECONNECT_S_MAX, self._timeout_s / 5)
+                await asyncio.sleep(backoff.next_s())
 
     async def _greet(self, connection: _Connection) -> bool:
         """Connect and authenticate. False: the server does not answer. Raises `MetadataError` if it refuses us."""

@@ -30,6 +30,7 @@ import math
 from collections.abc import Iterable
 
 from bookies.model import BookieId
+from bookies.protocol.pacing import Backoff
 
 PAUSE_FIRST_S = 2.0
 PAUSE_MAX_S = 30.0
@@ -53,15 +54,15 @@ class Rank(enum.IntEnum):
 
 
 class _Breaker:
-    """Circuit breaker of a bookie that has failed. `pause_s`: the last pause; 0 after a reset."""
+    """Circuit breaker of a bookie that has failed. `backoff`: reset when it was healthy for long."""
 
-    __slots__ = ("healthy_since", "is_tripped", "open_until", "pause_s", "probe_until")
+    __slots__ = ("backoff", "healthy_since", "is_tripped", "open_until", "probe_until")
 
     def __init__(self) -> None:
         self.is_tripped = False
         self.open_until = 0.0
         self.probe_until = 0.0
-        self.pause_s = 0.0
+        self.backoff = Backoff(PAUSE_FIRST_S, PAUSE_MAX_S)
         self.healthy_since = 0.0
 
 
@@ -79,10 +80,9 @@ class CircuitBreakers:
         if breaker.is_tripped and now < breaker.open_until:
             return
         if not breaker.is_tripped and now - breaker.healthy_since >= MEMORY_S:
-            breaker.pause_s = 0.0
-        breaker.pause_s = min(PAUSE_MAX_S, 2 * breaker.pause_s) or PAUSE_FIRST_S
+            breaker.backoff.reset()
         breaker.is_tripped = True
-        breaker.open_until = now + breaker.pause_s
+        breaker.open_until = now + breaker.backoff.next_s()
         breaker.probe_until = 0.0
 
     def succeeded(self, bookie: BookieId, now: float) -> None:

@@ -1,8 +1,7 @@
-"""Re-replication: which fragments lack replicas, what to copy, in which order, and at which rate."""
+"""Re-replication: which fragments lack replicas, what to copy and in which order."""
 
 from __future__ import annotations
 
 from bookies.protocol.repair.fragments import Fragment, FragmentVerdict
-from bookies.protocol.repair.replicate import RateLimit
 
-__all__ = ["Fragment", "FragmentVerdict", "RateLimit"]
+__all__ = ["Fragment", "FragmentVerdict"]

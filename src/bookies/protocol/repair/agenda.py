@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bookies.model import BookieId
+from bookies.protocol.pacing import doubled
 
 UNREAD = -1  # version of a mark that has not been read
 RANKED_MAX = 64  # ledgers whose record is read in advance
@@ -287,7 +288,7 @@ class Agenda:
         elif for_s > 0:
             item.due_at = now + for_s
         else:
-            longest = min(self._backoff_max_s, self._backoff_s * 2 ** min(item.attempts, 30))
+            longest = doubled(self._backoff_s, self._backoff_max_s, item.attempts)
             item.attempts += 1
             item.due_at = now + longest * (0.75 + self._pick(256) / 1024)
         self._place(item)

@@ -278,27 +278,3 @@ class Swap:
             "changed, replicate it again",
             ledger_id=self.fragment.ledger_id,
         )
-
-
-class RateLimit:
-    """Rate limit. `bytes_per_s` None: unlimited."""
-
-    def __init__(self, bytes_per_s: float | None) -> None:
-        if bytes_per_s is not None and bytes_per_s <= 0:
-            raise InvalidArgument(f"bytes_per_s={bytes_per_s}: must be above 0, or None for no limit")
-        self._bytes_per_s = bytes_per_s
-        self._free_at = 0.0
-
-    def charge(self, size: int, now: float) -> float:
-        """Count `size` copied bytes; return the seconds to wait before the next."""
-        if self._bytes_per_s is None:
-            return 0.0
-        self._free_at = max(self._free_at, now) + size / self._bytes_per_s
-        return self._free_at - now
-
-    def start_copy(self, now: float) -> float:
-        """Count the overhead of a copy; return the seconds to wait before it. For adaptive rates."""
-        return 0.0
-
-    def observe_copy(self, seconds: float, now: float) -> None:
-        """Report the seconds until a copy was durable. For adaptive rates."""

@@ -21,7 +21,7 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.model import BookieId
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.absence import HURRY_S, due_in_s
 from bookies.replication.auditor.checks import Check, Endangered, Listings, LostBookies, Placement, Replicas
 from bookies.replication.base import Membership

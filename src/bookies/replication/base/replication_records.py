@@ -6,13 +6,13 @@ bounded in number and in rate. An unreadable record does not stop the pass: it i
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit
+from bookies.runtime.throttle import throttle
 
 NAMED_MAX = 100  # named ledgers with unreadable records
 
@@ -48,8 +48,7 @@ class _Pages(AsyncIterator[Sequence[Versioned]]):
         while not self._listed:
             self._listed = await anext(self._listing)
         part, self._listed = self._listed[:READ_AT_ONCE], self._listed[READ_AT_ONCE:]
-        if (pause_s := self._rate.charge(len(part), asyncio.get_running_loop().time())) > 0:
-            await asyncio.sleep(pause_s)
+        await throttle(self._rate, len(part))
         coverage, page = self._coverage, list[Versioned]()
         for ledger_id, record in zip(part, await self._driver.read_ledgers(part), strict=True):
             coverage.ledgers += 1

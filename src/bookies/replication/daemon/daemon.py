@@ -17,7 +17,7 @@ from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError, MetadataError
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
-from bookies.protocol.repair.adaptive_rate import AdaptiveRate
+from bookies.protocol.pacing.adaptive_rate import AdaptiveRate
 from bookies.replication.auditor import Auditor
 from bookies.replication.auditor.election import lead
 from bookies.replication.base import Membership

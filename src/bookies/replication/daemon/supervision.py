@@ -13,6 +13,7 @@ from typing import Any
 
 from bookies.errors import BookKeeperError
 from bookies.metadata.interface.request_counts import asking_as
+from bookies.protocol.pacing import Backoff
 from bookies.runtime.events import Events
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
@@ -37,7 +38,7 @@ async def supervise(
 ) -> None:
     """Run `work`, and restart it, until cancelled. `jitter(a, b)`: a random number between a and b."""
     loop = asyncio.get_running_loop()
-    pause_s = PAUSE_FIRST_S
+    backoff = Backoff(PAUSE_FIRST_S, PAUSE_MAX_S, jitter)
     while True:
         task.starts += 1
         begun = loop.time()
@@ -48,9 +49,8 @@ async def supervise(
             log = events.warning if isinstance(error, BookKeeperError | OSError) else events.error
             log("recovery.task_failed", task=task.name, failures=task.failures, error=error)
         if loop.time() - begun >= SOUND_S:
-            pause_s = PAUSE_FIRST_S
-        await asyncio.sleep(pause_s * jitter(0.5, 1.0))
-        pause_s = min(PAUSE_MAX_S, 2 * pause_s)
+            backoff.reset()
+        await asyncio.sleep(backoff.next_s())
 
 
 async def _ended(task: asyncio.Task[None]) -> BaseException | None:

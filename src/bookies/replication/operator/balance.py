@@ -22,7 +22,8 @@ from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.metadata.shared import BookieNotes
 from bookies.model import BookieId, BookieMode
-from bookies.protocol.repair import Fragment, RateLimit
+from bookies.protocol.pacing import RateLimit
+from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.balance import BalanceMove, BalancePlan, Movable, givers, plan_balance, shares_of
 from bookies.protocol.repair.drain import Forecast, interleaved, portion_of
 from bookies.protocol.repair.fragments import fragments_to_check

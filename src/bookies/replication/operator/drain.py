@@ -43,7 +43,8 @@ from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, Mark
 from bookies.metadata.shared import BookieNotes
 from bookies.model import BookieId
-from bookies.protocol.repair import Fragment, RateLimit
+from bookies.protocol.pacing import RateLimit
+from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.drain import Forecast, Portion, interleaved, portion_of
 from bookies.protocol.repair.fragments import fragments_on, is_stored_on
 from bookies.protocol.repair.repair_work import Cause, Circumstances, RepairState, Wait

@@ -27,7 +27,8 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import Mark
 from bookies.model import BookieId, LedgerMetadata
-from bookies.protocol.repair import FragmentVerdict, RateLimit
+from bookies.protocol.pacing import RateLimit
+from bookies.protocol.repair import FragmentVerdict
 from bookies.protocol.repair.repair_work import Assessment, Cause, Circumstances, RepairState, Wait, assess
 from bookies.replication.base import Membership
 from bookies.replication.operator.status import ProcessStatus, reports_on, taken_for_lost, witnesses

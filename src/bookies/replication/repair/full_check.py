@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bookies.client.repair import Administration
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata
-from bookies.protocol.repair import Fragment, FragmentVerdict, RateLimit
+from bookies.protocol.pacing import RateLimit
+from bookies.protocol.repair import Fragment, FragmentVerdict
 from bookies.protocol.repair.fragments import ReplicaState, ReplicaVerdict, state_of
 
 

@@ -33,9 +33,10 @@ from bookies.errors import (
 )
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId, LedgerState
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.placement.placement_policy import Adherence
 from bookies.protocol.quorums.quorum import stores
-from bookies.protocol.repair import Fragment, FragmentVerdict, RateLimit
+from bookies.protocol.repair import Fragment, FragmentVerdict
 from bookies.protocol.repair.fragments import ReplicaState
 from bookies.protocol.repair.repair_work import (
     Assessment,

@@ -31,7 +31,7 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import UNREAD, LedgerLock
 from bookies.model import BookieId, LedgerState
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.agenda import Agenda, Item, Share
 from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
 from bookies.replication.base import Membership
@@ -40,6 +40,7 @@ from bookies.replication.repair.ledger_repair import LedgerRepair, Outcome, Tota
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
+from bookies.runtime.throttle import throttle
 
 LISTING_MIN_S, LISTING_MAX_S = 1.0, 60.0  # between two listings of the marks
 LISTING_SHARE = 20  # minimal pause between two listings, as a multiple of the time that one takes
@@ -283,8 +284,7 @@ class Worker:
             ids = self._agenda.to_rank(loop.time())
             if not ids:
                 return
-            if (pause_s := self._rate.charge(len(ids), loop.time())) > 0:
-                await asyncio.sleep(pause_s)
+            await throttle(self._rate, len(ids))
             lost = self._membership.lost()
             for ledger_id, record in zip(ids, await self._driver.read_ledgers(ids), strict=True):
                 missing = [*lost, *self._named.get(ledger_id, ())]

@@ -17,10 +17,11 @@ from typing import Any
 
 from bookies.config import BookieConfig
 from bookies.errors import BookieBusy, StorageError
+from bookies.protocol.pacing import RateLimit
+from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.storage.disks.durable_files import SyncFailed, run_last
-from bookies.storage.disks.rate_limit import DiskRateLimit
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.quarantine_format import QuarantineState
 from bookies.storage.entry_log import LogUsage
@@ -62,7 +63,7 @@ class CollectionLoop:
         self._worker = runtime.workers.start("collect")
         self._ledgers = LedgerCollection(runtime, config, parts, records, bookie, self._events)
         self._ledgers.instance_id = instance_id
-        throttle = DiskRateLimit(config.compaction_rate_size)
+        throttle = RateLimit(config.compaction_rate_size, BURST_S)
         self._logs = SealedLogs(runtime, parts, self._worker, throttle, self._events)
         self._compactor = Compactor(
             runtime, parts, self._worker, self._logs, throttle, self._events, self._ledgers.is_unwanted

@@ -35,11 +35,12 @@ import posixpath
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from bookies.errors import BookKeeperError, CorruptRecord, StorageError
+from bookies.protocol.pacing import RateLimit
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Disk, Runtime, Worker
+from bookies.runtime.throttle import throttle
 from bookies.storage.cache.write_cache import Run
 from bookies.storage.disks.durable_files import remove, sync_all, sync_data, sync_directory, unlink_all
-from bookies.storage.disks.rate_limit import DiskRateLimit
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, pieces_of, slots_of
 from bookies.storage.entry_log import LogUsage
@@ -151,7 +152,7 @@ class Compactor:
         parts: StorageParts,
         worker: Worker,
         logs: SealedLogs,
-        throttle: DiskRateLimit,
+        throttle: RateLimit,
         events: Events,
         is_unwanted: Callable[[int], Awaitable[bool]],
     ) -> None:
@@ -294,7 +295,7 @@ class Compactor:
         self._unwanted[ledger_id] = None
 
     async def _pay(self, size: int) -> None:
-        await self._throttle.take(size)
+        await throttle(self._throttle, size)
         self._logs.on_progress()
 
     # -- from the source to the copy -----------------------------------------------------------------------------

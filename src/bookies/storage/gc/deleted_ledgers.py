@@ -21,9 +21,11 @@ from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, LedgerNotFound, MetadataError
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.offload import may_be_forgotten
+from bookies.protocol.pacing import RateLimit
+from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
-from bookies.storage.disks.rate_limit import DiskRateLimit
+from bookies.runtime.throttle import throttle
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState
 from bookies.storage.gc.collection_policy import Comparison, is_implausible, is_surplus
@@ -92,7 +94,7 @@ class LedgerCollection:
         self._records = records
         self._bookie = bookie
         self._events = events
-        self._throttle = DiskRateLimit(config.gc_metadata_rate)
+        self._throttle = RateLimit(config.gc_metadata_rate, BURST_S)
         self._surplus_since: dict[int, float] = {}
         self._started_ms = runtime.clock.wall_ms()
         self._noted: dict[
@@ -155,7 +157,7 @@ class LedgerCollection:
         reappeared: list[int] = []
         ranges = aiter(self._records.ledger_ids())
         while True:
-            await self._throttle.take(1)
+            await throttle(self._throttle, 1)
             try:
                 async with asyncio.timeout(METADATA_S):
                     ledger_ids = await anext(ranges)
@@ -167,7 +169,7 @@ class LedgerCollection:
 
     async def read(self, ledger_id: int) -> LedgerMetadata | None:
         """Return a ledger's record; None only for an explicit "no such ledger". Raises: MetadataError, TimeoutError."""
-        await self._throttle.take(1)
+        await throttle(self._throttle, 1)
         try:
             async with asyncio.timeout(METADATA_S):
                 return (await self._records.read_ledger(ledger_id)).metadata
@@ -317,7 +319,7 @@ class LedgerCollection:
     async def _lock(self, ledger_ids: Sequence[int], locks: dict[int, Any]) -> None:
         """Add the locks of those ledgers that no other owner has locked."""
         for ledger_id in ledger_ids:
-            await self._throttle.take(1)
+            await throttle(self._throttle, 1)
             try:
                 async with asyncio.timeout(METADATA_S):
                     lock = await self._records.recovery.lock(ledger_id, self._bookie, needs_mark=False)

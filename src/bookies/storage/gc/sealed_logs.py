@@ -17,10 +17,11 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 
 from bookies.errors import BookKeeperError, CorruptRecord, ReadFailed, StorageError
+from bookies.protocol.pacing import RateLimit
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime, Worker
+from bookies.runtime.throttle import throttle
 from bookies.storage.disks.durable_files import SyncFailed, unlink_all
-from bookies.storage.disks.rate_limit import DiskRateLimit
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts, pieces_of, slots_of
 from bookies.storage.entry_log import LogUsage
@@ -38,7 +39,7 @@ class SealedLogs:
     """
 
     def __init__(
-        self, runtime: Runtime, parts: StorageParts, worker: Worker, throttle: DiskRateLimit, events: Events
+        self, runtime: Runtime, parts: StorageParts, worker: Worker, throttle: RateLimit, events: Events
     ) -> None:
         self.known: dict[int, LogUsage] = {}
         self.set_aside: dict[int, str] = {}
@@ -152,7 +153,7 @@ class SealedLogs:
                 for part in await self._named(log_id, batch, piece):
                     size = starts[part.stop] - starts[part.start]
                     sizes[piece.ledger_id] = sizes.get(piece.ledger_id, 0) + size
-            await self._throttle.take(batch.records.size)
+            await throttle(self._throttle, batch.records.size)
             self.on_progress()
         await self._worker.run(self.close_files)
         return sizes, stop, batch

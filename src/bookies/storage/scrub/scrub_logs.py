@@ -19,8 +19,10 @@ from typing import TypeVar
 
 from bookies.errors import BookKeeperError, CorruptRecord, DataUnknown, LedgerNotFound, LedgerUnknownToBookie
 from bookies.model import DigestType
+from bookies.protocol.pacing import RateLimit
+from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.ports import Disk, Runtime, Worker
-from bookies.storage.disks.rate_limit import DiskRateLimit
+from bookies.runtime.throttle import throttle
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.log_check import DigestTypes, Part, Place, Proof, check, check_places, read_part
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts
@@ -51,7 +53,7 @@ class DigestTypeCache:
     def __init__(self, records: LedgerRecords, rate: float) -> None:
         self.unknown_count = 0
         self._records = records
-        self._throttle = DiskRateLimit(rate)
+        self._throttle = RateLimit(rate, BURST_S)
         self._known: dict[int, DigestType | None] = {}
         self._ask_from = 0.0
 
@@ -71,7 +73,7 @@ class DigestTypeCache:
         if loop.time() < self._ask_from:
             self.unknown_count += 1
             return None
-        await self._throttle.take(1)
+        await throttle(self._throttle, 1)
         try:
             async with asyncio.timeout(METADATA_S):
                 digest_type = (await self._records.read_ledger(ledger_id)).metadata.digest_type

@@ -26,10 +26,12 @@ from typing import Protocol
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull
+from bookies.protocol.pacing import RateLimit
+from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
+from bookies.runtime.throttle import throttle
 from bookies.storage.disks.durable_files import SyncFailed, replace_copies, run_last
-from bookies.storage.disks.rate_limit import DiskRateLimit
 from bookies.storage.engine import StorageParts
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.gc.deleted_ledgers import LedgerRecords
@@ -80,7 +82,7 @@ class Scrubber:
         self._events = Events("storage.scrub", runtime.clock)
         self._worker = runtime.workers.start("scrub")
         self._plan = Plan(Progress(), config.scrub_period_ms, config.scrub_rate_size)
-        self._throttle = DiskRateLimit(config.scrub_rate_size)
+        self._throttle = RateLimit(config.scrub_rate_size, BURST_S)
         self._digest_types = DigestTypeCache(records, config.gc_metadata_rate)
         size_max = config.frame_size_max + 64 * 1024
         self._logs = LogScrub(runtime, parts, self._worker, self._digest_types, self._pay, size_max)
@@ -196,7 +198,7 @@ class Scrubber:
         """Wait until `size` bytes may be read. Raises: PassReplaced when an operator has started another pass."""
         await self._may_read.wait()
         await self._wait_calm()
-        await self._throttle.take(size)
+        await throttle(self._throttle, size)
         if self._pass_number != self._plan.progress.number:
             raise PassReplaced("another pass was begun")
         self._plan.progress.counts.read += size
@@ -433,7 +435,7 @@ class Scrubber:
             "is_suspended": progress.is_suspended,
             "next_pass_s": None if self._plan.is_running else self._plan.wait_ms(self._clock.wall_ms()) // 1000,
             "oldest_unverified_s": gauges["scrub_oldest_unverified_s"],
-            "rate_bytes": int(self._throttle.rate),
+            "rate_bytes": int(self._throttle.rate or 0),
             "read_bytes": counts.read,
             "left_bytes": gauges["scrub_left_size"],
             "verified_bytes": counts.verified,

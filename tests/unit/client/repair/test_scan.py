@@ -11,7 +11,7 @@ from tests.unit.client.repair.test_administration import assert_replicated, writ
 from bookies.client.repair.scan import ReplicaScan
 from bookies.errors import DigestMismatch, FragmentNotFinished, InvalidArgument, LedgerNotFound, Status
 from bookies.model import BookieId
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit
 from bookies.wire.messages import BatchReadRequest, BatchReadResponse, ListEntriesRequest, ListEntriesResponse
 
 

@@ -15,7 +15,7 @@ from bookies.protocol.ledger.ledger import Author, illegality
 from bookies.protocol.placement import PlacementPolicy, Topology
 from bookies.protocol.placement.candidates import Candidates
 from bookies.protocol.placement.topology import Kind
-from bookies.protocol.repair import Fragment, FragmentVerdict, RateLimit
+from bookies.protocol.repair import Fragment, FragmentVerdict
 from bookies.protocol.repair.fragments import ReplicaState, ReplicaVerdict
 from bookies.protocol.repair.replicate import (
     ENTRIES_MAX,
@@ -273,16 +273,3 @@ def test_renewed_copies_change_no_record() -> None:
     assert copy_all(copy) == {B: list(range(10))}
     assert not copy.swap.needed(record)
     assert copy.swap.apply(record) == record
-
-
-# -- pace ----------------------------------------------------------------------------------------------------------
-
-
-def test_pace() -> None:
-    assert RateLimit(None).charge(10**9, 0.0) == 0.0
-    pace = RateLimit(1000)
-    assert pace.charge(500, 100.0) == pytest.approx(0.5)
-    assert pace.charge(500, 100.0) == pytest.approx(1.0)
-    assert pace.charge(500, 200.0) == pytest.approx(0.5), "time that passed unused is not saved up"
-    with pytest.raises(InvalidArgument, match="bytes_per_s"):
-        RateLimit(0)

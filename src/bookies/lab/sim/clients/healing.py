@@ -102,10 +102,10 @@ class Healers:
         """Call the cluster's `on_copy` directly after every copy."""
         charge = recovery.pace.charge
 
-        def reporting_charge(size: int, now: float) -> float:
+        def reporting_charge(amount: float, now: float) -> float:
             if self._cluster.on_copy is not None:
                 self._cluster.on_copy(name)
-            return charge(size, now)
+            return charge(amount, now)
 
         recovery.pace.charge = reporting_charge  # type: ignore[method-assign]
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 from bookies.client.transport.watcher import DOWN
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
 from bookies.model import NAME_CHARACTERS, BookieMode
-from bookies.protocol.repair import RateLimit
+from bookies.protocol.pacing import RateLimit
 from bookies.runtime.tasks import all_of
 from bookies.spark.base import runtime
 from bookies.spark.jobs.shared.packing import TASK_SIZE, TASKS_MAX, Estimate, Item, estimate, pack

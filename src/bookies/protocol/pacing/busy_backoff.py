@@ -8,12 +8,14 @@ ends a writer when there is no other bookie.
 
 from __future__ import annotations
 
+from bookies.protocol.pacing.backoff import doubled
+
 DELAY_MIN_S, DELAY_MAX_S = 0.1, 5.0  # before entries are resent to a bookie; doubled each time
 
 
 def delay_s(attempt: int) -> float:
     """Return the seconds before the next attempt. `attempt`: number of consecutive attempts without success, from 0."""
-    return min(DELAY_MAX_S, DELAY_MIN_S * 2.0 ** min(attempt, 30))
+    return doubled(DELAY_MIN_S, DELAY_MAX_S, attempt)
 
 
 def maybe_delay_s(attempt: int, waited_s: float, limit_s: float) -> float | None:

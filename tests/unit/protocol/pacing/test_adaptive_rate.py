@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bookies.protocol.repair.adaptive_rate import RATE_FIRST, RATE_MIN, WINDOW_S, AdaptiveRate
+from bookies.protocol.pacing.adaptive_rate import RATE_FIRST, RATE_MIN, WINDOW_S, AdaptiveRate
 
 
 def windows(pace: AdaptiveRate, count: int, start: float, *, latency_s: float | None, copies: bool) -> float:

@@ -21,7 +21,7 @@ Use one object for all copies of a process: together they keep to one rate. Sour
 
 from __future__ import annotations
 
-from bookies.protocol.repair.replicate import RateLimit
+from bookies.protocol.pacing.rate_limit import RateLimit
 
 WINDOW_S = 0.25
 SLOWDOWN = 1.7  # allowed multiple of the usual latency: an average of slowest values, so that p99 is not doubled
@@ -71,14 +71,14 @@ class AdaptiveRate(RateLimit):
         super().__init__(min(RATE_FIRST, self._rate_max))
         self._copy_cost = min(COPY_COST, int(COPY_COST_S * self._rate_max))
         self._window_end = 0.0
-        self._copied = 0
+        self._copied = 0.0
         self._requests, self._copies = _Meter(LATENCY_MIN_S), _Meter(COPY_MIN_S)
 
     @property
     def bytes_per_s(self) -> float:
         """Return the present rate."""
-        assert self._bytes_per_s is not None
-        return self._bytes_per_s
+        assert self.rate is not None
+        return self.rate
 
     @property
     def usual_s(self) -> float | None:
@@ -97,10 +97,10 @@ class AdaptiveRate(RateLimit):
         self._advance_window(now)
         self._copies.observe(seconds)
 
-    def charge(self, size: int, now: float) -> float:
+    def charge(self, amount: float, now: float) -> float:
         self._advance_window(now)
-        self._copied += size
-        return super().charge(size, now)
+        self._copied += amount
+        return super().charge(amount, now)
 
     def _advance_window(self, now: float) -> None:
         """Evaluate a window that has ended, and start the next."""
@@ -113,6 +113,6 @@ class AdaptiveRate(RateLimit):
             is_used = self._copied >= 0.5 * self.bytes_per_s * min(lasted_s, WINDOW_S)
             growth = FASTER if has_requests else FASTER_ALONE
             factor = SLOWER if any(are_slow) else growth if is_used else 1.0
-            self._bytes_per_s = min(self._rate_max, max(min(RATE_MIN, self._rate_max), self.bytes_per_s * factor))
+            self.rate = min(self._rate_max, max(min(RATE_MIN, self._rate_max), self.bytes_per_s * factor))
         self._window_end = now + WINDOW_S
-        self._copied = 0
+        self._copied = 0.0
