@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bookies.kernels import Records
 from bookies.lab.sim.run import simulate
 from bookies.lab.sim.world.witness import Witness
 from bookies.storage.gc import sealed_logs
@@ -38,32 +38,25 @@ def test_an_entry_of_a_ledger_that_was_deleted_is_noticed() -> None:
     def add(*arguments: Any, done: Any, **flags: Any) -> None:
         done(None)
 
-    async def drop_ledgers(ledger_ids: Any) -> None:
-        pass
-
-    def nothing(*arguments: Any) -> None:
-        pass
-
-    checkpointer = SimpleNamespace(drop_ledgers=drop_ledgers)
-    storage: Any = SimpleNamespace(
-        add=add,
-        add_many=nothing,
-        fence=nothing,
-        force=nothing,
-        write_lac=nothing,
-        collect=nothing,
-        _open=lambda: SimpleNamespace(checkpointer=checkpointer),
-    )
     store: Any = SimpleNamespace(record=lambda ledger_id: None)
     witness = Witness(store, lambda promise, text: told.append((promise, text)))
-    witness.watch("b1", storage)
-    storage.collect()
+    inner: Any = SimpleNamespace(add=add)
+    storage = witness.watch("b1", inner)
 
     def write(ledger_id: int) -> None:
-        storage.add(ledger_id, b"", [3], is_recovery=False, is_deferred_sync=False, done=nothing)
+        storage.add(
+            ledger_id,
+            b"",
+            [3],
+            Records.of([b"body"]),
+            -1,
+            is_recovery=False,
+            is_deferred_sync=False,
+            done=lambda error: None,
+        )
 
     write(7)
-    asyncio.run(checkpointer.drop_ledgers([7]))
+    witness.check_deletions("b1", [7])
     write(8)
     assert told == []
     write(7)

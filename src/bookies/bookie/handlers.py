@@ -1,7 +1,7 @@
 """Handlers of the requests of a bookie, for both protocol versions. Reads are in `reads.py`.
 
 Every decision about a ledger is made synchronously, on the event loop, in the order in which requests arrive on a
-connection: `LedgerStore.add`, `fence`, `write_lac` and `force` decide at the call and report durability later. Only
+connection: `Storage.add`, `fence`, `write_lac` and `force` decide at the call and report durability later. Only
 reads wait in between, and they change nothing.
 
 Source: wire-protocol 5; the table of single situations: 2.6.
@@ -19,10 +19,10 @@ from bookies.bookie.connection import Connection
 from bookies.bookie.pressure import Intake
 from bookies.bookie.reads import Reads
 from bookies.bookie.state import BookieState, Phase
+from bookies.bookie.storage_port import Storage
 from bookies.errors import BookKeeperError, Status, status_of_error
 from bookies.runtime.events import Events
 from bookies.storage.cache.write_cache import AddRun
-from bookies.storage.store import LedgerStore
 from bookies.wire.auth import auth_disabled
 from bookies.wire.messages import (
     AddBatch,
@@ -58,7 +58,7 @@ class Handlers:
 
     def __init__(
         self,
-        store: LedgerStore,
+        store: Storage,
         state: BookieState,
         intake: Intake,
         reads: Reads,

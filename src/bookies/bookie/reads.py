@@ -16,12 +16,12 @@ from typing import Any
 
 from bookies.bookie.connection import Connection
 from bookies.bookie.pressure import ReadShare
+from bookies.bookie.storage_port import Storage
 from bookies.config import BookieConfig
 from bookies.errors import BookieBusy, BookKeeperError, EntryNotFound, LedgerUnknownToBookie, Status, status_of_error
 from bookies.model import LAST_ENTRY
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
-from bookies.storage.store import LedgerStore
 from bookies.wire.availability import pack_availability
 from bookies.wire.messages import (
     BatchReadRequest,
@@ -45,7 +45,7 @@ _Waiting = ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest
 class Reads:
     """Serves the reading requests of all connections of one bookie."""
 
-    def __init__(self, store: LedgerStore, config: BookieConfig, clock: Clock, events: Events) -> None:
+    def __init__(self, store: Storage, config: BookieConfig, clock: Clock, events: Events) -> None:
         self._store = store
         self._clock = clock
         self._events = events

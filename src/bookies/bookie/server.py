@@ -39,6 +39,7 @@ from bookies.bookie.reads import Reads
 from bookies.bookie.secure_connection import SecureConnection
 from bookies.bookie.security import Security
 from bookies.bookie.state import BookieState
+from bookies.bookie.storage_port import Storage
 from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, MetadataCorrupt, MetadataError, StorageError
@@ -64,16 +65,24 @@ FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not 
 class BookieServer:
     """One bookie on one metadata session, which the caller opens and closes.
 
-    `address`, `tls_address` and `bookie_id` are known once `start` has bound the port.
+    `address`, `tls_address` and `bookie_id` are known once `start` has bound the port. `wrap`: returns the storage that
+    serves the requests, which may watch or change the calls of the bookie's own.
     """
 
-    def __init__(self, runtime: Runtime, config: BookieConfig, driver: MetadataDriver) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        driver: MetadataDriver,
+        wrap: Callable[[LedgerStore], Storage] | None = None,
+    ) -> None:
         self.config = config
         self.state = BookieState()
         self.bookie_id = BookieId(identity(config))
         self.address = (config.host, config.port)
         self.tls_address: tuple[str, int] | None = None  # where TLS begins with the first byte
         self.store = LedgerStore(runtime, config, self._fail)
+        self.storage: Storage = self.store if wrap is None else wrap(self.store)
         self._runtime = runtime
         self._driver = driver
         self._events = Events("bookie", runtime.clock)
@@ -85,8 +94,8 @@ class BookieServer:
             partial_size_max=max(config.adds_in_progress_size_max, PARTIAL_FRAMES * config.frame_size_max),
         )
         self._budget = ReadBudget(config.reads_in_progress_size_max)
-        reads = Reads(self.store, config, runtime.clock, self._events)
-        self._handlers = Handlers(self.store, self.state, self._intake, reads, self._events)
+        reads = Reads(self.storage, config, runtime.clock, self._events)
+        self._handlers = Handlers(self.storage, self.state, self._intake, reads, self._events)
         self._tasks = Tasks(self._fail)
         self._security: Security | None = None
         self._listener: Listener | None = None

@@ -24,6 +24,7 @@ from bookies.errors import DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFai
 from bookies.runtime.ports import Runtime
 from bookies.storage.disks.directories import Directories
 from bookies.storage.engine import StorageParts, open_storage
+from bookies.storage.engine.checkpoint import StorageObserver
 from bookies.storage.engine.opening import open_journals
 from bookies.storage.engine.store_reads import StoreReads
 from bookies.storage.engine.store_writes import StoreWrites
@@ -47,6 +48,7 @@ class LedgerStore(StoreWrites, StoreReads):
     def __init__(self, runtime: Runtime, config: BookieConfig, on_fatal: Callable[[BaseException], None]) -> None:
         super().__init__(runtime, config)
         self._on_fatal = on_fatal
+        self.observer = StorageObserver()  # may be replaced until `start`
         self._running: list[asyncio.Task[None]] = []
         self.collector: CollectionLoop | None = None
         self._collecting: asyncio.Task[None] | None = None
@@ -66,6 +68,7 @@ class LedgerStore(StoreWrites, StoreReads):
         try:
             await self._keep_page_size()
             self._parts = parts = StorageParts(self._runtime, self._config, self._changed, self._fail)
+            parts.checkpointer.observer = parts.removals.observer = self.observer
             self._running.append(parts.checkpointer.start(self._tasks))
             await open_storage(parts, self._events)
             await parts.disks.measure(parts.checkpointer.worker)

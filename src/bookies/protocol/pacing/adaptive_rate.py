@@ -21,6 +21,8 @@ Use one object for all copies of a process: together they keep to one rate. Sour
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bookies.protocol.pacing.rate_limit import RateLimit
 
 WINDOW_S = 0.25
@@ -72,6 +74,7 @@ class AdaptiveRate(RateLimit):
         self._copy_cost = min(COPY_COST, int(COPY_COST_S * self._rate_max))
         self._window_end = 0.0
         self._copied = 0.0
+        self.on_charge: Callable[[], None] | None = None  # called before each charge, so directly after each copy
         self._requests, self._copies = _Meter(LATENCY_MIN_S), _Meter(COPY_MIN_S)
 
     @property
@@ -98,6 +101,8 @@ class AdaptiveRate(RateLimit):
         self._copies.observe(seconds)
 
     def charge(self, amount: float, now: float) -> float:
+        if self.on_charge is not None:
+            self.on_charge()
         self._advance_window(now)
         self._copied += amount
         return super().charge(amount, now)

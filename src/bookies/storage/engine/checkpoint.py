@@ -97,6 +97,16 @@ class MarkFiles:
         return tuple(self._written)
 
 
+class StorageObserver:
+    """Receiver of moments that answers to requests do not show. This one ignores them."""
+
+    def index_write_begins(self) -> None:
+        """Learn that the content of the next index files is fixed."""
+
+    def deletion_begins(self, ledger_ids: Sequence[int]) -> None:
+        """Learn that the data of these ledgers is about to be removed."""
+
+
 class Checkpointer:
     """Runs flushes and checkpoints, one of each at a time. Owned by the loop's thread.
 
@@ -137,6 +147,7 @@ class Checkpointer:
         self._checkpointed_size = 0
         self._installed_log_id = -1  # the entry log that the newest slot names
         self._cut_log_id = -1  # the entry log named by the newest slot that the current checkpoint covers
+        self.observer = StorageObserver()
         self.uncounted_log_id: int | None = None  # from this log on there may be copies that no slot names
         self._flushed_runs = 0  # runs of the snapshot written so far, also by an attempt that failed later
         self._flushed_mixed = 0  # entries of its mixed runs written so far
@@ -321,6 +332,7 @@ class Checkpointer:
             try:
                 extent = await self._log_worker.run(self._log.sync)
                 self._index.catalog.note_synced(*extent, marks)
+                self.observer.index_write_begins()
                 await self._index.write(frozen, self.worker)
             finally:
                 self._index.unfreeze(frozen)

@@ -38,7 +38,7 @@ from bookies.runtime.ports import Disk, Worker
 from bookies.storage.cache import WriteCache
 from bookies.storage.disks.durable_files import replace_copies, unlink_all
 from bookies.storage.engine import quarantine_format as layout
-from bookies.storage.engine.checkpoint import Checkpointer
+from bookies.storage.engine.checkpoint import Checkpointer, StorageObserver
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState
 from bookies.storage.identity import cookie
 from bookies.storage.index import LedgerIndex
@@ -104,6 +104,7 @@ class Quarantine:
     ) -> None:
         self.on_refused: Callable[[int], None] | None = None
         self.on_deleted: Callable[[int], None] | None = None
+        self.observer = StorageObserver()
         self.files = QuarantineFiles(disk, directories)
         self.leftovers: list[int] = []  # deleted ledgers that still had an index file at the start
         self._disk = disk
@@ -237,6 +238,7 @@ class Quarantine:
             return
         if any(self._cache.holds(candidate) for candidate in deleted):
             await self._checkpointer.checkpoint()
+        self.observer.deletion_begins(deleted)
         await self._checkpointer.drop_ledgers(deleted)
         for ledger_id in deleted:
             if self.on_deleted is not None:

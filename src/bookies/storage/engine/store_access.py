@@ -19,6 +19,7 @@ from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage.engine.lac_watchers import LacWatchers
 from bookies.storage.engine.opening import StorageParts
+from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.index.index_ledger import Ledger
 from bookies.storage.journal.journal import Done
 
@@ -88,6 +89,16 @@ class StoreAccess(ABC):
             await turn
             parts = self._open()
         return parts, await parts.index.load(ledger_id)
+
+    async def header(self, ledger_id: int) -> IndexHeader:
+        """Return a ledger's header after all calls that wait for it. Raises: LedgerUnknownToBookie, ReadFailed."""
+        _, ledger = await self._ledger(ledger_id)
+        return ledger.header
+
+    def resident_header(self, ledger_id: int) -> IndexHeader | None:
+        """Return the header of a ledger that is in memory."""
+        ledger = None if self._parts is None else self._parts.index.get(ledger_id)
+        return None if ledger is None else ledger.header
 
 
 def _call_done(ledger_id: int, done: Done) -> None:

@@ -17,7 +17,7 @@ def plant(bookie: SimBookie, record: LedgerMetadata, story: Story, entry_id: int
     """Let a bookie store an entry with this last add confirmed in its header. False: the bookie is down or refuses."""
     if bookie.server is None or bookie.participant is None:
         return False
-    add = partial(bookie.server.store.add, is_recovery=True, is_deferred_sync=False, done=_ignore)
+    add = partial(bookie.server.storage.add, is_recovery=True, is_deferred_sync=False, done=_ignore)
     records = Records.of([package(record, story, entry_id, last_add_confirmed)])
     ids = range(entry_id, entry_id + 1)
     try:

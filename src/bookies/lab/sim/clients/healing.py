@@ -100,14 +100,12 @@ class Healers:
 
     def _report_copies(self, name: str, recovery: AutoRecovery) -> None:
         """Call the cluster's `on_copy` directly after every copy."""
-        charge = recovery.pace.charge
 
-        def reporting_charge(amount: float, now: float) -> float:
+        def charged() -> None:
             if self._cluster.on_copy is not None:
                 self._cluster.on_copy(name)
-            return charge(amount, now)
 
-        recovery.pace.charge = reporting_charge  # type: ignore[method-assign]
+        recovery.pace.on_charge = charged
 
     def _killed(self, name: str) -> None:
         recovery = self._running.get(name)

@@ -60,7 +60,7 @@ async def _holds(stage: Stage, name: str, entry_id: int) -> bool:
     if bookie.server is None or bookie.participant is None:
         return False
     try:
-        listing = bookie.server.store.list_entries(stage.ledger.ledger_id)
+        listing = bookie.server.storage.list_entries(stage.ledger.ledger_id)
         runs = await bookie.participant.create_task(listing, name="look")
     except LedgerUnknownToBookie:
         return False
@@ -93,7 +93,7 @@ async def lac_in(stage: Stage, given: Given) -> None:
         bookie = stage.bookie(name)
         if bookie.server is None or bookie.participant is None or not await _holds(stage, name, given["number"]):
             raise ScenarioFailure(f"{name}: no entry {given['number']}")
-        reading = bookie.server.store.read(stage.ledger.ledger_id, given["number"])
+        reading = bookie.server.storage.read(stage.ledger.ledger_id, given["number"])
         body = await bookie.participant.create_task(reading, name="look")
         lac = int.from_bytes(body[LAC_OFFSET : LAC_OFFSET + 8], "big", signed=True)
         if lac != given["lac"]:
@@ -105,11 +105,11 @@ async def _is_fenced(stage: Stage, name: str) -> bool:
     if bookie.server is None or bookie.participant is None:
         raise ScenarioFailure(f"{name} is down")
     try:
-        loading = bookie.server.store._ledger(stage.ledger.ledger_id)
-        _, ledger = await bookie.participant.create_task(loading, name="look")
+        loading = bookie.server.store.header(stage.ledger.ledger_id)
+        header = await bookie.participant.create_task(loading, name="look")
     except LedgerUnknownToBookie:
         return False
-    return bool(ledger.header.is_fenced)
+    return bool(header.is_fenced)
 
 
 @step("expect fenced BOOKIES", "each of them refuses the ledger's writer")

@@ -21,7 +21,7 @@ from bookies.errors import MetadataError, Status
 from bookies.lab.sim.scenario.scenario_wire import key_of, kinds_of, pack_answer
 from bookies.lab.sim.world import Trace
 from bookies.lab.sim.world.loop import SimulationError
-from bookies.lab.sim.world.network import SimListener, SimNetwork, SimTransport
+from bookies.lab.sim.world.network import SimNetwork, SimTransport
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.shared.store_recovery import LOCKS, MARKS
 from bookies.wire.client import ResponseDecoder
@@ -33,7 +33,7 @@ from bookies.wire.server import RequestDecoder
 
 if TYPE_CHECKING:
     from bookies.lab.sim.world import SimClient
-    from bookies.lab.sim.world.network import _Pipe
+    from bookies.lab.sim.world.network import Pipe
 
 STORE = "store"
 FRAME_SIZE_MAX = 1 << 24
@@ -180,8 +180,8 @@ class Interception:
         self._name_of = name_of
         self._held: list[_Held] = []
         self._records: dict[int, Versioned] = {}  # by version, of the one ledger
-        self._join = network.join
-        network.join = self._joined  # type: ignore[method-assign,assignment]
+        self._join_earlier = network.on_join
+        network.on_join = self._joined
 
     # -- calls of the scenario's steps ---------------------------------------------------------------------------
     def held(self, pattern: Pattern) -> list[Message]:
@@ -221,14 +221,14 @@ class Interception:
         return idle
 
     # -- streams -------------------------------------------------------------------------------------------------
-    def _joined(self, client: str, context: Any, listener: SimListener) -> tuple[SimTransport, SimTransport]:
-        near, far = self._join(client, context, listener)
-        conversation = _Conversation(self._name_of(client), self._name_of(far.host))
+    def _joined(self, near: SimTransport, far: SimTransport) -> None:
+        if self._join_earlier is not None:
+            self._join_earlier(near, far)
+        conversation = _Conversation(self._name_of(near.host), self._name_of(far.host))
         requests = _Stream(near.outgoing)
         answers = _Stream(far.outgoing)
         self._tap(conversation, requests, answers, is_answer=False)
         self._tap(conversation, answers, requests, is_answer=True)
-        return near, far
 
     def _tap(self, conversation: _Conversation, stream: _Stream, reverse: _Stream, *, is_answer: bool) -> None:
         def send(data: bytes) -> None:
@@ -236,7 +236,7 @@ class Interception:
             for start, stop in pairwise(starts):
                 self._pass(conversation, stream, reverse, buffer[start:stop], is_answer)
 
-        stream.pipe.send = send  # type: ignore[method-assign]
+        stream.tap = send
 
     def _pass(
         self, conversation: _Conversation, stream: _Stream, reverse: _Stream, frame: bytes, is_answer: bool
@@ -248,28 +248,28 @@ class Interception:
             message, request = conversation.decode_request(frame)
         rule = self._rule_for(message)
         if rule is None:
-            stream.send(frame)
+            stream.carry(frame)
         elif rule.action in ("hold", "copy"):
             if rule.action == "copy":
-                stream.send(frame)
+                stream.carry(frame)
             stream.hold()
             self._held.append(_Held(message, lambda is_kept: stream.release(frame if is_kept else b"")))
         elif rule.action == "repeat":
-            stream.send(frame)
-            stream.send(frame)
+            stream.carry(frame)
+            stream.carry(frame)
         elif rule.action == "spoil":
-            stream.send(frame[:-1] + bytes((frame[-1] ^ 1,)))
+            stream.carry(frame[:-1] + bytes((frame[-1] ^ 1,)))
         elif rule.action == "break":
             self._network.cut(stream.pipe.source)
         elif rule.action == "call":
             assert rule.then is not None
-            stream.send(frame)
+            stream.carry(frame)
             rule.then(message)
         elif rule.action == "answer":
             assert request is not None
             assert rule.status is not None
             self.seen.append(replace(message, is_answer=True, status=rule.status.value))
-            reverse.send(pack_answer(request, rule.status, rule.body))
+            reverse.carry(pack_answer(request, rule.status, rule.body))
         else:
             assert rule.action == "lose"
 
@@ -372,15 +372,18 @@ class Interception:
 
 
 class _Stream:
-    """One direction of a connection. It does not end while a message sent on it is held."""
+    """Gate of one direction of a connection. It does not end while a message sent on it is held."""
 
-    def __init__(self, pipe: _Pipe) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
-        self.send = pipe.send  # the pipe's own, before it is tapped
-        self._end = pipe.end
+        self.carry = pipe.carry
+        self.tap: Callable[[bytes], None] = pipe.carry  # called with all data that is sent
         self._held = 0
         self._endings: list[tuple[BaseException | None, float]] = []
-        pipe.end = self._ended  # type: ignore[method-assign]
+        pipe.gate = self
+
+    def send(self, data: bytes) -> None:
+        self.tap(data)
 
     def hold(self) -> None:
         self._held += 1
@@ -388,14 +391,14 @@ class _Stream:
     def release(self, frame: bytes) -> None:
         self._held -= 1
         if frame:
-            self.send(frame)
+            self.carry(frame)
         if not self._held:
             endings, self._endings = self._endings, []
             for error, delay_s in endings:
-                self._end(error, delay_s)
+                self.pipe.carry_end(error, delay_s)
 
-    def _ended(self, error: BaseException | None, delay_s: float = 0.0) -> None:
+    def end(self, error: BaseException | None, delay_s: float) -> None:
         if self._held:
             self._endings.append((error, delay_s))
         else:
-            self._end(error, delay_s)
+            self.pipe.carry_end(error, delay_s)

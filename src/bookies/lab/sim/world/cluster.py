@@ -8,18 +8,20 @@ can pause it, or kill it at any `await` or in the middle of a disk call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from bookies.bookie.server import BookieServer
+from bookies.bookie.storage_port import Storage
 from bookies.client.client import Client
 from bookies.config import BookieConfig, ClientConfig
 from bookies.errors import MetadataError
 from bookies.lab.sim.world.deferring import Deferring
 from bookies.lab.sim.world.disk import PROCESS_DIES, Loss, SimDisk
-from bookies.lab.sim.world.faulty_storage import StorageFaults, inject_faults
+from bookies.lab.sim.world.faulty_storage import FaultyStorage, StorageFaults
 from bookies.lab.sim.world.loop import Participant, SimLoop
 from bookies.lab.sim.world.network import SimNetwork
 from bookies.lab.sim.world.sim_metadata import SimDriver, SimStore
@@ -29,8 +31,8 @@ from bookies.lab.sim.world.workers import SimWorkers
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.model import BookieId
-from bookies.runtime.ports import Runtime, Worker
-from bookies.storage.index.index_ledger import Ledger
+from bookies.runtime.ports import Runtime
+from bookies.storage.engine.checkpoint import StorageObserver
 from bookies.storage.store import LedgerStore
 
 if TYPE_CHECKING:
@@ -188,17 +190,12 @@ class SimCluster:
         async def live() -> None:
             try:
                 await driver.open()
-                server = BookieServer(runtime, bookie.config, driver)
-                if self.defers_syncs:
-                    Deferring(server.store)
-                if self.witness is not None:
-                    self.witness.watch(name, server.store)
-                inject_faults(server.store, bookie.storage_faults)
+                server = BookieServer(runtime, bookie.config, driver, partial(self._wrap, bookie))
+                server.store.observer = _Observer(self, bookie)
                 await server.start()
                 bookie.server = server
-                self._watch_index(bookie, server.store)
                 if self.witness is not None:
-                    await self.witness.check_memory(name, server.store)
+                    await self.witness.check_memory(name, server)
             except Exception as error:  # noqa: BLE001
                 # A process that cannot start exits. Its supervisor restarts it, see `_life_ended`.
                 self.trace.note(name, f"could not start: {type(error).__name__}: {error}")
@@ -219,18 +216,12 @@ class SimCluster:
         participant.on_kill(lambda: None if started.done() else started.set_result(False))
         await started
 
-    def _watch_index(self, bookie: SimBookie, storage: LedgerStore) -> None:
-        """Call `on_index_write` at the moment when the content to be written is fixed."""
-        assert storage._parts is not None
-        index = storage._parts.index
-        write = index.write
-
-        async def watched_write(frozen: list[Ledger], worker: Worker) -> None:
-            if self.on_index_write is not None:
-                self.on_index_write(bookie)
-            await write(frozen, worker)
-
-        index.write = watched_write  # type: ignore[method-assign]
+    def _wrap(self, bookie: SimBookie, store: LedgerStore) -> Storage:
+        """Return the storage that serves a bookie's requests: faults first, then the witness, then deferred syncs."""
+        storage: Storage = Deferring(store) if self.defers_syncs else store
+        if self.witness is not None:
+            storage = self.witness.watch(bookie.name, storage)
+        return FaultyStorage(storage, bookie.storage_faults)
 
     def _life_ended(self, bookie: SimBookie, participant: Participant) -> None:
         """Handle a bookie that exited without a fault: end its process; its supervisor restarts it."""
@@ -385,3 +376,20 @@ class SimCluster:
     def _note_leftovers(self, participant: Participant) -> None:
         tasks = [line for line in self.loop.leftover_tasks(participant) if not line.startswith("life of")]
         self.problems += [f"{participant.name} is stopped, but this task of it is not: {line}" for line in tasks]
+
+
+class _Observer(StorageObserver):
+    """Observer of the storage of one life of a bookie, for the cluster."""
+
+    def __init__(self, cluster: SimCluster, bookie: SimBookie) -> None:
+        self._cluster = cluster
+        self._bookie = bookie
+
+    def index_write_begins(self) -> None:
+        """Call `on_index_write`, if the bookie serves."""
+        if self._cluster.on_index_write is not None and self._bookie.server is not None:
+            self._cluster.on_index_write(self._bookie)
+
+    def deletion_begins(self, ledger_ids: Sequence[int]) -> None:
+        if self._cluster.witness is not None:
+            self._cluster.witness.check_deletions(self._bookie.name, ledger_ids)

@@ -12,86 +12,113 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from bookies.errors import BookKeeperError
+from bookies.kernels import Records
+from bookies.lab.sim.world.storage_wrapper import StorageWrapper
+from bookies.storage.cache.write_cache import AddRun
+from bookies.storage.engine.store_writes import B
 from bookies.storage.journal.journal import Done
 from bookies.storage.store import LedgerStore
 
-RESIDENT_READS = ("read_resident", "read_batch_resident")
-ASYNC_READS = ("read", "read_batch", "last_add_confirmed", "read_lac", "list_entries")
 
-
-class Deferring:
+class Deferring(StorageWrapper):
     """Queue of adds with deferred sync, between a bookie's request handlers and its storage."""
 
-    def __init__(self, storage: LedgerStore) -> None:
-        self._storage = storage
+    def __init__(self, store: LedgerStore) -> None:
+        super().__init__(store)
+        self._ledgers = store
         self._waiting: dict[int, list[Callable[[], None]]] = {}  # ledger -> adds, in order
         self._failures: dict[int, BaseException] = {}  # ledger -> why an acknowledged entry could not be stored
-        self._add, self._add_many, self._force = storage.add, storage.add_many, storage.force
-        storage.add = self.add  # type: ignore[method-assign]
-        storage.add_many = self.add_many  # type: ignore[method-assign]
-        storage.force = self.force  # type: ignore[method-assign]
-        for name in ("fence", *RESIDENT_READS):
-            setattr(storage, name, self._after(getattr(storage, name)))
-        for name in ASYNC_READS:
-            setattr(storage, name, self._after_async(getattr(storage, name)))
 
     def add(
-        self, ledger_id: int, master_key: bytes, entry_ids: Sequence[int], *rest: Any, done: Done, **flags: Any
+        self,
+        ledger_id: int,
+        master_key: bytes,
+        entry_ids: Sequence[int],
+        records: Records,
+        last_add_confirmed: int,
+        *,
+        is_recovery: bool,
+        is_deferred_sync: bool,
+        done: Done,
     ) -> None:
         """Acknowledge an add with deferred sync, and queue it.
 
         Other adds, adds that the storage would refuse, and the first entries of a ledger go to the storage at once.
         """
-        parts = self._storage._parts
-        ledger = parts.index.get(ledger_id) if parts is not None and self._storage.is_writable else None
-        is_known = ledger is not None and ledger.header.master_key == master_key and not ledger.header.is_fenced
-        if not is_known or not flags["is_deferred_sync"] or flags["is_recovery"]:
-            self._store(ledger_id)
-            self._add(ledger_id, master_key, entry_ids, *rest, done=done, **flags)
+
+        def store(done: Done) -> None:
+            self.inner.add(
+                ledger_id,
+                master_key,
+                entry_ids,
+                records,
+                last_add_confirmed,
+                is_recovery=is_recovery,
+                is_deferred_sync=is_deferred_sync,
+                done=done,
+            )
+
+        header = self._ledgers.resident_header(ledger_id) if self._ledgers.is_writable else None
+        is_known = header is not None and header.master_key == master_key and not header.is_fenced
+        if not is_known or not is_deferred_sync or is_recovery:
+            self.prepare(ledger_id)
+            store(done)
             return
 
         def stored(error: BaseException | None) -> None:
             if error is not None:
                 self._failures[ledger_id] = error
 
-        def store() -> None:
-            self._add(ledger_id, master_key, entry_ids, *rest, done=stored, **flags)
-
-        self._waiting.setdefault(ledger_id, []).append(store)
+        self._waiting.setdefault(ledger_id, []).append(lambda: store(stored))
         asyncio.get_running_loop().call_soon(done, None)
 
-    def add_many(self, master_key: bytes, batches: Sequence[Any], **rest: Any) -> list[Any]:
+    def add_many(
+        self,
+        master_key: bytes,
+        batches: Sequence[B],
+        *,
+        is_recovery: bool,
+        accepted: Callable[[int], None],
+        done: Callable[[Sequence[B], int, BaseException | None], None],
+    ) -> list[B]:
         """Store adds that must all be durable, after the queued ones of their ledgers."""
         for batch in batches:
-            self._store(batch.ledger_id)
-        return self._add_many(master_key, batches, **rest)
+            self.prepare(batch.ledger_id)
+        return self.inner.add_many(master_key, batches, is_recovery=is_recovery, accepted=accepted, done=done)
+
+    def add_mixed(
+        self,
+        master_key: bytes,
+        mixed: AddRun,
+        lacs: Sequence[int],
+        *,
+        is_recovery: bool,
+        accepted: Callable[[int], None],
+        done: Callable[[AddRun, BaseException | None], None],
+    ) -> list[int]:
+        """Store adds that must all be durable, after the queued ones of their ledgers."""
+        for ledger_id in mixed.ledger_ids:
+            self.prepare(ledger_id)
+        return self.inner.add_mixed(master_key, mixed, lacs, is_recovery=is_recovery, accepted=accepted, done=done)
+
+    def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
+        self.prepare(ledger_id)
+        self.inner.fence(ledger_id, master_key, done)
+
+    def write_lac(self, ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done) -> None:
+        self.inner.write_lac(ledger_id, master_key, last_add_confirmed, body, done)
 
     def force(self, ledger_id: int, done: Done) -> None:
         """Store the ledger's queued adds, then force it."""
-        self._store(ledger_id)
-        self._force(ledger_id, lambda error: done(error or self._failures.get(ledger_id)))
+        self.prepare(ledger_id)
+        self.inner.force(ledger_id, lambda error: done(error or self._failures.get(ledger_id)))
 
-    def _store(self, ledger_id: int) -> None:
+    def prepare(self, ledger_id: int) -> None:
         """Pass the ledger's queued adds to the storage."""
         for store in self._waiting.pop(ledger_id, ()):
             try:
                 store()
             except BookKeeperError as error:
                 self._failures[ledger_id] = error
-
-    def _after(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def called(ledger_id: int, *rest: Any) -> Any:
-            self._store(ledger_id)
-            return call(ledger_id, *rest)
-
-        return called
-
-    def _after_async(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        async def called(ledger_id: int, *rest: Any) -> Any:
-            self._store(ledger_id)
-            return await call(ledger_id, *rest)
-
-        return called

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from bookies.bookie.storage_port import Storage
 from bookies.errors import DataUnknown, StorageError
-from bookies.storage.store import LedgerStore
+from bookies.kernels import Records
+from bookies.lab.sim.world.storage_wrapper import StorageWrapper
+from bookies.storage.cache.write_cache import AddRun
+from bookies.storage.engine.store_writes import B
+from bookies.storage.journal.journal import Done
 
 
 @dataclass
@@ -24,35 +28,88 @@ class StorageFaults:
     is_in_limbo: bool = False
 
 
-def inject_faults(storage: LedgerStore, faults: StorageFaults) -> None:
-    """Apply the faults between a bookie's request handlers and its storage."""
-    add, add_many = storage.add, storage.add_many
+class FaultyStorage(StorageWrapper):
+    """Storage with these faults."""
 
-    def faulty_add(ledger_id: int, *rest: Any, **flags: Any) -> None:
-        if faults.refusals > 0 and not flags["is_recovery"]:
-            faults.refusals -= 1
+    def __init__(self, inner: Storage, faults: StorageFaults) -> None:
+        super().__init__(inner)
+        self._faults = faults
+
+    # -- refusing: one by one ----------------------------------------------------------------------------------------
+    def add(
+        self,
+        ledger_id: int,
+        master_key: bytes,
+        entry_ids: Sequence[int],
+        records: Records,
+        last_add_confirmed: int,
+        *,
+        is_recovery: bool,
+        is_deferred_sync: bool,
+        done: Done,
+    ) -> None:
+        if self._faults.refusals > 0 and not is_recovery:
+            self._faults.refusals -= 1
             raise StorageError("the disk refuses this entry", ledger_id=ledger_id)
-        add(ledger_id, *rest, **flags)
+        self.inner.add(
+            ledger_id,
+            master_key,
+            entry_ids,
+            records,
+            last_add_confirmed,
+            is_recovery=is_recovery,
+            is_deferred_sync=is_deferred_sync,
+            done=done,
+        )
 
-    def faulty_add_many(master_key: bytes, batches: Sequence[Any], **rest: Any) -> list[Any]:
-        return list(batches) if faults.refusals > 0 else add_many(master_key, batches, **rest)
+    def add_many(
+        self,
+        master_key: bytes,
+        batches: Sequence[B],
+        *,
+        is_recovery: bool,
+        accepted: Callable[[int], None],
+        done: Callable[[Sequence[B], int, BaseException | None], None],
+    ) -> list[B]:
+        if self._faults.refusals > 0:
+            return list(batches)
+        return self.inner.add_many(master_key, batches, is_recovery=is_recovery, accepted=accepted, done=done)
 
-    def faulty(read: Callable[..., Any]) -> Callable[..., Any]:
-        async def faulty_read(ledger_id: int, *rest: Any) -> Any:
-            if faults.is_in_limbo:
-                raise DataUnknown("it is not known what this bookie holds", ledger_id=ledger_id)
-            return await read(ledger_id, *rest)
+    def add_mixed(
+        self,
+        master_key: bytes,
+        mixed: AddRun,
+        lacs: Sequence[int],
+        *,
+        is_recovery: bool,
+        accepted: Callable[[int], None],
+        done: Callable[[AddRun, BaseException | None], None],
+    ) -> list[int]:
+        if self._faults.refusals > 0:
+            return list(range(len(mixed)))
+        return self.inner.add_mixed(master_key, mixed, lacs, is_recovery=is_recovery, accepted=accepted, done=done)
 
-        return faulty_read
+    def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
+        self.inner.fence(ledger_id, master_key, done)
 
-    def faulty_resident(read: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
-        return lambda *arguments: None if faults.is_in_limbo else read(*arguments)
+    def write_lac(self, ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done) -> None:
+        self.inner.write_lac(ledger_id, master_key, last_add_confirmed, body, done)
 
-    storage.add = faulty_add  # type: ignore[method-assign]
-    storage.add_many = faulty_add_many  # type: ignore[method-assign]
-    storage.read_resident = faulty_resident(storage.read_resident)  # type: ignore[method-assign]
-    storage.read_batch_resident = faulty_resident(storage.read_batch_resident)  # type: ignore[method-assign]
-    storage.read = faulty(storage.read)  # type: ignore[method-assign]
-    storage.read_batch = faulty(storage.read_batch)  # type: ignore[method-assign]
-    storage.read_lac = faulty(storage.read_lac)  # type: ignore[method-assign]
-    storage.last_add_confirmed = faulty(storage.last_add_confirmed)  # type: ignore[method-assign]
+    def force(self, ledger_id: int, done: Done) -> None:
+        self.inner.force(ledger_id, done)
+
+    # -- limbo -------------------------------------------------------------------------------------------------------
+    def prepare(self, ledger_id: int) -> None:
+        if self._faults.is_in_limbo:
+            raise DataUnknown("it is not known what this bookie holds", ledger_id=ledger_id)
+
+    def read_resident(self, ledger_id: int, entry_id: int) -> bytes | None:
+        return None if self._faults.is_in_limbo else self.inner.read_resident(ledger_id, entry_id)
+
+    def read_batch_resident(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes | None:
+        if self._faults.is_in_limbo:
+            return None
+        return self.inner.read_batch_resident(ledger_id, first_entry_id, count_max, size_max)
+
+    async def list_entries(self, ledger_id: int) -> list[range]:
+        return await self.inner.list_entries(ledger_id)  # Limbo hides entries, not their list.

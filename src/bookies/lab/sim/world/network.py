@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from bookies.lab.sim.world.loop import Crashed, Participant, SimLoop, current_participant
 from bookies.lab.sim.world.trace import Trace
@@ -32,8 +32,16 @@ def _reset_error() -> ConnectionResetError:
     return ConnectionResetError(104, "connection reset by peer")
 
 
-class _Pipe:
-    """One direction of a connection: chunks in flight, each with its arrival time."""
+class Gate(Protocol):
+    """Receiver of the data and the end of one direction of a connection. It passes them to the pipe, or does not."""
+
+    def send(self, data: bytes) -> None: ...
+
+    def end(self, error: BaseException | None, delay_s: float) -> None: ...
+
+
+class Pipe:
+    """One direction of a connection: chunks in flight, each with its arrival time. `gate`: decides what enters."""
 
     def __init__(self, network: SimNetwork, source: SimTransport, target: SimTransport) -> None:
         self.chunks: deque[tuple[float, bytes]] = deque()
@@ -43,10 +51,15 @@ class _Pipe:
         self.is_silent = False  # broken: new data is dropped; data in flight arrives
         self.held_until = 0.0  # virtual time before which no data arrives
         self._network = network
+        self.gate: Gate | None = None
         self._last_arrival = 0.0
         self._is_scheduled = False
 
     def send(self, data: bytes) -> None:
+        (self.gate.send if self.gate is not None else self.carry)(data)
+
+    def carry(self, data: bytes) -> None:
+        """Send data that has passed the gate."""
         if self.is_silent or self.ending is not None:
             return
         network = self._network
@@ -65,6 +78,10 @@ class _Pipe:
 
     def end(self, error: BaseException | None, delay_s: float = 0.0) -> None:
         """Report the end to the target, after all data in flight. `error`: None: end of file; else why it broke."""
+        (self.gate.end if self.gate is not None else self.carry_end)(error, delay_s)
+
+    def carry_end(self, error: BaseException | None, delay_s: float) -> None:
+        """Report an end that has passed the gate."""
         if self.ending is None and not self.is_silent:
             arrival = self._network.arrival_time(self.source.host, self.target.host) + delay_s
             self._last_arrival = max(self._last_arrival, arrival)
@@ -149,8 +166,8 @@ class SimTransport(asyncio.Transport):
         self.is_reading_paused = False
         self.on_write: Callable[[Buffer], None] | None = None  # called with all sent data
         self.on_read: Callable[[int], None] | None = None  # called with the number of bytes its owner receives next
-        self.outgoing: _Pipe
-        self.incoming: _Pipe
+        self.outgoing: Pipe
+        self.incoming: Pipe
         self._network = network
         self._context = context
         self._protocol: Any = None
@@ -354,7 +371,7 @@ class SimNetwork:
         self._slow: dict[str, float] = {}
         self._held_new: dict[str, float] = {}
         self._healing: list[asyncio.Future[None]] = []
-        self._half_open: list[_Pipe] = []  # broken, and the target does not know yet
+        self._half_open: list[Pipe] = []  # broken, and the target does not know yet
         self._next_number = 0
         self._next_port = 40_000
 
@@ -414,7 +431,7 @@ class SimNetwork:
             delay_s = self.random.choice((0.0, 0.01, 0.5)) * self.random.random()
             self.loop.call_later(delay_s, transport.outgoing.send, data, context=self.loop.world)
 
-    def hold(self, pipe: _Pipe, duration_s: float) -> None:
+    def hold(self, pipe: Pipe, duration_s: float) -> None:
         """Hold all data of one direction of one connection for `duration_s`."""
         pipe.held_until = max(pipe.held_until, self.loop.time() + duration_s)
 
@@ -444,7 +461,7 @@ class SimNetwork:
         else:
             transport.outgoing.end(_reset_error(), self.random.expovariate(1 / news_s))
 
-    def _break_silently(self, pipe: _Pipe) -> None:
+    def _break_silently(self, pipe: Pipe) -> None:
         pipe.is_silent = True
         self._half_open.append(pipe)
 
@@ -519,8 +536,8 @@ class SimNetwork:
         near = SimTransport(self, client, self._next_number, client_context)
         far = SimTransport(self, listener.address[0], self._next_number + 1, listener.context)
         far.owner = listener.owner
-        near.outgoing = far.incoming = _Pipe(self, near, far)
-        far.outgoing = near.incoming = _Pipe(self, far, near)
+        near.outgoing = far.incoming = Pipe(self, near, far)
+        far.outgoing = near.incoming = Pipe(self, far, near)
         near.outgoing.held_until = self._held_new.get(client, 0.0)
         self._transports[near.number] = near
         self._transports[far.number] = far

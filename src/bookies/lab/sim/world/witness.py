@@ -19,16 +19,20 @@ Source: client-protocol 8.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from bookies.bookie.server import BookieServer
+from bookies.bookie.storage_port import Storage
 from bookies.errors import LedgerUnknownToBookie
+from bookies.kernels import Records
 from bookies.lab.sim.world.sim_metadata import Commit, SimStore
+from bookies.lab.sim.world.storage_wrapper import StorageWrapper
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorums import write_set
 from bookies.protocol.quorums.quorum import stored_ids
+from bookies.storage.cache.write_cache import AddRun
+from bookies.storage.engine.store_writes import B
+from bookies.storage.journal.journal import Done
 from bookies.storage.store import LedgerStore
-
-Done = Callable[[BaseException | None], None]
 
 
 class Witness:
@@ -46,97 +50,43 @@ class Witness:
         self._explicit_lacs: dict[tuple[str, int], list[bytes]] = {}
         self._acknowledged_lacs: dict[tuple[str, int], None] = {}  # ledgers with an acknowledged explicit LAC
 
-    def watch(self, bookie: str, storage: LedgerStore) -> None:
-        """Record requests and responses of this life of a bookie. Entries that were never synced may be lost."""
+    def watch(self, bookie: str, storage: Storage) -> Storage:
+        """Return the storage of this life of a bookie, whose requests and responses are recorded from now on.
+
+        Entries that were never synced may be lost.
+        """
         for key in [key for key in self._unsynced if key[0] == bookie]:
             del self._unsynced[key]
-        fence, force, write_lac = storage.fence, storage.force, storage.write_lac
-        self._watch_adds(bookie, storage)
+        return _WitnessedStorage(storage, bookie, self)
 
-        def watched_fence(ledger_id: int, master_key: bytes, done: Done) -> None:
-            def watched_done(error: BaseException | None) -> None:
-                if error is None:
-                    self._fenced[bookie, ledger_id] = None
-                done(error)
+    # -- calls of the storages -----------------------------------------------------------------------------------
+    def fenced(self, bookie: str, ledger_id: int) -> None:
+        """Record the promise of a fence."""
+        self._fenced[bookie, ledger_id] = None
 
-            fence(ledger_id, master_key, watched_done)
+    def forcing(self, bookie: str, ledger_id: int) -> Callable[[], None]:
+        """Return the function to call when the bookie confirms a force that begins now."""
+        covered = set(self._unsynced.get((bookie, ledger_id), ()))
 
-        def watched_force(ledger_id: int, done: Done) -> None:
-            covered = set(self._unsynced.get((bookie, ledger_id), ()))
+        def forced() -> None:
+            self._held.setdefault((bookie, ledger_id), set()).update(covered)
+            self._promised.setdefault((bookie, ledger_id), set()).update(covered)
 
-            def watched_done(error: BaseException | None) -> None:
-                if error is None:
-                    self._held.setdefault((bookie, ledger_id), set()).update(covered)
-                    self._promised.setdefault((bookie, ledger_id), set()).update(covered)
-                done(error)
+        return forced
 
-            force(ledger_id, watched_done)
+    def sending_lac(self, bookie: str, ledger_id: int, body: bytes) -> Callable[[], None]:
+        """Return the function to call when the bookie acknowledges an explicit LAC that is sent now."""
 
-        def watched_write_lac(
-            ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done
-        ) -> None:
-            def watched_done(error: BaseException | None) -> None:
-                sent = self._explicit_lacs.get((bookie, ledger_id), [])
-                if error is None and body in sent:
-                    del sent[: sent.index(body)]
-                    self._acknowledged_lacs[bookie, ledger_id] = None
-                done(error)
+        def acknowledged() -> None:
+            sent = self._explicit_lacs.get((bookie, ledger_id), [])
+            if body in sent:
+                del sent[: sent.index(body)]
+                self._acknowledged_lacs[bookie, ledger_id] = None
 
-            self._explicit_lacs.setdefault((bookie, ledger_id), []).append(body)
-            write_lac(ledger_id, master_key, last_add_confirmed, body, watched_done)
+        self._explicit_lacs.setdefault((bookie, ledger_id), []).append(body)
+        return acknowledged
 
-        collect = storage.collect
-
-        def watched_collect(*arguments: Any) -> None:
-            checkpointer = storage._open().checkpointer
-            drop_ledgers = checkpointer.drop_ledgers
-
-            async def watched_drop(ledger_ids: Sequence[int]) -> None:
-                for ledger_id in ledger_ids:
-                    self._check_deletion(bookie, ledger_id)
-                await drop_ledgers(ledger_ids)
-
-            checkpointer.drop_ledgers = watched_drop  # type: ignore[method-assign]
-            collect(*arguments)
-
-        storage.collect = watched_collect  # type: ignore[assignment,method-assign]
-        storage.write_lac = watched_write_lac  # type: ignore[method-assign]
-        storage.force = watched_force  # type: ignore[method-assign]
-        storage.fence = watched_fence  # type: ignore[method-assign]
-
-    def _watch_adds(self, bookie: str, storage: LedgerStore) -> None:
-        add, add_many = storage.add, storage.add_many
-
-        def watched_add(
-            ledger_id: int, master_key: bytes, entry_ids: Sequence[int], *rest: Any, done: Done, **flags: Any
-        ) -> None:
-            watched = self._watch_add(bookie, ledger_id, **flags)
-
-            def watched_done(error: BaseException | None) -> None:
-                if error is None:
-                    watched(entry_ids)
-                done(error)
-
-            add(ledger_id, master_key, entry_ids, *rest, done=watched_done, **flags)
-
-        def watched_add_many(
-            master_key: bytes, batches: Sequence[Any], *, is_recovery: bool, done: Callable[..., None], **rest: Any
-        ) -> list[Any]:
-            watched = {
-                batch.ledger_id: self._watch_add(bookie, batch.ledger_id, is_recovery=is_recovery) for batch in batches
-            }
-
-            def watched_done(stored: Sequence[Any], size: int, error: BaseException | None) -> None:
-                for batch in stored if error is None else ():
-                    watched[batch.ledger_id](batch.entry_ids)
-                done(stored, size, error)
-
-            return add_many(master_key, batches, is_recovery=is_recovery, done=watched_done, **rest)
-
-        storage.add = watched_add  # type: ignore[method-assign]
-        storage.add_many = watched_add_many  # type: ignore[method-assign]
-
-    def _watch_add(
+    def adding(
         self, bookie: str, ledger_id: int, *, is_recovery: bool, is_deferred_sync: bool = False
     ) -> Callable[[Sequence[int]], None]:
         """Return the function to call with the entries that the bookie acknowledges of an add that begins now."""
@@ -155,14 +105,14 @@ class Witness:
 
         return acknowledged
 
-    async def check_memory(self, bookie: str, storage: LedgerStore) -> None:
+    async def check_memory(self, bookie: str, server: BookieServer) -> None:
         """Check B-1: a bookie that has just started has everything that it promised in its earlier lives."""
         for (name, ledger_id), entry_ids in list(self._held.items()):
             if name != bookie:
                 continue
             promised = sorted(entry_ids)  # the listing may lack entries that this life acknowledges meanwhile
             try:
-                runs = await storage.list_entries(ledger_id)
+                runs = await server.storage.list_entries(ledger_id)
             except LedgerUnknownToBookie:
                 runs = []
             lost = [entry_id for entry_id in promised if not any(entry_id in run for run in runs)]
@@ -170,29 +120,29 @@ class Witness:
                 self._forget(bookie, ledger_id)  # This start finished a deletion that a crash had interrupted.
             elif lost:
                 self.report("B-1", f"{bookie} acknowledged entries {lost} of ledger {ledger_id} and has forgotten them")
-            self._check_explicit_lac(bookie, storage, ledger_id)
+            self._check_explicit_lac(bookie, server.store, ledger_id)
         for name, ledger_id in list(self._fenced):
-            if name != bookie or await _is_fenced(storage, ledger_id):
+            if name != bookie or await _is_fenced(server.store, ledger_id):
                 continue
             if self._must_keep(bookie, ledger_id):
                 self.report("B-1", f"{bookie} fenced ledger {ledger_id} and has forgotten it")
 
-    def _check_explicit_lac(self, bookie: str, storage: LedgerStore, ledger_id: int) -> None:
-        """Check B-1 for the explicit LAC of a ledger. The ledger is in the index's cache: it has just been listed."""
-        parts = storage._parts
-        ledger = parts.index.get(ledger_id) if parts is not None else None
-        if ledger is None or (bookie, ledger_id) not in self._acknowledged_lacs:
+    def _check_explicit_lac(self, bookie: str, store: LedgerStore, ledger_id: int) -> None:
+        """Check B-1 for the explicit LAC of a ledger. The ledger is in memory: it has just been listed."""
+        header = store.resident_header(ledger_id)
+        if header is None or (bookie, ledger_id) not in self._acknowledged_lacs:
             return
-        if ledger.header.explicit_lac not in self._explicit_lacs[bookie, ledger_id]:
+        if header.explicit_lac not in self._explicit_lacs[bookie, ledger_id]:
             self.report("B-1", f"{bookie} was told what is confirmed of ledger {ledger_id} and has forgotten it")
 
-    def _check_deletion(self, bookie: str, ledger_id: int) -> None:
-        """Check I-29: a bookie is about to delete a ledger."""
-        if self._must_keep(bookie, ledger_id):
-            self.report("I-29", f"{bookie} deletes ledger {ledger_id}: {self._store.record(ledger_id)!r}")
-        if self._store.record(ledger_id) is None:
-            self._deleted[bookie, ledger_id] = None
-        self._forget(bookie, ledger_id)
+    def check_deletions(self, bookie: str, ledger_ids: Sequence[int]) -> None:
+        """Check I-29: a bookie is about to delete these ledgers."""
+        for ledger_id in ledger_ids:
+            if self._must_keep(bookie, ledger_id):
+                self.report("I-29", f"{bookie} deletes ledger {ledger_id}: {self._store.record(ledger_id)!r}")
+            if self._store.record(ledger_id) is None:
+                self._deleted[bookie, ledger_id] = None
+            self._forget(bookie, ledger_id)
 
     def _must_keep(self, bookie: str, ledger_id: int) -> bool:
         """Report whether the bookie must keep the ledger: it is open, or its committed record lists the bookie."""
@@ -323,9 +273,110 @@ class Witness:
             self.report("I-5", f"ledger {ledger_id} is closed at {entry_id - 1}, but {able} may confirm {entry_id}")
 
 
-async def _is_fenced(storage: LedgerStore, ledger_id: int) -> bool:
+async def _is_fenced(store: LedgerStore, ledger_id: int) -> bool:
     try:
-        _, ledger = await storage._ledger(ledger_id)
+        return (await store.header(ledger_id)).is_fenced
     except LedgerUnknownToBookie:
         return False
-    return ledger.header.is_fenced
+
+
+class _WitnessedStorage(StorageWrapper):
+    """Storage of one life of a bookie that tells the witness of every write."""
+
+    def __init__(self, inner: Storage, bookie: str, witness: Witness) -> None:
+        super().__init__(inner)
+        self._bookie = bookie
+        self._witness = witness
+
+    def add(
+        self,
+        ledger_id: int,
+        master_key: bytes,
+        entry_ids: Sequence[int],
+        records: Records,
+        last_add_confirmed: int,
+        *,
+        is_recovery: bool,
+        is_deferred_sync: bool,
+        done: Done,
+    ) -> None:
+        acknowledged = self._witness.adding(
+            self._bookie, ledger_id, is_recovery=is_recovery, is_deferred_sync=is_deferred_sync
+        )
+        self.inner.add(
+            ledger_id,
+            master_key,
+            entry_ids,
+            records,
+            last_add_confirmed,
+            is_recovery=is_recovery,
+            is_deferred_sync=is_deferred_sync,
+            done=_after(lambda: acknowledged(entry_ids), done),
+        )
+
+    def add_many(
+        self,
+        master_key: bytes,
+        batches: Sequence[B],
+        *,
+        is_recovery: bool,
+        accepted: Callable[[int], None],
+        done: Callable[[Sequence[B], int, BaseException | None], None],
+    ) -> list[B]:
+        acknowledged = {
+            batch.ledger_id: self._witness.adding(self._bookie, batch.ledger_id, is_recovery=is_recovery)
+            for batch in batches
+        }
+
+        def watched_done(stored: Sequence[B], size: int, error: BaseException | None) -> None:
+            for batch in stored if error is None else ():
+                acknowledged[batch.ledger_id](batch.entry_ids)
+            done(stored, size, error)
+
+        return self.inner.add_many(master_key, batches, is_recovery=is_recovery, accepted=accepted, done=watched_done)
+
+    def add_mixed(
+        self,
+        master_key: bytes,
+        mixed: AddRun,
+        lacs: Sequence[int],
+        *,
+        is_recovery: bool,
+        accepted: Callable[[int], None],
+        done: Callable[[AddRun, BaseException | None], None],
+    ) -> list[int]:
+        acknowledged = {
+            ledger_id: self._witness.adding(self._bookie, ledger_id, is_recovery=is_recovery)
+            for ledger_id in mixed.ledger_ids
+        }
+
+        def watched_done(stored: AddRun, error: BaseException | None) -> None:
+            if error is None:
+                for ledger_id, entry_id in zip(stored.ledger_ids, stored.entry_ids, strict=True):
+                    acknowledged[ledger_id]((entry_id,))
+            done(stored, error)
+
+        return self.inner.add_mixed(
+            master_key, mixed, lacs, is_recovery=is_recovery, accepted=accepted, done=watched_done
+        )
+
+    def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
+        self.inner.fence(ledger_id, master_key, _after(lambda: self._witness.fenced(self._bookie, ledger_id), done))
+
+    def write_lac(self, ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done) -> None:
+        acknowledged = self._witness.sending_lac(self._bookie, ledger_id, body)
+        self.inner.write_lac(ledger_id, master_key, last_add_confirmed, body, _after(acknowledged, done))
+
+    def force(self, ledger_id: int, done: Done) -> None:
+        self.inner.force(ledger_id, _after(self._witness.forcing(self._bookie, ledger_id), done))
+
+
+def _after(succeeded: Callable[[], None], done: Done) -> Done:
+    """Return a callback that calls `succeeded` first if there is no error."""
+
+    def watched_done(error: BaseException | None) -> None:
+        if error is None:
+            succeeded()
+        done(error)
+
+    return watched_done
