@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import pytest
 from tests.live.command import Family, bk_process
+from tests.live.page import ANY, FENCE, Command, blocks_of, is_shown
 
 import bookies as bk
 from bookies.admin import cli
@@ -32,53 +33,11 @@ pytestmark = pytest.mark.live
 
 HOWTO = pathlib.Path(__file__).parents[2] / "docs" / "howto"
 PAGES = sorted(path for path in HOWTO.glob("*.md") if path.name != "README.md")
-BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 BOOKIES, LEDGERS, EXPLAINED, EXPLAINED_ENTRIES = 4, 20, 17, 2000
 PATIENCE_S = 120
-ANY = "..."  # a line of its own: any lines; at the end of a line: any rest
 
 
 # -- the pages -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command of a block. `shown`: the output below it."""
-
-    line: str
-    shown: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block. `indent`: of each of its lines."""
-
-    language: str
-    text: str
-    indent: str
-
-    def commands(self) -> list[Command]:
-        found: list[Command] = []
-        lines = [line.removeprefix(self.indent) for line in self.text.splitlines()]
-        number = 0
-        while number < len(lines):
-            line = lines[number]
-            number += 1
-            if not line.startswith("$ "):
-                assert found or not line.strip() or self.language != "console", f"output without a command: {line}"
-                if found:
-                    found[-1] = Command(found[-1].line, (*found[-1].shown, line.rstrip()))
-                continue
-            line = line.removeprefix("$ ")
-            while line.endswith("\\"):
-                line = line[:-1] + lines[number].strip()
-                number += 1
-            found.append(Command(line, ()))
-        return found
-
-
-def blocks_of(text: str) -> list[Block]:
-    return [Block(each[2], each[3], each[1]) for each in BLOCK.finditer(text)]
 
 
 def runnable_pages() -> list[pathlib.Path]:
@@ -88,7 +47,7 @@ def runnable_pages() -> list[pathlib.Path]:
 
 
 def prose_of(text: str) -> str:
-    return BLOCK.sub("", text)
+    return FENCE.sub("", text)
 
 
 # -- commands exist ------------------------------------------------------------------------------------------------
@@ -285,28 +244,6 @@ def shape(line: str) -> str:
     return re.sub(r"[ -]+", " ", line).strip()
 
 
-def is_shown(shown: tuple[str, ...], lines: tuple[str, ...]) -> bool:
-    """Whether the output has the shape of what the page shows, which may leave out lines and ends of lines."""
-    if not shown or all(not each for each in shown):
-        return not any(lines)
-    pattern = ""
-    for line in shown:
-        if line.strip() == ANY:
-            pattern += r"(?:.*\n)*?"
-        elif line.endswith(ANY):
-            pattern += re.escape(shape(line.removesuffix(ANY))) + r".*\n"
-        else:
-            pattern += re.escape(shape(line)) + r"\n"
-    return re.fullmatch(pattern, "".join(f"{shape(line)}\n" for line in lines)) is not None
-
-
-def shown_of(command: Command) -> tuple[str, ...]:
-    shown = list(command.shown)
-    while shown and not shown[-1]:
-        shown.pop()
-    return tuple(shown)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[pathlib.Path, dict[str, str]]]:
     directory = tmp_path_factory.mktemp("howto")
@@ -321,17 +258,17 @@ def test_a_page_runs_and_shows_what_is_printed(place: tuple[pathlib.Path, dict[s
         printed = "\n".join(done.lines)
         if done.status:
             problems.append(f"$ {done.command.line}\nended with {done.status}:\n{printed}")
-        elif not is_shown(shown_of(done.command), done.lines):
+        elif not is_shown(done.command.shown, done.lines, shape):
             problems.append(f"$ {done.command.line}\nprints something else than {page.name} shows:\n{printed}")
     assert not problems, "\n\n".join([*problems, "python -m tests.live.test_howto --write renews what pages show"])
 
 
 def test_shapes() -> None:
     assert shape("b1    writable  127.0.0.1:43971  77.8 GiB") == shape("b4  writable  10.0.0.1:1  5 B")
-    assert is_shown(("b1  writable", ANY), ("b2   writable", "b3   down"))
-    assert is_shown(("1 ledger checked ...",), ("20 ledgers checked, 0 with problems",))
-    assert not is_shown(("b1  writable",), ("b1  down",))
-    assert not is_shown(("one",), ("one", "two"))
+    assert is_shown(("b1  writable", ANY), ("b2   writable", "b3   down"), shape)
+    assert is_shown(("1 ledger checked ...",), ("20 ledgers checked, 0 with problems",), shape)
+    assert not is_shown(("b1  writable",), ("b1  down",), shape)
+    assert not is_shown(("one",), ("one", "two"), shape)
 
 
 # -- renewing ------------------------------------------------------------------------------------------------------
@@ -343,8 +280,7 @@ def renewed(text: str, outcomes: list[Outcome]) -> str:
     for block in [block for block in blocks_of(text) if block.language == "console"]:
         for command in block.commands():
             done = next(left)
-            shown = shown_of(command)
-            if is_shown(shown, done.lines):
+            if is_shown(command.shown, done.lines, shape):
                 continue
             head = f"{block.indent}$ {command.line}\n"
             old = head + "".join(f"{block.indent}{line}".rstrip() + "\n" for line in command.shown)

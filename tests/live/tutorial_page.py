@@ -6,8 +6,7 @@
     ```python                             code, executed in this process
     ```text                               what the code before it printed
 
-In an expected output `...` alone on a line matches any number of lines, and elsewhere any part of a line. Commands
-that only query the cluster are repeated until they print what the page shows, as a reader would repeat them.
+Commands that only query the cluster are repeated until they print what the page shows, as a reader would repeat them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ import threading
 import time
 import uuid
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from typing import Any
 
-FENCE = re.compile(r'^```(\w+)(?: title="([^"\n]*)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+from tests.live.page import Block, Command, blocks_of, is_shown
+
 QUERY = re.compile(
     r"bk (status|bookie list|ledger (show|explain|read)|log (show|read|cursors)|recovery (status|list))\b"
 )
@@ -35,43 +34,13 @@ OUTPUT_TIMEOUT_S = 60.0
 QUERY_INTERVAL_S = 0.5
 
 
-@dataclass(frozen=True)
-class Block:
-    """One fenced block. `title`: of a console its terminal, of Python its file."""
-
-    language: str
-    title: str
-    code: str
-    line: int
-
-
-def blocks_of(text: str) -> list[Block]:
-    """List the fenced blocks of a page."""
-    return [
-        Block(match[1], match[2] or "", match[3], text.count("\n", 0, match.start()) + 1)
-        for match in FENCE.finditer(text)
-    ]
-
-
-def matches(expected: str, printed: str) -> bool:
+def matches(shown: tuple[str, ...], printed: str) -> bool:
     """Report whether an output is what the page shows."""
-    pattern = "".join(
-        r"(?:.*\n)*" if line == "...\n" else ".*".join(map(re.escape, line.split("...")))
-        for line in expected.splitlines(keepends=True)
-    )
-    return re.fullmatch(pattern, printed) is not None
+    return is_shown(shown, tuple(printed.splitlines()))
 
 
-def commands_of(code: str) -> list[tuple[str, str]]:
-    """Split a console block into commands and their outputs. The command \"\" stands for the one that still runs."""
-    found: list[tuple[str, str]] = []
-    for line in code.splitlines(keepends=True):
-        if line.startswith("$ "):
-            found.append((line[2:].rstrip("\n"), ""))
-        else:
-            command, expected = found.pop() if found else ("", "")
-            found.append((command, expected + line))
-    return found
+def text_of(shown: tuple[str, ...]) -> str:
+    return "\n".join(shown)
 
 
 class Terminal:
@@ -107,11 +76,11 @@ class Terminal:
             self._changed.wait_for(self._has_ended, timeout_s)
             return self._printed()
 
-    def expect(self, expected: str, timeout_s: float) -> None:
+    def expect(self, shown: tuple[str, ...], timeout_s: float) -> None:
         """Wait until a command that may still run has printed this, and forget the output."""
         with self._changed:
-            is_printed = self._changed.wait_for(lambda: matches(expected, self._printed()), timeout_s)
-            assert is_printed, f"expected:\n{expected}\nprinted:\n{self._text}"
+            is_printed = self._changed.wait_for(lambda: matches(shown, self._printed()), timeout_s)
+            assert is_printed, f"expected:\n{text_of(shown)}\nprinted:\n{self._text}"
             self._text = self._text[len(self._printed()) :]
 
     def close(self) -> None:
@@ -166,30 +135,31 @@ class Page:
 
     def _run_block(self, block: Block) -> None:
         if block.language == "console":
-            for command, expected in commands_of(block.code):
-                self._run_command(block.title, command, expected)
+            for command in block.commands():
+                self._run_command(block.title, command)
         elif block.language == "python" and block.title:
-            (self._directory / block.title).write_text(block.code)
+            (self._directory / block.title).write_text(block.text)
         elif block.language == "python":
             printed = io.StringIO()
             with redirect_stdout(printed):
-                exec(compile(block.code, f"{self._path.name}, line {block.line}", "exec"), self._names)
+                exec(compile(block.text, f"{self._path.name}, line {block.line}", "exec"), self._names)
             self._printed = printed.getvalue()
         elif block.language == "text":
-            assert matches(block.code, self._printed.rstrip("\n") + "\n"), f"printed:\n{self._printed}"
+            assert matches(tuple(block.text.splitlines()), self._printed), f"printed:\n{self._printed}"
 
-    def _run_command(self, title: str, command: str, expected: str) -> None:
+    def _run_command(self, title: str, command: Command) -> None:
         if title not in self._terminals:
             self._terminals[title] = Terminal(self._directory, self._environment)
         terminal = self._terminals[title]
-        if command:
-            terminal.begin(command)
+        if command.line:
+            terminal.begin(command.line)
         if title != FIRST_TERMINAL:
-            terminal.expect(expected, OUTPUT_TIMEOUT_S)
+            terminal.expect(command.shown, OUTPUT_TIMEOUT_S)
             return
         deadline = time.monotonic() + OUTPUT_TIMEOUT_S
-        while not matches(expected, printed := terminal.output(OUTPUT_TIMEOUT_S)):
-            assert QUERY.match(command), f"$ {command}\nexpected:\n{expected}\nprinted:\n{printed}"
-            assert time.monotonic() < deadline, f"$ {command}\nexpected:\n{expected}\nprinted at last:\n{printed}"
+        while not matches(command.shown, printed := terminal.output(OUTPUT_TIMEOUT_S)):
+            problem = f"$ {command.line}\nexpected:\n{text_of(command.shown)}\nprinted:\n{printed}"
+            assert QUERY.match(command.line), problem
+            assert time.monotonic() < deadline, problem
             time.sleep(QUERY_INTERVAL_S)
-            terminal.begin(command)
+            terminal.begin(command.line)
