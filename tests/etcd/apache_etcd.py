@@ -11,6 +11,7 @@ import fcntl
 import os
 import pathlib
 import queue
+import re
 import shutil
 import subprocess
 import threading
@@ -22,8 +23,6 @@ from tests.apache.apache import START_S, VERSION, jars
 ATTEMPTS_MAX = 5
 HERE = pathlib.Path(__file__).parent
 _DRIVER = f"org.apache.bookkeeper.metadata.drivers:metadata-stores-etcd:{VERSION}"
-# What a bookie has already, in another version.
-_HAD = "guava,listenablefuture,failureaccess,checker-qual,slf4j-api,protobuf-java,vertx-core,jackson-core"
 
 
 def class_path() -> str:
@@ -36,11 +35,18 @@ def class_path() -> str:
             part = target.with_suffix(".part")
             shutil.rmtree(part, ignore_errors=True)
             maven = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), f"-DoutputDirectory={part}"]
-            excluded = [f"-DexcludeArtifactIds={_HAD}", "-DexcludeGroupIds=io.netty"]
-            subprocess.run([*maven, "dependency:copy-dependencies", *excluded], check=True)
+            subprocess.run([*maven, "dependency:copy-dependencies"], check=True)
             subprocess.run([*maven, "dependency:copy", f"-Dartifact={_DRIVER}"], check=True)
+            had = {_artifact(jar) for jar in server.glob("*.jar")}
+            for jar in part.glob("*.jar"):
+                if _artifact(jar) in had:
+                    jar.unlink()  # the bookie's version counts
             part.rename(target)
     return f"{server}/*{os.pathsep}{target}/*"
+
+
+def _artifact(jar: pathlib.Path) -> str:
+    return re.sub(r"-\d.*", "", jar.name)
 
 
 class ApacheEtcd:
