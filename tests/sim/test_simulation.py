@@ -20,7 +20,7 @@ from bookies.lab.sim.run import Scenario, Simulation, simulate
 from bookies.lab.sim.world import SimClient, SimCluster
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES
 
-SWEEP_S = 6.0  # wall time for each profile; at least SWEEP_COUNT_MIN seeds run whatever they take
+SWEEP_S = 3.0  # wall time for each profile; at least SWEEP_COUNT_MIN seeds run whatever they take
 SWEEP_COUNT_MIN = 3
 SWEPT_PROFILES = (
     *("mixed", "crashes", "network", "metadata", "races", "tight", "disks", "rot", "small"),
