@@ -1,4 +1,7 @@
-"""The client without asyncio: the same methods, without `await`."""
+"""The client without asyncio: the same methods, without `await`.
+
+Callbacks run on the client's own thread: they must be quick, and must not call the client.
+"""
 
 from __future__ import annotations
 

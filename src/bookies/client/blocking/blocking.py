@@ -11,24 +11,23 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from bookies.client import client as asynchronous
 from bookies.client import connect as connecting
-from bookies.client.base.fragment_placement import FragmentPlacement
 from bookies.client.blocking.blocking_administration import Administration
-from bookies.client.blocking.blocking_iteration import next_or_none, run
+from bookies.client.blocking.blocking_iteration import run
 from bookies.client.blocking.blocking_ledger import LedgerReader as LedgerReader
 from bookies.client.blocking.blocking_ledger import LedgerWriter as LedgerWriter
 from bookies.client.blocking.blocking_log import Log
-from bookies.client.repair import administration as asynchronous_administration
-from bookies.client.transport import BookieStatus
+from bookies.client.blocking.delegation import BlockingHandle, delegates, iterates, opens, runs, waits
 from bookies.config import ClientConfig
-from bookies.errors import ClientClosed, InvalidArgument, MetadataCorrupt
-from bookies.model import BookieId, DigestType, LedgerMetadata
+from bookies.errors import ClientClosed, InvalidArgument
+from bookies.model import DigestType
 
 T = TypeVar("T")
 
@@ -140,141 +139,39 @@ async def _end(loop: asyncio.AbstractEventLoop, cleanups: list[Callable[[], Coro
         await loop.shutdown_asyncgens()
 
 
-class Client:
+class Client(BlockingHandle[asynchronous.Client]):
     """The ledgers of one cluster. See `bookies.client.client.Client`."""
 
     def __init__(self, thread: LoopThread, client: asynchronous.Client) -> None:
-        self._thread = thread
-        self._client = client
+        super().__init__(thread, client)
+        self._stop = thread.stop
         thread.before_stop(client.close)
 
-    def __repr__(self) -> str:
-        return repr(self._client)
-
-    def create(
-        self,
-        *,
-        ensemble: int = 3,
-        write_quorum: int | None = None,
-        ack_quorum: int | None = None,
-        digest: str | DigestType = "crc32c",
-        password: bytes = b"",
-        labels: Mapping[str, str | bytes] | None = None,
-        ledger_id: int | None = None,
-        advanced: bool = False,
-        deferred_sync: bool = False,
-        timeout: float | None = None,
-    ) -> LedgerWriter:
-        """Create a ledger and return its writer. Leaving its `with` block seals it; leaving it by an exception only
-        releases it."""
-        opening = self._client.create(
-            ensemble=ensemble,
-            write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
-            digest=digest,
-            password=password,
-            labels=labels,
-            ledger_id=ledger_id,
-            advanced=advanced,
-            deferred_sync=deferred_sync,
-            timeout=timeout,
-        )
-        return LedgerWriter(self._thread, self._thread.call(opening.begin()))
-
-    def open(
-        self,
-        ledger_id: int,
-        *,
-        password: bytes = b"",
-        digest: str | DigestType | None = None,
-        tier: str = "auto",
-        timeout: float | None = None,
-    ) -> LedgerReader:
-        """Open a ledger for reading and tailing; never disturbs its writer."""
-        opening = self._client.open(ledger_id, password=password, digest=digest, tier=tier, timeout=timeout)
-        return LedgerReader(self._thread, self._thread.call(opening.begin()))
-
-    def recover(
-        self,
-        ledger_id: int,
-        *,
-        password: bytes = b"",
-        digest: str | DigestType | None = None,
-        timeout: float | None = None,
-    ) -> LedgerReader:
-        """Recover a ledger whose writer has failed: fence it, find its last entry, seal it."""
-        opening = self._client.recover(ledger_id, password=password, digest=digest, timeout=timeout)
-        return LedgerReader(self._thread, self._thread.call(opening.begin()))
-
-    def delete(self, ledger_id: int, *, timeout: float | None = None) -> None:
-        """Delete a ledger for ever. One that does not exist counts as deleted."""
-        self._thread.call(self._client.delete(ledger_id, timeout=timeout))
-
-    def metadata(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
-        """Return the metadata store's record of a ledger."""
-        return self._thread.call(self._client.metadata(ledger_id, timeout=timeout))
-
-    def is_sealed(self, ledger_id: int, *, timeout: float | None = None) -> bool:
-        """Report whether a ledger has ended. Only the metadata store is asked."""
-        return self._thread.call(self._client.is_sealed(ledger_id, timeout=timeout))
-
-    def ledgers(
-        self, label: tuple[str, str | bytes] | None = None, *, unreadable: list[MetadataCorrupt] | None = None
-    ) -> Iterator[LedgerMetadata]:
-        """Iterate over the records of all ledgers, by ascending id; with `label` (name, value) only of those that carry
-        it.
-
-        `unreadable`: collects the errors of records that cannot be read; without it the first is raised.
-        """
-        records = self._client.ledgers(label, unreadable=unreadable)
-        while (record := self._thread.call(next_or_none(records))) is not None:
-            yield record
-
-    def placement(self, ledger_id: int, *, timeout: float | None = None) -> list[FragmentPlacement]:
-        """Return the places of each fragment's replicas, and whether they meet this client's settings."""
-        return self._thread.call(self._client.placement(ledger_id, timeout=timeout))
-
-    def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:
-        """Return every bookie of the cluster, sorted by id, with its mode ("writable", "read-only" or "down") and
-        location."""
-        return self._thread.call(self._client.bookies(timeout=timeout))
-
-    def bookie_space(self, bookie: BookieId) -> tuple[int, int]:
-        """Return (total, free) bytes of a bookie's disks."""
-        return self._thread.call(self._client.bookie_space(bookie))
-
-    def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
-        """Return the entries of a ledger that a bookie holds, as ranges."""
-        return self._thread.call(self._client.list_entries(bookie, ledger_id))
-
-    def allow_ensemble_changes(self, allowed: bool) -> None:
-        """Switch the replacement of failed bookies on or off, for every writer of this client."""
-        self._thread.call(run(lambda: self._client.allow_ensemble_changes(allowed)))
-
-    def log(self, name: str, *, password: bytes = b"") -> Log:
-        """Return the log of that name, a list of ledgers without an end; no request is sent yet."""
-        return Log(self._thread, self._client.log(name, password=password))
-
-    def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
-        """Return the names of all logs that begin with `prefix`, sorted."""
-        return self._thread.call(self._client.logs(prefix, timeout=timeout))
+    create = opens(asynchronous.Client.create, LedgerWriter, "Create a ledger and return its writer.")
+    open = opens(asynchronous.Client.open, LedgerReader)
+    recover = opens(asynchronous.Client.recover, LedgerReader)
+    delete = waits(asynchronous.Client.delete)
+    metadata = waits(asynchronous.Client.metadata)
+    is_sealed = waits(asynchronous.Client.is_sealed)
+    ledgers = iterates(asynchronous.Client.ledgers)
+    placement = waits(asynchronous.Client.placement)
+    bookies = waits(asynchronous.Client.bookies)
+    bookie_space = waits(asynchronous.Client.bookie_space)
+    list_entries = waits(asynchronous.Client.list_entries)
+    allow_ensemble_changes = runs(asynchronous.Client.allow_ensemble_changes)
+    log = delegates(asynchronous.Client.log, Log, Log)
+    logs = waits(asynchronous.Client.logs)
 
     def administration(
         self, *, password: bytes = b"", digest: str | DigestType = "crc32", owner: str = ""
     ) -> Administration:
         """Return the tools for operators: check ledgers, copy a lost bookie's entries to others."""
-
-        def making() -> asynchronous_administration.Administration:
-            return self._client.administration(password=password, digest=digest, owner=owner)
-
+        making = partial(self._inner.administration, password=password, digest=digest, owner=owner)
         return Administration(self._thread, self._thread.call(run(making)))
 
     def close(self) -> None:
         """Close connections and session; open writers are not sealed. Idempotent."""
-        self._thread.stop()
-
-    def __enter__(self) -> Self:
-        return self
+        self._stop()
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
