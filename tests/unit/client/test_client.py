@@ -16,7 +16,7 @@ from tests.fakes.world import PORT, World, play
 import bookies
 from bookies.client.blocking import blocking
 from bookies.client.client import Client
-from bookies.client.connect import connect
+from bookies.client.connect import ClientSettings, connect
 from bookies.client.transport.watcher import address_of_id
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -493,9 +493,15 @@ def test_settings_are_checked() -> None:
 
 
 def test_every_setting_is_a_keyword_of_connect() -> None:
-    names = {field.name for field in fields(ClientConfig)}
+    types = {field.name: f"{field.type} | None" for field in fields(ClientConfig)}
+    assert {name: each.__forward_arg__ for name, each in ClientSettings.__annotations__.items()} == types
     for function in (connect, blocking.connect):
-        assert names <= set(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
+        assert list(parameters) == ["uri", "config", *types, "timeout"]
+        assert types == {name: parameters[name].annotation for name in types}
+        assert all(parameters[name].default is None for name in types)
+        with pytest.raises(TypeError, match=r"connect\(\) got an unexpected keyword argument 'wires'"):
+            function("memory:", wires="v3")
 
 
 @pytest.mark.parametrize("advanced", [False, True])

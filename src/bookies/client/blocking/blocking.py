@@ -11,11 +11,11 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from bookies.client import client as asynchronous
 from bookies.client import connect as connecting
@@ -179,67 +179,22 @@ class Client(BlockingHandle[asynchronous.Client]):
         self.close()
 
 
-async def _connected(uri: str, config: ClientConfig | None, settings: Mapping[str, Any]) -> asynchronous.Client:
-    return await connecting.connect(uri, config=config, **settings)
-
-
+@connecting.lists_settings
 def connect(
     uri: str,
     *,
     config: ClientConfig | None = None,
-    memory_limit: int | None = None,
-    add_timeout_ms: int | None = None,
-    read_timeout_ms: int | None = None,
-    connect_timeout_ms: int | None = None,
-    frame_size_max: int | None = None,
-    wire: str | None = None,
-    read_ahead_size: int | None = None,
-    hedge_delay_min_ms: int | None = None,
-    hedge_delay_max_ms: int | None = None,
-    hedged_reads: bool | None = None,
-    sticky_reads: bool | None = None,
-    digest_autodetection: bool | None = None,
-    explicit_lac_interval_ms: int | None = None,
-    ensemble_changes_max: int | None = None,
-    ensemble_changes_allowed: bool | None = None,
-    delay_ensemble_change: bool | None = None,
-    add_quorum_timeout_ms: int | None = None,
-    opportunistic_striping: bool | None = None,
-    placement: str | None = None,
-    placement_rule: bool | None = None,
-    racks_min: int | None = None,
-    regions_min: int | None = None,
-    zones_min: int | None = None,
-    zones_desired: int | None = None,
-    fault_domains: str | None = None,
-    fault_domains_min: int | None = None,
-    locations_file: str | None = None,
-    locations_script: str | None = None,
-    locations_script_names_max: int | None = None,
-    locations_script_timeout_ms: int | None = None,
-    locations_interval_ms: int | None = None,
-    disk_weights: bool | None = None,
-    disk_weight_max: int | None = None,
-    disk_weight_interval_ms: int | None = None,
-    location: str | None = None,
-    tls: bool | None = None,
-    tls_authority: str | None = None,
-    tls_certificate: str | None = None,
-    tls_key: str | None = None,
-    tls_key_password_file: str | None = None,
-    tls_check_host_name: bool | None = None,
-    tls_port: int | None = None,
-    tls_version_min: str | None = None,
-    tls_ciphers: str | None = None,
-    tls_reload_interval_ms: int | None = None,
-    sasl_file: str | None = None,
     timeout: float | None = None,
+    **settings: Unpack[connecting.ClientSettings],
 ) -> Client:
     """Connect to a cluster: `with bookies.blocking.connect(uri) as store`. See `bookies.connect`."""
-    settings = {name: value for name, value in locals().items() if name not in ("uri", "config") and value is not None}
+
+    async def connected() -> asynchronous.Client:
+        return await connecting.connect(uri, config=config, timeout=timeout, **settings)
+
     thread = LoopThread()
     try:
-        return Client(thread, thread.call(_connected(uri, config, settings)))
+        return Client(thread, thread.call(connected()))
     except BaseException:
         thread.stop()
         raise
