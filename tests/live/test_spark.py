@@ -236,7 +236,9 @@ def test_a_ledger_being_written_is_read_up_to_its_last_add_confirmed(store: Any,
     writer = store.create()
     writer.append_many(payloads(500))
     writer.append(b"tells the bookies that those before it are confirmed")
-    assert rows(load(ledger=writer.ledger_id)) == expected(writer.ledger_id, payloads(500))
+    confirmed = rows(load(ledger=writer.ledger_id))
+    assert confirmed[:500] == expected(writer.ledger_id, payloads(500))
+    assert len(confirmed) <= 501  # a writer that is idle for a moment tells the bookies about its last entry, too
     assert writer.append(b"the writer goes on") == 501
     assert writer.seal() == 501
     assert load(ledger=writer.ledger_id).count() == 502

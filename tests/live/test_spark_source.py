@@ -34,6 +34,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module", autouse=True)
+def numbered(store: Any) -> Any:
+    """Log "numbered" with ten and five rows in two ledgers."""
+    return make(store, "numbered", 10, 0, 5)
+
+
 @pytest.fixture
 def uri(cluster: LocalCluster) -> dict[str, Any]:
     return {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "bookkeeper.connectTimeoutMs": 2000}
@@ -42,8 +48,8 @@ def uri(cluster: LocalCluster) -> dict[str, Any]:
 # -- batches ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_is_rows_with_numbers(store: Any, uri: dict[str, Any]) -> None:
-    log = make(store, "numbered", 10, 0, 5)
+def test_a_log_is_rows_with_numbers(numbered: Any, uri: dict[str, Any]) -> None:
+    log = numbered
     rows = batch(uri | {"subscribe": "numbered"})
     assert numbers(rows) == list(range(15))
     assert [row["offset"] for row in rows] == list(range(15))
