@@ -22,6 +22,7 @@ import pathlib
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, ForwardRef
 
@@ -402,6 +403,26 @@ def wrapped(page: str) -> str:
     return "\n".join(lines)
 
 
+TABLE = re.compile(r"(<!-- options of (\S+) -->\n\n).*?(\n\n<!-- end of options -->)", re.DOTALL)
+
+
+def option_tables(name: str) -> Callable[[], str]:
+    """A page of the Spark source or sink: its tables of options are made from the code, the rest is kept."""
+
+    def table(match: re.Match[str]) -> str:
+        from bookies.spark.base.options import options_of
+
+        module, _, kind = match[2].rpartition(".")
+        rows = [
+            f"| `{each.name}` | {'' if each.default is None else f'`{each.default}`'} | {each.help} |"
+            for each in options_of(getattr(importlib.import_module(module), kind)).values()
+            if each.help
+        ]
+        return match[1] + "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) + match[3]
+
+    return lambda: TABLE.sub(table, (HERE / name).read_text())
+
+
 PAGES = {
     "reference/apache-config.md": apache_page,
     "reference/api.md": api_page,
@@ -409,6 +430,8 @@ PAGES = {
     "reference/errors.md": errors_page,
     "reference/events.md": events_page,
     "reference/settings.md": settings_page,
+    "reference/spark.md": option_tables("reference/spark.md"),
+    "reference/spark-writing.md": option_tables("reference/spark-writing.md"),
     "reference/spec/rules.md": rules_page,
 }
 

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from bookies.errors import BookKeeperError
 from bookies.spark.base import arrow
-from bookies.spark.base.settings import checked
+from bookies.spark.base.settings import checked, read_options
 from bookies.spark.source import BookKeeperDataSource
 
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ def source(options: dict[str, Any]) -> BookKeeperDataSource:
 
 def schema_of(options: dict[str, Any], value_fields: Any = None) -> Any:
     """What Spark makes of the DDL that the source says; `value_fields`: Arrow fields of what is in `valueSchema`."""
-    columns = arrow.columns_of(checked(source(options).options))
+    columns = arrow.columns_of(read_options(checked(source(options).options)))
     fields = list(arrow.arrow_schema([name for name in columns if name != "value" or value_fields is None]))
     import pyarrow as pa
 

@@ -17,9 +17,8 @@ from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound
 from bookies.spark.base import runtime
 from bookies.spark.base.extents import Extents
 from bookies.spark.base.offsets import At
-from bookies.spark.base.options import flag
 from bookies.spark.base.selection import EARLIEST, LATEST
-from bookies.spark.base.settings import STREAM_ONLY, Settings, checked, settings
+from bookies.spark.base.settings import STREAM_ONLY, Settings, checked, read_options, settings
 from bookies.spark.read import planning, pushdown, rows
 from bookies.spark.read.log_catalog import LogCatalog, resolved
 from bookies.spark.read.read import EntriesPartition, RowReader, row_reader
@@ -46,7 +45,7 @@ class BookKeeperDataSource(DataSource):
         if (tables := self._tables()) is not None:
             return tables.schema(self.options)
         options = checked(self.options)
-        ddl = rows.ddl_of(options)
+        ddl = rows.ddl_of(read_options(options))
         # `read` and `readStream` look alike here. `settings` refuses later what only the other one accepts.
         if not any(name in options for name in STREAM_ONLY) and options.get("startingOffsets") != LATEST:
             chosen = settings(options, is_stream=False)
@@ -61,11 +60,10 @@ class BookKeeperDataSource(DataSource):
         if (tables := self._tables()) is not None:
             reader: DataSourceReader = tables.reader(self.options, schema)
             return reader
-        options = checked(self.options)
-        chosen = settings(options, is_stream=False)
-        rows_reader = row_reader(options, chosen, schema)
+        chosen = settings(checked(self.options), is_stream=False)
+        rows_reader = row_reader(chosen, schema)
         planned, self._planned = self._planned, None  # Tasks get a copy of this object, without the plan.
-        reader_class = FilteringReader if flag(options, "pushDownFilters", False) else EntriesReader
+        reader_class = FilteringReader if chosen.pushes_filters else EntriesReader
         return reader_class(rows_reader, resolve(chosen) if planned is None else planned)
 
     def streamReader(self, schema: Any) -> EntriesStreamReader:
@@ -73,10 +71,9 @@ class BookKeeperDataSource(DataSource):
 
         if self.options.get("table", ENTRIES) != ENTRIES:
             raise InvalidArgument(f"option table={self.options['table']}: only entries can be read as a stream")
-        options = checked(self.options)
-        chosen = settings(options, is_stream=True)
+        chosen = settings(checked(self.options), is_stream=True)
         self._planned = None
-        return EntriesStreamReader(row_reader(options, chosen, schema))
+        return EntriesStreamReader(row_reader(chosen, schema))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
         from bookies.spark.write import sink

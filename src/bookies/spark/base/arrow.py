@@ -6,6 +6,7 @@ A record batch must match the schema that Spark expects exactly: same order, nul
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,8 +19,8 @@ from bookies.client.base import EntryBatch
 from bookies.errors import InvalidArgument
 from bookies.kernels import gather_payloads
 from bookies.model import ENTRY_HEADER_SIZE
-from bookies.spark.base.options import flag
 from bookies.spark.base.plan import Gap, Range
+from bookies.spark.base.settings import ReadOptions
 
 BATCH_SIZE_MAX = 8 << 20  # bytes of records in one record batch; a single larger entry is a batch of its own
 STRETCH_SIZE_MAX = 1 << 30  # upper limit of bytes of records in one record batch: offsets have 31 bits
@@ -55,28 +56,34 @@ COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
         _GAP,
     ),
 }
+# Types of tables, by Spark's names.
+TYPES: Mapping[str, pa.DataType] = {
+    "BIGINT": pa.int64(),
+    "INT": pa.int32(),
+    "STRING": pa.string(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "ARRAY<STRING>": pa.list_(pa.field("element", pa.string(), nullable=True)),
+    "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
+}
 METADATA_COLUMNS = ("length", "lac", "crc32c")
 ENVELOPE_COLUMNS = ("timestamp", "key", "value", "headers")  # columns inside the payload of an envelope
 _constants: dict[tuple[int | str | None, pa.DataType], pa.Array] = {}
 
 
-def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns that the options select. Raises `InvalidArgument`.
-
-    The options: `columns`, `includeValue`, `includeHeaders`, `includeMetadata`, `failOnDataLoss`.
-    """
-    with_gap = not flag(options, "failOnDataLoss", True)
-    if options.get("columns"):
-        names = tuple(name.strip() for name in options["columns"].split(","))
+def columns_of(options: ReadOptions) -> tuple[str, ...]:
+    """Return the columns that the options select. Raises `InvalidArgument`."""
+    with_gap = not options.fails_on_loss
+    if options.columns:
+        names = tuple(name.strip() for name in options.columns.split(","))
         for name in names:
             if name not in COLUMNS:
                 raise InvalidArgument(f"option columns: no column {name!r}; there are {', '.join(COLUMNS)}")
         return tuple(name for name in COLUMNS if name in names or (name == "gap" and with_gap))
     left_out = {
-        "value": not flag(options, "includeValue", True),
-        "headers": not flag(options, "includeHeaders", False),
+        "value": not options.includes_value,
+        "headers": not options.includes_headers,
         "gap": not with_gap,
-    } | dict.fromkeys(METADATA_COLUMNS, not flag(options, "includeMetadata", False))
+    } | dict.fromkeys(METADATA_COLUMNS, not options.includes_metadata)
     return tuple(name for name in COLUMNS if not left_out.get(name, False))
 
 
@@ -87,6 +94,12 @@ def spark_schema(columns: Sequence[str]) -> str:
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, COLUMNS[name][1], nullable=True) for name in columns])
+
+
+def schema_of_ddl(ddl: str) -> pa.Schema:
+    """Return Arrow's schema of Spark's DDL, for columns of `TYPES`."""
+    columns = (column.split(" ", 1) for column in re.split(r", (?=\w+ )", ddl))
+    return pa.schema([pa.field(name, TYPES[spark_type], nullable=True) for name, spark_type in columns])
 
 
 def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
@@ -174,8 +187,7 @@ def column(rows: Stretch, name: str) -> pa.Array:
         return values(rows.batches)
     if name == "entry_id":
         return pa.arange(rows.first_entry_id, rows.last_entry_id + 1)
-    if name == "offset" and origin.row is not None:
-        row = origin.row + rows.first_entry_id - origin.first
+    if name == "offset" and (row := origin.row_of(rows.first_entry_id)) is not None:
         return pa.arange(row, row + count)
     if name == "ledger_id":
         return _repeated(rows.ledger_id, pa.int64(), count)

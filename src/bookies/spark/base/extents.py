@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bookies.errors import InvalidArgument
 from bookies.protocol.log import Position
@@ -35,23 +35,10 @@ class Piece:
     def count(self) -> int:
         return self.last - self.first + 1
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Entries first..last of a piece."""
-
-    piece: Piece
-    first: int
-    last: int
-
-    @property
-    def count(self) -> int:
-        return self.last - self.first + 1
-
-    @property
-    def row(self) -> int:
-        """Number of the first entry's row."""
-        return self.piece.row + self.first - self.piece.first
+    def part(self, first: int, last: int) -> Piece:
+        """Return entries first..last; `last` may be past the last entry of an open ledger."""
+        size = self.size if last == self.last else None
+        return replace(self, first=first, last=last, row=self.row + first - self.first, size=size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +160,7 @@ class Extents:
         seq = next((piece.seq for piece in self.pieces if piece.ledger_id == position.ledger_id), None)
         return seq is None or at < self.normal((seq, position.entry_id))
 
-    def runs(self, start: At, end: At) -> Iterator[Run]:
+    def runs(self, start: At, end: At) -> Iterator[Piece]:
         """Yield the rows from `start` up to, not including, `end`. Trusts an `end` in an extent that is still open."""
         for piece in self.pieces:
             if piece.seq > end[0]:
@@ -183,7 +170,7 @@ class Extents:
             if piece.seq == end[0]:
                 last = min(last, end[1] - 1) if piece.is_complete else end[1] - 1
             if piece.seq >= start[0] and first <= last:
-                yield Run(piece, first, last)
+                yield piece.part(first, last)
 
     def count(self, start: At, end: At) -> int:
         """Count the rows from `start` up to, not including, `end`."""
@@ -193,7 +180,7 @@ class Extents:
         """Return the position `count` rows after `start`, or the end."""
         for run in self.runs(start, self.end):
             if count <= run.count:
-                return self.normal((run.piece.seq, run.first + count))
+                return self.normal((run.seq, run.first + count))
             count -= run.count
         return self.end
 

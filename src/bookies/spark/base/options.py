@@ -1,4 +1,7 @@
-"""Options of the source, the sink and the jobs: names, values, and messages about wrong ones.
+"""Options of the source, the sink and the jobs: the table's rows, values, and messages about wrong ones.
+
+An `Option` is one row: name, default, help, kind. The source and the sink declare theirs as fields of a dataclass
+(`option`), a job as a tuple. Their pages are generated from these rows.
 
 Spark passes keys in lower case and values as text, and a misspelt name would be silent. So every name is checked, and
 the nearest existing one is suggested. Secrets are given by reference, because options appear in query plans.
@@ -11,7 +14,8 @@ import dataclasses
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bookies.config import ClientConfig, validate
@@ -21,6 +25,115 @@ from bookies.units import parse_duration, parse_size
 URI = "bookkeeper.metadataServiceUri"
 CLIENT_OPTIONS = (URI, "bookkeeper.passwordFile", "bookkeeper.passwordEnv")
 VIEW = "use CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `kind` converts its text to a value, and raises `ValueError` about any other text.
+
+    `default`: of a job's option its value, of another one its text; None: required, computed, or no limit. `help`:
+    empty if Spark sets the option.
+    """
+
+    name: str
+    default: Any
+    help: str
+    kind: Callable[[str], Any] = str
+    choices: Sequence[Any] | None = None
+    metavar: str | None = None
+    is_positional: bool = False  # given on the command line without its name
+    is_many: bool = False  # a list of at least one
+
+
+def option(name: str, help: str, kind: Callable[[str], Any] = str, default: str | None = None) -> Any:
+    """Declare a field that an option of the source or of the sink sets."""
+    value = None if default is None else kind(default)
+    return dataclasses.field(default=value, metadata={"option": Option(name, default, help, kind)})
+
+
+def options_of(settings: type) -> dict[str, Option]:
+    """Return the options of a class of settings, by field."""
+    return {
+        field.name: field.metadata["option"] for field in dataclasses.fields(settings) if "option" in field.metadata
+    }
+
+
+def names_of(settings: type) -> tuple[str, ...]:
+    """Return the names of a class's options."""
+    return tuple(one.name for one in options_of(settings).values())
+
+
+def values_of(settings: type, options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of the fields that the options set. `options`: under their proper names.
+
+    An empty text is the default, except for texts. Raises `InvalidArgument`.
+    """
+    values = {}
+    for field, one in options_of(settings).items():
+        text = options.get(one.name)
+        if text is None or (one.kind is not str and not text.strip()):
+            continue
+        try:
+            values[field] = one.kind(text)
+        except InvalidArgument:
+            raise
+        except ValueError as error:
+            raise InvalidArgument(f"option {one.name}={text!r}: {error}") from None
+    return values
+
+
+# -- kinds of values: each function returns the value of a text. Raises `ValueError` with what is expected ------------
+
+
+def flag(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text.strip().lower() == "true"
+
+
+def size(text: str) -> int:
+    """Return a count or a size above 0, which may end in k, m or g (powers of 1,024)."""
+    if not (number := parse_size(text)):
+        raise ValueError("expected a whole number above 0 (k, m, g allowed)")
+    return number
+
+
+def whole_number(text: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("expected a whole number of 0 or more")
+    return int(text)
+
+
+def milliseconds(text: str) -> float:
+    """Return the seconds of a whole number of milliseconds."""
+    return whole_number(text) / 1000
+
+
+def duration(expected: str) -> Callable[[str], float]:
+    """Return the kind of durations, in seconds. `expected`: their form, for the message."""
+
+    def seconds(text: str) -> float:
+        if (value := parse_duration(text)) is None:
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return seconds
+
+
+def one_of(*allowed: str, expected: str = "") -> Callable[[str], str]:
+    """Return the kind of texts that are one of `allowed`, ignoring case."""
+
+    def choice(text: str) -> str:
+        for candidate in allowed:
+            if candidate.lower() == text.strip().lower():
+                return candidate
+        raise ValueError(f"expected {expected or ', '.join(allowed)}")
+
+    return choice
+
+
+# -- names and values of several options -------------------------------------------------------------------------------
 
 
 def proper_names(options: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
@@ -52,24 +165,6 @@ def metadata_uri(options: Mapping[str, str]) -> str:
     return uri
 
 
-def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name, "").strip().lower()
-    if text not in ("", "true", "false"):
-        raise InvalidArgument(f"option {name}={text!r}: expected true or false")
-    return text == "true" if text else default
-
-
-def number(options: Mapping[str, str], name: str, default: int) -> int:
-    """Return a count or a size above 0, which may end in k, m or g (powers of 1,024). Raises `InvalidArgument`."""
-    text = options.get(name, "").strip().lower()
-    if not text:
-        return default
-    size = parse_size(text)
-    if not size:
-        raise InvalidArgument(f"option {name}={text!r}: expected a whole number above 0 (k, m, g allowed)")
-    return size
-
-
 def read_password(options: Mapping[str, str]) -> bytes:
     """Return the ledgers' password. It is given by reference, so no query plan shows it. Raises `ConfigError`."""
     if path := options.get("bookkeeper.passwordFile"):
@@ -83,34 +178,6 @@ def read_password(options: Mapping[str, str]) -> bytes:
             raise ConfigError(f"option bookkeeper.passwordEnv: the environment has no variable {name}")
         return os.environ[name].encode()
     return b""
-
-
-def choice(options: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:
-    """Return one of `allowed`, ignoring case; the first is the default. Raises `InvalidArgument`."""
-    text = options.get(name, "").strip().lower()
-    matches = [candidate for candidate in allowed if candidate.lower() == text]
-    if text and not matches:
-        raise InvalidArgument(f"option {name}={options[name]!r}: expected {', '.join(allowed)}")
-    return matches[0] if matches else allowed[0]
-
-
-def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
-    """Return a whole number of 0 or more. Raises `InvalidArgument`."""
-    text = options.get(name, "").strip()
-    if text and not (text.isascii() and text.isdigit()):
-        raise InvalidArgument(f"option {name}={text!r}: expected a whole number")
-    return int(text) if text else default
-
-
-def seconds(options: Mapping[str, str], name: str, default: float) -> float:
-    """Return the seconds of a duration such as 90s, 15m, 2h, 500ms. Raises `InvalidArgument`."""
-    text = options.get(name, "").strip().lower()
-    if not text:
-        return default
-    duration = parse_duration(text)
-    if duration is None:
-        raise InvalidArgument(f"option {name}={text!r}: expected a duration such as 90s, 15m, 2h or 500ms")
-    return duration
 
 
 def json_object(options: Mapping[str, str], name: str, example: str) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from bookies.client.read.offloaded import Group
 from bookies.errors import InvalidArgument
 from bookies.model import BookieId, LedgerMetadata, fragments_of
 
-DEFAULT_PARTITION_SIZE = 256 << 20  # bytes of payload
 ENTRY_OVERHEAD = 64  # bytes that an entry costs in addition to its payload
 BINS_TRIED = 64  # partitions that are tried for a chunk: keeps planning of 100,000 chunks fast
 Curve = Sequence[tuple[int, int]]  # (entry, payload bytes of the ledger before it), both ascending
@@ -23,7 +22,7 @@ Curve = Sequence[tuple[int, int]]  # (entry, payload bytes of the ledger before 
 
 @dataclass(frozen=True)
 class Range:
-    """Entries first..last of one ledger, all in one fragment. `size`: estimated bytes.
+    """Entries first..last of one ledger: before they are cut of any fragments, then of one. `size`: estimated bytes.
 
     `log`, `seq`, `row`: the log, its extent, and the number of the first entry's row; None for a ledger without a log.
     `replica`: the position in the ensemble to read from, -1: any. `is_offloaded`: read from the ledger's offloaded
@@ -33,7 +32,7 @@ class Range:
     metadata: LedgerMetadata
     first: int
     last: int
-    size: int
+    size: int = 0
     log: str | None = None
     seq: int | None = None
     row: int | None = None
@@ -44,6 +43,15 @@ class Range:
     @property
     def count(self) -> int:
         return self.last - self.first + 1
+
+    def row_of(self, entry_id: int) -> int | None:
+        """Return the number of an entry's row; None for a ledger without a log."""
+        return None if self.row is None else self.row + entry_id - self.first
+
+    def part(self, first: int, last: int, size: int | None = None) -> Range:
+        """Return entries first..last. `size`: their bytes; None: their share of the range's."""
+        size = self.size * (last - first + 1) // self.count if size is None else size
+        return replace(self, first=first, last=last, size=max(1, size), row=self.row_of(first))
 
 
 @dataclass(frozen=True)
@@ -65,54 +73,32 @@ class Gap:
     reason: str
 
 
-@dataclass(frozen=True)
-class Source:
-    """Entries of one ledger before they are cut. Fields: see `Range`."""
-
-    metadata: LedgerMetadata
-    first: int
-    last: int
-    log: str | None = None
-    seq: int | None = None
-    row: int | None = None
-    is_envelope: bool = False
-
-
-def ranges_of(source: Source, curve: Curve, size_max: int) -> list[Range]:
+def ranges_of(whole: Range, curve: Curve, size_max: int) -> list[Range]:
     """Cut the entries at fragment boundaries and at `size_max` bytes. `curve`: see `size_between`."""
-    metadata, end = source.metadata, metadata_end(source.metadata, source.last)
-    ranges = []
-    for start, stop, _ in fragments_of(metadata, end):
-        low, high = max(source.first, start), min(source.last, stop)
-        if low > high:
-            continue
-        for first, last in cut(curve, low, high, size_max):
-            size = max(1, size_between(curve, first, last))
-            row = None if source.row is None else source.row + first - source.first
-            ranges.append(Range(metadata, first, last, size, source.log, source.seq, row, source.is_envelope))
-    return ranges
+    end = whole.metadata.last_entry_id if whole.metadata.is_closed else whole.last
+    bounds = [(max(whole.first, start), min(whole.last, stop)) for start, stop, _ in fragments_of(whole.metadata, end)]
+    return [
+        whole.part(first, last, size_between(curve, first, last))
+        for low, high in bounds
+        if low <= high
+        for first, last in cut(curve, low, high, size_max)
+    ]
 
 
-def offloaded_ranges(source: Source, groups: Sequence[Group], size_max: int) -> list[Range]:
+def offloaded_ranges(whole: Range, groups: Sequence[Group], size_max: int) -> list[Range]:
     """Cut the entries between row groups of the ledger's copy, at `size_max` bytes."""
     ranges: list[Range] = []
     for group in groups:
-        low, high = max(source.first, group.first), min(source.last, group.last)
+        low, high = max(whole.first, group.first), min(whole.last, group.last)
         if low > high:
             continue
         share = (group.above - group.below) * (high - low + 1) // (group.last - group.first + 1)
         size = max(1, share + ENTRY_OVERHEAD * (high - low + 1))
         if ranges and ranges[-1].size + size <= size_max:
             ranges[-1] = replace(ranges[-1], last=high, size=ranges[-1].size + size)
-            continue
-        row = None if source.row is None else source.row + low - source.first
-        cut_range = Range(source.metadata, low, high, size, source.log, source.seq, row, source.is_envelope)
-        ranges.append(replace(cut_range, is_offloaded=True))
+        else:
+            ranges.append(replace(whole.part(low, high, size), is_offloaded=True))
     return ranges
-
-
-def metadata_end(metadata: LedgerMetadata, last: int) -> int:
-    return metadata.last_entry_id if metadata.is_closed else last
 
 
 def bytes_before(curve: Curve, entry_id: int) -> int:
@@ -172,20 +158,16 @@ def sample_points(curve: Curve, first: int, last: int, size_max: int, count_max:
     return unknown[::step]
 
 
+def even_parts(first: int, last: int, parts: int) -> list[tuple[int, int]]:
+    """Divide first..last into parts of about equal length: the first and the last of each."""
+    bounds = [first + (last - first + 1) * part // parts for part in range(parts + 1)]
+    return [(low, stop - 1) for low, stop in itertools.pairwise(bounds)]
+
+
 def split_by_count(entry_range: Range, count_max: int | None) -> list[Range]:
     """Split a range into equal parts of at most `count_max` entries."""
     parts = -(-entry_range.count // count_max) if count_max else 1
-    bounds = [entry_range.first + entry_range.count * index // parts for index in range(parts + 1)]
-    return [
-        replace(
-            entry_range,
-            first=low,
-            last=high - 1,
-            size=max(1, entry_range.size * (high - low) // entry_range.count),
-            row=None if entry_range.row is None else entry_range.row + low - entry_range.first,
-        )
-        for low, high in itertools.pairwise(bounds)
-    ]
+    return [entry_range.part(*part) for part in even_parts(entry_range.first, entry_range.last, parts)]
 
 
 def size_limit(total: int, size_max: int, parts_min: int) -> int:

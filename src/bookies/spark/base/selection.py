@@ -16,7 +16,7 @@ from bookies.errors import InvalidArgument
 from bookies.protocol.log.log_model import check_log_name, parse_position
 from bookies.spark.base.extents import Extents
 from bookies.spark.base.offsets import At, Key, whole
-from bookies.spark.base.options import json_object, whole_number
+from bookies.spark.base.options import json_object
 
 SELECTIONS = ("subscribe", "subscribePattern", "assign", "ledger", "ledgers", "label", "path", "paths")
 EARLIEST, LATEST = "earliest", "latest"
@@ -125,7 +125,10 @@ def where(options: Mapping[str, str], side: str, default: str) -> str:
         return default
     [name] = given
     if name == names[1]:
-        return f"{TIMESTAMP}{whole_number(options, name, 0)}"
+        text = options[name].strip() or "0"
+        if not (text.isascii() and text.isdigit()):
+            raise InvalidArgument(f"option {name}={text!r}: expected a whole number")
+        return f"{TIMESTAMP}{int(text)}"
     if name == names[2]:
         content = json_object(options, name, '{"orders": 1795284255562} (milliseconds since 1970)')
         return TIMESTAMPS + json.dumps(content, sort_keys=True)

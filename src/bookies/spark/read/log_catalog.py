@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,7 +19,7 @@ from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFo
 from bookies.protocol.ledger.offload import offload_of
 from bookies.protocol.log.log_model import ENVELOPE
 from bookies.spark.base import envelope, plan, runtime, selection
-from bookies.spark.base.extents import Extents, Piece, Run
+from bookies.spark.base.extents import Extents, Piece
 from bookies.spark.base.offsets import At, Key
 
 if TYPE_CHECKING:
@@ -215,45 +216,38 @@ class LogCatalog:
             self._groups[ledger_id] = await runtime.worker().files().run(_groups_of, metadata)
         return self._groups[ledger_id]
 
-    async def curve(self, run: Run) -> list[tuple[int, int]]:
+    async def curve(self, run: Piece) -> list[tuple[int, int]]:
         """Return the bytes before the run's first entry and after its last one, as a curve."""
-        piece = run.piece
-        below = await self.length(piece.ledger_id, run.first - 1)
-        if run.last == piece.last and piece.is_complete and piece.size is not None:
-            return [(run.first, below), (run.last + 1, piece.size)]
-        return [(run.first, below), (run.last + 1, await self.length(piece.ledger_id, run.last))]
+        below = await self.length(run.ledger_id, run.first - 1)
+        above = await self.length(run.ledger_id, run.last) if run.size is None else run.size
+        return [(run.first, below), (run.last + 1, above)]
 
-    async def sizes(self, runs: Sequence[Run]) -> list[list[tuple[int, int]]]:
+    async def sizes(self, runs: Sequence[Piece]) -> list[list[tuple[int, int]]]:
         """Return the curves of several runs."""
         return await self._all(runs, self.curve)
 
     async def ranges(
-        self, extents: Extents, runs: Sequence[Run], curves: Sequence[list[tuple[int, int]]], size_max: int
+        self, extents: Extents, runs: Sequence[Piece], curves: Sequence[list[tuple[int, int]]], size_max: int
     ) -> list[plan.Range]:
         """Cut the runs into ranges of at most `size_max` bytes, or of one entry."""
 
         async def cut(index: int) -> list[plan.Range]:
             run, curve = runs[index], curves[index]
-            ledger_id = run.piece.ledger_id
-            metadata = await self.metadata(ledger_id)
-            source = (
-                plan.Source(
-                    metadata, run.first, run.last, str(extents.key), run.piece.seq, run.row, extents.is_envelope
-                )
-                if extents.is_log
-                else plan.Source(metadata, run.first, run.last)
-            )
-            if (groups := await self.groups(ledger_id)) is not None:
-                return plan.offloaded_ranges(source, groups, size_max)
+            whole = plan.Range(await self.metadata(run.ledger_id), run.first, run.last)
+            if extents.is_log:
+                is_envelope = extents.is_envelope
+                whole = replace(whole, log=str(extents.key), seq=run.seq, row=run.row, is_envelope=is_envelope)
+            if (groups := await self.groups(run.ledger_id)) is not None:
+                return plan.offloaded_ranges(whole, groups, size_max)
             points = plan.sample_points(curve, run.first, run.last, size_max, SAMPLES_MAX)
             for point in points:
-                curve.append((point, await self.length(ledger_id, point - 1)))
+                curve.append((point, await self.length(run.ledger_id, point - 1)))
             curve.sort()
-            return plan.ranges_of(source, curve, size_max)
+            return plan.ranges_of(whole, curve, size_max)
 
         return [entry_range for ranges in await self._all(range(len(runs)), cut) for entry_range in ranges]
 
-    async def entry_within(self, run: Run, size: int) -> int:
+    async def entry_within(self, run: Piece, size: int) -> int:
         """Return the last entry such that the run up to it has at most `size` bytes; at least its first entry.
 
         The payload bytes are those that entries report. Interpolation keeps the number of requests small.
@@ -268,7 +262,7 @@ class LogCatalog:
             # With uneven sizes, halving needs fewer requests.
             guess = _reach(sorted(known.items()), below + size) if len(known) < GUESSES_MAX else (low + high + 1) // 2
             guess = min(max(guess, low + 1), high)
-            known[guess + 1] = await self.length(run.piece.ledger_id, guess)
+            known[guess + 1] = await self.length(run.ledger_id, guess)
             if known[guess + 1] - below <= size:
                 low = guess
             else:

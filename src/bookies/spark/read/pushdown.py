@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bookies.spark.base.plan import Range
@@ -69,7 +68,5 @@ def narrowed(ranges: Sequence[Range], bounds: Bounds) -> list[Range]:
                 min(last, entry_range.first + high - entry_range.row),
             )
         if first <= last:
-            row = None if entry_range.row is None else entry_range.row + first - entry_range.first
-            size = max(1, entry_range.size * (last - first + 1) // entry_range.count)
-            result.append(replace(entry_range, first=first, last=last, row=row, size=size))
+            result.append(entry_range.part(first, last))
     return result

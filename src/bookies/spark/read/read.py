@@ -216,20 +216,9 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _lost(entry_range: Range, at: int) -> Gap:
-    row = None if entry_range.row is None else entry_range.row + at - entry_range.first
-    rows = entry_range.last + 1 - at
+    log, seq, end = entry_range.log, entry_range.seq, entry_range.last + 1
     reason = "the ledger was deleted while it was read"
-    return Gap(
-        entry_range.log,
-        entry_range.metadata.ledger_id,
-        entry_range.seq,
-        at,
-        entry_range.seq,
-        entry_range.last + 1,
-        rows,
-        row,
-        reason,
-    )
+    return Gap(log, entry_range.metadata.ledger_id, seq, at, seq, end, end - at, entry_range.row_of(at), reason)
 
 
 def _loss_error(gap: Gap, entry_range: Range) -> BookKeeperError:
@@ -239,14 +228,14 @@ def _loss_error(gap: Gap, entry_range: Range) -> BookKeeperError:
     return LogTruncated(f"{ledger} no longer exist: log {entry_range.log} was truncated while it was read. {REMEDY}")
 
 
-def row_reader(options: dict[str, str], settings: Settings, schema: Any) -> RowReader:
+def row_reader(settings: Settings, schema: Any) -> RowReader:
     """Return the reader of a query. `schema`: of the rows, as Spark's StructType. Raises `InvalidArgument`."""
     from bookies.spark.read.rows import arrow_schema_of, decoder_of
 
-    arrow_schema = arrow_schema_of(options, schema)
+    arrow_schema = arrow_schema_of(settings, schema)
     if len(set(arrow_schema.names)) < len(arrow_schema.names):
         repeated = sorted({name for name in arrow_schema.names if arrow_schema.names.count(name) > 1})
         raise InvalidArgument(
             f"option valueSchema: the source itself has a column {repeated[0]!r}: leave it out with option columns"
         )
-    return RowReader(settings, arrow_schema, decoder_of(options, arrow_schema))
+    return RowReader(settings, arrow_schema, decoder_of(settings, arrow_schema))

@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bookies.errors import InvalidArgument
 from bookies.spark.base import arrow
-from bookies.spark.base.options import choice
-from bookies.spark.base.settings import MODES
+from bookies.spark.base.settings import ReadOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from bookies.spark.read.decode import Decoder
 
-FORMATS = ("raw", "utf8", "json", "arrow")
 
-
-def ddl_of(options: Mapping[str, str]) -> str:
+def ddl_of(options: ReadOptions) -> str:
     """Return the default schema as Spark's DDL. Raises `InvalidArgument`."""
     columns = arrow.columns_of(options)
-    value_format = _checked_format(options)
-    if value_format in ("json", "arrow"):
-        if "valueSchema" not in options:
+    if options.value_format in ("json", "arrow"):
+        if options.value_schema is None:
             raise InvalidArgument(
-                f"option valueFormat={value_format} needs the schema of the payload: option valueSchema, such as "
-                "'id BIGINT, name STRING', or .schema(...)"
+                f"option valueFormat={options.value_format} needs the schema of the payload: option valueSchema, such "
+                "as 'id BIGINT, name STRING', or .schema(...)"
             )
         own = arrow.spark_schema([name for name in columns if name != "value"])
-        return ", ".join(part for part in (own, options["valueSchema"]) if part)
-    if value_format == "utf8":
+        return ", ".join(part for part in (own, options.value_schema) if part)
+    if options.value_format == "utf8":
         return ", ".join("value STRING" if name == "value" else arrow.spark_schema([name]) for name in columns)
     return arrow.spark_schema(columns)
 
 
-def _checked_format(options: Mapping[str, str]) -> str:
-    value_format = choice(options, "valueFormat", FORMATS)
-    if "valueSchema" in options and value_format not in ("json", "arrow"):
-        raise InvalidArgument(f"option valueSchema is for valueFormat=json or arrow, not for {value_format}")
-    choice(options, "mode", MODES)
-    if choice(options, "recordFormat", ("auto", "raw", "envelope")) == "envelope" and "subscribe" not in options:
-        choice(options, "recordFormat", ("auto", "raw", "envelope"))
-    return value_format
-
-
-def arrow_schema_of(options: Mapping[str, str], schema: Any) -> pa.Schema:
+def arrow_schema_of(options: ReadOptions, schema: Any) -> pa.Schema:
     """Return the schema of the record batches. `schema`: Spark's StructType, from the user or `ddl_of`.
 
     Raises `InvalidArgument`.
     """
     import pyarrow as pa
 
-    value_format = _checked_format(options)
+    value_format = options.value_format
     fields = []
     spark_arrow_schema = None
     for index, name in enumerate(schema.names):
@@ -72,13 +57,12 @@ def arrow_schema_of(options: Mapping[str, str], schema: Any) -> pa.Schema:
     return pa.schema(fields)
 
 
-def decoder_of(options: Mapping[str, str], schema: pa.Schema) -> Decoder | None:
+def decoder_of(options: ReadOptions, schema: pa.Schema) -> Decoder | None:
     """Return the decoder of the columns inside the payload; None if the payload is delivered as it is."""
-    value_format = choice(options, "valueFormat", FORMATS)
-    if value_format == "raw":
+    if options.value_format == "raw":
         return None
     from bookies.spark.read.decode import Decoder
 
     own = [name for name in arrow.COLUMNS if name != "value"]
     fields = tuple(field for field in schema if field.name not in own)
-    return Decoder(value_format, fields, choice(options, "mode", MODES)) if fields else None
+    return Decoder(options.value_format, fields, options.mode) if fields else None

@@ -227,7 +227,7 @@ class _Planner:
     def _has_to_wait(self, rows: int) -> bool:
         """Report whether to wait for a fuller batch."""
         settings = self._settings
-        if self._is_available_now or rows >= settings.rows_min:
+        if self._is_available_now or rows >= (settings.rows_min or 0):
             return False
         return time.monotonic() - self._batch_at < settings.delay_max
 
@@ -261,11 +261,11 @@ class _Planner:
                 if left > 0 or run is curves[key][0][0]:
                     last = await lookup.entry_within(run, left)
                     is_first = run is curves[key][0][0]
-                    is_over = last == run.first and await lookup.length(run.piece.ledger_id, last) - curve[0][1] > left
+                    is_over = last == run.first and await lookup.length(run.ledger_id, last) - curve[0][1] > left
                     stop = last if is_over and not is_first else last + 1
                 else:
                     stop = run.first
-                ends[key] = extents_by_key[key].normal((run.piece.seq, stop))
+                ends[key] = extents_by_key[key].normal((run.seq, stop))
                 break
         return ends
 

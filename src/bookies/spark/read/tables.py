@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,33 +23,19 @@ from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, Log
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.fragments import fragments_to_check
-from bookies.spark.base import runtime
-from bookies.spark.base.options import metadata_uri, number, proper_names
+from bookies.spark.base import arrow, runtime
+from bookies.spark.base.options import metadata_uri, names_of, option, proper_names, size, values_of
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.repair import Administration
 
-OPTIONS = ("table", "ledgersPerPartition")
-LEDGERS_PER_PARTITION = 5000
 LOGS_PER_PARTITION = 200
 READ_AT_ONCE = 64  # records of a partition, in flight
 ROWS_PER_BATCH = 4096
 AHEAD = 8 << 20  # bytes of rows
 
 Row = dict[str, Any]
-_STRINGS = pa.list_(pa.field("element", pa.string(), nullable=True))
-_LABELS = pa.map_(pa.string(), pa.string())
-_TIME = pa.timestamp("us", tz="UTC")
-_TYPES: Mapping[str, pa.DataType] = {
-    "BIGINT": pa.int64(),
-    "INT": pa.int32(),
-    "STRING": pa.string(),
-    "BOOLEAN": pa.bool_(),
-    "TIMESTAMP": _TIME,
-    "ARRAY<STRING>": _STRINGS,
-    "MAP<STRING, STRING>": _LABELS,
-}
 
 # table -> column -> Spark's type
 TABLES: Mapping[str, Mapping[str, str]] = {
@@ -110,6 +97,14 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Options of the tables."""
+
+    table: str = option("table", "name of the table", default="")
+    ledgers_per_partition: int = option("ledgersPerPartition", "ledgers that a task reads", size, "5000")
+
+
 def schema(options: Mapping[str, str]) -> str:
     """Return the table's columns as Spark's DDL. Raises `InvalidArgument`."""
     return ", ".join(f"{name} {spark_type}" for name, spark_type in TABLES[_checked(options)["table"]].items())
@@ -121,11 +116,11 @@ def reader(options: Mapping[str, str], schema: Any) -> TableReader:
 
 
 def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([pa.field(name, _TYPES[TABLES[table][name]], nullable=True) for name in columns])
+    return pa.schema([pa.field(name, arrow.TYPES[TABLES[table][name]], nullable=True) for name in columns])
 
 
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
-    proper = proper_names(options, OPTIONS)
+    proper = proper_names(options, names_of(TableOptions))
     proper["table"] = table = proper.get("table", "").strip().lower()
     if table == "entrylogs":
         raise InvalidArgument("option table='entrylogs': bookies do not report their entry logs; use `bk inspect`")
@@ -155,7 +150,7 @@ class TableReader(DataSourceReader):
                     f"table {self._table} has no column {name!r}; there are {', '.join(TABLES[self._table])}"
                 )
         self._uri = metadata_uri(options)
-        self._count = number(options, "ledgersPerPartition", LEDGERS_PER_PARTITION)
+        self._count = TableOptions(**values_of(TableOptions, options)).ledgers_per_partition
 
     def partitions(self) -> list[TablePartition]:
         if self._table == "bookies":

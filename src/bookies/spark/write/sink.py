@@ -19,7 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -29,161 +29,25 @@ from pyspark.sql.datasource import (
 )
 
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LogNotFound
-from bookies.protocol.log.log_model import ENVELOPE, RAW, RECORD_FORMATS, Written, check_log_name
+from bookies.protocol.log.log_model import ENVELOPE, RAW, Written, check_log_name
 from bookies.spark.base import runtime
-from bookies.spark.base.options import flag, metadata_uri, number, proper_names, read_password
 from bookies.spark.write import unchanged
-from bookies.units import parse_duration
+from bookies.spark.write.write_settings import ENVELOPE_COLUMNS, Settings, settings_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from bookies.client.client import Client
-    from bookies.client.log.transaction import OnOpenTail, TransactionContext
+    from bookies.client.log.transaction import TransactionContext
     from bookies.client.log.transaction_writer import PartWriter
     from bookies.protocol.log.transaction import Origin, Transaction
 
 logger = logging.getLogger("bookies.spark.write.sink")
 logger.setLevel(logging.INFO)  # for Spark's collector: see bookies.spark.base.counters
-OPTIONS = (
-    "log", "topic", "path", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "maxLedgerBytes",
-    "maxInFlightBytes", "txnAppId", "txnVersion", "commitTimeoutMs", "commitRetries", "onOpenTail", "orphanGrace",
-    "createLog", "recordFormat", "unchangedFiles",
-)  # fmt: skip
-OWN_OPTIONS_OF_STREAMS = ("checkpointLocation",)  # Spark passes them along with the others
-TARGETS = ("log", "topic", "path")
-HEADERS = "array<struct<key:string,value:binary>>"
-COLUMNS: Mapping[str, tuple[str, ...]] = {  # name -> the allowed types
-    "value": ("binary", "string"),
-    "key": ("binary", "string"),
-    "headers": (HEADERS,),
-    "timestamp": ("timestamp",),
-    "log": ("string",),
-}
-ENVELOPE_COLUMNS = ("key", "headers", "timestamp")
 BATCH = ""  # the query of a batch job's transaction
 PENDING_MAX = 2  # record batches in flight to the event loop
 REAP_TIMEOUT_S = 10.0
 _reaped: dict[str, None] = {}  # applications whose leftovers this process has reaped
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The checked options. `log` None: column `log` names it. Sizes in bytes."""
-
-    uri: str
-    password: bytes = field(repr=False)
-    log: str | None
-    columns: tuple[str, ...]
-    shape: Mapping[str, Any]
-    ledger_size: int
-    in_flight_size: int
-    app: str | None
-    version: int | None
-    timeout_s: float
-    conflicts_max: int
-    on_open_tail: OnOpenTail
-    orphan_grace_ms: int
-    creates_log: bool
-    record_format: str | None
-    files: Sequence[unchanged.Stamp] = ()  # files that the rows were read from: see `unchanged`
-
-    @property
-    def needs_envelope(self) -> bool:
-        return any(name in self.columns for name in ENVELOPE_COLUMNS)
-
-
-def settings_of(options: Mapping[str, str], schema: Any, *, is_stream: bool) -> Settings:
-    """Check options and columns. Raises `InvalidArgument`, `ConfigError`: one sentence that names what is wrong."""
-    proper = proper_names(options, (*OPTIONS, *OWN_OPTIONS_OF_STREAMS) if is_stream else OPTIONS)
-    columns = checked_columns(schema)
-    named = [name for name in TARGETS if proper.get(name)]
-    if len(named) > 1:
-        raise InvalidArgument(f"options {' and '.join(named)} both name the log: keep one of them")
-    log = check_log_name(proper[named[0]]) if named else None
-    if log is None and "log" not in columns:
-        raise InvalidArgument("choose the log to write: option log=NAME, save(NAME), or a column `log` of names")
-    app, version = _identity(proper, is_stream=is_stream)
-    on_open_tail = proper.get("onOpenTail") or "fail"
-    if on_open_tail not in ("fail", "fence"):
-        raise InvalidArgument(f"option onOpenTail={on_open_tail!r}: expected fail or fence")
-    record_format = proper.get("recordFormat") or None
-    if record_format not in (None, *RECORD_FORMATS):
-        raise InvalidArgument(f"option recordFormat={record_format!r}: expected one of {', '.join(RECORD_FORMATS)}")
-    return Settings(
-        uri=metadata_uri(proper),
-        password=read_password(proper),
-        log=log,
-        columns=columns,
-        shape=_shape(proper),
-        ledger_size=number(proper, "maxLedgerBytes", 1 << 30),
-        in_flight_size=number(proper, "maxInFlightBytes", 8 << 20),
-        app=app,
-        version=version,
-        timeout_s=number(proper, "commitTimeoutMs", 120_000) / 1000,
-        conflicts_max=number(proper, "commitRetries", 100),
-        on_open_tail=on_open_tail,  # type: ignore[arg-type]
-        orphan_grace_ms=_duration_ms(proper, "orphanGrace", 24 * 3600 * 1000),
-        creates_log=flag(proper, "createLog", False),
-        record_format=record_format,
-        files=unchanged.parsed(proper.get("unchangedFiles") or "[]"),
-    )
-
-
-def checked_columns(schema: Any) -> tuple[str, ...]:
-    """Return the names of the columns. Raises `InvalidArgument` for columns that a log does not accept."""
-    for column in schema.fields:
-        if column.name not in COLUMNS:
-            raise InvalidArgument(
-                f"column {column.name!r}: a log accepts the columns {', '.join(COLUMNS)}; select those"
-            )
-        type_name = column.dataType.simpleString()
-        if type_name not in COLUMNS[column.name]:
-            allowed = " or ".join(name.upper() for name in COLUMNS[column.name])
-            raise InvalidArgument(f"column {column.name!r} is {type_name.upper()}; a log accepts {allowed}: cast it")
-    names = tuple(column.name for column in schema.fields)
-    if "value" not in names:
-        raise InvalidArgument(
-            f"column 'value', which holds the entry's payload, is missing; the columns are {', '.join(names)}"
-        )
-    if len(set(names)) < len(names):
-        raise InvalidArgument(f"a column is repeated: {', '.join(names)}; keep one of each")
-    return names
-
-
-def _identity(proper: Mapping[str, str], *, is_stream: bool) -> tuple[str | None, int | None]:
-    app, version = proper.get("txnAppId") or None, proper.get("txnVersion") or None
-    if is_stream:
-        if version is not None:
-            raise InvalidArgument("option txnVersion is for batch writes: a stream's version is its batch number")
-        return app, None
-    if (app is None) != (version is None):
-        raise InvalidArgument("options txnAppId and txnVersion belong together: the job, and a number that grows")
-    if version is not None and not (version.isascii() and version.isdigit()):
-        raise InvalidArgument(f"option txnVersion={version!r}: expected a whole number of 0 or more")
-    return app, None if version is None else int(version)
-
-
-def _shape(proper: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of new ledgers that are given."""
-    from bookies.client.base.keys import digest_type_of
-
-    names = {"ensemble": "ensembleSize", "write_quorum": "writeQuorum", "ack_quorum": "ackQuorum"}
-    shape: dict[str, Any] = {name: number(proper, option, 1) for name, option in names.items() if proper.get(option)}
-    if proper.get("digestType"):
-        shape["digest"] = digest_type_of(proper["digestType"])
-    return shape
-
-
-def _duration_ms(proper: Mapping[str, str], name: str, default: int) -> int:
-    """Return the milliseconds of a whole number with s, m, h or d. Raises `InvalidArgument`."""
-    text = (proper.get(name) or "").strip().lower()
-    if not text:
-        return default
-    seconds = parse_duration(text)
-    if seconds is None:
-        raise InvalidArgument(f"option {name}={text!r}: expected a whole number and s, m, h or d, such as 24h")
-    return round(seconds * 1000)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
@@ -284,7 +148,7 @@ def _commit(settings: Settings, txn: Transaction) -> None:
             parts,
             txn,
             on_open_tail=settings.on_open_tail,
-            timeout=settings.timeout_s,
+            timeout=settings.timeout,
             conflicts_max=settings.conflicts_max,
         )
         await _reap_once(parts, settings, txn)
@@ -317,7 +181,9 @@ async def _reap_once(parts: TransactionContext, settings: Settings, txn: Transac
     try:
         async with asyncio.timeout(REAP_TIMEOUT_S):
             for log in txn.ledgers:
-                async for leftover in reap(parts, log, app=txn.app, orphan_grace_ms=settings.orphan_grace_ms):
+                async for leftover in reap(
+                    parts, log, app=txn.app, orphan_grace_ms=round(settings.orphan_grace * 1000)
+                ):
                     logger.info(
                         json.dumps(
                             {"event": "reaper", "log": log, "ledger": leftover.ledger_id, "is": leftover.outcome}
@@ -332,7 +198,7 @@ def _abort(settings: Settings, txn: Transaction) -> None:
     from bookies.client.log.transaction import abort
 
     try:
-        _with_parts(settings, lambda parts: abort(parts, txn, timeout=settings.timeout_s))
+        _with_parts(settings, lambda parts: abort(parts, txn, timeout=settings.timeout))
     except (BookKeeperError, OSError) as error:
         logger.warning(json.dumps({"event": "abort failed", "transaction": txn.name, "error": str(error)}))
 

@@ -232,10 +232,15 @@ def write_index(directory: str, index: Index) -> int:
         if info.base_name not in named and info.type is pa.fs.FileType.File:
             system.delete_file(info.path)
     data = index.pack()
-    with system.open_output_stream(f"{path}/_new{INDEX}") as file:
-        file.write(data)
-    system.move(f"{path}/_new{INDEX}", f"{path}/{INDEX}")
+    put(system, path, INDEX, data)
     return int(crc32c(data))
+
+
+def put(system: Any, path: str, name: str, data: bytes) -> None:
+    """Write a file in one step: under another name until it is complete. Raises OSError."""
+    with system.open_output_stream(f"{path}/_new{name}") as file:
+        file.write(data)
+    system.move(f"{path}/_new{name}", f"{path}/{name}")
 
 
 @dataclass(frozen=True)

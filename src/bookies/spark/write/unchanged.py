@@ -34,15 +34,15 @@ def packed(stamps: Sequence[Stamp]) -> str:
     return json.dumps(stamps, separators=(",", ":"))
 
 
-def parsed(text: str) -> list[Stamp]:
+def parsed(text: str) -> tuple[Stamp, ...]:
     """Parse option `unchangedFiles`. Raises `InvalidArgument`."""
     try:
-        stamps = [(str(path), int(size), None if at is None else int(at)) for path, size, at in json.loads(text)]
+        stamps = json.loads(text)
+        return tuple((str(path), int(size), None if at is None else int(at)) for path, size, at in stamps)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
             f"option unchangedFiles={text[:80]!r}: expected a JSON list of [path, bytes, time of last change in ns]"
         ) from error
-    return stamps
 
 
 def check(stamps: Sequence[Stamp]) -> None:

@@ -37,8 +37,8 @@ def ranges_of(metadata: LedgerMetadata, size_max: int, log: str | None = None) -
     last = metadata.last_entry_id
     if last < 0:
         return []
-    source = plan.Source(metadata, 0, last, log, 3, 1000)
-    return plan.ranges_of(source, [(0, 0), (last + 1, metadata.length)], size_max)
+    whole = plan.Range(metadata, 0, last, 0, log, 3, 1000)
+    return plan.ranges_of(whole, [(0, 0), (last + 1, metadata.length)], size_max)
 
 
 @settings(deadline=None)  # thousands of partitions, when they are of one entry
@@ -93,7 +93,7 @@ def test_partitions_cover_every_entry_once(
 
 def test_a_minimum_of_partitions_is_reached_when_there_are_entries_enough() -> None:
     metadata = ledger(1, 1000, [])
-    limit = plan.size_limit(164_000, plan.DEFAULT_PARTITION_SIZE, 8)
+    limit = plan.size_limit(164_000, 256 << 20, 8)
     assert len(plan.pack(ranges_of(metadata, limit), size_max=limit)) >= 8
     assert plan.size_limit(0, 100, 8) == plan.size_limit(50, 100, 1) == 100
 
