@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookies.spark.jobs.shared.common import Run
-from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table
 from bookies.units import decimal_size_text, duration_text
 
 
@@ -29,8 +29,7 @@ class Complete:
         sections = [
             Section(
                 "Bytes by bookie",
-                table=Table(("bookie", "bytes"), by_bookie, (1,)),
-                plot=Bars([(bookie, size, decimal_size_text(size)) for bookie, size in by_bookie]),
+                table=Table(("bookie", "bytes"), by_bookie, (1,), [size for _, size in by_bookie]),
             )
         ]
         return cls(run.results, Report(f"Plan of {name}", lead, True, dict(run.config.options), sections))

@@ -121,9 +121,7 @@ def _content(system: Any, path: str) -> dict[str, Any] | None:
 
 
 def _put(system: Any, path: str, name: str, content: Mapping[str, Any]) -> None:
-    with system.open_output_stream(f"{path}/_new{name}") as file:
-        file.write(json.dumps(content, indent=1).encode())
-    system.move(f"{path}/_new{name}", f"{path}/{name}")
+    tier.put(system, path, name, json.dumps(content, indent=1).encode())
 
 
 def _delete(system: Any, paths: Sequence[str]) -> None:

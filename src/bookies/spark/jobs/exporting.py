@@ -16,7 +16,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from bookies.errors import InvalidArgument, LedgerNotFound
 from bookies.protocol.ledger.offload import Content
 from bookies.protocol.log.log_model import ENVELOPE
 from bookies.spark.base import runtime
+from bookies.spark.base.plan import even_parts
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.exported import claim, is_there, leave, write_manifest
 from bookies.spark.jobs.shared import common, ledger_selection
@@ -157,14 +157,13 @@ def items_of(piece: Piece, to: str, file_format: str, size_max: int) -> list[Ite
     if count < 1:
         return []
     parts = max(1, min(count, -(-piece.size // size_max)))
-    bounds = [piece.first + count * index // parts for index in range(parts + 1)]
     items = []
-    for first, end in pairwise(bounds):
+    for first, last in even_parts(piece.first, piece.last, parts):
         name = f"part-{piece.seq:08d}-{first:012d}.{FORMATS[file_format]}"
         row = None if piece.row is None else piece.row + first - piece.first
-        arguments = {"ledger": piece.ledger_id, "first": first, "last": end - 1, "row": row, "to": to, "file": name}
+        arguments = {"ledger": piece.ledger_id, "first": first, "last": last, "row": row, "to": to, "file": name}
         items.append(
-            Item(f"{piece.seq}:{piece.ledger_id}:{first}:{end - 1}", piece.size // parts, (), json.dumps(arguments))
+            Item(f"{piece.seq}:{piece.ledger_id}:{first}:{last}", piece.size // parts, (), json.dumps(arguments))
         )
     return items
 

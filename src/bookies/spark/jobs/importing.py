@@ -33,7 +33,7 @@ from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option
 from bookies.spark.jobs.shared.lines import SHOWN_SIZE, JsonLines
 from bookies.spark.jobs.shared.packing import TASK_SIZE, Estimate
-from bookies.spark.jobs.shared.progress import Progress
+from bookies.spark.jobs.shared.progress import Begun, Progress
 from bookies.spark.jobs.shared.report import Report, Section, Table
 from bookies.spark.write import tier, unchanged
 from bookies.units import decimal_size_text
@@ -96,7 +96,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         return _complete(spark, config, log, WOULD, files, (0, size, 0))
     if file_format == "csv":
         check_utf8(spark, [path for path, _ in files])
-    with Progress(spark, "import", config.run_id, plan, 0, is_kept=True, is_quiet=config.is_quiet) as progress:
+    with Progress(spark, Begun("import", config.run_id, plan), is_quiet=config.is_quiet) as progress:
         progress.begin()
         if config.mode == common.DRY_RUN:
             counted = frame.selectExpr(

@@ -19,7 +19,6 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bookies.client.read.offloaded import OffloadedFiles
@@ -27,6 +26,7 @@ from bookies.errors import InvalidArgument, LedgerNotFound, VersionConflict
 from bookies.kernels import crc32c
 from bookies.protocol.ledger.offload import PARQUET, Offload, given_up, is_given_up, offload_of, offloaded
 from bookies.spark.base import runtime
+from bookies.spark.base.plan import even_parts
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common, ledger_selection
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Run, Tools
@@ -125,15 +125,14 @@ def items_of(record: LedgerMetadata, to: str, cluster: str, config: JobConfig) -
     directory = directory_of(to, cluster, record.ledger_id, attempt)
     count = record.last_entry_id + 1
     parts = max(1, min(count, -(-record.length // PART_SIZE)))
-    bounds = [count * index // parts for index in range(parts + 1)]
     return [
         Item(
             f"{record.ledger_id}:{first}",
             record.length // parts,
             tuple(record.ensemble_at(first)),
-            json.dumps({"ledger": record.ledger_id, "first": first, "last": end - 1, "directory": directory}),
+            json.dumps({"ledger": record.ledger_id, "first": first, "last": last, "directory": directory}),
         )
-        for first, end in pairwise(bounds)
+        for first, last in even_parts(0, record.last_entry_id, parts)
     ]
 
 

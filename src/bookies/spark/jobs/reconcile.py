@@ -29,7 +29,7 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table
 
 OPTIONS = (
     Option(
@@ -219,8 +219,9 @@ def _report(
     sections = [
         Section(
             "Findings",
-            table=Table(("kind", "findings"), sorted(counts.items()), (1,)),
-            plot=Bars([(finding_kind, count, f"{count:,}") for finding_kind, count in sorted(counts.items())]),
+            table=Table(
+                ("kind", "findings"), sorted(counts.items()), (1,), [count for _, count in sorted(counts.items())]
+            ),
         ),
         Section(
             "Each finding",

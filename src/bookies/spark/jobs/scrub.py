@@ -20,7 +20,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bookies.client.base import EntryBatch
@@ -31,6 +30,7 @@ from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.repair import Fragment
 from bookies.runtime.tasks import all_of
+from bookies.spark.base.plan import even_parts
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Run, Tools
@@ -51,7 +51,7 @@ from bookies.spark.jobs.shared.findings import (
     too_few,
 )
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table
 from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
@@ -146,10 +146,9 @@ def items_of(fragments: Iterable[Mapping[str, Any]], level: int) -> list[Item]:
         if level >= 3:
             most = COMPARED_ENTRIES if level == 4 else ITEM_ENTRIES
             parts = min(count, max(-(-size // ITEM_SIZE), -(-count // most)))
-        bounds = [first + count * part // parts for part in range(parts + 1)]
-        for low, high in pairwise(bounds):
-            share = row["write_quorum"] * size * (high - low) // count if level >= 3 else 0
-            items.append(_item(row["ledger_id"], low, high - 1, share, bookies))
+        for low, high in even_parts(first, last, parts):
+            share = row["write_quorum"] * size * (high - low + 1) // count if level >= 3 else 0
+            items.append(_item(row["ledger_id"], low, high, share, bookies))
     return items
 
 
@@ -334,30 +333,40 @@ async def _recheck(tools: Tools, ledger_id: int, tally: _Tally) -> None:
 # -- at the end ------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Scrubbed:
+    """Results of all items. `covered`: see `_Tally`; `failed`: names of items and the reasons."""
+
+    items: int
+    findings: Sequence[Finding] = ()
+    repairs: Sequence[Repair] = ()
+    covered: dict[str, list[int]] = field(default_factory=dict)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    offloaded: set[int] = field(default_factory=set)
+
+
 def _concluded(spark: Any, config: JobConfig, run: Run) -> Complete:
     raw: list[Finding] = []
-    covered: dict[str, list[int]] = {}
-    failed = []
-    offloaded: dict[int, None] = {}
     details = run.details()
+    scrubbed = _Scrubbed(len(details))
     for name, outcome, detail in details:
         if outcome == common.FAILED:
-            failed.append((name, detail["error"]))
+            scrubbed.failed.append((name, detail["error"]))
         if "offloaded" in detail:
-            offloaded[detail["offloaded"]] = None
+            scrubbed.offloaded.add(detail["offloaded"])
         raw += [Finding(*finding) for finding in detail.get("findings", ())]
         for bookie, counts in detail.get("covered", {}).items():
-            total = covered.setdefault(bookie, [0, 0, 0])
+            total = scrubbed.covered.setdefault(bookie, [0, 0, 0])
             for index, count in enumerate(counts):
                 total[index] += count
-    findings = one_by_bookie(raw)
+    scrubbed.findings = one_by_bookie(raw)
     registered = common.ask(config.uri, _registered)
-    repairs = repairs_of(raw, [finding.bookie for finding in raw if finding.bookie not in registered])
-    frame = common.save(common.frame_of(spark, _labelled(config, findings), FINDINGS), config, "findings")
-    common.save(common.frame_of(spark, _labelled(config, repairs), REPAIRS), config, "plan")
-    rows = [(config.run_id, bookie, *counts) for bookie, counts in sorted(covered.items())]
+    scrubbed.repairs = repairs_of(raw, [finding.bookie for finding in raw if finding.bookie not in registered])
+    frame = common.save(common.frame_of(spark, _labelled(config, scrubbed.findings), FINDINGS), config, "findings")
+    common.save(common.frame_of(spark, _labelled(config, scrubbed.repairs), REPAIRS), config, "plan")
+    rows = [(config.run_id, bookie, *counts) for bookie, counts in sorted(scrubbed.covered.items())]
     common.save(common.frame_of(spark, rows, COVERAGE), config, "coverage")
-    return Complete(frame, _report(config, len(details), findings, repairs, covered, failed, len(offloaded)))
+    return Complete(frame, _report(config, scrubbed))
 
 
 async def _registered(client: Client) -> list[str]:
@@ -368,15 +377,8 @@ def _labelled(config: JobConfig, rows: Iterable[tuple[Any, ...]]) -> list[tuple[
     return [(config.run_id, *row) for row in rows]
 
 
-def _report(
-    config: JobConfig,
-    items: int,
-    findings: Sequence[Finding],
-    repairs: Sequence[Repair],
-    covered: Mapping[str, Sequence[int]],
-    failed: Sequence[tuple[str, str]],
-    offloaded: int,
-) -> Report:
+def _report(config: JobConfig, scrubbed: _Scrubbed) -> Report:
+    findings, covered, failed = scrubbed.findings, scrubbed.covered, scrubbed.failed
     size = sum(counts[2] for counts in covered.values())
     entries = sum(counts[1] for counts in covered.values())
     counts_by_kind = Counter(finding.kind for finding in findings)
@@ -384,9 +386,9 @@ def _report(
         ", ".join(f"{count:,} {finding_kind}" for finding_kind, count in sorted(counts_by_kind.items()))
         or "no findings"
     )
-    lead = f"{items:,} items, {entries:,} copies of entries, {decimal_size_text(size)} checked: {summary}"
-    if offloaded:
-        lead += f"; {offloaded:,} ledgers are offloaded, so bookies need not have their entries"
+    lead = f"{scrubbed.items:,} items, {entries:,} copies of entries, {decimal_size_text(size)} checked: {summary}"
+    if scrubbed.offloaded:
+        lead += f"; {len(scrubbed.offloaded):,} ledgers are offloaded, so bookies need not have their entries"
     if failed:
         lead += f"; {len(failed):,} items could not be checked: repeat run {config.run_id}"
     blamed = Counter(finding.bookie or "(no bookie)" for finding in findings)
@@ -394,7 +396,10 @@ def _report(
         Section("Findings", table=Table(("kind", "findings"), sorted(counts_by_kind.items()), (1,))),
         Section(
             "Findings by bookie",
-            plot=Bars([(bookie, count, f"{count:,}") for bookie, count in blamed.most_common()]),
+            table=Table(
+                ("bookie", "findings"), blamed.most_common(), (1,), [count for _, count in blamed.most_common()]
+            ),
+            is_printed=False,
         ),
         Section(
             "Each finding",
@@ -406,7 +411,9 @@ def _report(
             "Repair plan",
             "What `bk spark repair` would do.",
             Table(
-                ("ledger", "fragment", "bookie", "first entry", "last entry", "action", "reason"), repairs, (0, 1, 3, 4)
+                ("ledger", "fragment", "bookie", "first entry", "last entry", "action", "reason"),
+                scrubbed.repairs,
+                (0, 1, 3, 4),
             ),
         ),
         Section(
@@ -416,8 +423,8 @@ def _report(
                 ("bookie", "replicas", "entries", "bytes"),
                 [(bookie, *counts) for bookie, counts in sorted(covered.items())],
                 (1, 2, 3),
+                [counts[2] for _, counts in sorted(covered.items())],
             ),
-            Bars([(bookie, counts[2], decimal_size_text(counts[2])) for bookie, counts in sorted(covered.items())]),
         ),
         Section("Items that failed", table=Table(("item", "why"), failed)),
     ]

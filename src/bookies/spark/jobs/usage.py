@@ -22,7 +22,7 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.report import Bars, Curve, Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table
 from bookies.units import decimal_size_text
 
 OPTIONS = (
@@ -134,14 +134,11 @@ def analyse(
     rate = f.col("bytes") / f.greatest(hours * 3600, f.lit(1.0))
     hot = ledgers.where(hours < float(config.options["hot_hours"])).orderBy(f.desc(rate), "ledger_id")
     for section, frame in (("largest", ledgers.orderBy(f.desc("bytes"), "ledger_id")), ("hottest", hot)):
-        top = frame.limit(int(config.options["top"])).select(f.col("ledger_id").cast("string"), "bytes", "stored")
-        rows += [(section, name, 1, size, stored) for name, size, stored in map(_values, top.toArrow().to_pylist())]
+        top = frame.limit(int(config.options["top"])).select(
+            f.col("ledger_id").cast("string").alias("name"), "bytes", "stored"
+        )
+        rows += [(section, row["name"], 1, row["bytes"], row["stored"]) for row in top.toArrow().to_pylist()]
     return rows
-
-
-def _values(row: dict[str, Any]) -> tuple[str, int, int]:
-    name, size, stored = row.values()
-    return name, size, stored
 
 
 def gini(sizes: Sequence[float]) -> float:
@@ -191,18 +188,15 @@ def report_of(
         _section("By age", by_section.get("age", ())),
         Section(
             "By bookie",
-            "Closed ledgers only, by their records.",
+            f"Closed ledgers only, by their records. The mean is {decimal_size_text(mean)}.",
             Table(
                 ("bookie", "ledgers", "stored", "of the mean"),
                 [(name, count, size, size / mean if mean else 0.0) for name, count, _, size in bookies],
                 (1, 2, 3),
-            ),
-            Bars(
-                [(name, size, decimal_size_text(size)) for name, _, _, size in bookies],
-                (mean, f"mean {decimal_size_text(mean)}"),
+                sizes,
             ),
         ),
-        Section("Evenness", f"Gini {gini(sizes):.3f}", plot=_curve(sizes)),
+        Section("Evenness", f"Gini {gini(sizes):.3f}", _curve(sizes), is_printed=False),
         _disks(space, {name: size for name, _, _, size in bookies}),
         _section("Largest ledgers", by_section.get("largest", ())),
         _section("Hottest ledgers", by_section.get("hottest", ()), "Most bytes per second since creation."),
@@ -212,12 +206,17 @@ def report_of(
 
 
 def _section(title: str, rows: Sequence[tuple[str, int, int, int]], text: str = "") -> Section:
-    bars = Bars([(name, stored, decimal_size_text(stored)) for name, _, _, stored in rows[:40]])
-    return Section(title, text, Table(("name", "ledgers", "bytes", "stored"), rows, (1, 2, 3)), bars)
+    headers = ("name", "ledgers", "bytes", "stored")
+    return Section(title, text, Table(headers, rows, (1, 2, 3), [stored for _, _, _, stored in rows]))
 
 
-def _curve(sizes: Sequence[int]) -> Curve:
-    return Curve(lorenz(sizes), "bookies, the emptiest first", "bytes", diagonal=True)
+def _curve(sizes: Sequence[int]) -> Table:
+    """Return the Lorenz curve in about ten steps."""
+    points = lorenz(sizes)[1:]
+    step = max(1, len(points) // 10)
+    shown = points[::-step][::-1]
+    rows = [(f"{x:.0%}", f"{y:.0%}") for x, y in shown]
+    return Table(("bookies, the emptiest first", "bytes"), rows, (0, 1), [y for _, y in shown])
 
 
 def _disks(space: Sequence[dict[str, Any]], live: dict[str, int]) -> Section:

@@ -25,11 +25,12 @@ from bookies.model import BookieId
 from bookies.protocol.placement.topology import host_of, parse_fault_domains
 from bookies.protocol.quorums import write_set
 from bookies.protocol.quorums.quorum import covered
+from bookies.spark.base.arrow import schema_of_ddl
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option
 from bookies.spark.jobs.shared.packing import BOOKIE_RATE
-from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table
 from bookies.units import decimal_size_text, duration_text
 
 OPTIONS = (
@@ -43,18 +44,7 @@ FRAGMENTS = (
     "ledger_id BIGINT, fragment INT, first_entry BIGINT, last_entry BIGINT, outcome STRING, copies INT, "
     "bytes BIGINT, bookies_left INT"
 )
-_FRAGMENTS = pa.schema(
-    {
-        "ledger_id": pa.int64(),
-        "fragment": pa.int32(),
-        "first_entry": pa.int64(),
-        "last_entry": pa.int64(),
-        "outcome": pa.string(),
-        "copies": pa.int32(),
-        "bytes": pa.int64(),
-        "bookies_left": pa.int32(),
-    }
-)
+_FRAGMENTS = schema_of_ddl(FRAGMENTS)
 
 
 def job(spark: Any, config: JobConfig) -> Any:
@@ -210,8 +200,9 @@ def _report(
     sections = [
         Section(
             "Fragments that lose copies",
-            table=Table(("outcome", "fragments", "bytes to copy"), outcomes, (1, 2)),
-            plot=Bars([(outcome, count, f"{count:,}") for outcome, count, _ in outcomes]),
+            table=Table(
+                ("outcome", "fragments", "bytes to copy"), outcomes, (1, 2), [count for _, count, _ in outcomes]
+            ),
         ),
         Section(
             "Worst fragments",
@@ -223,14 +214,12 @@ def _report(
         ),
         Section(
             "Disks afterwards",
-            table=Table(
+            f"A disk may be filled to {float(config.options['fill']):.0%}.",
+            Table(
                 ("bookie", "used now", "used after"),
                 [(name, f"{a:.1%}", f"{b:.1%}") for name, a, b in cost.fills],
                 (1, 2),
-            ),
-            plot=Bars(
-                [(name, after, f"{after:.0%}") for name, _, after in cost.fills],
-                (float(config.options["fill"]), f"{float(config.options['fill']):.0%}"),
+                [after for _, _, after in cost.fills],
             ),
         ),
     ]

@@ -33,8 +33,10 @@ from bookies.model import NAME_CHARACTERS, BookieMode
 from bookies.protocol.pacing import RateLimit
 from bookies.runtime.tasks import all_of
 from bookies.spark.base import runtime
+from bookies.spark.base.arrow import schema_of_ddl
+from bookies.spark.base.options import Option as Option
 from bookies.spark.jobs.shared.packing import TASK_SIZE, TASKS_MAX, Estimate, Item, estimate, pack
-from bookies.spark.jobs.shared.progress import Progress
+from bookies.spark.jobs.shared.progress import Begun, Progress
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -49,43 +51,10 @@ ITEMS_AT_ONCE = 4  # per task: small ones mostly wait
 DONE, FAILED, GONE, PARTLY, WAITING = "done", "failed", "gone", "partly", "waiting"
 UNFINISHED = (FAILED, PARTLY, WAITING)  # outcomes that a repetition of the run does not skip
 RESULT_SCHEMA = "run_id STRING, item STRING, started TIMESTAMP, ended TIMESTAMP, outcome STRING, detail STRING"
-_TIME = pa.timestamp("us", tz="UTC")
-_RESULT = pa.schema(
-    {
-        "run_id": pa.string(),
-        "item": pa.string(),
-        "started": _TIME,
-        "ended": _TIME,
-        "outcome": pa.string(),
-        "detail": pa.string(),
-    }
-)
-_WORK = pa.schema(
-    {
-        "task": pa.int32(),
-        "place": pa.int32(),
-        "name": pa.string(),
-        "size": pa.int64(),
-        "bookies": pa.list_(pa.string()),
-        "arguments": pa.string(),
-    }
-)
+_RESULT = schema_of_ddl(RESULT_SCHEMA)
+_WORK = schema_of_ddl("task INT, place INT, name STRING, size BIGINT, bookies ARRAY<STRING>, arguments STRING")
 # Files of a finished task are visible at once, not when the job ends: they are the checkpoint.
 COMMIT_BY_TASK = ("mapreduce.fileoutputcommitter.algorithm.version", "2")
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a job. `kind` converts its text to a value; `default` None: required, or computed."""
-
-    name: str
-    default: Any
-    help: str
-    kind: type = str
-    choices: Sequence[Any] | None = None
-    metavar: str | None = None
-    is_positional: bool = False  # given on the command line without its name
-    is_many: bool = False  # a list of at least one
 
 
 @dataclass(frozen=True)
@@ -243,9 +212,8 @@ def execute(
         return Run(config, plan, skipped, spark.createDataFrame(_work_table(tasks)))
     rate = None if config.bytes_per_s is None else config.bytes_per_s / cores
     carry = CarryOut(config.uri, config.run_id, work, rate, name)
-    is_kept = config.directory is not None
-    progress = Progress(spark, name, config.run_id, plan, skipped, is_kept=is_kept, is_quiet=config.is_quiet)
-    with progress:
+    begun = Begun(name, config.run_id, plan, skipped, is_kept=config.directory is not None)
+    with Progress(spark, begun, is_quiet=config.is_quiet) as progress:
         progress.begin()
         frame = spark.createDataFrame(_work_table(tasks))
         results = frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(carry, RESULT_SCHEMA)

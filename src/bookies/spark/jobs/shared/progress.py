@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,30 +16,38 @@ LOOK_S = 0.5
 LINE_S = 15.0  # between lines if stderr is not a terminal
 
 
+@dataclass(frozen=True)
+class Begun:
+    """Run of a job that begins. `skipped`: items that are done. `is_kept`: results outlast an interruption."""
+
+    name: str
+    run_id: str
+    plan: Estimate
+    skipped: int = 0
+    is_kept: bool = True
+
+
 class Progress:
     """Progress display of the Spark jobs of one run, as a context manager. Interrupting the block cancels the jobs."""
 
-    def __init__(
-        self, spark: Any, name: str, run_id: str, plan: Estimate, skipped: int, *, is_kept: bool, is_quiet: bool
-    ) -> None:
+    def __init__(self, spark: Any, run: Begun, *, is_quiet: bool) -> None:
         self._context = spark.sparkContext
-        self._name, self._group, self._plan, self._is_quiet = name, f"{name}-{run_id}", plan, is_quiet
-        self._run_id, self._skipped, self._is_kept = run_id, skipped, is_kept
+        self._run, self._group, self._is_quiet = run, f"{run.name}-{run.run_id}", is_quiet
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
         self._width = 0
 
     def begin(self) -> None:
         """Print the plan. Call inside the block: interruptions from then on report what becomes of the run."""
-        plan = self._plan
-        before = f", {self._skipped:,} already done" if self._skipped else ""
+        run, plan = self._run, self._run.plan
+        before = f", {run.skipped:,} already done" if run.skipped else ""
         self._say(
-            f"{self._name}, run {self._run_id}: {plan.items:,} items{before}, {decimal_size_text(plan.size)} in "
+            f"{run.name}, run {run.run_id}: {plan.items:,} items{before}, {decimal_size_text(plan.size)} in "
             f"{plan.tasks:,} tasks, about {duration_text(plan.seconds)}"
         )
 
     def __enter__(self) -> Self:
-        self._context.setJobGroup(self._group, f"bookies {self._name}", interruptOnCancel=False)
+        self._context.setJobGroup(self._group, f"bookies {self._run.name}", interruptOnCancel=False)
         if not self._is_quiet:
             self._thread.start()
         return self
@@ -52,8 +61,8 @@ class Progress:
         self._clear()
         if error_type is not None and issubclass(error_type, KeyboardInterrupt):
             self._context.cancelJobGroup(self._group)
-            if self._is_kept:
-                self._say(f"interrupted; finished items are kept: repeat it with run id {self._run_id}")
+            if self._run.is_kept:
+                self._say(f"interrupted; finished items are kept: repeat it with run id {self._run.run_id}")
             else:
                 self._say("interrupted; no results are kept, because there is no output directory")
         self._context.setLocalProperty("spark.jobGroup.id", None)
@@ -68,7 +77,7 @@ class Progress:
             printed = now
             done, total = self._tasks()
             left = f", {duration_text((total - done) * (now - begin) / done)} left" if done else ""
-            text = f"  {self._name}: {done:,} of {total:,} tasks, {duration_text(now - begin)}{left}"
+            text = f"  {self._run.name}: {done:,} of {total:,} tasks, {duration_text(now - begin)}{left}"
             if is_terminal:
                 sys.stderr.write("\r" + text.ljust(self._width))
                 sys.stderr.flush()
@@ -84,9 +93,9 @@ class Progress:
             info = tracker.getJobInfo(job)
             for stage in info.stageIds if info else ():
                 stage_info = tracker.getStageInfo(stage)
-                if stage_info is not None and stage_info.numTasks == self._plan.tasks:
+                if stage_info is not None and stage_info.numTasks == self._run.plan.tasks:
                     done, total = stage_info.numCompletedTasks, stage_info.numTasks
-        return done, total or self._plan.tasks
+        return done, total or self._run.plan.tasks
 
     def _clear(self) -> None:
         if self._width:
