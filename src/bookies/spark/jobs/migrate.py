@@ -44,7 +44,7 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common, ledger_selection
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.report import Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table, counted
 from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
@@ -354,10 +354,8 @@ async def _swapped(
 
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]]) -> Report:
     outcomes = Counter(row[4] for row in rows)
-    counted = (
-        ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items())) or "no ledgers to migrate"
-    )
-    lead = f"{counted}; {decimal_size_text(sum(row[6] for row in rows if row[1] == LEDGER))}"
+    size = sum(row[6] for row in rows if row[1] == LEDGER)
+    lead = f"{counted(outcomes, 'no ledgers to migrate')}; {decimal_size_text(size)}"
     if config.mode == common.DRY_RUN:
         lead = f"would migrate: {lead}; a dry run, nothing was changed"
     is_good = not any(outcome in common.UNFINISHED for outcome in outcomes)

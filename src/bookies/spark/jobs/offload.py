@@ -31,7 +31,7 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common, ledger_selection
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Run, Tools
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.report import Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table, counted
 from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
@@ -374,9 +374,8 @@ def _named(ledger_ids: Collection[int]) -> Any:
 
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]]) -> Report:
     outcomes = Counter(row[2] for row in rows)
-    counted = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items())) or "no ledger is due"
     size = sum(row[4] for row in rows if row[2] == OFFLOADED)
-    lead = f"{counted}; {decimal_size_text(size)} copied" + (
+    lead = f"{counted(outcomes, 'no ledger is due')}; {decimal_size_text(size)} copied" + (
         "; a dry run, nothing was changed" if config.mode == common.DRY_RUN else ""
     )
     is_good = not any(outcome in common.UNFINISHED for outcome in outcomes)

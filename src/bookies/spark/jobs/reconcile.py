@@ -29,7 +29,7 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.report import Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table, counted
 
 OPTIONS = (
     Option(
@@ -212,10 +212,7 @@ def _report(
     config: JobConfig, findings: Sequence[Finding], failed: Sequence[tuple[str, str]], probed: int, bookies: int
 ) -> Report:
     counts = Counter(finding[0] for finding in findings)
-    lead = (
-        ", ".join(f"{count:,} {finding_kind}" for finding_kind, count in sorted(counts.items()))
-        or "everything is consistent"
-    )
+    lead = counted(counts, "everything is consistent")
     sections = [
         Section(
             "Findings",

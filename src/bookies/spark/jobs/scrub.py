@@ -50,8 +50,9 @@ from bookies.spark.jobs.shared.findings import (
     repairs_of,
     too_few,
 )
+from bookies.spark.jobs.shared.ledger_selection import numbers_of
 from bookies.spark.jobs.shared.packing import Item
-from bookies.spark.jobs.shared.report import Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table, counted
 from bookies.units import decimal_size_text
 
 if TYPE_CHECKING:
@@ -115,11 +116,7 @@ def plan_items(spark: Any, config: JobConfig) -> list[Item]:
 
 def _selection(options: Mapping[str, Any]) -> Callable[[int], bool]:
     if options["ledgers"]:
-        try:
-            named = {int(number) for number in str(options["ledgers"]).split(",")}
-        except ValueError:
-            raise InvalidArgument(f"ledgers={options['ledgers']!r}: numbers, separated by commas") from None
-        return named.__contains__
+        return set(numbers_of(str(options["ledgers"]))).__contains__
     one, slash, parts = str(options["fraction"]).partition("/")
     if one != "1" or not slash or not parts.isdecimal() or int(parts) < 1:
         raise InvalidArgument(f"fraction={options['fraction']!r}: must be 1/N")
@@ -382,11 +379,8 @@ def _report(config: JobConfig, scrubbed: _Scrubbed) -> Report:
     size = sum(counts[2] for counts in covered.values())
     entries = sum(counts[1] for counts in covered.values())
     counts_by_kind = Counter(finding.kind for finding in findings)
-    summary = (
-        ", ".join(f"{count:,} {finding_kind}" for finding_kind, count in sorted(counts_by_kind.items()))
-        or "no findings"
-    )
-    lead = f"{scrubbed.items:,} items, {entries:,} copies of entries, {decimal_size_text(size)} checked: {summary}"
+    lead = f"{scrubbed.items:,} items, {entries:,} copies of entries, {decimal_size_text(size)} checked: "
+    lead += counted(counts_by_kind, "no findings")
     if scrubbed.offloaded:
         lead += f"; {len(scrubbed.offloaded):,} ledgers are offloaded, so bookies need not have their entries"
     if failed:

@@ -30,7 +30,7 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig, Option
 from bookies.spark.jobs.shared.packing import BOOKIE_RATE
-from bookies.spark.jobs.shared.report import Report, Section, Table
+from bookies.spark.jobs.shared.report import Report, Section, Table, counted
 from bookies.units import decimal_size_text, duration_text
 
 OPTIONS = (
@@ -188,10 +188,10 @@ def _report(
     worst: Sequence[Mapping[str, Any]],
     cost: Cost,
 ) -> Report:
-    counted = ", ".join(f"{count:,} {outcome}" for outcome, (count, _) in sorted(by_outcome.items())) or "none"
+    fragments = counted({outcome: count for outcome, (count, _) in by_outcome.items()}, "none")
     time = "no bookie is left to copy to" if cost.seconds is None else f"about {duration_text(cost.seconds)}"
     lead = (
-        f"without {', '.join(dead)}: fragments that lose copies: {counted}; to copy "
+        f"without {', '.join(dead)}: fragments that lose copies: {fragments}; to copy "
         f"{decimal_size_text(cost.size)}, {time}; the other disks {'hold' if cost.is_enough else 'do not hold'} it"
     )
     if homeless:

@@ -58,6 +58,11 @@ def number_text(value: Any) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
+def counted(counts: Mapping[str, int], nothing: str) -> str:
+    """Format counts by name: `3 done, 1 failed`; `nothing` if there are none."""
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())) or nothing
+
+
 def text(report: Report) -> str:
     """Return the report for a terminal."""
     parts = [report.lead]
