@@ -26,6 +26,7 @@ from bookies.client.log.log import LOGS
 from bookies.client.log.transaction import TransactionContext
 from bookies.client.read import LedgerReader
 from bookies.client.read.offloaded import OffloadedFiles
+from bookies.client.read.reader_state import CopyUse
 from bookies.client.repair import Administration
 from bookies.client.repair.administration import OWNER
 from bookies.client.repair.recovery import recover_ledger
@@ -241,15 +242,9 @@ class Client:
         async def make() -> LedgerReader:
             versioned = await self._read_record(ledger_id)
             keys = self._keys(versioned, password, digest_type)
-            return await LedgerReader.begin(
-                self._pool,
-                self._driver,
-                self.config,
-                keys,
-                versioned,
-                files=None if tier == "bookies" else self._open_files,
-                is_offloaded=tier == "offloaded" or (tier == "auto" and is_given_up(versioned.metadata)),
-            )
+            is_copy_first = tier == "offloaded" or (tier == "auto" and is_given_up(versioned.metadata))
+            copy = None if tier == "bookies" else CopyUse(self._open_files, is_copy_first)
+            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, versioned, copy)
 
         return Opening(make, timeout, f"open ledger {ledger_id}")
 

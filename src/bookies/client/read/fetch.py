@@ -17,23 +17,21 @@ import asyncio
 import struct
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.bookie_ranking import READ, READ_BATCH
-from bookies.client.base.keys import Keys
+from bookies.client.read.context import ReadContext
 from bookies.client.read.offloaded import OffloadedFetch
 from bookies.client.read.read_one import PendingRead
-from bookies.client.transport import BookiePool
 from bookies.client.transport.connection import Outcome
-from bookies.config import KIB, ClientConfig
+from bookies.config import KIB
 from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, DigestMismatch, MetadataError
 from bookies.model import BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.ledger.read import (
     ReplicaReads,
-    StickyPosition,
     is_connection_failure,
     longest_run_first,
     read_ranges,
@@ -53,20 +51,6 @@ REPAIRS_MAX = 32  # parts requested elsewhere at a time: a client that is slow i
 LATE_S = 1.0  # seconds that a late bookie is asked last
 GRACE_S = 0.002  # to process responses that have already arrived
 _record_head = struct.Struct(">I").pack
-
-
-@dataclass(slots=True)
-class FetchCounts:
-    """Counts of requests and their outcomes, of one fetch or of several in one loop.
-
-    `failures`: responses, or ends of connections, that delivered no entry. `digest_failures`: those of them that did
-    not verify. `hedges`: requests sent because another replica was late.
-    """
-
-    requests: int = 0
-    failures: int = 0
-    digest_failures: int = 0
-    hedges: int = 0
 
 
 @dataclass(slots=True)
@@ -99,55 +83,57 @@ class _Ask:
     parts: deque[_Part]
 
 
+class FetchWindow:
+    """The amount that a fetch requests ahead, in asks, requests and bytes. It follows the size of the entries.
+
+    `entry_size`: payload bytes of a typical entry, an estimate. `size_max`: bytes; read only one batch, as large as
+    possible.
+    """
+
+    def __init__(self, context: ReadContext, entry_size: float, size_max: int | None = None) -> None:
+        ahead = context.config.read_ahead_size
+        self.batch_size = size_max or min(BATCH_SIZE, ahead // 2)
+        self.depth = 1 if size_max else ahead // self.batch_size
+        self.requests_max = REQUESTS_FIRST
+        self._fill = 1.0 if size_max else FILL
+        self._record_size = entry_size + 4 + context.keys.header_size  # bytes of a typical record
+
+    @property
+    def batch_count(self) -> int:
+        """Return the number of entries that fill one batch."""
+        return int(self._fill * self.batch_size / self._record_size)
+
+    def measured(self, batch: EntryBatch) -> None:
+        """Update the estimated size of entries: growth at once, because it costs memory, shrinking slowly."""
+        size = batch.size / len(batch)
+        self._record_size = max(size, 0.75 * self._record_size + 0.25 * size)
+        self.requests_max = min(REQUESTS_MAX, 2 * self.requests_max)
+
+
 class RangeFetch:
     """Entries first..last of one ledger, in order, as verified batches. The caller has checked the bounds.
 
-    * `refresh`: reads the ledger's metadata again if no replica delivers, since bookies may have been replaced.
-    * `entry_size`: payload bytes of a typical entry, an estimate.
-    * `learn`: called with each last add confirmed that bookies report.
-    * `sticky`: the position to prefer, if every bookie has every entry.
-    * `size_max`: bytes per batch.
-    * `is_parallel`: ask all replicas at once.
-    * `counts`: counters to add to; default: new ones.
-    * `files`: for a record and entries first..last, returns the reads of entries that bookies may drop; None: only
-      bookies are asked.
+    `is_parallel`: ask all replicas at once.
     """
 
     def __init__(
         self,
-        pool: BookiePool,
-        config: ClientConfig,
-        keys: Keys,
+        context: ReadContext,
         metadata: LedgerMetadata,
         first: int,
         last: int,
+        window: FetchWindow,
         *,
-        refresh: Callable[[], Awaitable[LedgerMetadata]],
-        entry_size: float,
-        learn: Callable[[int], object] | None = None,
-        sticky: StickyPosition | None = None,
-        size_max: int | None = None,
         is_parallel: bool = False,
-        counts: FetchCounts | None = None,
-        files: Callable[[LedgerMetadata, int, int], OffloadedFetch] | None = None,
     ) -> None:
-        self._files = files
-        self._rest: OffloadedFetch | None = None  # delivers the remaining entries instead of the bookies
-        self.counts = FetchCounts() if counts is None else counts
-        self._pool = pool
-        self._keys = keys
+        self._context = context
+        self._pool = context.pool
         self._metadata = metadata
         self._last = last
-        self._refresh = refresh
-        self._learn = learn
-        self._sticky = sticky if metadata.ensemble_size == metadata.write_quorum else None
-        self._is_hedging = config.hedged_reads
+        self._window = window
         self._is_parallel = is_parallel
-        self._batch_size = size_max or min(BATCH_SIZE, config.read_ahead_size // 2)
-        self._depth = 1 if size_max else config.read_ahead_size // self._batch_size
-        self._fill = 1.0 if size_max else FILL
-        self._requests_max = REQUESTS_FIRST
-        self._record_size = entry_size + 4 + keys.header_size  # bytes of a typical record
+        self._sticky = context.sticky if metadata.ensemble_size == metadata.write_quorum else None
+        self._rest: OffloadedFetch | None = None  # delivers the remaining entries instead of the bookies
         self._ranges = read_ranges(metadata, first, last, self._planned_count)
         self._ahead: deque[_Ask] = deque()
         self._in_flight = 0  # parts in `_ahead`
@@ -164,7 +150,7 @@ class RangeFetch:
         part = _Part(first, last, ensemble, order, ReplicaReads(order), is_batch=False)
         part.reads.due()
         part.asked[asked.position], part.asked_at = (asked.answer, False), asked.at
-        self.counts.requests += 1
+        self._context.counts.requests += 1
         self._ahead.append(_Ask(deque((part,))))
         self._in_flight += 1
 
@@ -190,7 +176,7 @@ class RangeFetch:
             if batch is not None:
                 if not ask.parts:
                     self._ahead.popleft()
-                self._measured(batch)
+                self._window.measured(batch)
                 self._ask_ahead()
                 return batch
         return await self._rest.next_batch()
@@ -198,22 +184,14 @@ class RangeFetch:
     # -- planning ------------------------------------------------------------------------------------------------
     def _planned_count(self, ensemble: Ensemble) -> int:
         """Return the number of entries of the next ask."""
-        count = int(self._fill * self._batch_size / self._record_size)
+        count, write_quorum = self._window.batch_count, self._metadata.write_quorum
         has_batches = all(self._knows_batches(bookie) for bookie in ensemble)
-        if has_batches and len(ensemble) == self._metadata.write_quorum:
+        if has_batches and len(ensemble) == write_quorum:
             return count
-        return min(
-            count, (self._metadata.write_quorum if has_batches else 1) * min(ASK_REQUESTS_MAX, self._requests_max)
-        )
-
-    def _measured(self, batch: EntryBatch) -> None:
-        """Update the estimated size of entries: growth at once, because it costs memory, shrinking slowly."""
-        size = batch.size / len(batch)
-        self._record_size = max(size, 0.75 * self._record_size + 0.25 * size)
-        self._requests_max = min(REQUESTS_MAX, 2 * self._requests_max)
+        return min(count, (write_quorum if has_batches else 1) * min(ASK_REQUESTS_MAX, self._window.requests_max))
 
     def _ask_ahead(self) -> None:
-        while len(self._ahead) < self._depth and self._in_flight < self._requests_max:
+        while len(self._ahead) < self._window.depth and self._in_flight < self._window.requests_max:
             part = next(self._ranges, None)
             if part is None:
                 return
@@ -275,9 +253,9 @@ class RangeFetch:
             count = min(count, held)
         is_batch = part.is_batch and self._knows_batches(bookie)
         part.asked_at = self._loop.time()
-        self.counts.requests += 1
+        self._context.counts.requests += 1
         if is_batch:
-            answer = self._pool.start_read_batch(bookie, ledger_id, part.first, count, self._batch_size)
+            answer = self._pool.start_read_batch(bookie, ledger_id, part.first, count, self._window.batch_size)
         else:
             answer = self._pool.start_read_entry(bookie, ledger_id, part.first)
         part.asked[position] = answer, is_batch
@@ -289,7 +267,7 @@ class RangeFetch:
             before, progress = progress, self._progress(ask)
             if progress == before:
                 break  # The bookies that were asked have answered no other request either.
-            delay = self._patience(ask) if self._is_hedging else None
+            delay = self._patience(ask) if self._context.config.hedged_reads else None
             # Unlike awaiting them, a cancellation here does not cancel them.
             await asyncio.wait(unanswered, timeout=delay)
         for part in ask.parts:
@@ -346,7 +324,7 @@ class RangeFetch:
                 self._give_up(part)
                 continue
             delay = None
-            if self._is_hedging and part.reads.has_more:
+            if self._context.config.hedged_reads and part.reads.has_more:
                 position, (_, is_batch) = list(part.asked.items())[-1]
                 delay = part.asked_at + self._delay_s(part.ensemble[position], is_batch) - self._loop.time()
             answers = [answer for answer, _ in part.asked.values()]
@@ -360,7 +338,7 @@ class RangeFetch:
             for position in part.asked:
                 self._late_until[part.ensemble[position]] = self._loop.time() + LATE_S
             for position in part.reads.late():
-                self.counts.hedges += 1
+                self._context.counts.hedges += 1
                 self._start(part, position)
 
     def _give_up(self, part: _Part) -> None:
@@ -392,7 +370,7 @@ class RangeFetch:
             try:
                 data, start = self._records(bookie, part.first, answer.result(), is_batch)
                 if part.asked:  # Before the others are forgotten.
-                    self._keys.verified(bookie, data, part.first, part.last, start)
+                    self._context.keys.verified(bookie, data, part.first, part.last, start)
             except ClientClosed:
                 raise
             except BookKeeperError as error:
@@ -416,14 +394,14 @@ class RangeFetch:
             return bytes(batch.records), batch.start
         support.answered_single(bookie)
         response = self._pool.check(bookie, outcome, ReadResponse, ledger_id, entry_id)
-        if response.max_lac is not None and self._learn is not None:
-            self._learn(response.max_lac)
+        if response.max_lac is not None:
+            self._context.learn(response.max_lac)
         body = bytes(response.body or b"")
         return _record_head(len(body)) + body, 0
 
     def _failed(self, part: _Part, position: int, error: BookKeeperError) -> None:
-        self.counts.failures += 1
-        self.counts.digest_failures += isinstance(error, DigestMismatch)
+        self._context.counts.failures += 1
+        self._context.counts.digest_failures += isinstance(error, DigestMismatch)
         part.reads.failed(part.ensemble[position], error)
         if self._sticky is not None:
             self._sticky.failed(position)
@@ -441,7 +419,7 @@ class RangeFetch:
             chunks = [chunk[part.start :] for chunk, part in zip(chunks, ask.parts, strict=False)]
             data, start = b"".join(chunks), 0
         try:
-            batch = self._keys.verified(head.ensemble[head.position], data, head.first, tail.last, start)
+            batch = self._context.keys.verified(head.ensemble[head.position], data, head.first, tail.last, start)
         except BookKeeperError as error:
             head.data = None
             self._failed(head, head.position, error)
@@ -484,11 +462,11 @@ class RangeFetch:
         )  # The next call tries again.
         error = why_unreadable(failure, causes, self._metadata.ledger_id, part.first)
         try:
-            metadata = await self._refresh()
+            metadata = await self._context.refresh()
         except MetadataError:
             raise error from failure
-        if self._files is not None and is_given_up(metadata):
-            self._rest = self._files(metadata, part.first, self._last)
+        if self._context.files is not None and is_given_up(metadata):
+            self._rest = self._context.files(metadata, part.first, self._last)
             self.stop()
             return
         if metadata.ensemble_at(part.first) == part.ensemble:

@@ -8,12 +8,10 @@ later, does not delay the reader. A single new entry comes with the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from bookies.client.base import EntryBatch
-from bookies.client.base.keys import Keys
-from bookies.client.transport import BookiePool
+from bookies.client.read.context import ReadContext
 from bookies.client.transport.connection import Outcome
 from bookies.errors import BookKeeperError, ClientClosed
 from bookies.kernels import Records
@@ -27,23 +25,21 @@ STAGGER_S = 0.25  # seconds without an answer until the next bookie is asked as 
 
 
 async def wait_for_entry(
-    pool: BookiePool,
-    keys: Keys,
+    context: ReadContext,
     record: LedgerMetadata,
     entry_id: int,
     wait_s: float,
-    *,
-    learn: Callable[[int], int],
     change: asyncio.Future[Any],
+    *,
     is_parallel: bool = False,
 ) -> EntryBatch | None:
     """Wait until the entry is confirmed and return it if it came with the answer.
 
     None: confirmed without it, not confirmed within `wait_s`, or `change` is done.
 
-    `wait_s`: seconds that bookies may delay their answers. `learn`: takes in the last add confirmed that a bookie
-    reports and returns the one that the reader trusts. Raises the error chosen if every bookie failed.
+    `wait_s`: seconds that bookies may delay their answers. Raises the error chosen if every bookie failed.
     """
+    pool = context.pool
     ensemble = record.last_ensemble
     order = replica_order(ensemble_set(entry_id, len(ensemble)), ensemble, pool.health.rank)
     polls = LongPollRound(record, order, is_parallel=is_parallel)
@@ -70,7 +66,7 @@ async def wait_for_entry(
             for position in [position for position, poll in waiting.items() if poll.done()]:
                 bookie, outcome = ensemble[position], waiting.pop(position).result()
                 try:
-                    last_add_confirmed, batch = _polled(pool, keys, bookie, outcome, entry_id, learn)
+                    last_add_confirmed, batch = _polled(context, bookie, outcome, entry_id)
                 except ClientClosed:
                     raise
                 except BookKeeperError as error:
@@ -89,17 +85,11 @@ async def wait_for_entry(
             poll.cancel()
 
 
-def _polled(
-    pool: BookiePool,
-    keys: Keys,
-    bookie: BookieId,
-    outcome: Outcome,
-    entry_id: int,
-    learn: Callable[[int], int],
-) -> tuple[int, EntryBatch | None]:
+def _polled(context: ReadContext, bookie: BookieId, outcome: Outcome, entry_id: int) -> tuple[int, EntryBatch | None]:
     """Process one answer: (the last add confirmed that is trusted, the verified entry if it came along)."""
-    response = pool.check(bookie, outcome, ReadResponse, keys.ledger_id, entry_id)
+    keys = context.keys
+    response = context.pool.check(bookie, outcome, ReadResponse, keys.ledger_id, entry_id)
     batch = None
     if response.entry_id == entry_id and response.body is not None:
         batch = keys.verified(bookie, Records.of([bytes(response.body)]).data, entry_id, entry_id)
-    return learn(-1 if response.max_lac is None else response.max_lac), batch
+    return context.learn(-1 if response.max_lac is None else response.max_lac), batch

@@ -11,17 +11,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import struct
-from collections.abc import Callable
 from typing import NamedTuple
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.bookie_ranking import READ
-from bookies.client.base.keys import Keys
-from bookies.client.transport import BookiePool
+from bookies.client.read.context import ReadContext
 from bookies.client.transport.connection import Outcome
 from bookies.errors import BookKeeperError, Status
 from bookies.model import LedgerMetadata
-from bookies.protocol.ledger.read import StickyPosition
 from bookies.wire.messages import ReadResponse
 
 _record_head = struct.Struct(">I").pack
@@ -35,20 +32,12 @@ class PendingRead(NamedTuple):
     at: float
 
 
-async def look_up(
-    pool: BookiePool,
-    keys: Keys,
-    metadata: LedgerMetadata,
-    entry_id: int,
-    *,
-    sticky: StickyPosition | None,
-    is_hedging: bool,
-    learn: Callable[[int], object],
-) -> EntryBatch | PendingRead | None:
+async def look_up(context: ReadContext, metadata: LedgerMetadata, entry_id: int) -> EntryBatch | PendingRead | None:
     """Ask one replica for the entry. Returns the verified entry, or the pending read if it is late or failed.
 
-    Returns None without asking if the selected replica has failed recently. For the other parameters see `RangeFetch`.
+    Returns None without asking if the selected replica has failed recently.
     """
+    pool, sticky = context.pool, context.sticky
     size = metadata.ensemble_size
     position = (entry_id if sticky is None or size != metadata.write_quorum else sticky.position) % size
     bookie = metadata.ensemble_at(entry_id)[position]
@@ -57,7 +46,8 @@ async def look_up(
     loop = asyncio.get_running_loop()
     asked = PendingRead(position, pool.start_read_entry(bookie, metadata.ledger_id, entry_id), loop.time())
     try:
-        await _in_time(loop, asked.answer, pool.health.hedge_delay_s(bookie, READ) if is_hedging else None)
+        patience_s = pool.health.hedge_delay_s(bookie, READ) if context.config.hedged_reads else None
+        await _in_time(loop, asked.answer, patience_s)
     except asyncio.CancelledError:
         if metadata.write_quorum == 1:
             asked.answer.cancel()  # A repeated read has no other replica and must not wait for this answer.
@@ -66,12 +56,12 @@ async def look_up(
     if not isinstance(outcome, ReadResponse) or outcome.status is not Status.OK or outcome.body is None:
         return asked
     try:
-        batch = keys.verified(bookie, _record_head(len(outcome.body)) + outcome.body, entry_id, entry_id)
+        batch = context.keys.verified(bookie, _record_head(len(outcome.body)) + outcome.body, entry_id, entry_id)
     except BookKeeperError:
         return asked
     pool.batch_support.answered_single(bookie)
     if outcome.max_lac is not None:
-        learn(outcome.max_lac)
+        context.learn(outcome.max_lac)
     return batch
 
 

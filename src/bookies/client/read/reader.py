@@ -17,7 +17,7 @@ from bookies.client.base.entries import LastConfirmedAndEntry
 from bookies.client.base.iteration import Batches as Batches
 from bookies.client.base.iteration import Entries as Entries
 from bookies.client.base.keys import Keys
-from bookies.client.read.reader_state import OpenFiles, ReaderState
+from bookies.client.read.reader_state import CopyUse, ReaderState
 from bookies.client.read.sources import RangeSource, UnconfirmedSource
 from bookies.client.read.tail import TailSource
 from bookies.client.transport import BookiePool
@@ -47,19 +47,17 @@ class LedgerReader:
         driver: MetadataDriver,
         config: ClientConfig,
         keys: Keys,
-        found: Versioned,
-        *,
-        files: OpenFiles | None = None,
-        is_offloaded: bool = False,
+        versioned: Versioned,
+        copy: CopyUse | None = None,
     ) -> LedgerReader:
         """Open without recovery: watch the metadata and learn the last add confirmed, unless the ledger is sealed.
 
-        `files`: opens the offloaded copy, for entries that the bookies may drop. `is_offloaded`: read every entry from
-        that copy. Raises `BookieTimeout`, `ReadFailed`, `Unauthorized`, `NotSupported` (no copy, or no pyarrow).
+        `copy`: the offloaded copy, for entries that the bookies may drop; None: only bookies are asked. Raises
+        `BookieTimeout`, `ReadFailed`, `Unauthorized`, `NotSupported` (no copy, or no pyarrow).
         """
-        state = await ReaderState.begin(pool, driver, config, keys, found)
-        if files is not None:
-            state.use_copy(files, at_once=is_offloaded)
+        state = await ReaderState.begin(pool, driver, config, keys, versioned)
+        if copy is not None:
+            state.use_copy(copy)
         return cls(state)
 
     # -- state, without a request --------------------------------------------------------------------------------
@@ -169,7 +167,7 @@ class LedgerReader:
         """
         first, count_max = whole_number("first", first), whole_number("count_max", count_max)
         size_max = whole_number("size_max", size_max)
-        size_max = min(size_max or self._state.pool.batch_size_max, self._state.pool.batch_size_max)
+        size_max = min(size_max or self._state.context.pool.batch_size_max, self._state.context.pool.batch_size_max)
         async with TimeLimit(timeout, f"{self._reading()} from entry {first} on"):
             if unconfirmed:
                 last = first + (count_max or BATCH_COUNT_MAX) - 1

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.keys import Keys
-from bookies.client.read.fetch import RangeFetch
+from bookies.client.read.context import ReadContext
+from bookies.client.read.fetch import FetchWindow, RangeFetch
 from bookies.client.read.lac import read_last_add_confirmed, try_last_add_confirmed
 from bookies.client.read.longpoll import wait_for_entry
 from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
@@ -41,6 +44,14 @@ from bookies.runtime.ports import Worker
 OpenFiles = Callable[[LedgerMetadata], tuple[Worker, OffloadedFiles]]
 """The copy that a record names, and the worker that reads its files. Raises `NotSupported` (no copy or pyarrow)."""
 
+
+class CopyUse(NamedTuple):
+    """The offloaded copy of a ledger. `at_once`: every read uses it, not only reads that the bookies cannot serve."""
+
+    open_files: OpenFiles
+    at_once: bool
+
+
 ENTRY_SIZE_GUESS = 1024.0  # payload bytes, until the ledger's metadata or an answer gives the average
 
 
@@ -50,20 +61,18 @@ class ReaderState:
     def __init__(
         self, pool: BookiePool, driver: MetadataDriver, config: ClientConfig, keys: Keys, versioned: Versioned
     ) -> None:
-        self.pool = pool
         self._driver = driver
-        self.config = config
-        self.keys = keys
         self.metadata = versioned.metadata
         self._version = versioned.version
         self.last_add_confirmed = -1
         self._entry_size = ENTRY_SIZE_GUESS
         self._watches: list[Watch] = []
         self._length = 0
-        self._sticky: StickyPosition | None = None
+        sticky = None
         if config.sticky_reads:
             size = versioned.metadata.ensemble_size
-            self._sticky = StickyPosition(size, pool.any_below(size))
+            sticky = StickyPosition(size, pool.any_below(size))
+        self.context = ReadContext(pool, config, keys, self._refresh, self.learn, sticky)
         self._is_stale = False  # The store has, or may have, a newer record.
         self._changed = asyncio.Event()  # set whenever `_is_stale` becomes true, and by `close`
         self.is_closed = False
@@ -71,14 +80,12 @@ class ReaderState:
         self._open_files: OpenFiles | None = None
         self._adopt(versioned)
 
-    def use_copy(self, open_files: OpenFiles, *, at_once: bool) -> None:
-        """Let reads use the offloaded copy: `at_once`, or for entries that the bookies lack and may drop.
-
-        Raises as `open_files` does, if `at_once`.
-        """
-        self._open_files = open_files
-        if at_once:
-            self._files = open_files(self.metadata)
+    def use_copy(self, copy: CopyUse) -> None:
+        """Let reads use the offloaded copy. Raises as `CopyUse.open_files` does, if they use it at once."""
+        self._open_files = copy.open_files
+        self.context = replace(self.context, files=self._fetch_from_copy)
+        if copy.at_once:
+            self._files = copy.open_files(self.metadata)
 
     def _fetch_from_copy(self, record: LedgerMetadata, first: int, last: int) -> OffloadedFetch:
         """Return the reads of entries first..last from the offloaded copy."""
@@ -172,36 +179,15 @@ class ReaderState:
         """Return the reads of entries first..last. `size_max`: bytes; read only one batch, as large as possible."""
         if self._files is not None:
             return OffloadedFetch(*self._files, first, last)
-        return RangeFetch(
-            self.pool,
-            self.config,
-            self.keys,
-            self.metadata,
-            first,
-            last,
-            refresh=self._refresh,
-            entry_size=self._entry_size,
-            learn=self.learn,
-            sticky=self._sticky,
-            size_max=size_max,
-            is_parallel=is_parallel,
-            files=None if self._open_files is None else self._fetch_from_copy,
-        )
+        window = FetchWindow(self.context, self._entry_size, size_max)
+        return RangeFetch(self.context, self.metadata, first, last, window, is_parallel=is_parallel)
 
     async def read_one(self, entry_id: int, *, is_parallel: bool = False) -> EntryBatch:
         """Read an entry within the bounds. `is_parallel`: ask all replicas at once. Raises what `RangeFetch` raises."""
         first_answer: EntryBatch | PendingRead | None = None
         record = self.metadata
         if self._files is None and not is_parallel:
-            first_answer = await look_up(
-                self.pool,
-                self.keys,
-                record,
-                entry_id,
-                sticky=self._sticky,
-                is_hedging=self.config.hedged_reads,
-                learn=self.learn,
-            )
+            first_answer = await look_up(self.context, record, entry_id)
         if isinstance(first_answer, EntryBatch):
             return first_answer
         fetch = self.range_fetch(entry_id, entry_id, is_parallel=is_parallel)
@@ -290,14 +276,18 @@ class ReaderState:
         """Ask the bookies for the last add confirmed and return it; of a sealed ledger it is known."""
         await self.follow_metadata()
         if not self.is_sealed:
-            self._adopt_lac(await read_last_add_confirmed(self.pool, self.keys, self.metadata))
+            self._adopt_lac(await read_last_add_confirmed(self.context.pool, self.context.keys, self.metadata))
         return self.last_add_confirmed
 
     async def try_last_add_confirmed(self) -> int:
         """Ask the bookies, and return after the first answer with a greater value."""
         await self.follow_metadata()
         if not self.is_sealed:
-            self._adopt_lac(await try_last_add_confirmed(self.pool, self.keys, self.metadata, self.last_add_confirmed))
+            self._adopt_lac(
+                await try_last_add_confirmed(
+                    self.context.pool, self.context.keys, self.metadata, self.last_add_confirmed
+                )
+            )
         return self.last_add_confirmed
 
     async def wait_for_news(self, entry_id: int, wait_s: float, *, is_parallel: bool = False) -> EntryBatch | None:
@@ -308,16 +298,7 @@ class ReaderState:
             return None
         change = asyncio.ensure_future(self.wait_for_change(None))
         try:
-            return await wait_for_entry(
-                self.pool,
-                self.keys,
-                self.metadata,
-                entry_id,
-                wait_s,
-                learn=self.learn,
-                change=change,
-                is_parallel=is_parallel,
-            )
+            return await wait_for_entry(self.context, self.metadata, entry_id, wait_s, change, is_parallel=is_parallel)
         finally:
             change.cancel()
 
@@ -326,7 +307,7 @@ class ReaderState:
 
         It is trusted for a ledger in recovery too, which offers no other value.
         """
-        answers = await read_last_add_confirmed(self.pool, self.keys, self.metadata)
+        answers = await read_last_add_confirmed(self.context.pool, self.context.keys, self.metadata)
         self._adopt_lac(answers)
         if not self.is_sealed:
             self.last_add_confirmed = answers.last_add_confirmed

@@ -140,7 +140,8 @@ class RowReader:
                 yield part
             return
         from bookies.client.base.keys import keys_of
-        from bookies.client.read.fetch import RangeFetch
+        from bookies.client.read.context import ReadContext
+        from bookies.client.read.fetch import FetchWindow, RangeFetch
         from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
         from bookies.protocol.ledger.read import StickyPosition
 
@@ -156,21 +157,18 @@ class RowReader:
             opened.append(OffloadedFiles(record))
             return OffloadedFetch(worker.files(), opened[-1], first, last)
 
-        fetch = RangeFetch(
+        record, is_sticky = entry_range.metadata, entry_range.replica >= 0
+        context = ReadContext(
             pool,
             self.settings.config,
-            keys_of(entry_range.metadata, self.settings.password),
-            entry_range.metadata,
-            entry_range.first,
-            entry_range.last,
-            refresh=refresh,
-            entry_size=max(0.0, entry_range.size / entry_range.count - plan.ENTRY_OVERHEAD),
-            sticky=StickyPosition(entry_range.metadata.ensemble_size, entry_range.replica)
-            if entry_range.replica >= 0
-            else None,
-            counts=counts.fetch,
+            keys_of(record, self.settings.password),
+            refresh,
+            sticky=StickyPosition(record.ensemble_size, entry_range.replica) if is_sticky else None,
             files=None if self.settings.tier == "bookies" else files,
+            counts=counts.fetch,
         )
+        entry_size = max(0.0, entry_range.size / entry_range.count - plan.ENTRY_OVERHEAD)
+        fetch = RangeFetch(context, record, entry_range.first, entry_range.last, FetchWindow(context, entry_size))
         try:
             while True:
                 began = worker.loop.time()

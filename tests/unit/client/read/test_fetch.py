@@ -15,7 +15,8 @@ from bookies.client.base import Entry
 from bookies.client.base.keys import keys_of
 from bookies.client.client import Client
 from bookies.client.read import LedgerReader
-from bookies.client.read.fetch import FetchCounts, RangeFetch
+from bookies.client.read.context import FetchCounts, ReadContext
+from bookies.client.read.fetch import FetchWindow, RangeFetch
 from bookies.client.write import LedgerWriter
 from bookies.errors import (
     BookieTimeout,
@@ -509,13 +510,13 @@ def test_what_is_asked_and_what_goes_wrong_is_counted() -> None:
             async def refresh() -> LedgerMetadata:
                 return record
 
-            keys = keys_of(record, b"")
-            fetch = RangeFetch(store._pool, store.config, keys, record, 0, 39, refresh=refresh, entry_size=50)
+            context = ReadContext(store._pool, store.config, keys_of(record, b""), refresh)
+            fetch = RangeFetch(context, record, 0, 39, FetchWindow(context, 50))
             forget_requests(world)
             while await fetch.next_batch() is not None:
                 pass
-            assert fetch.counts.requests == sum(len(reads_of(bookie)) for bookie in world.bookies.values())
-            return fetch.counts
+            assert context.counts.requests == sum(len(reads_of(bookie)) for bookie in world.bookies.values())
+            return context.counts
 
         assert await counted() == FetchCounts(requests=1)
         first = record.last_ensemble[0]
