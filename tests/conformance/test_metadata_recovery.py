@@ -15,6 +15,7 @@ from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.formats.recovery_formats import pack_mark
 from bookies.metadata.interface import RecoveryStore
 from bookies.metadata.interface.recovery_store import UNREAD, AuditKind, Candidacy, LedgerLock
+from bookies.metadata.shared.nodes import Key, Put, Table
 from bookies.metadata.shared.recovery import PAGE_COUNT, SharedRecovery, Vote
 from bookies.model import BookieId, LedgerState
 
@@ -32,10 +33,9 @@ def kind(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Kind:
 
 async def mark_many(driver: Driver, ledger_ids: Sequence[int]) -> None:
     if isinstance(driver, EmbeddedDriver):  # which takes a commit on the disk for each, otherwise
-        store = driver.database
-        with store._writing():
-            for ledger_id in ledger_ids:
-                store._put_node(driver.recovery.nodes.places.mark(ledger_id), pack_mark([A], 1), 0)
+        places = driver.recovery.nodes.places
+        marks = [Key(Table.NODES, places.mark(ledger_id)) for ledger_id in ledger_ids]
+        driver.database.commit([], [Put(mark, pack_mark([A], 1)) for mark in marks])
         return
     for first in range(0, len(ledger_ids), 200):
         await asyncio.gather(*(driver.recovery.mark(each, [A], 1) for each in ledger_ids[first : first + 200]))

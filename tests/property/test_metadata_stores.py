@@ -13,58 +13,103 @@ from bookies.errors import BookKeeperError
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.metadata.embedded.sqlite import SqliteStore
 from bookies.metadata.interface.driver import GivenIds
-from bookies.metadata.shared.store_recovery import LOCKS, MARKS, WORK
-from bookies.model import BookieId, BookieMode
+from bookies.metadata.shared.nodes import (
+    INSTANCE_ID,
+    LOCKS,
+    MARKS,
+    REGISTRATIONS,
+    WORK,
+    At,
+    Change,
+    Condition,
+    Delete,
+    Empty,
+    Exists,
+    FreeFor,
+    HeldBy,
+    Key,
+    Put,
+    Table,
+)
 
-ledger_ids = st.sampled_from([0, 1, 5, (1 << 63) - 1])
 versions = st.integers(0, 12)  # small numbers are hit often enough
-bookies = st.sampled_from([BookieId("a"), BookieId("b")])
 sessions = st.integers(1, 3)
-modes = st.sampled_from(BookieMode)
 data = st.binary(max_size=3)
-places = st.sampled_from([f"{prefix}{ledger_id:016x}" for prefix in (MARKS, LOCKS) for ledger_id in (0, 5, 1 << 40)])
+tables = st.sampled_from(Table)
+places = [f"{prefix}{ledger_id:016x}" for prefix in (MARKS, LOCKS) for ledger_id in (0, 5, 1 << 40)]
+names = {Table.LEDGERS: [0, 1, 5, (1 << 63) - 1], Table.NODES: places}
+keys = tables.flatmap(
+    lambda table: (
+        st.builds(Key, st.just(table), st.sampled_from(names.get(table, ["a", "b"])))
+        if table is not Table.CLUSTER
+        else st.just(INSTANCE_ID)
+    )
+)
 
+conditions = st.one_of(
+    st.builds(At, keys, versions),
+    st.builds(Exists, keys),
+    st.builds(HeldBy, keys, sessions),
+    st.builds(FreeFor, keys, sessions),
+    st.builds(Empty, tables),
+)
+registrations = keys.filter(lambda key: key.table in REGISTRATIONS)
+nodes = keys.filter(lambda key: key.table is Table.NODES)
+lasting = keys.filter(lambda key: key.table not in REGISTRATIONS)
+ledgers = keys.filter(lambda key: key.table is Table.LEDGERS)
+
+
+def transaction(conditions: list[Condition], changes: list[Change]) -> tuple[str, list[Condition], list[Change]]:
+    return "commit", conditions, changes
+
+
+def creation(put: Put) -> tuple[str, list[Condition], list[Change]]:
+    return transaction([At(put.key, 0)], [put])
+
+
+def registration(key: Key, session: int, data: bytes) -> tuple[str, list[Condition], list[Change]]:
+    """Return what a driver commits: a bookie has one registration, in one of the modes."""
+    other = Key(Table.READ_ONLY if key.table is Table.WRITABLE else Table.WRITABLE, key.name)
+    is_free: list[Condition] = [FreeFor(key, session), FreeFor(other, session)]
+    return transaction(is_free, [Delete(other), Put(key, data, session)])
+
+
+changes = st.lists(
+    st.one_of(st.builds(Put, lasting, data), st.builds(Put, nodes, data, sessions), st.builds(Delete, keys)),
+    max_size=3,
+    unique_by=lambda change: change.key,
+)
 runs = st.sampled_from([(), ((1, 4),), ((0, 0), (2, 2)), ((3, 3), (5, 9)), ((4, (1 << 63) - 1),)])
 
 operations = st.one_of(
-    st.tuples(st.just("initialize"), st.sampled_from(["x", "y"])),
-    st.tuples(st.just("instance_id")),
-    st.tuples(st.just("next_ledger_id")),
+    st.builds(creation, st.builds(Put, ledgers, data, st.just(0), st.integers(0, 9))),
+    st.builds(creation, st.builds(Put, lasting, data)),
+    st.builds(transaction, st.lists(conditions, max_size=2), changes),
+    st.builds(transaction, st.just([]), changes),
+    st.builds(registration, registrations, sessions, data),
+    st.tuples(st.just("get"), st.lists(keys, max_size=4)),
+    st.tuples(st.just("list"), tables.filter(lambda table: table is not Table.CLUSTER)),
+    st.tuples(st.just("list"), st.just(Table.LEDGERS), st.just(""), st.integers(-1, 6), st.integers(1, 3)),
+    st.tuples(
+        st.just("list"),
+        st.just(Table.NODES),
+        st.sampled_from([MARKS, LOCKS]),
+        st.sampled_from(places),
+        st.integers(1, 3),
+    ),
+    st.tuples(st.just("list"), st.just(Table.COOKIES), st.sampled_from(["", "a", "b"])),
+    st.tuples(st.just("next_id")),
     st.tuples(st.just("given_ids")),
     st.tuples(st.just("restore_ids"), st.builds(GivenIds, st.integers(0, 5), runs)),
-    st.tuples(st.just("restore_instance_id"), st.sampled_from(["x", "y"])),
-    st.tuples(st.just("create_ledger"), ledger_ids, data, st.integers(0, 9)),
-    st.tuples(st.just("read_ledger"), ledger_ids),
-    st.tuples(st.just("write_ledger"), ledger_ids, data, versions),
-    st.tuples(st.just("delete_ledger"), ledger_ids, st.none() | versions),
-    st.tuples(st.just("ledger_ids"), st.integers(-1, 6), st.integers(1, 3)),
     st.tuples(st.just("begin_session"), st.just(10_000)),
     st.tuples(st.just("renew_session"), sessions),
     st.tuples(st.just("end_session"), sessions),
-    st.tuples(st.just("register"), sessions, bookies, modes, data),
-    st.tuples(st.just("unregister"), sessions, bookies),
-    st.tuples(st.just("bookies"), modes),
-    st.tuples(st.just("all_bookies")),
-    st.tuples(st.just("registration"), bookies),
     st.tuples(
         st.just("observe"),
-        st.lists(ledger_ids, unique=True),
-        st.dictionaries(modes, versions),
+        st.lists(ledgers | nodes | keys.filter(lambda key: key.table is Table.RECORDS) | st.just(WORK), unique=True),
+        st.dictionaries(st.sampled_from(REGISTRATIONS), versions),
         st.just(True),
-        st.just(()),
-        st.lists(places | st.just(WORK), unique=True),
     ),
-    st.tuples(st.just("create_cookie"), bookies, data),
-    st.tuples(st.just("read_cookie"), bookies),
-    st.tuples(st.just("write_cookie"), bookies, data, versions),
-    st.tuples(st.just("delete_cookie"), bookies, versions),
-    st.tuples(st.just("read_node"), places),
-    st.tuples(st.just("create_node"), places, data),
-    st.tuples(st.just("write_node"), places, data, st.none() | versions),
-    st.tuples(st.just("delete_node"), places, st.none() | versions),
-    st.tuples(st.just("nodes"), st.sampled_from([MARKS, LOCKS]), places, st.integers(1, 3)),
-    st.tuples(st.just("hold_node"), sessions, places, data),
-    st.tuples(st.just("release_node"), sessions, places),
 )
 
 

@@ -29,7 +29,8 @@ from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
 from bookies.lab.sim.run import Result, simulate
 from bookies.lab.sim.scenario import read_scenario, run_scenario
 from bookies.lab.sim.scenario.scenario import ScenarioResult
-from bookies.metadata.embedded import memory
+from bookies.metadata.shared import table_store
+from bookies.metadata.shared.nodes import At
 from bookies.model import LedgerState
 from bookies.protocol.ledger import AddPipeline, fence, recover
 from bookies.protocol.ledger.add import ChangeEnsemble, CloseLedger
@@ -202,7 +203,13 @@ class _Kept(list):  # type: ignore[type-arg]
 
 @mutant("blind overwrite instead of compare-and-swap", "X-17", "X-14", "X-15")
 def _(patch: Patch) -> None:
-    patch.setattr(memory, "check_version", lambda *_, **__: None)
+    original = table_store.holds
+
+    def blind(condition, item):  # type: ignore[no-untyped-def]
+        is_swap = isinstance(condition, At) and condition.version > 0
+        return item is not None if is_swap else original(condition, item)
+
+    patch.setattr(table_store, "holds", blind)
 
 
 @mutant("an older record is installed after a conflict", "X-36")

@@ -7,7 +7,7 @@ with one rule broken, and the promise it breaks has to be among the problems.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from bookies.lab.sim.checkers.log_history import Truncation
 from bookies.lab.sim.world import SimClient
 from bookies.lab.sim.world.sim_metadata import SimDriver
 from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.shared.nodes import At, Change, Condition, Exists, Outcome, Table
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import LedgerEnd
 
@@ -146,11 +147,14 @@ def test_x76_a_stale_list_is_never_built_on() -> None:
 
 
 def test_x76_mutant_that_writes_the_list_blindly(monkeypatch: Patch) -> None:
-    def write_record(self: MemoryStore, name: str, data: bytes, expected_version: int) -> int:
-        self._records[name] = (data, self._changed())
-        return self.revision
+    original = MemoryStore.commit
 
-    monkeypatch.setattr(MemoryStore, "write_record", write_record)
+    def commit(self: MemoryStore, conditions: Sequence[Condition], changes: Sequence[Change]) -> Outcome:
+        is_list = any(change.key.table is Table.RECORDS for change in changes)
+        is_swap = any(isinstance(condition, At) and condition.version for condition in conditions)
+        return original(self, [Exists(changes[0].key)] if is_list and is_swap else conditions, changes)
+
+    monkeypatch.setattr(MemoryStore, "commit", commit)
     breaks(run(x76), "I-20")
 
 

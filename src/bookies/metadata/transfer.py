@@ -48,7 +48,7 @@ from bookies.metadata.formats.recovery_items import (
 )
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import GivenIds
-from bookies.metadata.shared.store_driver import other_cluster
+from bookies.metadata.shared.refusals import other_cluster
 from bookies.model import BookieId, LedgerMetadata
 
 T = TypeVar("T")

@@ -17,6 +17,7 @@ from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.recovery_store import AuditKind
+from bookies.metadata.shared.nodes import Key, Put, Table
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata, LedgerState
 from bookies.protocol.log import Manifest
@@ -215,8 +216,7 @@ def test_check_names_registrations_that_cannot_be_read() -> None:
         await fill(driver)
         await driver.register(B1, BookieMode.WRITABLE, BookieInfo())
         await driver.register(B2, BookieMode.READ_ONLY, BookieInfo())
-        for registrations in memory._sessions.values():
-            registrations[B2] = BookieMode.READ_ONLY, b"\xff\xfegarbage"
+        memory.commit([], [Put(Key(Table.READ_ONLY, B2), b"\xff\xfegarbage")])
         report = await check(driver)
         await driver.close()
         return [(each.name, each.subject) for each in report.findings]

@@ -20,6 +20,7 @@ from bookies.lab.sim.world.disk import LOSSES, Loss, SimDisk
 from bookies.lab.sim.world.loop import Crashed, Participant, SimLoop
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.shared.nodes import Key, Put, Table
 from bookies.model import BookieId
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Lock
@@ -76,8 +77,8 @@ class Place:
             loop.close()
 
     def cookie(self, bookie: str = "b1") -> bytes | None:
-        found = self.store.read_cookie(BookieId(bookie))
-        return None if found is None else found[0]
+        found = self.store.get([Key(Table.COOKIES, bookie)])[0]
+        return None if found is None else found.data
 
 
 def test_a_first_start_and_others() -> None:
@@ -148,7 +149,7 @@ def test_a_twin_that_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place()
 
     async def create(driver: MemoryDriver, bookie: BookieId, data: bytes) -> int:
-        place.store.create_cookie(bookie, data)
+        place.store.commit([], [Put(Key(Table.COOKIES, bookie), data)])
         raise CookieExists("there is one", bookie=bookie)
 
     with monkeypatch.context() as patch:
@@ -249,7 +250,7 @@ def test_cookies_of_apaches_bookies(case: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(MemoryDriver, "instance_id", instance_id)
     with pytest.raises(CookieMismatch, match="holds data of it: this is another metadata store"):
         place.start(config)
-    place.store.create_cookie(BookieId(found.bookie), data)
+    place.store.commit([], [Put(Key(Table.COOKIES, found.bookie), data)])
     assert place.start(config) is Decision.OK
     assert place.disk.files() == files
 

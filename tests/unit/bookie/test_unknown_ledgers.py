@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, cast
 
 from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.shared.nodes import Key, Put, Table
 from bookies.model import BookieId, LedgerMetadata
 from bookies.runtime import aio
 from bookies.runtime.events import Events
@@ -40,7 +40,7 @@ def test_a_record_that_cannot_be_read_may_name_the_bookie() -> None:
         await driver.initialize_cluster()
         for ledger_id, bookie in ((1, B1), (2, B2), (3, B2)):
             await driver.create_ledger(LedgerMetadata(ledger_id, 1, 1, 1, ((0, (bookie,)),)))
-        memory._ledgers[3] = dataclasses.replace(memory._ledgers[3], data=b"nonsense")
+        memory.commit([], [Put(Key(Table.LEDGERS, 3), b"nonsense")])
         await settle_unknown_ledgers(cast(Any, store), driver, B1, Events("test", runtime.clock))
         await driver.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 import itertools
 import subprocess
@@ -33,6 +32,7 @@ from bookies.errors import (
     NotSupported,
     Unauthorized,
 )
+from bookies.metadata.shared.nodes import Key, Put, Table
 from bookies.model import BookieId, BookieInfo, BookieMode, DigestType, Endpoint
 
 
@@ -262,7 +262,7 @@ def test_a_record_that_cannot_be_read_hides_no_other() -> None:
         store = await world.client()
         for _ in range(3):
             await (await store.create()).seal()
-        world.store._ledgers[1] = dataclasses.replace(world.store._ledgers[1], data=b"nonsense")
+        world.store.commit([], [Put(Key(Table.LEDGERS, 1), b"nonsense")])
         with pytest.raises(MetadataCorrupt):
             [record async for record in store.ledgers()]
         unreadable: list[MetadataCorrupt] = []
@@ -298,9 +298,7 @@ def test_bookies_and_what_they_hold() -> None:
 def test_a_damaged_registration_hides_no_other_bookie() -> None:
     async def act(world: World) -> None:
         store = await world.client()
-        for registrations in world.store._sessions.values():
-            if BookieId("b3") in registrations:
-                registrations[BookieId("b3")] = BookieMode.WRITABLE, b"\xff\xfegarbage"
+        world.store.commit([], [Put(Key(Table.WRITABLE, "b3"), b"\xff\xfegarbage")])
         assert [(each.id, each.mode, each.address) for each in await store.bookies()][1:] == [
             ("b2", "writable", "b2:3181"),
             ("b3", "writable", None),

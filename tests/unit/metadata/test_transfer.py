@@ -19,6 +19,7 @@ from bookies.metadata.embedded import EmbeddedDriver, MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.recovery_store import AuditKind
+from bookies.metadata.shared.nodes import INSTANCE_ID, Key, Put, Table
 from bookies.metadata.survey import objections, survey
 from bookies.metadata.transfer import MARK, Damaged, Difference, Filling, Item, copy, differences, read_items
 from bookies.metadata.zookeeper import ZooKeeperDriver
@@ -149,9 +150,10 @@ def test_an_interrupted_move_is_gone_on_with_wherever_it_stopped(changes: int) -
         with pytest.raises(_Stop):
             await moved(source, await opened(Limited(store, changes)))
         target = await opened(memory(store))
-        if store.instance_id() is not None:  # Only the mark is left to be removed.
+        instance_id = store.get([INSTANCE_ID])[0]
+        if instance_id is not None:  # Only the mark is left to be removed.
             assert changes == 74
-            await Filling(target, store.instance_id() or "", source.uri).finish()
+            await Filling(target, instance_id.data.decode(), source.uri).finish()
         else:
             if changes:
                 with pytest.raises(MetadataError, match="half filled"):
@@ -258,7 +260,7 @@ def test_a_damaged_record_is_not_carried_over() -> None:
         source, target = await opened(memory(store)), await opened(memory())
         await source.initialize_cluster()
         await source.create_ledger(record(5))
-        store.write_ledger(5, b"nonsense", store.read_ledger(5).version)  # type: ignore[union-attr]
+        store.commit([], [Put(Key(Table.LEDGERS, 5), b"nonsense")])
         assert [type(each) for each in await contents(source)] == [Damaged]
         with pytest.raises(MetadataCorrupt, match="cannot be carried over"):
             await moved(source, target)

@@ -138,11 +138,11 @@ async def _init(arguments: argparse.Namespace) -> int:
 
 async def _existing_cluster(driver: MetadataDriver) -> str | None:
     """Return the instance id of the store, if it has one. Raises `MetadataError` if none could be created."""
-    from bookies.metadata.shared import store_driver
+    from bookies.metadata.shared import refusals
 
     instance_id = await driver.instance_id()
     if instance_id is None and (await driver.all_bookies()).bookies:
-        raise store_driver.half_a_cluster()
+        raise refusals.half_a_cluster()
     return instance_id
 
 

@@ -22,23 +22,6 @@ T = TypeVar("T")
 FILE_NAME = "metadata.db"
 POLL_INTERVAL_S = 0.15
 _RETRY_INTERVAL_S = 0.05
-# Operations that change no watched state.
-_READS = frozenset(
-    {
-        "read_ledger",
-        "read_ledgers",
-        "ledger_ids",
-        "bookies",
-        "bookie_info",
-        "read_record",
-        "record_names",
-        "read_node",
-        "nodes",
-        "watch",
-        "heartbeat",
-        "given_ids",
-    }
-)
 
 
 class EmbeddedDriver(StoreDriver):
@@ -105,7 +88,7 @@ class EmbeddedDriver(StoreDriver):
     async def _call(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
         assert self._worker is not None
         result: T = await self._worker.run(self.database.guard, function, *arguments)
-        if operation not in _READS:
+        if function in (self.database.commit, self.database.end_session):  # Our own change may be watched.
             self._has_news.set()
         return result
 

@@ -8,36 +8,26 @@ closed or `expire` is called. `Faults` makes calls to the store as unreliable as
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from heapq import nsmallest
 from typing import Protocol, TypeVar
 
-from bookies.errors import (
-    CookieExists,
-    CookieNotFound,
-    LedgerNotFound,
-    MetadataError,
-    RecordExists,
-    RecordNotFound,
-    SessionExpired,
-    VersionConflict,
+from bookies.errors import MetadataError, VersionConflict
+from bookies.metadata.interface.driver import GivenIds
+from bookies.metadata.shared.nodes import (
+    WORK,
+    At,
+    Change,
+    Condition,
+    Item,
+    Key,
+    Observation,
+    Outcome,
+    Page,
+    Put,
+    Table,
 )
-from bookies.metadata.interface.driver import BookieSet, GivenIds, LedgerAt, LedgerDeletion, RecordWrite, Step
-from bookies.metadata.interface.recovery_store import lock_lost
-from bookies.metadata.shared.recovery import Node
-from bookies.metadata.shared.store import Observation, Record
-from bookies.metadata.shared.store_driver import (
-    StoreDriver,
-    check_record_version,
-    check_version,
-    deleted_before,
-    half_a_cluster,
-    instance_id_of,
-    other_cluster,
-)
-from bookies.metadata.shared.store_recovery import MARKS, WORK, mark_of_lock
-from bookies.model import BookieId, BookieMode
+from bookies.metadata.shared.store_driver import StoreDriver, instance_id_of
+from bookies.metadata.shared.table_store import COUNTERS, NEXT_ID, REVISION, TableStore
 from bookies.protocol.quorums import IdSet
 from bookies.runtime.ports import Runtime
 
@@ -61,25 +51,21 @@ class Faults(Protocol):
         """Run after the operation. A `MetadataError` is a lost reply: the operation has taken effect."""
 
 
-class MemoryStore:
-    """A `Store` in memory. `name`: empty for a private store."""
+class MemoryStore(TableStore):
+    """`Nodes` in memory. `name`: empty for a private store."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self.revision = 0
-        self._instance_id: str | None = None
-        self._next_ledger_id = 0
-        self._ledgers: dict[int, Record] = {}
-        self._deleted = IdSet(0)  # ids of deleted ledgers, never used again
-        self._cookies: dict[BookieId, tuple[bytes, int]] = {}
-        self._records: dict[str, tuple[bytes, int]] = {}
-        self._nodes: dict[str, Node] = {}
-        self._owners: dict[str, int] = {}  # place of an ephemeral node -> session
-        self._work = 0  # see `store_recovery`
+        self._tables: dict[Table, dict[str | int, Item]] = {table: {} for table in Table}
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        self._spent = IdSet(0)  # numbers of deleted ledgers, never used again
         self._session_count = 0
-        self._sessions: dict[int, dict[BookieId, tuple[BookieMode, bytes]]] = {}  # alive, with their registrations
-        self._set_versions: dict[BookieMode | None, int] = {None: 0, BookieMode.WRITABLE: 0, BookieMode.READ_ONLY: 0}
+        self._sessions: dict[int, None] = {}  # alive
         self._listeners: dict[MemoryDriver, None] = {}
+
+    @property
+    def revision(self) -> int:
+        return self._counters[REVISION]
 
     # -- drivers -------------------------------------------------------------------------------------------------
     def attach(self, driver: MemoryDriver) -> None:
@@ -96,271 +82,97 @@ class MemoryStore:
     def detach(self, driver: MemoryDriver) -> None:
         self._listeners.pop(driver, None)
 
-    def _changed(self, *sets: BookieMode | None) -> int:
-        """Begin a new revision, also of the named sets of bookies; return it."""
-        self.revision += 1
-        for name in sets:
-            self._set_versions[name] = self.revision
-        for driver in self._listeners:
-            driver.notify()
-        return self.revision
+    # -- items ---------------------------------------------------------------------------------------------------
+    def get(self, keys: Sequence[Key]) -> list[Item | None]:
+        return [self._item(key) for key in keys]
 
-    # -- the cluster ---------------------------------------------------------------------------------------------
-    def initialize(self, candidate: str) -> str:
-        if self._instance_id is None:
-            if self._cookies:
-                raise half_a_cluster()
-            self._instance_id = candidate
-        return self._instance_id
+    def list(
+        self, table: Table, prefix: str = "", after: str | int | None = None, count: int = -1, has_data: bool = True
+    ) -> Page:
+        items = self._tables[table]
+        names = (name for name in items if after is None or name > after)  # type: ignore[operator]
+        chosen = sorted(name for name in names if not prefix or str(name).startswith(prefix))
+        if count >= 0:
+            del chosen[count:]
+        return Page([(name, items[name]) for name in chosen], self._counters.get(table.value, 0))
 
-    def instance_id(self) -> str | None:
-        return self._instance_id
+    def commit(self, conditions: Sequence[Condition], changes: Sequence[Change]) -> Outcome:
+        return self._transact(conditions, changes)
+
+    def rewrite(self, key: Key) -> None:
+        """Write an item unchanged: it gets a new version, which conflicts with writers of the old one. Without the
+        item, no effect.
+        """
+        item = self._item(key)
+        if item is not None:
+            self._apply([Put(key, item.data)], {key: item})
+
+    def _item(self, key: Key) -> Item | None:
+        return self._tables[key.table].get(key.name)
+
+    def _put(self, key: Key, item: Item) -> None:
+        self._tables[key.table][key.name] = item
+
+    def _delete(self, key: Key) -> None:
+        del self._tables[key.table][key.name]
+
+    def _is_empty(self, table: Table) -> bool:
+        return not self._tables[table]
+
+    def _counter(self, name: str) -> int:
+        return self._counters[name]
+
+    def _set_counter(self, name: str, value: int) -> None:
+        self._counters[name] = value
+        if name == REVISION:
+            for driver in self._listeners:
+                driver.notify()
+
+    # -- ledgers' numbers ----------------------------------------------------------------------------------------
+    def next_id(self) -> int:
+        self._counters[NEXT_ID] += 1
+        return self._counters[NEXT_ID] - 1
 
     def given_ids(self) -> GivenIds:
-        runs = ([(0, self._deleted.bound)] if self._deleted.bound > 0 else []) + self._deleted.runs
-        return GivenIds(self._next_ledger_id, tuple((start, stop - 1) for start, stop in runs))
+        runs = ([(0, self._spent.bound)] if self._spent.bound > 0 else []) + self._spent.runs
+        return GivenIds(self._counters[NEXT_ID], tuple((start, stop - 1) for start, stop in runs))
 
     def restore_ids(self, ids: GivenIds) -> None:
-        self._next_ledger_id = max(self._next_ledger_id, ids.next_id)
+        self._counters[NEXT_ID] = max(self._counters[NEXT_ID], ids.next_id)
         for first, last in ids.spent:
-            self._deleted.add(first, last + 1)
+            self._spend(first, last)
 
-    def restore_instance_id(self, instance_id: str) -> None:
-        if self._instance_id not in (None, instance_id):
-            raise other_cluster(str(self._instance_id), instance_id)
-        self._instance_id = instance_id
+    def _is_spent(self, ledger_id: int) -> bool:
+        return ledger_id in self._spent
 
-    # -- ledgers -------------------------------------------------------------------------------------------------
-    def next_ledger_id(self) -> int:
-        self._next_ledger_id += 1
-        return self._next_ledger_id - 1
+    def _spend(self, first: int, last: int) -> None:
+        self._spent.add(first, last + 1)
 
-    def create_ledger(self, ledger_id: int, data: bytes, ctime_ms: int) -> tuple[bool, Record]:
-        if ledger_id in self._ledgers:
-            return False, self._ledgers[ledger_id]
-        if ledger_id in self._deleted:
-            raise deleted_before(ledger_id)
-        self._ledgers[ledger_id] = Record(data, self._changed(), ctime_ms)
-        return True, self._ledgers[ledger_id]
-
-    def read_ledger(self, ledger_id: int) -> Record | None:
-        return self._ledgers.get(ledger_id)
-
-    def read_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Record | None]:
-        return [self._ledgers.get(ledger_id) for ledger_id in ledger_ids]
-
-    def write_ledger(
-        self, ledger_id: int, data: bytes, expected_version: int, holder: tuple[int, str] | None = None
-    ) -> Record:
-        record = self._ledgers.get(ledger_id)
-        if record is None:
-            raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
-        check_version(record.version, expected_version, ledger_id=ledger_id)
-        if holder is not None and self._owners.get(holder[1]) != holder[0]:
-            raise lock_lost(ledger_id)
-        self._ledgers[ledger_id] = Record(data, self._changed(), record.ctime_ms)
-        return self._ledgers[ledger_id]
-
-    def rewrite_ledger(self, ledger_id: int) -> None:
-        """Write a record unchanged: it gets a new version, which conflicts with writers of the old one. Without the
-        ledger, no effect.
-        """
-        record = self._ledgers.get(ledger_id)
-        if record is not None:
-            self.write_ledger(ledger_id, record.data, record.version)
-
-    def delete_ledger(self, ledger_id: int, expected_version: int | None) -> None:
-        record = self._ledgers.get(ledger_id)
-        if record is None:
-            return
-        if expected_version is not None:
-            check_version(record.version, expected_version, ledger_id=ledger_id)
-        del self._ledgers[ledger_id]
-        self._deleted.add(ledger_id, ledger_id + 1)
-        self._changed()
-
-    def ledger_ids(self, above: int, count: int) -> Sequence[int]:
-        ids = sorted(self._ledgers)
-        first = bisect_right(ids, above)
-        return ids[first : first + count]
-
-    # -- bookies -------------------------------------------------------------------------------------------------
+    # -- sessions ------------------------------------------------------------------------------------------------
     def begin_session(self, lease_ms: int) -> int:
         self._session_count += 1
-        self._sessions[self._session_count] = {}
+        self._sessions[self._session_count] = None
         return self._session_count
 
-    def renew_session(self, session_id: int) -> bool:
-        return session_id in self._sessions
+    def renew_session(self, session: int) -> bool:
+        return session in self._sessions
 
-    def end_session(self, session_id: int) -> None:
-        registrations = self._sessions.pop(session_id, {})
-        for place in sorted(place for place, owner in self._owners.items() if owner == session_id):
-            self._remove_node(place)
-        if registrations:
-            self._changed(*(mode for mode, _ in registrations.values()))
+    def end_session(self, session: int) -> None:
+        if session in self._sessions:
+            del self._sessions[session]
+            items = [(Key(table, name), item) for table in Table for name, item in self._tables[table].items()]
+            self._end({key: item for key, item in items if item.session == session})
 
-    def register(self, session_id: int, bookie: BookieId, mode: BookieMode, data: bytes) -> int | None:
-        own = self._sessions.get(session_id)
-        if own is None:
-            raise SessionExpired("the session with the metadata store has ended", bookie=bookie)
-        if any(bookie in registrations for registrations in self._sessions.values() if registrations is not own):
-            return SESSION_TIMEOUT_MS
-        before = own.get(bookie)
-        own[bookie] = (mode, data)
-        if before is None:
-            self._changed(mode)
-        elif before != (mode, data):
-            self._changed(mode, before[0])
-        return None
+    def _lease_left_ms(self, session: int) -> int | None:
+        return SESSION_TIMEOUT_MS if session in self._sessions else None
 
-    def unregister(self, session_id: int, bookie: BookieId) -> None:
-        before = self._sessions.get(session_id, {}).pop(bookie, None)
-        if before is not None:
-            self._changed(before[0])
-
-    def bookies(self, mode: BookieMode) -> BookieSet:
-        registrations = [item for session in self._sessions.values() for item in session.items()]
-        bookies = sorted(bookie for bookie, (registered, _) in registrations if registered is mode)
-        return BookieSet(tuple(bookies), self._set_versions[mode])
-
-    def all_bookies(self) -> BookieSet:
-        return BookieSet(tuple(sorted(self._cookies)), self._set_versions[None])
-
-    def registration(self, bookie: BookieId) -> bytes | None:
-        return next((session[bookie][1] for session in self._sessions.values() if bookie in session), None)
-
-    def observe(
-        self,
-        ledger_ids: Sequence[int],
-        known: Mapping[BookieMode, int],
-        is_complete: bool,
-        names: Sequence[str] = (),
-        places: Sequence[str] = (),
-    ) -> Observation | None:
-        ledgers = {
-            ledger_id: self._ledgers[ledger_id].version for ledger_id in ledger_ids if ledger_id in self._ledgers
-        }
-        sets = {mode: self.bookies(mode) for mode, version in known.items() if self._set_versions[mode] != version}
-        records = {name: self._records[name][1] for name in names if name in self._records}
-        nodes = {place: self._nodes[place].version for place in places if place in self._nodes}
-        return Observation(ledgers, sets, records, nodes | {place: self._work for place in places if place == WORK})
-
-    # -- cookies -------------------------------------------------------------------------------------------------
-    def create_cookie(self, bookie: BookieId, data: bytes) -> int:
-        if bookie in self._cookies:
-            raise CookieExists("the metadata store has a cookie already", bookie=bookie)
-        self._cookies[bookie] = (data, self._changed(None))
-        return self.revision
-
-    def read_cookie(self, bookie: BookieId) -> tuple[bytes, int] | None:
-        return self._cookies.get(bookie)
-
-    def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
-        self._check_cookie(bookie, expected_version)
-        self._cookies[bookie] = (data, self._changed())
-        return self.revision
-
-    def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        self._check_cookie(bookie, expected_version)
-        del self._cookies[bookie]
-        self._changed(None)
-
-    def _check_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        if bookie not in self._cookies:
-            raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
-        check_version(self._cookies[bookie][1], expected_version, bookie=bookie)
-
-    # -- named records -------------------------------------------------------------------------------------------
-    def create_record(self, name: str, data: bytes) -> int:
-        if name in self._records:
-            raise RecordExists(f"the metadata store has a record {name} already")
-        self._records[name] = (data, self._changed())
-        return self.revision
-
-    def read_record(self, name: str) -> tuple[bytes, int]:
-        if name not in self._records:
-            raise RecordNotFound(f"no record {name} in the metadata store")
-        return self._records[name]
-
-    def write_record(self, name: str, data: bytes, expected_version: int) -> int:
-        check_version(self.read_record(name)[1], expected_version)
-        self._records[name] = (data, self._changed())
-        return self.revision
-
-    def delete_record(self, name: str, expected_version: int) -> None:
-        check_version(self.read_record(name)[1], expected_version)
-        del self._records[name]
-        self._changed()
-
-    def transact(self, steps: Sequence[Step]) -> int:
-        for step in steps:
-            if isinstance(step, LedgerAt | LedgerDeletion):
-                ledger = self._ledgers.get(step.ledger_id)
-                if ledger is None:
-                    raise LedgerNotFound("no such ledger in the metadata store", ledger_id=step.ledger_id)
-                check_version(ledger.version, step.version, ledger_id=step.ledger_id)
-            else:
-                check_record_version(self._records.get(step.name, (b"", 0))[1], step)
-        if not any(isinstance(step, LedgerDeletion | RecordWrite) for step in steps):
-            return self.revision
-        version = self._changed()
-        for step in steps:
-            if isinstance(step, LedgerDeletion):
-                del self._ledgers[step.ledger_id]
-                self._deleted.add(step.ledger_id, step.ledger_id + 1)
-            elif isinstance(step, RecordWrite):
-                self._records[step.name] = (step.data, version)
-        return version
-
-    def record_names(self, prefix: str) -> Sequence[str]:
-        return sorted(name for name in self._records if name.startswith(prefix))
-
-    # -- nodes ---------------------------------------------------------------------------------------------------
-    def read_node(self, place: str) -> Node | None:
-        return self._nodes.get(place)
-
-    def create_node(self, place: str, data: bytes) -> bool:
-        return place not in self._nodes and self.write_node(place, data, None)
-
-    def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
-        before = self._nodes.get(place)
-        if expected_version is not None and (before is None or before.version != expected_version):
-            return False
-        self._nodes[place] = Node(data, self._changed())
-        if before is None and place.startswith(MARKS):
-            self._work = self.revision
-        return True
-
-    def delete_node(self, place: str, expected_version: int | None) -> bool:
-        node = self._nodes.get(place)
-        if node is None or expected_version not in (None, node.version):
-            return False
-        self._remove_node(place)
-        return True
-
-    def _remove_node(self, place: str) -> None:
-        del self._nodes[place]
-        self._owners.pop(place, None)
-        revision = self._changed()
-        if mark_of_lock(place) in self._nodes:
-            self._work = revision
-
-    def nodes(self, prefix: str, above: str, count: int) -> Sequence[tuple[str, Node]]:
-        places = nsmallest(count, (place for place in self._nodes if place.startswith(prefix) and place > above))
-        return [(place, self._nodes[place]) for place in places]
-
-    def hold_node(self, session_id: int, place: str, data: bytes) -> int | None:
-        if session_id not in self._sessions:
-            raise SessionExpired("the session with the metadata store has ended")
-        if place not in self._nodes:
-            self._owners[place] = session_id
-            self._nodes[place] = Node(data, self._changed())
-        return self._nodes[place].version if self._owners.get(place) == session_id else None
-
-    def release_node(self, session_id: int, place: str) -> None:
-        if self._owners.get(place) == session_id:
-            self.delete_node(place, None)
+    def observe(self, keys: Sequence[Key], sets: Mapping[Table, int], is_complete: bool) -> Observation | None:
+        items = zip(keys, self.get(keys), strict=True)
+        versions = {key: item.version for key, item in items if item is not None}
+        if WORK in keys:
+            versions[WORK] = self._counters[str(WORK.name)]
+        changed = [table for table, version in sets.items() if self._counters[table.value] != version]
+        return Observation(versions, {table: self.list(table) for table in changed})
 
 
 _SHARED: dict[str, MemoryStore] = {}
@@ -412,12 +224,15 @@ class MemoryDriver(StoreDriver):
         except VersionConflict:
             if operation != "write_ledger":
                 raise
-            ledger_id = arguments[0]
-            assert isinstance(ledger_id, int)
-            self.store.rewrite_ledger(ledger_id)
+            self._rewrite(arguments[0])
         result = function(*arguments)
         await self._faults.after(operation, self)
         return result
+
+    def _rewrite(self, conditions: object) -> None:
+        assert isinstance(conditions, Sequence)
+        assert isinstance(conditions[0], At)
+        self.store.rewrite(conditions[0].key)
 
     def _wall_ms(self) -> int:
         return int(self.loop.time() * 1000) if self._runtime is None else self._runtime.clock.wall_ms()

@@ -17,34 +17,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from bookies.errors import (
-    BookKeeperError,
-    CookieExists,
-    CookieNotFound,
-    DiskFull,
-    LedgerNotFound,
-    MetadataCorrupt,
-    MetadataError,
-    NotSupported,
-    RecordExists,
-    RecordNotFound,
-    SessionExpired,
+from bookies.errors import BookKeeperError, DiskFull, MetadataCorrupt, MetadataError, NotSupported
+from bookies.metadata.interface.driver import GivenIds
+from bookies.metadata.shared.nodes import (
+    LOCKS,
+    MARKS,
+    REGISTRATIONS,
+    VOTES,
+    WORK,
+    Change,
+    Condition,
+    Item,
+    Key,
+    Observation,
+    Outcome,
+    Page,
+    Put,
+    Table,
 )
-from bookies.metadata.interface.driver import BookieSet, GivenIds, LedgerAt, LedgerDeletion, RecordWrite, Step
-from bookies.metadata.interface.recovery_store import lock_lost
-from bookies.metadata.shared.recovery import Node
-from bookies.metadata.shared.store import Observation, Record
-from bookies.metadata.shared.store_driver import (
-    check_record_version,
-    check_version,
-    deleted_before,
-    half_a_cluster,
-    other_cluster,
-)
-from bookies.metadata.shared.store_recovery import LOCKS, MARKS, VOTES, WORK, mark_of_lock
-from bookies.model import BookieId, BookieMode
+from bookies.metadata.shared.table_store import COUNTERS, NEXT_ID, TableStore
 
 if TYPE_CHECKING:
     import sqlite3
@@ -56,6 +49,7 @@ BUSY_TIMEOUT_S = 10.0  # time that a transaction waits for another process's
 SCHEMA_VERSION = 1
 PARAMETERS_MAX = 500  # in one statement
 LEDGER_ID_MAX = (1 << 63) - 1
+_LAST_CHARACTER = "\U0010ffff"  # after every character of a name
 _APPLICATION_ID = 0x626B6D64  # "bkmd", which identifies the file as a metadata store
 
 _SCHEMA = """
@@ -81,11 +75,58 @@ _LATER = (
     "CREATE INDEX IF NOT EXISTS session_nodes ON nodes (session) WHERE session != 0",
     "INSERT OR IGNORE INTO counters VALUES ('work', 0)",
 )
-_COOKIES = "cookies"  # counter of the set of all bookies; the counters of the modes have the modes' names
 
 
-class SqliteStore:
-    """A `Store` in a SQLite database. Used from one thread at a time. `now_ms`: wall clock."""
+class _Sql(NamedTuple):
+    """A table's statements. `rows`: its rows with the columns key, data, version, session and ctime_ms."""
+
+    rows: str
+    put: str
+    delete: str
+
+
+_SQL = {
+    Table.CLUSTER: _Sql(
+        "SELECT 'instance id' AS key, CAST(instance_id AS BLOB) AS data, 0 AS version, 0 AS session, 0 AS ctime_ms "
+        "FROM cluster",
+        "INSERT INTO cluster VALUES (CAST(:data AS TEXT))",
+        "DELETE FROM cluster WHERE ? = 'instance id'",
+    ),
+    Table.LEDGERS: _Sql(
+        "SELECT id AS key, data, version, 0 AS session, ctime_ms FROM ledgers",
+        "INSERT OR REPLACE INTO ledgers (id, version, data, ctime_ms) VALUES (:key, :version, :data, :ctime_ms)",
+        "DELETE FROM ledgers WHERE id = ?",
+    ),
+    Table.COOKIES: _Sql(
+        "SELECT bookie AS key, data, version, 0 AS session, 0 AS ctime_ms FROM cookies",
+        "INSERT OR REPLACE INTO cookies (bookie, version, data) VALUES (:key, :version, :data)",
+        "DELETE FROM cookies WHERE bookie = ?",
+    ),
+    Table.RECORDS: _Sql(
+        "SELECT name AS key, data, version, 0 AS session, 0 AS ctime_ms FROM records",
+        "INSERT OR REPLACE INTO records (name, version, data) VALUES (:key, :version, :data)",
+        "DELETE FROM records WHERE name = ?",
+    ),
+    Table.NODES: _Sql(
+        "SELECT place AS key, data, version, session, 0 AS ctime_ms FROM nodes",
+        "INSERT OR REPLACE INTO nodes (place, version, data, session) VALUES (:key, :version, :data, :session)",
+        "DELETE FROM nodes WHERE place = ?",
+    ),
+} | {
+    table: _Sql(
+        "SELECT bookie AS key, data, 0 AS version, session, 0 AS ctime_ms FROM registrations "
+        f"WHERE mode = '{table.value}'",
+        "INSERT OR REPLACE INTO registrations (bookie, session, mode, data) "
+        f"VALUES (:key, :session, '{table.value}', :data)",
+        f"DELETE FROM registrations WHERE bookie = ? AND mode = '{table.value}'",
+    )
+    for table in REGISTRATIONS
+}
+_WITH_SESSIONS = (Table.NODES, *REGISTRATIONS)
+
+
+class SqliteStore(TableStore):
+    """`Nodes` in a SQLite database. Used from one thread at a time. `now_ms`: wall clock."""
 
     def __init__(self, path: str, now_ms: Callable[[], int]) -> None:
         self.path = path
@@ -187,120 +228,87 @@ class SqliteStore:
     def _counter(self, name: str) -> int:
         return self._number("SELECT value FROM counters WHERE name = ?", name)
 
-    def _increment(self, name: str) -> int:
+    def _set_counter(self, name: str, value: int) -> None:
+        self._change("UPDATE counters SET value = ? WHERE name = ?", value, name)
+
+    def _change(self, statement: str, *parameters: object) -> None:
         assert self._connection is not None
-        self._connection.execute("UPDATE counters SET value = value + 1 WHERE name = ?", (name,))
-        return self._counter(name)
+        self._connection.execute(statement, parameters)
 
-    def _changed(self, *sets: str) -> int:
-        """Begin a new revision, also of the named sets of bookies; return it."""
-        assert self._connection is not None
-        revision = self._increment("revision")
-        for name in sets:
-            self._connection.execute("UPDATE counters SET value = ? WHERE name = ?", (revision, name))
-        return revision
-
-    # -- the cluster ---------------------------------------------------------------------------------------------
-    def initialize(self, candidate: str) -> str:
-        stored = self.instance_id()
-        if stored is not None:
-            return stored
-        with self._writing() as connection:
-            if self._instance_id() is None and self._number("SELECT count(*) FROM cookies"):
-                raise half_a_cluster()
-            connection.execute("INSERT INTO cluster SELECT ? WHERE NOT EXISTS (SELECT * FROM cluster)", (candidate,))
-            return self._instance_id() or candidate
-
-    def instance_id(self) -> str | None:
+    # -- items ---------------------------------------------------------------------------------------------------
+    def get(self, keys: Sequence[Key]) -> list[Item | None]:
+        if any(key.table in _WITH_SESSIONS for key in keys):
+            self._end_expired()
         with self._reading():
-            return self._instance_id()
+            return [self._item(key) for key in keys]
 
-    def _instance_id(self) -> str | None:
+    def list(
+        self, table: Table, prefix: str = "", after: str | int | None = None, count: int = -1, has_data: bool = True
+    ) -> Page:
+        if table in _WITH_SESSIONS:
+            self._end_expired()
+        with self._reading():
+            return self._page(table, prefix, after, count, has_data)
+
+    def _page(
+        self, table: Table, prefix: str = "", after: str | int | None = None, count: int = -1, has_data: bool = True
+    ) -> Page:
+        conditions = {"key > :after": after is not None, "key >= :prefix AND key < :stop": bool(prefix)}
+        where = " AND ".join(condition for condition, is_given in conditions.items() if is_given) or "TRUE"
+        values = {"after": after, "prefix": prefix, "stop": f"{prefix}{_LAST_CHARACTER}", "count": count}
+        items = self._rows(table, f"{where} ORDER BY key LIMIT :count", values, "data" if has_data else "x''")
+        return Page(items, self._counter(table.value) if table.value in COUNTERS else 0)
+
+    def _rows(
+        self, table: Table, where: str, values: Mapping[str, object], data: str = "data"
+    ) -> Sequence[tuple[str | int, Item]]:
         assert self._connection is not None
-        row = self._connection.execute("SELECT instance_id FROM cluster").fetchone()
-        return None if row is None else str(row[0])
+        query = f"SELECT key, {data}, version, session, ctime_ms FROM ({_SQL[table].rows}) WHERE {where}"
+        return [(name, Item(bytes(data), *rest)) for name, data, *rest in self._connection.execute(query, values)]
+
+    def commit(self, conditions: Sequence[Condition], changes: Sequence[Change]) -> Outcome:
+        if any(isinstance(change, Put) and change.session for change in changes):
+            self._end_expired()
+        with self._writing(is_durable=any(_is_lasting(change.key) for change in changes)):
+            return self._transact(conditions, changes)
+
+    def _item(self, key: Key) -> Item | None:
+        if isinstance(key.name, int) and not 0 <= key.name <= LEDGER_ID_MAX:
+            return None
+        rows = self._rows(key.table, "key = :key", {"key": key.name})
+        return rows[0][1] if rows else None
+
+    def _put(self, key: Key, item: Item) -> None:
+        assert self._connection is not None
+        values = {"key": key.name, "data": item.data, "version": item.version}
+        self._connection.execute(_SQL[key.table].put, values | {"session": item.session, "ctime_ms": item.ctime_ms})
+
+    def _delete(self, key: Key) -> None:
+        self._change(_SQL[key.table].delete, key.name)
+
+    def _is_empty(self, table: Table) -> bool:
+        return not self._number(f"SELECT EXISTS ({_SQL[table].rows})")
+
+    # -- ledgers' numbers ----------------------------------------------------------------------------------------
+    def next_id(self) -> int:
+        with self._writing():
+            ledger_id = self._counter(NEXT_ID)
+            self._set_counter(NEXT_ID, ledger_id + 1)
+            return ledger_id
 
     def given_ids(self) -> GivenIds:
         with self._reading() as connection:
             spent = connection.execute("SELECT first, last FROM deleted_ledgers ORDER BY first").fetchall()
-            return GivenIds(self._counter("next ledger id"), tuple(spent))
+            return GivenIds(self._counter(NEXT_ID), tuple(spent))
 
     def restore_ids(self, ids: GivenIds) -> None:
-        with self._writing() as connection:
-            query = "UPDATE counters SET value = max(value, ?) WHERE name = 'next ledger id'"
-            connection.execute(query, (ids.next_id,))
-            for first, last in ids.spent:
-                self._note_deleted(first, last)
-
-    def restore_instance_id(self, instance_id: str) -> None:
-        with self._writing() as connection:
-            stored = self._instance_id()
-            if stored is None:
-                connection.execute("INSERT INTO cluster VALUES (?)", (instance_id,))
-            elif stored != instance_id:
-                raise other_cluster(stored, instance_id)
-
-    # -- ledgers -------------------------------------------------------------------------------------------------
-    def next_ledger_id(self) -> int:
         with self._writing():
-            return self._increment("next ledger id") - 1
+            self._set_counter(NEXT_ID, max(self._counter(NEXT_ID), ids.next_id))
+            for first, last in ids.spent:
+                self._spend(first, last)
 
-    def create_ledger(self, ledger_id: int, data: bytes, ctime_ms: int) -> tuple[bool, Record]:
-        with self._writing() as connection:
-            stored = self._record(ledger_id)
-            if stored is not None:
-                return False, stored
-            if self._deleted_run(ledger_id)[1] >= ledger_id:
-                raise deleted_before(ledger_id)
-            record = Record(data, self._changed(), ctime_ms)
-            connection.execute(
-                "INSERT INTO ledgers (id, version, data, ctime_ms) VALUES (?, ?, ?, ?)",
-                (ledger_id, record.version, data, ctime_ms),
-            )
-            return True, record
-
-    def read_ledger(self, ledger_id: int) -> Record | None:
-        with self._reading():
-            return self._record(ledger_id)
-
-    def read_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Record | None]:
-        with self._reading():
-            return [self._record(ledger_id) for ledger_id in ledger_ids]
-
-    def _record(self, ledger_id: int) -> Record | None:
-        assert self._connection is not None
-        query = "SELECT data, version, ctime_ms FROM ledgers WHERE id = ?"
-        if not 0 <= ledger_id < 1 << 63:
-            return None
-        row = self._connection.execute(query, (ledger_id,)).fetchone()
-        return None if row is None else Record(*row)
-
-    def write_ledger(
-        self, ledger_id: int, data: bytes, expected_version: int, holder: tuple[int, str] | None = None
-    ) -> Record:
-        with self._writing() as connection:
-            stored = self._record(ledger_id)
-            if stored is None:
-                raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
-            check_version(stored.version, expected_version, ledger_id=ledger_id)
-            if holder is not None and self._node(holder[1])[1] != holder[0]:
-                raise lock_lost(ledger_id)
-            record = Record(data, self._changed(), stored.ctime_ms)
-            connection.execute(
-                "UPDATE ledgers SET version = ?, data = ? WHERE id = ?", (record.version, data, ledger_id)
-            )
-            return record
-
-    def delete_ledger(self, ledger_id: int, expected_version: int | None) -> None:
-        with self._writing() as connection:
-            stored = self._record(ledger_id)
-            if stored is None:
-                return
-            if expected_version is not None:
-                check_version(stored.version, expected_version, ledger_id=ledger_id)
-            connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
-            self._note_deleted(ledger_id, ledger_id)
-            self._changed()
+    def _is_spent(self, ledger_id: int) -> bool:
+        return self._deleted_run(ledger_id)[1] >= ledger_id
 
     def _deleted_run(self, ledger_id: int) -> tuple[int, int]:
         """Return the last run of deleted ids (first, last) that begins at or before an id; (-2, -2): there is none."""
@@ -309,7 +317,7 @@ class SqliteStore:
         row: tuple[int, int] | None = self._connection.execute(query, (ledger_id,)).fetchone()
         return row or (-2, -2)
 
-    def _note_deleted(self, first: int, last: int) -> None:
+    def _spend(self, first: int, last: int) -> None:
         """Add a run of ids of deleted ledgers; adjacent runs are joined."""
         assert self._connection is not None
         before = self._deleted_run(first)
@@ -320,11 +328,6 @@ class SqliteStore:
         last = max(last, -1 if after is None else after)
         self._connection.execute("DELETE FROM deleted_ledgers WHERE first BETWEEN ? AND ?", (first, last))
         self._connection.execute("INSERT INTO deleted_ledgers (first, last) VALUES (?, ?)", (first, last))
-
-    def ledger_ids(self, above: int, count: int) -> Sequence[int]:
-        with self._reading() as connection:
-            query = "SELECT id FROM ledgers WHERE id > ? ORDER BY id LIMIT ?"
-            return [row[0] for row in connection.execute(query, (above, count))]
 
     # -- sessions ------------------------------------------------------------------------------------------------
     def begin_session(self, lease_ms: int) -> int:
@@ -344,20 +347,21 @@ class SqliteStore:
         with self._writing():
             self._end_sessions([session_id])
 
-    def _end_sessions(self, session_ids: Sequence[int]) -> None:
+    def _end_sessions(self, sessions: Sequence[int]) -> None:
+        for session in sessions:
+            self._change("DELETE FROM sessions WHERE id = ?", session)
+            self._end(
+                {
+                    Key(table, name): item
+                    for table in _WITH_SESSIONS
+                    for name, item in self._rows(table, "session = :session", {"session": session})
+                }
+            )
+
+    def _lease_left_ms(self, session: int) -> int | None:
         assert self._connection is not None
-        modes: dict[str, None] = {}
-        for session_id in session_ids:
-            which = "FROM registrations WHERE session = ?"
-            rows = self._connection.execute(f"SELECT mode {which} ORDER BY mode", (session_id,)).fetchall()
-            modes |= {row[0]: None for row in rows}
-            self._connection.execute(f"DELETE {which}", (session_id,))
-            self._connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-            query = "SELECT place FROM nodes WHERE session = ? ORDER BY place"
-            for row in self._connection.execute(query, (session_id,)).fetchall():
-                self._remove_node(row[0])
-        if modes:
-            self._changed(*modes)
+        row = self._connection.execute("SELECT expires_at_ms FROM sessions WHERE id = ?", (session,)).fetchone()
+        return None if row is None else max(0, int(row[0]) - self._now_ms())
 
     def _end_expired(self) -> None:
         """End every session whose lease has expired, in a transaction of its own if there is any.
@@ -379,275 +383,44 @@ class SqliteStore:
         with self._writing():
             self._end_sessions([row[0] for row in self._connection.execute(query, (now_ms,)).fetchall()])
 
-    # -- bookies -------------------------------------------------------------------------------------------------
-    def register(self, session_id: int, bookie: BookieId, mode: BookieMode, data: bytes) -> int | None:
-        self._end_expired()
-        with self._writing() as connection:
-            if not self._number("SELECT count(*) FROM sessions WHERE id = ?", session_id):
-                raise SessionExpired("the session with the metadata store has ended", bookie=bookie)
-            query = "SELECT session, mode, data FROM registrations WHERE bookie = ?"
-            before = connection.execute(query, (bookie,)).fetchone()
-            if before is None:
-                self._changed(mode.value)
-            elif before[0] != session_id:
-                expires_at_ms = self._number("SELECT expires_at_ms FROM sessions WHERE id = ?", before[0])
-                return max(0, expires_at_ms - self._now_ms())
-            elif before[1:] != (mode.value, data):
-                self._changed(mode.value, before[1])
-            query = "INSERT OR REPLACE INTO registrations (bookie, session, mode, data) VALUES (?, ?, ?, ?)"
-            connection.execute(query, (bookie, session_id, mode.value, data))
-        return None
-
-    def unregister(self, session_id: int, bookie: BookieId) -> None:
-        with self._writing() as connection:
-            which = "FROM registrations WHERE bookie = ? AND session = ?"
-            row = connection.execute(f"SELECT mode {which}", (bookie, session_id)).fetchone()
-            if row is not None:
-                connection.execute(f"DELETE {which}", (bookie, session_id))
-                self._changed(row[0])
-
-    def bookies(self, mode: BookieMode) -> BookieSet:
-        self._end_expired()
-        with self._reading():
-            return self._registered(mode)
-
-    def _registered(self, mode: BookieMode) -> BookieSet:
-        assert self._connection is not None
-        query = "SELECT bookie FROM registrations WHERE mode = ? ORDER BY bookie"
-        bookies = tuple(BookieId(row[0]) for row in self._connection.execute(query, (mode.value,)))
-        return BookieSet(bookies, self._counter(mode.value))
-
-    def all_bookies(self) -> BookieSet:
-        with self._reading() as connection:
-            query = "SELECT bookie FROM cookies ORDER BY bookie"
-            bookies = tuple(BookieId(row[0]) for row in connection.execute(query))
-            return BookieSet(bookies, self._counter(_COOKIES))
-
-    def registration(self, bookie: BookieId) -> bytes | None:
-        self._end_expired()
-        with self._reading() as connection:
-            row = connection.execute("SELECT data FROM registrations WHERE bookie = ?", (bookie,)).fetchone()
-        return None if row is None else bytes(row[0])
-
-    def observe(
-        self,
-        ledger_ids: Sequence[int],
-        known: Mapping[BookieMode, int],
-        is_complete: bool,
-        names: Sequence[str] = (),
-        places: Sequence[str] = (),
-    ) -> Observation | None:
+    # -- observing -----------------------------------------------------------------------------------------------
+    def observe(self, keys: Sequence[Key], sets: Mapping[Table, int], is_complete: bool) -> Observation | None:
         # Read before the data, so that a commit in between is observed twice rather than never.
         token = self._number("PRAGMA data_version"), self._commits
-        sees_sessions = bool(known or places)
+        sees_sessions = bool(sets) or any(key.table is Table.NODES for key in keys)
         if token == self._observed and not is_complete and (not sees_sessions or self._now_ms() < self._next_expiry_ms):
             return None
         if sees_sessions:
             self._end_expired()
         with self._reading():
-            ledgers: dict[int, int] = self._versions("SELECT id, version FROM ledgers WHERE id", ledger_ids)
-            records: dict[str, int] = self._versions("SELECT name, version FROM records WHERE name", names)
-            nodes: dict[str, int] = self._versions("SELECT place, version FROM nodes WHERE place", places)
-            if WORK in places:
-                nodes[WORK] = self._counter(WORK)
-            sets = {mode: self._registered(mode) for mode in known if self._counter(mode.value) != known[mode]}
+            versions = {
+                Key(table, name): version
+                for table in (Table.LEDGERS, Table.RECORDS, Table.NODES)
+                for name, version in self._versions(table, [key.name for key in keys if key.table is table])
+            }
+            if WORK in keys:
+                versions[WORK] = self._counter(str(WORK.name))
+            pages = {table: self._page(table) for table, known in sets.items() if self._counter(table.value) != known}
             self._next_expiry_ms = self._number("SELECT coalesce(min(expires_at_ms), 1 << 62) FROM sessions")
         self._observed = token
-        return Observation(ledgers, sets, records, nodes)
+        return Observation(versions, pages)
 
-    def _versions(self, query: str, keys: Sequence[Any]) -> dict[Any, int]:
+    def _versions(self, table: Table, names: Sequence[str | int]) -> Iterator[tuple[str | int, int]]:
         assert self._connection is not None
-        versions: dict[Any, int] = {}
-        for first in range(0, len(keys), PARAMETERS_MAX):
-            batch = keys[first : first + PARAMETERS_MAX]
-            versions.update(self._connection.execute(f"{query} IN ({','.join('?' * len(batch))})", batch))
-        return versions
-
-    # -- cookies -------------------------------------------------------------------------------------------------
-    def create_cookie(self, bookie: BookieId, data: bytes) -> int:
-        with self._writing() as connection:
-            if self._cookie(bookie) is not None:
-                raise CookieExists("the metadata store has a cookie already", bookie=bookie)
-            version = self._changed(_COOKIES)
-            connection.execute("INSERT INTO cookies (bookie, version, data) VALUES (?, ?, ?)", (bookie, version, data))
-            return version
-
-    def read_cookie(self, bookie: BookieId) -> tuple[bytes, int] | None:
-        with self._reading():
-            return self._cookie(bookie)
-
-    def _cookie(self, bookie: BookieId) -> tuple[bytes, int] | None:
-        assert self._connection is not None
-        row = self._connection.execute("SELECT data, version FROM cookies WHERE bookie = ?", (bookie,)).fetchone()
-        return None if row is None else (bytes(row[0]), int(row[1]))
-
-    def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
-        with self._writing() as connection:
-            self._check_cookie(bookie, expected_version)
-            version = self._changed()
-            connection.execute("UPDATE cookies SET version = ?, data = ? WHERE bookie = ?", (version, data, bookie))
-            return version
-
-    def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        with self._writing() as connection:
-            self._check_cookie(bookie, expected_version)
-            connection.execute("DELETE FROM cookies WHERE bookie = ?", (bookie,))
-            self._changed(_COOKIES)
-
-    def _check_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        cookie = self._cookie(bookie)
-        if cookie is None:
-            raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
-        check_version(cookie[1], expected_version, bookie=bookie)
-
-    # -- named records -------------------------------------------------------------------------------------------
-    def create_record(self, name: str, data: bytes) -> int:
-        with self._writing() as connection:
-            if self._named(name) is not None:
-                raise RecordExists(f"the metadata store has a record {name} already")
-            version = self._changed()
-            connection.execute("INSERT INTO records (name, version, data) VALUES (?, ?, ?)", (name, version, data))
-            return version
-
-    def read_record(self, name: str) -> tuple[bytes, int]:
-        with self._reading():
-            return self._existing(name)
-
-    def write_record(self, name: str, data: bytes, expected_version: int) -> int:
-        with self._writing() as connection:
-            check_version(self._existing(name)[1], expected_version)
-            version = self._changed()
-            connection.execute("UPDATE records SET version = ?, data = ? WHERE name = ?", (version, data, name))
-            return version
-
-    def delete_record(self, name: str, expected_version: int) -> None:
-        with self._writing() as connection:
-            check_version(self._existing(name)[1], expected_version)
-            connection.execute("DELETE FROM records WHERE name = ?", (name,))
-            self._changed()
-
-    def transact(self, steps: Sequence[Step]) -> int:
-        with self._writing() as connection:
-            for step in steps:
-                if isinstance(step, LedgerAt | LedgerDeletion):
-                    ledger = self._record(step.ledger_id)
-                    if ledger is None:
-                        raise LedgerNotFound("no such ledger in the metadata store", ledger_id=step.ledger_id)
-                    check_version(ledger.version, step.version, ledger_id=step.ledger_id)
-                else:
-                    named = self._named(step.name)
-                    check_record_version(0 if named is None else named[1], step)
-            changes = [step for step in steps if isinstance(step, LedgerDeletion | RecordWrite)]
-            version = self._changed() if changes else self._counter("revision")
-            for step in changes:
-                if isinstance(step, LedgerDeletion):
-                    connection.execute("DELETE FROM ledgers WHERE id = ?", (step.ledger_id,))
-                    self._note_deleted(step.ledger_id, step.ledger_id)
-                else:
-                    connection.execute(
-                        "INSERT OR REPLACE INTO records (name, version, data) VALUES (?, ?, ?)",
-                        (step.name, version, step.data),
-                    )
-            return version
-
-    def record_names(self, prefix: str) -> Sequence[str]:
-        with self._reading() as connection:
-            query = "SELECT name FROM records WHERE substr(name, 1, ?) = ? ORDER BY name"
-            return [str(row[0]) for row in connection.execute(query, (len(prefix), prefix))]
-
-    def _named(self, name: str) -> tuple[bytes, int] | None:
-        assert self._connection is not None
-        row = self._connection.execute("SELECT data, version FROM records WHERE name = ?", (name,)).fetchone()
-        return None if row is None else (bytes(row[0]), int(row[1]))
-
-    def _existing(self, name: str) -> tuple[bytes, int]:
-        record = self._named(name)
-        if record is None:
-            raise RecordNotFound(f"no record {name} in the metadata store")
-        return record
-
-    # -- nodes ---------------------------------------------------------------------------------------------------
-    def read_node(self, place: str) -> Node | None:
-        self._end_expired()
-        with self._reading():
-            return self._node(place)[0]
-
-    def _node(self, place: str) -> tuple[Node | None, int]:
-        """Return the node, if there is one, and the session that owns it; 0 for a persistent or missing node."""
-        assert self._connection is not None
-        query = "SELECT data, version, session FROM nodes WHERE place = ?"
-        row = self._connection.execute(query, (place,)).fetchone()
-        return (None, 0) if row is None else (Node(bytes(row[0]), int(row[1])), int(row[2]))
-
-    def create_node(self, place: str, data: bytes) -> bool:
-        with self._writing(is_durable=_is_lasting(place)):
-            is_new = self._node(place)[0] is None
-            if is_new:
-                self._put_node(place, data, 0)
-            return is_new
-
-    def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
-        with self._writing(is_durable=_is_lasting(place)):
-            node, owner = self._node(place)
-            if expected_version is not None and (node is None or node.version != expected_version):
-                return False
-            self._put_node(place, data, owner)
-            return True
-
-    def _put_node(self, place: str, data: bytes, session_id: int) -> int:
-        assert self._connection is not None
-        is_work = place.startswith(MARKS) and self._node(place)[0] is None
-        version = self._changed(*([WORK] if is_work else []))
-        query = "INSERT OR REPLACE INTO nodes (place, version, data, session) VALUES (?, ?, ?, ?)"
-        self._connection.execute(query, (place, version, data, session_id))
-        return version
-
-    def delete_node(self, place: str, expected_version: int | None) -> bool:
-        with self._writing(is_durable=_is_lasting(place)):
-            node = self._node(place)[0]
-            if node is None or expected_version not in (None, node.version):
-                return False
-            self._remove_node(place)
-            return True
-
-    def _remove_node(self, place: str) -> None:
-        assert self._connection is not None
-        self._connection.execute("DELETE FROM nodes WHERE place = ?", (place,))
-        mark = mark_of_lock(place)
-        self._changed(*([WORK] if mark is not None and self._node(mark)[0] is not None else []))
-
-    def nodes(self, prefix: str, above: str, count: int) -> Sequence[tuple[str, Node]]:
-        self._end_expired()
-        with self._reading() as connection:
-            query = "SELECT place, data, version FROM nodes WHERE place > ? AND place < ? ORDER BY place LIMIT ?"
-            stop = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-            rows = connection.execute(query, (max(prefix, above), stop, count))
-            return [(str(place), Node(bytes(data), int(version))) for place, data, version in rows]
-
-    def hold_node(self, session_id: int, place: str, data: bytes) -> int | None:
-        self._end_expired()
-        with self._writing(is_durable=False):
-            if not self._number("SELECT count(*) FROM sessions WHERE id = ?", session_id):
-                raise SessionExpired("the session with the metadata store has ended")
-            node, owner = self._node(place)
-            if node is None:
-                return self._put_node(place, data, session_id)
-            return node.version if owner == session_id else None
-
-    def release_node(self, session_id: int, place: str) -> None:
-        with self._writing(is_durable=False):
-            if self._node(place)[1] == session_id:
-                self._remove_node(place)
+        query = f"SELECT key, version FROM ({_SQL[table].rows}) WHERE key IN"
+        for first in range(0, len(names), PARAMETERS_MAX):
+            batch = names[first : first + PARAMETERS_MAX]
+            yield from self._connection.execute(f"{query} ({','.join('?' * len(batch))})", batch)
 
 
-def _is_lasting(place: str) -> bool:
-    """Report whether a change of a node must be durable before the call returns.
+def _is_lasting(key: Key) -> bool:
+    """Report whether a change of an item must be durable before the call returns.
 
     Locks and votes end with their session, and a power cut of the host ends all sessions. A mark is a claim: one that
     reappears after a power cut is checked and deleted again, and a lost one is recreated by the auditor, which restarts
     then.
     """
-    return not place.startswith((MARKS, LOCKS, VOTES))
+    return key.table is not Table.NODES or not str(key.name).startswith((MARKS, LOCKS, VOTES))
 
 
 def is_busy(error: BaseException) -> bool:

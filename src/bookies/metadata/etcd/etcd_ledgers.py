@@ -28,7 +28,7 @@ from bookies.metadata.formats import pack_ledger, parse_ledger
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
 from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
-from bookies.metadata.shared.store_driver import check_version, deleted_before, taken
+from bookies.metadata.shared.refusals import check_version, deleted_before, not_found, taken
 from bookies.model import LedgerMetadata
 from bookies.protocol.quorums import IdSet
 
@@ -275,11 +275,6 @@ class Ledgers:
 def _pack(metadata: LedgerMetadata) -> bytes:
     """Return a record with its time of creation, if that is known."""
     return pack_ledger(metadata.replace(stores_ctime=metadata.ctime_ms is not None))
-
-
-def not_found(ledger_id: int) -> LedgerNotFound:
-    """Return the error for a ledger without a record."""
-    return LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
 
 
 class LedgerIds:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bookies.metadata.etcd.etcd_ledgers import SpentIds, not_found
-from bookies.metadata.etcd.etcd_port import Condition, Delete, Get, KeyValue, Operation, Put, WrittenAt
+from bookies.metadata.etcd.etcd_ledgers import SpentIds
+from bookies.metadata.etcd.etcd_port import Condition, Delete, Get, Operation, Put, WrittenAt
 from bookies.metadata.etcd.etcd_values import Values, there_at
 from bookies.metadata.interface.driver import LedgerDeletion, RecordAt, RecordWrite, Step
-from bookies.metadata.shared.store_driver import check_record_version, check_version
+from bookies.metadata.shared.refusals import check_step, check_version, not_found
 
 
 class KeyMissing(Exception):
@@ -83,7 +83,7 @@ class Transactions:
                 self._spent.wrote(puts, answer.revision)
                 return answer.revision
             for step, items in zip(steps, answer.items, strict=False):
-                _check_step(step, items[0] if items else None)
+                check_step(step, items[0].mod_revision if items else 0)
             # The steps hold, so the remembered lists were outdated: another client has deleted ledgers.
             for addition, items in zip(additions, answer.items[len(steps) :], strict=True):
                 self._spent.remember(addition.key, items[0] if items else None)
@@ -106,12 +106,3 @@ def _changes(step: Step, key: str) -> list[Operation]:
     if isinstance(step, RecordWrite):
         return [Put(key, step.data)]
     return [Delete(key)] if isinstance(step, LedgerDeletion) else []
-
-
-def _check_step(step: Step, item: KeyValue | None) -> None:
-    if isinstance(step, RecordAt | RecordWrite):
-        check_record_version(0 if item is None else item.mod_revision, step)
-        return
-    if item is None:
-        raise not_found(step.ledger_id)
-    check_version(item.mod_revision, step.version, ledger_id=step.ledger_id)

@@ -13,13 +13,9 @@ from typing import Protocol
 
 from bookies.errors import (
     ClientClosed,
-    CookieExists,
-    CookieNotFound,
     InvalidArgument,
     MetadataError,
     NoCluster,
-    RecordExists,
-    RecordNotFound,
 )
 from bookies.metadata.formats.serde import is_bookie_id
 from bookies.metadata.interface import MetadataDriver, RecoveryStore, Watch
@@ -27,7 +23,7 @@ from bookies.metadata.interface.driver import BookieSet, Step, Versioned, check_
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.metadata.interface.request_counts import RequestCounts
 from bookies.metadata.interface.watches import NEVER_SEEN, Subscription
-from bookies.metadata.shared import store_driver
+from bookies.metadata.shared import refusals, store_driver
 from bookies.metadata.shared.observers import Observers, WatchedNames
 from bookies.metadata.shared.recovery import NodeStore, SharedRecovery
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
@@ -184,7 +180,7 @@ class SessionDriver(MetadataDriver):
             if stored is not None:
                 return stored
             if (await self._parts.bookies.known()).bookies:
-                raise store_driver.half_a_cluster()
+                raise refusals.half_a_cluster()
             await self._make_cluster(store_driver.instance_id_of(self._runtime.random.getrandbits(128)))
         raise MetadataError(
             f"the cluster at {self.uri} could not be created: other clients changed the store during {ATTEMPTS_MAX} "
@@ -198,7 +194,7 @@ class SessionDriver(MetadataDriver):
             if stored == instance_id:
                 return
             if stored is not None:
-                raise store_driver.other_cluster(stored, instance_id)
+                raise refusals.other_cluster(stored, instance_id)
             await self._make_cluster(instance_id)
         raise MetadataError(
             f"the instance id could not be written to {self.uri}: other clients changed the store during "
@@ -259,28 +255,28 @@ class SessionDriver(MetadataDriver):
         try:
             return await self._parts.records.create(self._parts.places.cookie(bookie), data)
         except self._parts.exists:
-            raise CookieExists("the metadata store has a cookie already", bookie=bookie) from None
+            raise refusals.cookie_exists(bookie) from None
 
     async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
         self._require_open()
         try:
             return await self._parts.records.read(self._parts.places.cookie(bookie))
         except self._parts.missing:
-            raise _no_cookie(bookie) from None
+            raise refusals.no_cookie(bookie) from None
 
     async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
         self._require_open()
         try:
             return await self._parts.records.write(self._parts.places.cookie(bookie), data, expected_version)
         except self._parts.missing:
-            raise _no_cookie(bookie) from None
+            raise refusals.no_cookie(bookie) from None
 
     async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
         self._require_open()
         try:
             await self._parts.records.delete(self._parts.places.cookie(bookie), expected_version)
         except self._parts.missing:
-            raise _no_cookie(bookie) from None
+            raise refusals.no_cookie(bookie) from None
 
     # -- named records -------------------------------------------------------------------------------------------
     async def create_record(self, name: str, data: bytes) -> int:
@@ -289,7 +285,7 @@ class SessionDriver(MetadataDriver):
         try:
             return await self._parts.records.create(self._parts.places.record(name), data)
         except self._parts.exists:
-            raise RecordExists(f"the metadata store has a record {name} already") from None
+            raise refusals.record_exists(name) from None
 
     async def read_record(self, name: str) -> tuple[bytes, int]:
         check_record(name)
@@ -297,7 +293,7 @@ class SessionDriver(MetadataDriver):
         try:
             return await self._parts.records.read(self._parts.places.record(name))
         except self._parts.missing:
-            raise _no_record(name) from None
+            raise refusals.no_record(name) from None
 
     async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
         check_record(name, data)
@@ -305,7 +301,7 @@ class SessionDriver(MetadataDriver):
         try:
             return await self._parts.records.write(self._parts.places.record(name), data, expected_version)
         except self._parts.missing:
-            raise _no_record(name) from None
+            raise refusals.no_record(name) from None
 
     async def delete_record(self, name: str, expected_version: int) -> None:
         check_record(name)
@@ -313,7 +309,7 @@ class SessionDriver(MetadataDriver):
         try:
             await self._parts.records.delete(self._parts.places.record(name), expected_version)
         except self._parts.missing:
-            raise _no_record(name) from None
+            raise refusals.no_record(name) from None
 
     async def record_names(self, prefix: str) -> Sequence[str]:
         self._require_open()
@@ -342,11 +338,3 @@ class SessionDriver(MetadataDriver):
         self._require_open()
         assert self._observers is not None
         return self._observers
-
-
-def _no_cookie(bookie: BookieId) -> CookieNotFound:
-    return CookieNotFound("no cookie in the metadata store", bookie=bookie)
-
-
-def _no_record(name: str) -> RecordNotFound:
-    return RecordNotFound(f"no record {name} in the metadata store")

@@ -1,12 +1,13 @@
 """A metadata driver over a store of atomic operations: the common base of the in-memory and the embedded driver.
 
-A `Store` carries out synchronous, atomic operations one at a time, without asyncio. `StoreDriver` is one client's
-session with it: it serializes records, waits for a predecessor's registration to end, keeps its own alive by
-heartbeats, and turns changes into callbacks. The two subclasses define how a call reaches the store, how long a
-session lives without heartbeats, and how changes by other drivers are noticed.
+A store (the port `Nodes`) carries out synchronous, atomic transactions one at a time, without asyncio. `StoreDriver` is
+one client's session with it: it turns operations into transactions and their refusals into errors, waits for a
+predecessor's registration to end, keeps its own alive by heartbeats, and turns changes into callbacks. The two
+subclasses define how a call reaches the store, how long a session lives without heartbeats, and how changes by other
+drivers are noticed.
 
 Watches. One task per driver observes the store when notified, or every `poll_interval_s`: the current versions of the
-watched ledgers, records and nodes, and the current sets of bookies. Each watch compares the observation with its last
+watched keys, and the current sets of bookies. Each watch compares the observation with its last
 delivery. So changes coalesce, a set is never followed by an older one, and a failed observation loses nothing, because
 the next one sees the same difference. Source: metadata 6.3 and 11.
 """
@@ -16,22 +17,18 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from bookies.errors import (
     BookKeeperError,
     ClientClosed,
-    CookieNotFound,
     InvalidArgument,
-    LedgerExists,
     LedgerNotFound,
     MetadataCorrupt,
     MetadataError,
-    RecordExists,
-    RecordNotFound,
     SessionExpired,
     StorageError,
-    VersionConflict,
 )
 from bookies.metadata.formats import pack_ledger, parse_ledger
 from bookies.metadata.formats.serde import is_bookie_id, pack_bookie_info, parse_bookie_info
@@ -40,6 +37,7 @@ from bookies.metadata.interface.driver import (
     READ_AT_ONCE,
     BookieSet,
     GivenIds,
+    LedgerDeletion,
     LedgerEvent,
     RecordAt,
     RecordWrite,
@@ -48,11 +46,41 @@ from bookies.metadata.interface.driver import (
     check_record,
     check_steps,
 )
-from bookies.metadata.interface.recovery_store import LedgerLock
+from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
 from bookies.metadata.interface.request_counts import RequestCounts
 from bookies.metadata.interface.watches import MISSING, NEVER_SEEN, Subscription
+from bookies.metadata.shared.nodes import (
+    INSTANCE_ID,
+    At,
+    Change,
+    Condition,
+    Delete,
+    Empty,
+    FreeFor,
+    HeldBy,
+    Item,
+    Key,
+    Nodes,
+    Observation,
+    Outcome,
+    Page,
+    Put,
+    Table,
+)
 from bookies.metadata.shared.recovery import SharedRecovery
-from bookies.metadata.shared.store import Observation, Record, Store
+from bookies.metadata.shared.refusals import (
+    check_step,
+    check_version,
+    cookie_exists,
+    deleted_before,
+    half_a_cluster,
+    no_cookie,
+    no_record,
+    not_found,
+    other_cluster,
+    record_exists,
+    taken,
+)
 from bookies.metadata.shared.store_recovery import StoreNodes
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.tasks import Tasks
@@ -63,58 +91,6 @@ PAGE_COUNT = 10_000  # ledger ids in one range of an iteration
 RETRY_INTERVAL_S = 0.2  # after a failed observation of the store; Source: metadata 6.3
 PREDECESSOR_INTERVAL_S = 0.1  # between two checks of a registration that has to end first
 VERSIONS_COUNT_MAX = 4096  # ledgers whose last version this driver remembers
-
-
-def check_version(stored: int, expected: int, *, ledger_id: int | None = None, bookie: str | None = None) -> None:
-    """Check the version of a compare-and-swap. Raises `VersionConflict`."""
-    if stored != expected:
-        message = f"the record has version {stored}, not {expected}: another client changed it"
-        raise VersionConflict(message, ledger_id=ledger_id, bookie=bookie)
-
-
-def taken(ledger_id: int) -> LedgerExists:
-    """Return the error for a new ledger whose id an existing ledger has."""
-    return LedgerExists(
-        "the ledger id is taken: choose another one, or leave the choice to the metadata store", ledger_id=ledger_id
-    )
-
-
-def deleted_before(ledger_id: int) -> LedgerExists:
-    """Return the error for a new ledger whose id a deleted ledger had."""
-    return LedgerExists(
-        "a ledger of this id was deleted, and bookies may still hold its entries, so the id can never be used again: "
-        "choose another one, or leave the choice to the metadata store",
-        ledger_id=ledger_id,
-    )
-
-
-def half_a_cluster() -> MetadataError:
-    """Return the error for creating a cluster in a store with cookies: a new instance id would keep their bookies from
-    starting.
-    """
-    return MetadataError(
-        "the metadata store has no instance id, but cookies of bookies. Either `bk metadata migrate` was interrupted: "
-        "run it again. Or the instance id was lost: restore it from a bookie's VERSION file"
-    )
-
-
-def other_cluster(stored: str, wanted: str) -> MetadataError:
-    """Return the error for a store that belongs to another cluster."""
-    return MetadataError(
-        f"the metadata store is that of cluster {stored}, and cannot become {wanted}: name an empty store"
-    )
-
-
-def check_record_version(stored: int, step: RecordAt | RecordWrite) -> None:
-    """Check the version of a transaction's step. `stored`: the record's version, 0 without a record.
-
-    Raises as `MetadataDriver.transact`.
-    """
-    if stored and not step.version and isinstance(step, RecordWrite):
-        raise RecordExists(f"the metadata store has a record {step.name} already")
-    if step.version and not stored:
-        raise RecordNotFound(f"no record {step.name} in the metadata store")
-    check_version(stored, step.version)
 
 
 def parse_instance_id(data: bytes, where: str) -> str:
@@ -137,15 +113,41 @@ def instance_id_of(number: int) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
-def _what(operation: str, arguments: Sequence[object]) -> str:
-    """Return the name that an operation is counted under; for operations on nodes, with the kind of node."""
-    if not operation.endswith(("_node", "nodes")):
-        return operation
-    place = next(argument for argument in arguments if isinstance(argument, str))
-    return f"{operation} {place.partition('/')[0]}"
+def _ledger(ledger_id: int) -> Key:
+    return Key(Table.LEDGERS, ledger_id)
+
+
+def _registrations(bookie: BookieId, mode: BookieMode) -> tuple[Key, Key]:
+    """Return the keys of a bookie's registration in this mode and in the other one."""
+    own = Table(mode.value)
+    other = Table.READ_ONLY if own is Table.WRITABLE else Table.WRITABLE
+    return Key(own, bookie), Key(other, bookie)
+
+
+def _set_of(page: Page) -> BookieSet:
+    return BookieSet(tuple(BookieId(str(name)) for name, _ in page.items), page.version)
+
+
+def _there_at(key: Key, version: int) -> At:
+    """Return the condition that the item exists with this version. Version 0 would match a missing item."""
+    return At(key, version or _NEVER)
+
+
+def _condition(step: Step) -> At:
+    if isinstance(step, RecordAt | RecordWrite):
+        return At(Key(Table.RECORDS, step.name), step.version)
+    return _there_at(_ledger(step.ledger_id), step.version)
+
+
+def _changes(step: Step) -> list[Change]:
+    if isinstance(step, RecordWrite):
+        return [Put(Key(Table.RECORDS, step.name), step.data)]
+    return [Delete(_ledger(step.ledger_id))] if isinstance(step, LedgerDeletion) else []
 
 
 _NO_SET = BookieSet((), NEVER_SEEN)
+_NEVER = -1  # a version that no item has
+_WATCHED = (Table.LEDGERS, Table.RECORDS, Table.NODES)
 
 
 # -- the driver ------------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class StoreDriver(MetadataDriver):
     poll_interval_s: float | None = None  # None: the store notifies of every change
     has_heartbeat = False
 
-    def __init__(self, uri: str, store: Store, lease_ms: int) -> None:
+    def __init__(self, uri: str, store: Nodes, lease_ms: int) -> None:
         self.uri = uri
         self.lease_ms = lease_ms
         self.session_id: int | None = None
@@ -168,12 +170,10 @@ class StoreDriver(MetadataDriver):
         self._tasks: Tasks | None = None  # None: not open
         self._failure: BaseException | None = None
         self._versions: dict[int, int] = {}  # ledger -> version last returned to our caller, oldest first
-        self._ledger_watches: dict[Subscription[int, LedgerEvent], None] = {}
-        self._set_watches: dict[Subscription[BookieMode, BookieSet], None] = {}
-        self._record_watches: dict[Subscription[str, None], None] = {}
-        self._node_watches: dict[Subscription[str, None], None] = {}
+        self._key_watches: dict[Table, dict[Subscription[Key, int], None]] = {table: {} for table in _WATCHED}
+        self._set_watches: dict[Subscription[Table, BookieSet], None] = {}
         self._expiry_watches: dict[Subscription[None, None], None] = {}
-        self._sets: dict[BookieMode, BookieSet] = {}
+        self._sets: dict[Table, BookieSet] = {}
         self._observer: asyncio.Task[None] | None = None
         self._has_news = asyncio.Event()
         self._has_new_watch = False
@@ -193,13 +193,15 @@ class StoreDriver(MetadataDriver):
     @abstractmethod
     def _new_instance_id(self) -> str: ...
 
-    async def run(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
-        """Run an operation of the store, if the driver is open and has not failed."""
+    async def run(
+        self, operation: str, function: Callable[..., T], *arguments: object, counted_as: str | None = None
+    ) -> T:
+        """Run an operation of the store, if the driver is open and has not failed. `counted_as`: None: `operation`."""
         self._require_open()
         if self._failure is not None:
             raise MetadataError(f"the session with {self.uri} failed: {self._failure}") from self._failure
         if operation not in UNCOUNTED:
-            self.operations.count(_what(operation, arguments))
+            self.operations.count(counted_as or operation)
         return await self._call(operation, function, *arguments)
 
     def _require_open(self) -> Tasks:
@@ -214,10 +216,9 @@ class StoreDriver(MetadataDriver):
 
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, None
-        self._ledger_watches.clear()
+        for watches in self._key_watches.values():
+            watches.clear()
         self._set_watches.clear()
-        self._record_watches.clear()
-        self._node_watches.clear()
         self._expiry_watches.clear()
         if tasks is None:
             return
@@ -263,12 +264,25 @@ class StoreDriver(MetadataDriver):
             for watch in list(self._expiry_watches):
                 watch.callback(None)
 
+    async def _commit(self, operation: str, conditions: Sequence[Condition], *changes: Change) -> Outcome:
+        return await self.run(operation, self._store.commit, conditions, changes)
+
+    async def _get(self, operation: str, *keys: Key) -> list[Item | None]:
+        return await self.run(operation, self._store.get, keys)
+
     # -- the cluster ---------------------------------------------------------------------------------------------
     async def initialize_cluster(self) -> str:
-        return await self.run("initialize_cluster", self._store.initialize, self._new_instance_id())
+        instance_id = self._new_instance_id()
+        conditions: list[Condition] = [At(INSTANCE_ID, 0), Empty(Table.COOKIES)]
+        outcome = await self._commit("initialize_cluster", conditions, Put(INSTANCE_ID, instance_id.encode()))
+        stored = outcome.items[0]
+        if stored is None and not outcome.is_done:
+            raise half_a_cluster()
+        return instance_id if stored is None else stored.data.decode()
 
     async def instance_id(self) -> str | None:
-        return await self.run("instance_id", self._store.instance_id)
+        stored = (await self._get("instance_id", INSTANCE_ID))[0]
+        return None if stored is None else stored.data.decode()
 
     async def given_ids(self) -> GivenIds:
         return await self.run("given_ids", self._store.given_ids)
@@ -277,63 +291,89 @@ class StoreDriver(MetadataDriver):
         await self.run("restore_ids", self._store.restore_ids, ids)
 
     async def restore_instance_id(self, instance_id: str) -> None:
-        await self.run("restore_instance_id", self._store.restore_instance_id, instance_id)
+        data = instance_id.encode()
+        outcome = await self._commit("restore_instance_id", [At(INSTANCE_ID, 0)], Put(INSTANCE_ID, data))
+        stored = outcome.items[0]
+        if stored is not None and stored.data != data:
+            raise other_cluster(stored.data.decode(), instance_id)
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def next_ledger_id(self) -> int:
-        return await self.run("next_ledger_id", self._store.next_ledger_id)
+        return await self.run("next_ledger_id", self._store.next_id)
 
     async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
-        data, ledger_id, ctime_ms = pack_ledger(metadata), metadata.ledger_id, self._wall_ms()
-        is_new, record = await self.run("create_ledger", self._store.create_ledger, ledger_id, data, ctime_ms)
-        stored = self._versioned(ledger_id, record)
+        put = Put(_ledger(metadata.ledger_id), pack_ledger(metadata), ctime_ms=self._wall_ms())
+        outcome = await self._commit("create_ledger", [At(put.key, 0)], put)
+        if outcome.is_done:
+            return self._written(put, outcome.version, put.ctime_ms)
+        if outcome.items[0] is None:
+            raise deleted_before(metadata.ledger_id)
+        stored = self._versioned(metadata.ledger_id, outcome.items[0])
         # The same token: our own earlier attempt, whose answer was lost. Formats before 3 have no token, so there an
         # earlier attempt is reported as `LedgerExists`.
-        if is_new or (metadata.creator_token and stored.metadata.creator_token == metadata.creator_token):
+        if metadata.creator_token and stored.metadata.creator_token == metadata.creator_token:
             return stored
-        raise taken(ledger_id)
+        raise taken(metadata.ledger_id)
 
     async def read_ledger(self, ledger_id: int) -> Versioned:
-        record = await self.run("read_ledger", self._store.read_ledger, ledger_id)
-        if record is None:
-            self._remember(ledger_id, MISSING)
-            raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
-        return self._versioned(ledger_id, record)
+        return self._versioned(ledger_id, (await self._get("read_ledger", _ledger(ledger_id)))[0])
 
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
         assert len(ledger_ids) <= READ_AT_ONCE
-        records = await self.run("read_ledgers", self._store.read_ledgers, ledger_ids)
-        return [self._parsed(ledger_id, record) for ledger_id, record in zip(ledger_ids, records, strict=True)]
+        items = await self._get("read_ledgers", *map(_ledger, ledger_ids))
+        return [self._parsed(ledger_id, item) for ledger_id, item in zip(ledger_ids, items, strict=True)]
 
-    def _parsed(self, ledger_id: int, record: Record | None) -> Versioned | MetadataCorrupt | None:
-        if record is None:
-            self._remember(ledger_id, MISSING)
-            return None
+    def _parsed(self, ledger_id: int, item: Item | None) -> Versioned | MetadataCorrupt | None:
         try:
-            return self._versioned(ledger_id, record)
+            return self._versioned(ledger_id, item)
+        except LedgerNotFound:
+            return None
         except MetadataCorrupt as error:
             return error
 
     async def write_ledger(
         self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
     ) -> Versioned:
-        data, ledger_id = pack_ledger(metadata), metadata.ledger_id
-        holder = None if lock is None else (lock.session, self._recovery.nodes.places.lock(ledger_id))
-        record = await self.run("write_ledger", self._store.write_ledger, ledger_id, data, expected_version, holder)
-        return self._versioned(ledger_id, record)
+        ledger_id = metadata.ledger_id
+        put = Put(_ledger(ledger_id), pack_ledger(metadata))
+        conditions: list[Condition] = [_there_at(put.key, expected_version)]
+        if lock is not None:
+            place = self._recovery.nodes.places.lock(ledger_id)
+            conditions.append(HeldBy(Key(Table.NODES, place), lock.session))
+        outcome = await self._commit("write_ledger", conditions, put)
+        stored = outcome.items[0]
+        if stored is None:
+            raise not_found(ledger_id)
+        if not outcome.is_done:
+            check_version(stored.version, expected_version, ledger_id=ledger_id)
+            raise lock_lost(ledger_id)  # the only other condition
+        return self._written(put, outcome.version, stored.ctime_ms)
 
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
-        await self.run("delete_ledger", self._store.delete_ledger, ledger_id, expected_version)
+        key = _ledger(ledger_id)
+        conditions: list[Condition] = [] if expected_version is None else [_there_at(key, expected_version)]
+        outcome = await self._commit("delete_ledger", conditions, Delete(key))
+        if not outcome.is_done and outcome.items[0] is not None:
+            check_version(outcome.items[0].version, expected_version or 0, ledger_id=ledger_id)
 
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
         above = -1
-        while ids := await self.run("ledger_ids", self._store.ledger_ids, above, PAGE_COUNT):
+        while ids := await self._ids_after(above):
             yield ids
             above = ids[-1]
 
-    def _versioned(self, ledger_id: int, record: Record) -> Versioned:
-        self._remember(ledger_id, record.version)
-        return Versioned(parse_ledger(ledger_id, record.data, record.ctime_ms), record.version)
+    async def _ids_after(self, ledger_id: int) -> list[int]:
+        page = await self.run("ledger_ids", self._store.list, Table.LEDGERS, "", ledger_id, PAGE_COUNT, False)
+        return [int(name) for name, _ in page.items]
+
+    def _written(self, put: Put, version: int, ctime_ms: int) -> Versioned:
+        return self._versioned(int(put.key.name), Item(put.data, version, ctime_ms=ctime_ms))
+
+    def _versioned(self, ledger_id: int, item: Item | None) -> Versioned:
+        self._remember(ledger_id, MISSING if item is None else item.version)
+        if item is None:
+            raise not_found(ledger_id)
+        return Versioned(parse_ledger(ledger_id, item.data, item.ctime_ms), item.version)
 
     def _remember(self, ledger_id: int, version: int) -> None:
         self._versions.pop(ledger_id, None)
@@ -345,18 +385,21 @@ class StoreDriver(MetadataDriver):
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
         if not is_bookie_id(bookie):
             raise InvalidArgument(f"{bookie!r} is not a bookie id: letters, digits, - . _ : only")
+        own, other = _registrations(bookie, mode)
         data = pack_bookie_info(info)
         loop = asyncio.get_running_loop()
         deadline: float | None = None
         while True:
             session_id = await self.require_session()
+            conditions = [FreeFor(own, session_id), FreeFor(other, session_id)]
             try:
-                wait_ms = await self.run("register", self._store.register, session_id, bookie, mode, data)
-            except SessionExpired:
+                outcome = await self._commit("register", conditions, Delete(other), Put(own, data, session_id))
+            except SessionExpired as error:
                 self.lose_session(session_id)
-                raise
-            if wait_ms is None:
+                raise SessionExpired(str(error), bookie=bookie) from None
+            if outcome.is_done:
                 return
+            wait_ms = outcome.wait_ms
             if deadline is None:
                 deadline = loop.time() + max(wait_ms, self.lease_ms) / 1000 + PREDECESSOR_INTERVAL_S
             if loop.time() >= deadline:
@@ -366,57 +409,88 @@ class StoreDriver(MetadataDriver):
     async def unregister(self, bookie: BookieId) -> None:
         self._require_open()
         if self.session_id is not None:
-            await self.run("unregister", self._store.unregister, self.session_id, bookie)
+            keys = _registrations(bookie, BookieMode.WRITABLE)
+            conditions = [FreeFor(key, self.session_id) for key in keys]
+            await self._commit("unregister", conditions, *map(Delete, keys))
 
     async def bookies(self, mode: BookieMode) -> BookieSet:
-        return await self.run("bookies", self._store.bookies, mode)
+        return _set_of(await self.run("bookies", self._store.list, Table(mode.value)))
 
     async def all_bookies(self) -> BookieSet:
-        return await self.run("all_bookies", self._store.all_bookies)
+        return _set_of(await self.run("all_bookies", self._store.list, Table.COOKIES))
 
     async def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
-        data = await self.run("bookie_info", self._store.registration, bookie)
-        return None if data is None else parse_bookie_info(bookie, data)
+        items = await self._get("bookie_info", *_registrations(bookie, BookieMode.WRITABLE))
+        return next((parse_bookie_info(bookie, item.data) for item in items if item is not None), None)
 
-    # -- cookies -------------------------------------------------------------------------------------------------
+    # -- cookies and named records -------------------------------------------------------------------------------
     async def create_cookie(self, bookie: BookieId, data: bytes) -> int:
-        return await self.run("create_cookie", self._store.create_cookie, bookie, data)
+        outcome = await self._create("create_cookie", Key(Table.COOKIES, bookie), data)
+        if not outcome.is_done:
+            raise cookie_exists(bookie)
+        return outcome.version
 
     async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
-        cookie = await self.run("read_cookie", self._store.read_cookie, bookie)
-        if cookie is None:
-            raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
-        return cookie
+        item = (await self._get("read_cookie", Key(Table.COOKIES, bookie)))[0]
+        if item is None:
+            raise no_cookie(bookie)
+        return item.data, item.version
 
     async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
-        return await self.run("write_cookie", self._store.write_cookie, bookie, data, expected_version)
+        change = Put(Key(Table.COOKIES, bookie), data)
+        return await self._swap("write_cookie", change, expected_version, no_cookie(bookie))
 
     async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        await self.run("delete_cookie", self._store.delete_cookie, bookie, expected_version)
+        change = Delete(Key(Table.COOKIES, bookie))
+        await self._swap("delete_cookie", change, expected_version, no_cookie(bookie))
 
-    # -- named records -------------------------------------------------------------------------------------------
     async def create_record(self, name: str, data: bytes) -> int:
         check_record(name, data)
-        return await self.run("create_record", self._store.create_record, name, data)
+        outcome = await self._create("create_record", Key(Table.RECORDS, name), data)
+        if not outcome.is_done:
+            raise record_exists(name)
+        return outcome.version
 
     async def read_record(self, name: str) -> tuple[bytes, int]:
         check_record(name)
-        return await self.run("read_record", self._store.read_record, name)
+        item = (await self._get("read_record", Key(Table.RECORDS, name)))[0]
+        if item is None:
+            raise no_record(name)
+        return item.data, item.version
 
     async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
         check_record(name, data)
-        return await self.run("write_record", self._store.write_record, name, data, expected_version)
+        return await self._swap("write_record", Put(Key(Table.RECORDS, name), data), expected_version, no_record(name))
 
     async def delete_record(self, name: str, expected_version: int) -> None:
         check_record(name)
-        await self.run("delete_record", self._store.delete_record, name, expected_version)
+        await self._swap("delete_record", Delete(Key(Table.RECORDS, name)), expected_version, no_record(name))
+
+    async def _create(self, operation: str, key: Key, data: bytes) -> Outcome:
+        return await self._commit(operation, [At(key, 0)], Put(key, data))
+
+    async def _swap(self, operation: str, change: Change, expected_version: int, missing: BookKeeperError) -> int:
+        """Change an item by compare-and-swap; return the new version. `missing`: the error without the item."""
+        outcome = await self._commit(operation, [_there_at(change.key, expected_version)], change)
+        item = outcome.items[0]
+        if item is None:
+            raise missing
+        if not outcome.is_done:
+            check_version(item.version, expected_version, bookie=missing.bookie)
+        return outcome.version
 
     async def transact(self, steps: Sequence[Step]) -> int:
         check_steps(steps)
-        return await self.run("transact", self._store.transact, tuple(steps))
+        conditions = [_condition(step) for step in steps]
+        outcome = await self._commit("transact", conditions, *chain(*map(_changes, steps)))
+        if not outcome.is_done:
+            for step, item in zip(steps, outcome.items, strict=True):
+                check_step(step, 0 if item is None else item.version)
+        return outcome.version
 
     async def record_names(self, prefix: str) -> Sequence[str]:
-        return await self.run("record_names", self._store.record_names, prefix)
+        page = await self.run("record_names", self._store.list, Table.RECORDS, prefix, None, -1, False)
+        return [str(name) for name, _ in page.items]
 
     @property
     def recovery(self) -> SharedRecovery:
@@ -425,27 +499,25 @@ class StoreDriver(MetadataDriver):
     # -- watches -------------------------------------------------------------------------------------------------
     def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
         # The watch starts from the version that the caller has read; without one, the first call comes soon.
+        known = self._versions.get(ledger_id, NEVER_SEEN)
+        return self._watch_key(_ledger(ledger_id), known, lambda version: callback(_event(version)))
+
+    def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
+        return self._watch_key(Key(Table.RECORDS, name), version, lambda _: callback())
+
+    def watch_node(self, place: str, callback: Callable[[], None]) -> Watch:
+        """Call back soon, and after each change of the node; several changes may become one call."""
+        return self._watch_key(Key(Table.NODES, place), NEVER_SEEN, lambda _: callback())
+
+    def _watch_key(self, key: Key, version: int, callback: Callable[[int], None]) -> Watch:
         self._require_open()
-        watch = Subscription(self._ledger_watches, ledger_id, callback, self._versions.get(ledger_id, NEVER_SEEN))
+        watch = Subscription(self._key_watches[key.table], key, callback, version)
         self._observe_soon()
         return watch
 
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
         self._require_open()
-        watch = Subscription(self._set_watches, mode, callback, NEVER_SEEN)
-        self._observe_soon()
-        return watch
-
-    def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
-        self._require_open()
-        watch = Subscription(self._record_watches, name, lambda _: callback(), version)
-        self._observe_soon()
-        return watch
-
-    def watch_node(self, place: str, callback: Callable[[], None]) -> Watch:
-        """Call back soon, and after each change of the node; several changes may become one call."""
-        self._require_open()
-        watch = Subscription(self._node_watches, place, lambda _: callback(), NEVER_SEEN)
+        watch = Subscription(self._set_watches, Table(mode.value), callback, NEVER_SEEN)
         self._observe_soon()
         return watch
 
@@ -460,23 +532,20 @@ class StoreDriver(MetadataDriver):
 
     async def _observe(self) -> None:
         """Observe the store while there are watches."""
-        while self._ledger_watches or self._set_watches or self._record_watches or self._node_watches:
+        while self._set_watches or any(self._key_watches.values()):
             await self._wait_for_news()
             is_complete, self._has_new_watch = self._has_new_watch, False
-            ledger_ids = {watch.key: None for watch in self._ledger_watches}
-            names = {watch.key: None for watch in self._record_watches}
-            places = {watch.key: None for watch in self._node_watches}
-            modes = {watch.key: self._sets.get(watch.key, _NO_SET).version for watch in self._set_watches}
-            watched = list(ledger_ids), modes, is_complete, list(names), list(places)
+            keys = list(dict.fromkeys(watch.key for watches in self._key_watches.values() for watch in watches))
+            sets = {watch.key: self._sets.get(watch.key, _NO_SET).version for watch in self._set_watches}
             try:
-                seen = await self.run("watch", self._store.observe, *watched)
+                seen = await self.run("watch", self._store.observe, keys, sets, is_complete)
             except (MetadataError, StorageError):
                 self._has_new_watch = True  # The next observation has to be complete as well.
                 self._has_news.set()
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             if seen is not None:
-                self._deliver(seen, ledger_ids, names, places)
+                self._deliver(seen, frozenset(keys))
         self._observer = None
 
     async def _wait_for_news(self) -> None:
@@ -487,28 +556,20 @@ class StoreDriver(MetadataDriver):
             pass  # The poll interval is over.
         self._has_news.clear()
 
-    def _deliver(
-        self, seen: Observation, ledger_ids: Collection[int], names: Collection[str], places: Collection[str]
-    ) -> None:
-        self._sets.update(seen.sets)
-        for ledger_watch in self._ledger_watches:
-            if ledger_watch.key not in ledger_ids:
-                continue  # The watch is newer than this observation.
-            version = seen.ledgers.get(ledger_watch.key, MISSING)
-            if version != ledger_watch.known:
-                ledger_watch.known = version
-                ledger_watch.deliver(LedgerEvent.DELETED if version == MISSING else LedgerEvent.CHANGED)
-        for watches, watched, versions in (
-            (self._record_watches, names, seen.records),
-            (self._node_watches, places, seen.nodes),
-        ):
+    def _deliver(self, seen: Observation, keys: Collection[Key]) -> None:
+        for watches in self._key_watches.values():
             for watch in watches:
-                version = versions.get(watch.key, MISSING)
-                if watch.key in watched and version != watch.known:
+                version = seen.versions.get(watch.key, MISSING)
+                if watch.key in keys and version != watch.known:  # Other watches are newer than this observation.
                     watch.known = version
-                    watch.deliver(None)
+                    watch.deliver(version)
+        self._sets.update((table, _set_of(page)) for table, page in seen.sets.items())
         for set_watch in self._set_watches:
             bookies = self._sets.get(set_watch.key, _NO_SET)
             if bookies.version > set_watch.known:
                 set_watch.known = bookies.version
                 set_watch.deliver(bookies)
+
+
+def _event(version: int) -> LedgerEvent:
+    return LedgerEvent.DELETED if version == MISSING else LedgerEvent.CHANGED

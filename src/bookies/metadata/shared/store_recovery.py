@@ -1,34 +1,38 @@
 """Auto-recovery's state in a store of atomic operations: nodes by place, some of them ephemeral.
 
-Places: `marks/` and `locks/` with the ledger's id in 16 hex digits, `votes/`, and a few single ones. The store
-increments the counter `WORK` whenever a ledger may have become repairable.
+Places: `marks/` and `locks/` with the ledger's id in 16 hex digits, `votes/`, and a few single ones. The version of the
+key `WORK` grows whenever a ledger may have become repairable.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from bookies.errors import SessionExpired
 from bookies.metadata.interface import Watch
 from bookies.metadata.interface.recovery_store import AuditKind
+from bookies.metadata.shared.nodes import (
+    LOCKS,
+    MARKS,
+    VOTES,
+    WORK,
+    At,
+    Change,
+    Condition,
+    Delete,
+    Exists,
+    HeldBy,
+    Item,
+    Key,
+    Nodes,
+    Outcome,
+    Put,
+    Table,
+)
 from bookies.metadata.shared.recovery import Node, Vote
 
-if TYPE_CHECKING:
-    from bookies.metadata.shared.store import Store
-
 T = TypeVar("T")
-
-WORK = "work"  # changes whenever a ledger may have become repairable
-MARKS, LOCKS, VOTES = "marks/", "locks/", "votes/"
-
-
-def mark_of_lock(place: str) -> str | None:
-    """Return the place of the mark of the ledger that a node locks; None: the node is not a lock.
-
-    The store increments `WORK` when it creates a mark, or deletes a lock whose mark exists.
-    """
-    return MARKS + place.removeprefix(LOCKS) if place.startswith(LOCKS) else None
 
 
 class StoreNodePaths:
@@ -53,7 +57,9 @@ class Session(Protocol):
 
     session_id: int | None
 
-    async def run(self, operation: str, function: Callable[..., T], *arguments: object) -> T: ...
+    async def run(
+        self, operation: str, function: Callable[..., T], *arguments: object, counted_as: str | None = None
+    ) -> T: ...
 
     async def require_session(self) -> int: ...
 
@@ -65,7 +71,7 @@ class Session(Protocol):
 class StoreNodes:
     """`NodeStore` of an embedded store."""
 
-    def __init__(self, driver: Session, store: Store) -> None:
+    def __init__(self, driver: Session, store: Nodes) -> None:
         self.places = StoreNodePaths()
         self._driver = driver
         self._store = store
@@ -76,31 +82,49 @@ class StoreNodes:
         return self._driver.session_id
 
     async def read(self, place: str) -> Node | None:
-        return await self._driver.run("read_node", self._store.read_node, place)
+        items = await self._run("read_node", place, self._store.get, [_key(place)])
+        return items[0]
 
     async def create(self, place: str, data: bytes) -> bool:
-        return await self._driver.run("create_node", self._store.create_node, place, data)
+        key = _key(place)
+        return (await self._commit("create_node", [At(key, 0)], Put(key, data))).is_done
 
     async def write(self, place: str, data: bytes, version: int | None) -> bool:
-        return await self._driver.run("write_node", self._store.write_node, place, data, version)
+        key = _key(place)
+        conditions = [] if version is None else [At(key, version)]
+        return (await self._commit("write_node", conditions, Put(key, data))).is_done
 
     async def delete(self, place: str, version: int | None) -> bool:
-        return await self._driver.run("delete_node", self._store.delete_node, place, version)
+        key = _key(place)
+        condition = Exists(key) if version is None else At(key, version)
+        return (await self._commit("delete_node", [condition], Delete(key))).is_done
 
     async def create_ephemeral(self, place: str, data: bytes) -> int | None:
         session, version = await self._create_ephemeral(place, data)
         return None if version is None else session
 
     async def _create_ephemeral(self, place: str, data: bytes) -> tuple[int, int | None]:
-        session = await self._driver.require_session()
+        """Return the session, and the version of its node at the place; None: another session's node is there."""
+        session, key = await self._driver.require_session(), _key(place)
         try:
-            return session, await self._driver.run("hold_node", self._store.hold_node, session, place, data)
+            outcome = await self._commit("hold_node", [At(key, 0)], Put(key, data, session))
         except SessionExpired:
             self._driver.lose_session(session)
             raise
+        item = Item(data, outcome.version, session) if outcome.is_done else outcome.items[0]
+        return session, item.version if item is not None and item.session == session else None
 
     async def release(self, place: str, session: int) -> None:
-        await self._driver.run("release_node", self._store.release_node, session, place)
+        key = _key(place)
+        await self._commit("release_node", [HeldBy(key, session)], Delete(key))
+
+    async def _run(self, operation: str, place: str, function: Callable[..., T], *arguments: object) -> T:
+        """Run an operation of the store, counted under its name and the kind of node."""
+        kind = place.partition("/")[0]
+        return await self._driver.run(operation, function, *arguments, counted_as=f"{operation} {kind}")
+
+    async def _commit(self, operation: str, conditions: Sequence[Condition], change: Change) -> Outcome:
+        return await self._run(operation, str(change.key.name), self._store.commit, conditions, [change])
 
     async def vote(self, data: bytes) -> Vote:
         self._votes_count += 1
@@ -136,18 +160,24 @@ class StoreNodes:
         return [ledger_id for ledger_id, _ in await self.locks()]
 
     async def _pages(self, prefix: str, count: int) -> AsyncIterator[Sequence[tuple[str, Node]]]:
-        above = prefix
-        while page := await self._driver.run("nodes", self._store.nodes, prefix, above, count):
-            yield page
-            if len(page) < count:
+        after: str | None = None
+        while True:
+            page = await self._run("nodes", prefix, self._store.list, Table.NODES, prefix, after, count)
+            if page.items:
+                yield [(str(name), item) for name, item in page.items]
+            if len(page.items) < count:
                 return
-            above = page[-1][0]
+            after = str(page.items[-1][0])
 
     def watch(self, place: str, callback: Callable[[], None]) -> Watch:
         return self._driver.watch_node(place, callback)
 
     def watch_marks(self, callback: Callable[[], None]) -> Watch:
-        return self._driver.watch_node(WORK, callback)
+        return self._driver.watch_node(str(WORK.name), callback)
+
+
+def _key(place: str) -> Key:
+    return Key(Table.NODES, place)
 
 
 def _votes_of(session: int) -> str:

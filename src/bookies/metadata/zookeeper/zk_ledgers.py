@@ -17,7 +17,7 @@ from bookies.metadata.formats.serde import as_stored
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
 from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
-from bookies.metadata.shared.store_driver import check_version, deleted_before, taken
+from bookies.metadata.shared.refusals import check_version, deleted_before, taken
 from bookies.metadata.zookeeper.zk_groups import Groups
 from bookies.metadata.zookeeper.zk_layout import (
     Manager,

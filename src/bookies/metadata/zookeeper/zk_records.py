@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from bookies.errors import InvalidArgument, LedgerNotFound
+from bookies.errors import InvalidArgument
 from bookies.metadata.interface.driver import LedgerAt, LedgerDeletion, RecordAt, RecordWrite, Step
-from bookies.metadata.shared.store_driver import check_record_version, check_version
+from bookies.metadata.shared.refusals import check_step, check_version, not_found
 from bookies.metadata.zookeeper.zk_groups import request_size
 from bookies.metadata.zookeeper.zk_layout import record_name
 from bookies.metadata.zookeeper.zk_ledgers import Ledgers, SpentIds
@@ -107,7 +107,7 @@ class Transactions:
             paths = [self._path(step) for step in steps]
             stats = await asyncio.gather(*map(self._nodes.stat, paths))
             for step, stat in zip(steps, stats, strict=True):
-                _check_step(step, stat)
+                check_step(step, 0 if stat is None else stat.mzxid)
             if not steps:
                 return 0
             operations: list[Operation] = [guard]
@@ -142,7 +142,7 @@ class Transactions:
             return self._nodes.paths.record(step.name)
         path = self._ledgers.path(step.ledger_id)
         if path is None:
-            raise LedgerNotFound("no such ledger in the metadata store", ledger_id=step.ledger_id)
+            raise not_found(step.ledger_id)
         return path
 
     def _operations(self, step: Step, path: str, stat: Stat | None) -> list[Operation]:
@@ -154,15 +154,6 @@ class Transactions:
         if stat is None:  # The record must be missing. ZooKeeper can check that only by creating it.
             return [Create(path, b"", self._nodes.acl), Delete(path)]
         return [Check(path, stat.version) if isinstance(step, LedgerAt | RecordAt) else Delete(path, stat.version)]
-
-
-def _check_step(step: Step, stat: Stat | None) -> None:
-    if isinstance(step, RecordAt | RecordWrite):
-        check_record_version(0 if stat is None else stat.mzxid, step)
-        return
-    if stat is None:
-        raise LedgerNotFound("no such ledger in the metadata store", ledger_id=step.ledger_id)
-    check_version(stat.mzxid, step.version, ledger_id=step.ledger_id)
 
 
 def _check_size(operations: Sequence[Operation]) -> None:

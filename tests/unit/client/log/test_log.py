@@ -27,7 +27,7 @@ from bookies.errors import (
     RecordNotFound,
     Unauthorized,
 )
-from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.interface.driver import RECORD_SIZE_MAX
 from bookies.model import BookieId
 from bookies.protocol.log import Position
@@ -123,14 +123,14 @@ def test_names_creation_and_deletion() -> None:
 
 
 def test_a_creation_whose_reply_was_lost_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, lost = MemoryStore.create_record, []
+    original, lost = MemoryDriver.create_record, []
 
-    def create_record(self: MemoryStore, name: str, data: bytes) -> int:
-        version = original(self, name, data)
+    async def create_record(self: MemoryDriver, name: str, data: bytes) -> int:
+        version = await original(self, name, data)
         lost.append(version)
         raise MetadataError("the reply is lost")
 
-    monkeypatch.setattr(MemoryStore, "create_record", create_record)
+    monkeypatch.setattr(MemoryDriver, "create_record", create_record)
 
     async def act(world: World) -> None:
         await (await world.client()).log("orders").create()
@@ -310,24 +310,24 @@ def test_a_roll_that_cannot_begin_leaves_everything_as_it_was() -> None:
 
 
 def test_a_roll_whose_swap_is_unknown_goes_on_with_the_same_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, lost = MemoryStore.write_record, []
+    read, write, lost = MemoryDriver.read_record, MemoryDriver.write_record, []
 
-    def write_record(self: MemoryStore, name: str, data: bytes, expected_version: int) -> int:
-        version = original(self, name, data, expected_version)
+    async def write_record(self: MemoryDriver, name: str, data: bytes, expected_version: int) -> int:
+        version = await write(self, name, data, expected_version)
         if lost:
             raise MetadataError("the reply is lost")
         return version
 
-    def read_record(self: MemoryStore, name: str) -> tuple[bytes, int]:
+    async def read_record(self: MemoryDriver, name: str) -> tuple[bytes, int]:
         if lost:
             raise MetadataError("the reply is lost")
-        return self._records[name]
+        return await read(self, name)
 
     async def act(world: World, store: Client, log: Log) -> None:
         async with log.lead() as writer:
             await writer.append(b"a")
-            monkeypatch.setattr(MemoryStore, "write_record", write_record)
-            monkeypatch.setattr(MemoryStore, "read_record", read_record)
+            monkeypatch.setattr(MemoryDriver, "write_record", write_record)
+            monkeypatch.setattr(MemoryDriver, "read_record", read_record)
             lost.append(True)
             with pytest.raises(MetadataError, match="lost"):
                 await writer.roll()

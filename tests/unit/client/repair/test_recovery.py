@@ -15,6 +15,7 @@ from bookies.client.write.adds import FRAME_OVERHEAD
 from bookies.errors import VersionConflict
 from bookies.kernels import pack_add_frames
 from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.shared.nodes import Delete, Key, Table
 from bookies.model import DigestType, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.ledger import Author, closed, illegality, in_recovery, with_ensemble
 from bookies.wire.digest import mac_key, master_key
@@ -255,7 +256,7 @@ def test_announced_before_anybody_is_fenced() -> None:
 
         def look(kind: str, entry_id: int) -> None:
             if kind == "fence" and entry_id == -1:
-                data = stage.store.read_ledger(ledger.ledger_id)
+                data = stage.store.get([Key(Table.LEDGERS, ledger.ledger_id)])[0]
                 assert data is not None
                 states.append(LedgerState.IN_RECOVERY if b"IN_RECOVERY" in data.data or announced else LedgerState.OPEN)
 
@@ -569,7 +570,7 @@ def test_deleted_during_recovery_is_not_created_again() -> None:
         ledger = await abandoned(stage)
         put(stage, ledger, 10, *"abc")
         stage.pool["a"].on_request = lambda kind, entry_id: (
-            stage.store.delete_ledger(ledger.ledger_id, None) if kind == "recovery add" else None
+            stage.store.commit([], [Delete(Key(Table.LEDGERS, ledger.ledger_id))]) if kind == "recovery add" else None
         )
         with pytest.raises(errors.RecoveryFailed):
             await stage.recover(ledger.ledger_id)

@@ -10,6 +10,7 @@ from bookies.errors import LedgerExists, MetadataError, SessionExpired, VersionC
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore, shared_store
 from bookies.metadata.interface.driver import BookieSet, LedgerEvent
+from bookies.metadata.shared.nodes import Key, Table
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata, LedgerState
 
 A = BookieId("a")
@@ -42,7 +43,7 @@ def test_a_lost_request_has_no_effect_and_a_lost_reply_has_one() -> None:
         script.lose_request["create_ledger"] = MetadataError("lost request")
         with pytest.raises(MetadataError, match="lost request"):
             await driver.create_ledger(RECORD)
-        assert driver.store.read_ledger(7) is None
+        assert driver.store.get([Key(Table.LEDGERS, 7)]) == [None]
         script.lose_reply["create_ledger"] = MetadataError("lost reply")
         with pytest.raises(MetadataError, match="lost reply"):
             await driver.create_ledger(RECORD)
@@ -112,7 +113,7 @@ def test_closing_succeeds_when_the_store_is_out_of_reach() -> None:
         await driver.register(A, BookieMode.WRITABLE, BookieInfo())
         script.lose_request["close"] = MetadataError("lost request")
         await driver.close()
-        assert driver.store.bookies(BookieMode.WRITABLE).bookies == (A,)
+        assert [name for name, _ in driver.store.list(Table.WRITABLE).items] == [A]
 
     asyncio.run(main())
 
@@ -147,7 +148,7 @@ def test_concurrent_registrations_share_a_session() -> None:
         await asyncio.gather(*(driver.register(name, BookieMode.WRITABLE, BookieInfo()) for name in names))
         assert (await driver.bookies(BookieMode.WRITABLE)).bookies == tuple(names)
         await driver.close()
-        assert driver.store.bookies(BookieMode.WRITABLE).bookies == ()
+        assert driver.store.list(Table.WRITABLE).items == []
 
     asyncio.run(main())
 

@@ -9,15 +9,39 @@ from collections.abc import Iterator
 
 import pytest
 
-from bookies.errors import DiskFull, LedgerExists, MetadataCorrupt, MetadataError, NotSupported, SessionExpired
+from bookies.errors import DiskFull, MetadataCorrupt, MetadataError, NotSupported, SessionExpired
 from bookies.metadata.embedded import sqlite
 from bookies.metadata.embedded.sqlite import SqliteStore, is_busy
-from bookies.metadata.interface.driver import BookieSet
-from bookies.metadata.shared.store_recovery import WORK
-from bookies.model import BookieId, BookieMode
+from bookies.metadata.shared.nodes import WORK, At, Delete, FreeFor, HeldBy, Item, Key, Outcome, Page, Put, Table
 
-A, B = BookieId("a"), BookieId("b")
-WRITABLE, READ_ONLY = BookieMode.WRITABLE, BookieMode.READ_ONLY
+WRITABLE, READ_ONLY = Table.WRITABLE, Table.READ_ONLY
+
+
+def ledger(ledger_id: int) -> Key:
+    return Key(Table.LEDGERS, ledger_id)
+
+
+def create(store: SqliteStore, ledger_id: int, data: bytes) -> Outcome:
+    return store.commit([At(ledger(ledger_id), 0)], [Put(ledger(ledger_id), data)])
+
+
+def register(store: SqliteStore, session: int, mode: Table, data: bytes) -> Outcome:
+    """Register the bookie `a`."""
+    own, other = Key(mode, "a"), Key(READ_ONLY if mode is WRITABLE else WRITABLE, "a")
+    return store.commit([FreeFor(own, session), FreeFor(other, session)], [Delete(other), Put(own, data, session)])
+
+
+def hold(store: SqliteStore, session: int, key: Key, data: bytes) -> bool:
+    return store.commit([At(key, 0)], [Put(key, data, session)]).is_done
+
+
+def names(page: Page) -> list[str | int]:
+    return [name for name, _ in page.items]
+
+
+def registration(store: SqliteStore) -> bytes | None:
+    items = store.get([Key(WRITABLE, "a"), Key(READ_ONLY, "a")])
+    return next((item.data for item in items if item is not None), None)
 
 
 class Wall:
@@ -62,58 +86,71 @@ def desk(tmp_path: pathlib.Path) -> Iterator[Desk]:
 def test_a_registration_ends_with_its_lease_and_not_before(desk: Desk) -> None:
     bookie, client = desk.store(), desk.store()
     session = bookie.begin_session(1000)
-    assert bookie.register(session, A, WRITABLE, b"info") is None
+    assert register(bookie, session, WRITABLE, b"info").is_done
     desk.wall.ms += 999
-    assert client.bookies(WRITABLE).bookies == (A,)
+    assert names(client.list(WRITABLE)) == ["a"]
     assert bookie.renew_session(session)
     desk.wall.ms += 999
-    before = client.bookies(WRITABLE)
-    assert before.bookies == (A,)
+    before = client.list(WRITABLE)
+    assert names(before) == ["a"]
     desk.wall.ms += 1
-    after = client.bookies(WRITABLE)
-    assert after.bookies == ()
+    after = client.list(WRITABLE)
+    assert names(after) == []
     assert after.version > before.version
-    assert client.registration(A) is None
+    assert registration(client) is None
     assert not bookie.renew_session(session)
     with pytest.raises(SessionExpired):
-        bookie.register(session, A, WRITABLE, b"info")
+        register(bookie, session, WRITABLE, b"info")
 
 
 def test_a_late_renewal_counts_when_nobody_noticed(desk: Desk) -> None:
     bookie, client = desk.store(), desk.store()
     session = bookie.begin_session(1000)
-    bookie.register(session, A, WRITABLE, b"info")
-    version = client.bookies(WRITABLE).version
+    register(bookie, session, WRITABLE, b"info")
+    before = client.list(WRITABLE)
     desk.wall.ms += 5000
     assert bookie.renew_session(session)
-    assert client.bookies(WRITABLE) == BookieSet((A,), version)
+    assert client.list(WRITABLE) == before
+    assert names(before) == ["a"]
+
+
+def test_an_unchanged_registration_is_no_change(desk: Desk) -> None:
+    bookie = desk.store()
+    session = bookie.begin_session(1000)
+    first = register(bookie, session, WRITABLE, b"info")
+    again = register(bookie, session, WRITABLE, b"info")
+    assert (again.is_done, again.version) == (True, first.version)
+    assert register(bookie, session, WRITABLE, b"other").version == first.version + 1
+    assert bookie.list(WRITABLE).version == first.version + 1
+    assert bookie.list(READ_ONLY).version == 0
 
 
 def test_a_successor_waits_for_the_lease_and_takes_over(desk: Desk) -> None:
     dead, successor = desk.store(), desk.store()
-    dead.register(dead.begin_session(1000), A, WRITABLE, b"old")
+    register(dead, dead.begin_session(1000), WRITABLE, b"old")
     desk.wall.ms += 300
     session = successor.begin_session(1000)
-    assert successor.register(session, A, READ_ONLY, b"new") == 700
+    refused = register(successor, session, READ_ONLY, b"new")
+    assert (refused.is_done, refused.wait_ms) == (False, 700)
     desk.wall.ms += 700
-    assert successor.register(session, A, READ_ONLY, b"new") is None
-    assert successor.registration(A) == b"new"
-    assert successor.bookies(WRITABLE).bookies == ()
-    assert successor.bookies(READ_ONLY).bookies == (A,)
+    assert register(successor, session, READ_ONLY, b"new").is_done
+    assert registration(successor) == b"new"
+    assert names(successor.list(WRITABLE)) == []
+    assert names(successor.list(READ_ONLY)) == ["a"]
 
 
 def test_a_lease_of_a_clock_that_was_ahead_ends_after_its_length(desk: Desk) -> None:
     dead, client, successor = desk.store(), desk.store(), desk.store()
     desk.wall.ms += 2 * 86_400_000
-    dead.register(dead.begin_session(1000), A, WRITABLE, b"old")
+    register(dead, dead.begin_session(1000), WRITABLE, b"old")
     desk.wall.ms -= 2 * 86_400_000
-    assert client.bookies(WRITABLE).bookies == (A,)
+    assert names(client.list(WRITABLE)) == ["a"]
     desk.wall.ms += 300
     session = successor.begin_session(1000)
-    assert successor.register(session, A, WRITABLE, b"new") == 700
+    assert register(successor, session, WRITABLE, b"new").wait_ms == 700
     desk.wall.ms += 700
-    assert successor.register(session, A, WRITABLE, b"new") is None
-    assert client.registration(A) == b"new"
+    assert register(successor, session, WRITABLE, b"new").is_done
+    assert registration(client) == b"new"
 
 
 def test_a_session_number_is_never_used_again(desk: Desk) -> None:
@@ -128,30 +165,32 @@ def test_a_session_number_is_never_used_again(desk: Desk) -> None:
 
 def test_an_observer_looks_only_when_something_happened(desk: Desk) -> None:
     writer, observer = desk.store(), desk.store()
-    _, record = writer.create_ledger(7, b"one", 0)
-    first = observer.observe([7, 8], {WRITABLE: -1}, True)
+    record = create(writer, 7, b"one")
+    watched = [ledger(7), ledger(8)]
+    first = observer.observe(watched, {WRITABLE: -1}, True)
     assert first is not None
-    assert first.ledgers == {7: record.version}
-    assert first.sets == {WRITABLE: BookieSet((), 0)}
+    assert first.versions == {ledger(7): record.version}
+    assert first.sets == {WRITABLE: Page([], 0)}
     known = {WRITABLE: 0}
-    assert observer.observe([7, 8], known, False) is None
-    complete = observer.observe([7, 8], known, True)
+    assert observer.observe(watched, known, False) is None
+    complete = observer.observe(watched, known, True)
     assert complete is not None
     assert complete.sets == {}
-    changed = writer.write_ledger(7, b"two", record.version)
-    second = observer.observe([7, 8], known, False)
+    changed = writer.commit([At(ledger(7), record.version)], [Put(ledger(7), b"two")])
+    assert changed.is_done
+    second = observer.observe(watched, known, False)
     assert second is not None
-    assert second.ledgers == {7: changed.version}
-    assert observer.observe([7, 8], known, False) is None
-    observer.delete_ledger(7, None)  # its own changes count too
-    third = observer.observe([7, 8], known, False)
+    assert second.versions == {ledger(7): changed.version}
+    assert observer.observe(watched, known, False) is None
+    observer.commit([], [Delete(ledger(7))])  # its own changes count too
+    third = observer.observe(watched, known, False)
     assert third is not None
-    assert third.ledgers == {}
+    assert third.versions == {}
 
 
 def test_an_observer_of_bookies_notices_the_end_of_a_lease_by_itself(desk: Desk) -> None:
     bookie, observer = desk.store(), desk.store()
-    bookie.register(bookie.begin_session(1000), A, WRITABLE, b"info")
+    register(bookie, bookie.begin_session(1000), WRITABLE, b"info")
     first = observer.observe([], {WRITABLE: -1}, True)
     assert first is not None
     known = {WRITABLE: first.sets[WRITABLE].version}
@@ -160,68 +199,68 @@ def test_an_observer_of_bookies_notices_the_end_of_a_lease_by_itself(desk: Desk)
     assert observer.observe([], {}, False) is None  # of no interest to those who watch ledgers only
     second = observer.observe([], known, False)
     assert second is not None
-    assert second.sets[WRITABLE].bookies == ()
+    assert names(second.sets[WRITABLE]) == []
 
 
 def test_a_lock_ends_with_its_lease_and_who_waits_for_work_notices(desk: Desk) -> None:
     holder, other = desk.store(), desk.store()
-    mark, lock = "marks/0000000000000005", "locks/0000000000000005"
+    mark, lock = Key(Table.NODES, "marks/0000000000000005"), Key(Table.NODES, "locks/0000000000000005")
     first, second = holder.begin_session(1000), other.begin_session(5000)
-    assert other.create_node(mark, b"")
-    assert holder.hold_node(first, lock, b"one") is not None
-    seen = other.observe([], {}, True, (), [WORK, lock])
+    assert other.commit([At(mark, 0)], [Put(mark, b"")]).is_done
+    assert hold(holder, first, lock, b"one")
+    seen = other.observe([WORK, lock], {}, True)
     assert seen is not None
-    assert lock in seen.nodes
+    assert lock in seen.versions
     desk.wall.ms += 999
-    assert other.observe([], {}, False, (), [WORK, lock]) is None
-    assert other.hold_node(second, lock, b"two") is None
+    assert other.observe([WORK, lock], {}, False) is None
+    assert not hold(other, second, lock, b"two")
     desk.wall.ms += 1
-    later = other.observe([], {}, False, (), [WORK, lock])
+    later = other.observe([WORK, lock], {}, False)
     assert later is not None
-    assert lock not in later.nodes
-    assert later.nodes[WORK] > seen.nodes[WORK]
-    assert other.hold_node(second, lock, b"two") is not None
+    assert lock not in later.versions
+    assert later.versions[WORK] > seen.versions[WORK]
+    assert hold(other, second, lock, b"two")
     with pytest.raises(SessionExpired):
-        holder.hold_node(first, lock, b"one")
-    holder.release_node(first, lock)
-    assert other.read_node(lock) is not None
+        hold(holder, first, lock, b"one")
+    assert not holder.commit([HeldBy(lock, first)], [Delete(lock)]).is_done
+    assert other.get([lock]) != [None]
 
 
 def test_many_watched_ledgers_take_several_statements(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "PARAMETERS_MAX", 3)
     store = desk.store()
     for ledger_id in range(0, 20, 2):
-        store.create_ledger(ledger_id, b"x", 0)
-    seen = store.observe(list(range(20)), {}, True)
+        create(store, ledger_id, b"x")
+    seen = store.observe([ledger(ledger_id) for ledger_id in range(20)], {}, True)
     assert seen is not None
-    assert sorted(seen.ledgers) == list(range(0, 20, 2))
+    assert sorted(seen.versions) == [ledger(ledger_id) for ledger_id in range(0, 20, 2)]
 
 
 def test_a_failed_transaction_changes_nothing(desk: Desk) -> None:
     store, other = desk.store(), desk.store()
-    _, record = store.create_ledger(7, b"one", 0)
-    with pytest.raises(MetadataError):
-        store.write_ledger(7, b"two", record.version + 1)
-    assert other.read_ledger(7) == record
-    _, second = other.create_ledger(8, b"x", 0)
-    assert second.version == record.version + 1  # not even the revision
+    version = create(store, 7, b"one").version
+    changes = [Put(ledger(9), b"nine"), Put(ledger(7), b"two")]
+    refused = store.commit([At(ledger(9), 0), At(ledger(7), version + 1)], changes)
+    assert (refused.is_done, refused.items) == (False, [None, Item(b"one", version)])
+    assert other.get([ledger(7), ledger(9)]) == [Item(b"one", version), None]
+    assert create(other, 8, b"x").version == version + 1  # not even the revision
 
 
 def test_deleted_ids_take_no_more_room_than_the_gaps_between_them(desk: Desk) -> None:
     store = desk.store()
     for ledger_id in range(40):
-        store.create_ledger(ledger_id, b"", 0)
+        create(store, ledger_id, b"")
     for ledger_id in [*range(0, 40, 2), *range(39, 0, -2)]:
-        store.delete_ledger(ledger_id, None)
-        store.delete_ledger(ledger_id, None)
+        store.commit([], [Delete(ledger(ledger_id))])
+        store.commit([], [Delete(ledger(ledger_id))])
     with sqlite3.connect(desk.path) as connection:
         assert connection.execute("SELECT first, last FROM deleted_ledgers").fetchall() == [(0, 39)]
     connection.close()
     other = desk.store()
     for ledger_id in range(40):
-        with pytest.raises(LedgerExists, match="deleted"):
-            other.create_ledger(ledger_id, b"", 0)
-    assert other.create_ledger(40, b"", 0)[0]
+        refused = create(other, ledger_id, b"")
+        assert (refused.is_done, refused.items) == (False, [None])
+    assert create(other, 40, b"").is_done
 
 
 def test_a_database_of_an_earlier_version_gets_what_came_later(desk: Desk) -> None:
@@ -231,9 +270,10 @@ def test_a_database_of_an_earlier_version_gets_what_came_later(desk: Desk) -> No
         connection.execute("DROP TABLE records")
     connection.close()
     store = desk.store()
-    store.create_ledger(1, b"", 0)
-    store.delete_ledger(1, None)
-    assert store.record_names("") == []
+    create(store, 1, b"")
+    store.commit([], [Delete(ledger(1))])
+    assert names(store.list(Table.RECORDS)) == []
+    assert not create(store, 1, b"").is_done
 
 
 # -- files that are something else, damage, full disks --------------------------------------------------------------
@@ -267,7 +307,7 @@ def test_a_damaged_file_is_refused(desk: Desk, content: bytes) -> None:
 def test_damage_found_later_is_reported_as_damage(desk: Desk) -> None:
     store = desk.store()
     for ledger_id in range(200):
-        store.create_ledger(ledger_id, b"x" * 500, 0)
+        create(store, ledger_id, b"x" * 500)
     store.close()
     content = bytearray(desk.path.read_bytes())
     content[8192:] = b"\xa5" * (len(content) - 8192)
@@ -279,7 +319,7 @@ def test_damage_found_later_is_reported_as_damage(desk: Desk) -> None:
 
 def _open_and_list(store: SqliteStore) -> None:
     store.open()
-    store.ledger_ids(-1, 1000)
+    store.list(Table.LEDGERS, "", -1, 1000)
 
 
 def test_a_path_that_cannot_be_opened(desk: Desk) -> None:
@@ -293,20 +333,19 @@ def test_a_file_without_write_permission(desk: Desk) -> None:
     assert store._connection is not None
     store._connection.execute("PRAGMA query_only = ON")  # root may write to any file, but not through this
     with pytest.raises(MetadataError, match="cannot be opened for writing"):
-        store.guard(store.next_ledger_id)
+        store.guard(store.next_id)
 
 
 def test_a_full_disk(desk: Desk) -> None:
     store = desk.store()
-    _, record = store.create_ledger(7, b"x", 0)
+    version = create(store, 7, b"x").version
     assert store._connection is not None
     pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
     store._connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(DiskFull, match="nothing was changed"):
-        store.guard(store.create_ledger, 8, bytes(100_000), 0)
-    assert store.guard(store.read_ledger, 7) == record
-    assert store.guard(store.read_ledger, 8) is None
-    assert store.guard(store.next_ledger_id) == 0
+        store.guard(create, store, 8, bytes(100_000))
+    assert store.guard(store.get, [ledger(7), ledger(8)]) == [Item(b"x", version), None]
+    assert store.guard(store.next_id) == 0
 
 
 def test_a_database_that_another_process_keeps_locked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,10 +353,10 @@ def test_a_database_that_another_process_keeps_locked(desk: Desk, monkeypatch: p
     one, two = desk.store(), desk.store()
     with one._writing():
         with pytest.raises(MetadataError, match="locked for more than") as raised:
-            two.guard(two.next_ledger_id)
+            two.guard(two.next_id)
         assert is_busy(raised.value)
-        assert two.read_ledger(7) is None  # reading goes on
-    assert two.next_ledger_id() == 0
+        assert two.get([ledger(7)]) == [None]  # reading goes on
+    assert two.next_id() == 0
     assert not is_busy(MetadataError("something else"))
 
 
@@ -326,4 +365,4 @@ def test_a_closed_store_says_so(desk: Desk) -> None:
     store.close()
     store.close()
     with pytest.raises(MetadataError, match="not open"):
-        store.next_ledger_id()
+        store.next_id()

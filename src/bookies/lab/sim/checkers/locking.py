@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from bookies.lab.sim.world import SimCluster
 from bookies.lab.sim.world.sim_metadata import Commit
-from bookies.metadata.shared.store_recovery import LOCKS, MARKS
+from bookies.metadata.shared.nodes import LOCKS, MARKS
 from bookies.model import BookieId
 from bookies.protocol.repair.fragments import is_stored_on
 

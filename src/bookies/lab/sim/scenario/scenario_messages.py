@@ -23,7 +23,7 @@ from bookies.lab.sim.world import Trace
 from bookies.lab.sim.world.loop import SimulationError
 from bookies.lab.sim.world.network import SimNetwork, SimTransport
 from bookies.metadata.interface.driver import Versioned
-from bookies.metadata.shared.store_recovery import LOCKS, MARKS
+from bookies.metadata.shared.nodes import LOCKS, MARKS
 from bookies.wire.client import ResponseDecoder
 from bookies.wire.framing import FrameReader
 from bookies.wire.messages import (
