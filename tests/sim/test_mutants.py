@@ -18,12 +18,13 @@ from bookies.client.transport import BookieWatcher
 from bookies.client.write.quorum_timeout import QuorumTimeout
 from bookies.errors import BookKeeperError
 from bookies.kernels import scan_records
-from bookies.lab.sim.run import simulate
+from bookies.lab.sim.run import Simulation, mixed, simulate
 from bookies.lab.sim.world.disk import SimDisk, SimFile
 from bookies.metadata.shared import table_store
 from bookies.metadata.shared.nodes import At
 from bookies.protocol.ledger import AddPipeline, fence, recover
 from bookies.protocol.ledger.add import ChangeEnsemble
+from bookies.storage.cache.write_cache import AddRun, Generation
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.store import LedgerStore
 
@@ -214,6 +215,40 @@ def sync_no_directory(patch: Patch) -> None:  # B-1, I-1
     patch.setattr(SimDisk, "sync_directory", lambda self, path: None)
 
 
+# -- adds of many ledgers on one connection, which the bookie stores as one batch -----------------------------------
+
+
+def give_a_confirmed_end_to_another_ledger(patch: Patch) -> None:  # L-3, I-14
+    original = LedgerStore.add_mixed
+
+    def mutant(self: LedgerStore, master_key, mixed, lacs, **rest):  # type: ignore[no-untyped-def]
+        return original(self, master_key, mixed, [*lacs[1:], *lacs[:1]], **rest)
+
+    patch.setattr(LedgerStore, "add_mixed", mutant)
+
+
+def answer_many_ledgers_before_the_sync(patch: Patch) -> None:  # B-1
+    original = LedgerStore.add_mixed
+
+    def mutant(self: LedgerStore, master_key, mixed, lacs, *, done, **rest):  # type: ignore[no-untyped-def]
+        others = original(self, master_key, mixed, lacs, done=lambda run, error: None, **rest)
+        if stored := sorted(set(range(len(mixed))) - set(others)):
+            asyncio.get_running_loop().call_soon(done, mixed.picked(stored), None)
+        return others
+
+    patch.setattr(LedgerStore, "add_mixed", mutant)
+
+
+def store_entries_in_the_wrong_ledger(patch: Patch) -> None:  # B-1, I-27
+    original = Generation.add_mixed
+
+    def mutant(self: Generation, run: AddRun) -> None:
+        ids = run.ledger_ids
+        original(self, AddRun(ids[1:] + ids[:1], run.entry_ids, run.records))
+
+    patch.setattr(Generation, "add_mixed", mutant)
+
+
 MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one that caught it, so that it is quick
     (acknowledge_after_one_copy, "races", 1),
     (deliver_while_changing, "races", 3),
@@ -237,6 +272,9 @@ MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one tha
     (answer_before_the_journal, "crashes", 1),
     (sync_nothing, "crashes", 1),
     (sync_no_directory, "crashes", 1),
+    (give_a_confirmed_end_to_another_ledger, "many-ledgers", 1),
+    (answer_many_ledgers_before_the_sync, "many-ledgers", 3),
+    (store_entries_in_the_wrong_ledger, "many-ledgers", 1),
 ]
 
 
@@ -249,3 +287,17 @@ def test_mutant_is_caught(mutant: Mutant, profile: str, first_seed: int, monkeyp
         if simulate(seed, profile, stops_at_first=True).violations:
             return
     pytest.fail(f"{mutant.__name__} survived {SEEDS_MAX} seeds of {profile}")
+
+
+def test_adds_of_many_ledgers_are_stored_as_one_batch_and_watched() -> None:
+    """Without it the three mutants of such batches would survive, because their code would not run."""
+    counts: list[int] = []
+
+    async def scenario(simulation: Simulation) -> None:
+        await mixed(simulation)
+        assert simulation.cluster.witness is not None
+        counts.append(simulation.cluster.witness.mixed_count)
+
+    result = simulate(2, "many-ledgers", scenario=scenario)
+    assert not result.violations, result.report()
+    assert counts[0] > 100

@@ -25,7 +25,7 @@ SWEEP_COUNT_MIN = 3
 SWEPT_PROFILES = (
     *("mixed", "crashes", "network", "metadata", "races", "tight", "disks", "rot", "small"),
     *("answers", "limbo", "deferred", "repair"),
-    *("advanced", "delayed", "reads", "foreign", "fragments", "logs"),
+    *("advanced", "delayed", "reads", "foreign", "fragments", "logs", "many-ledgers"),
     *("limits", "checkpoints", "passwords", "health", "collecting", "recovery", "recovery-small"),
 )
 

@@ -39,6 +39,7 @@ class Plan:
     read_ms: float = 200.0  # mean, before a read
     in_flight_max: int = 8  # appends that a writer has begun and that are not done
     ledgers_max: int = 3
+    ledgers_in_turn: int = 1  # that a writer fills at the same time, entry by entry
     recoveries_max: int = 4
     reads_max: int = 4
     deleters: int = 0

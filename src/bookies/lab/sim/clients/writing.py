@@ -42,7 +42,10 @@ class Writers:
         for _ in range(self._random.randint(1, self._plan.ledgers_max)):
             if self._roles.is_stopping or client.name in self._left:
                 return
-            await self._write_ledger(client)
+            if self._plan.ledgers_in_turn > 1:
+                await self._write_in_turn(client)
+            else:
+                await self._write_ledger(client)
         if not self._plan.is_replaced:
             self._roles.nudge()
 
@@ -77,13 +80,44 @@ class Writers:
         await ledger.close()
         return bookies
 
-    async def _write_ledger(self, client: SimClient) -> None:
+    async def _write_in_turn(self, client: SimClient) -> None:
+        """Fill many ledgers in turn, some faster than others, so that adds of many ledgers share the connections.
+
+        They have one password, because a bookie gathers only adds with the same key.
+        """
+        random = self._random
+        password = random.choice(PASSWORDS)
+        opened = [await self._create_ledger(client, password) for _ in range(self._plan.ledgers_in_turn)]
+        shares = [random.random() for _ in opened]  # of the rounds in which the ledger receives an entry
+        for _ in range(random.randint(self._plan.entries_min, self._plan.entries_max)):
+            if self._roles.is_stopping:
+                break
+            chosen = [
+                (ledger, story)
+                for (ledger, story), share in zip(opened, shares, strict=True)
+                if random.random() < share and not story.is_over
+            ]
+            random.shuffle(chosen)
+            appends = [self._append(ledger, story) for ledger, story in chosen]
+            for (_, story), outcome in zip(chosen, await asyncio.gather(*appends, return_exceptions=True), strict=True):
+                if isinstance(outcome, BookKeeperError):
+                    self._history.failed(client.name, f"append to {story.ledger_id}", outcome)
+                    self._history.count("failed appends")
+                elif outcome is not None:
+                    raise outcome
+            await self._roles.sleep(self._plan.pause_ms)
+        for ledger, story in opened:
+            await self._finish(client, ledger, story, None)
+
+    async def _create_ledger(self, client: SimClient, password: bytes | None = None) -> tuple[LedgerWriter, Story]:
+        """Create a ledger with random properties. `password`: instead of a random one."""
         random = self._random
         config = client.client.config
         count = len(self._roles.cluster.bookies)
         sizes = [sizes for sizes in self._plan.quorums if sizes[1 if config.opportunistic_striping else 0] <= count]
         ensemble, write_quorum, ack_quorum = random.choice(sizes)
-        password, digest = random.choice(PASSWORDS), random.choice(self._plan.digests)
+        password = random.choice(PASSWORDS) if password is None else password
+        digest = random.choice(self._plan.digests)
         is_deferred = random.random() < self._plan.deferred_probability
         is_advanced = self._is_chosen(self._plan.advanced_probability)
         ledger = await client.client.create(
@@ -103,6 +137,11 @@ class Writers:
         self._history.stories[ledger.ledger_id] = story
         self._history.count("ledgers")
         self._note_settings(client, ledger, story, ensemble)
+        return ledger, story
+
+    async def _write_ledger(self, client: SimClient) -> None:
+        random = self._random
+        ledger, story = await self._create_ledger(client)
         scattered = (
             ScatteredWriter(self._roles, self._plan, ledger, story)
             if isinstance(ledger, AdvancedLedgerWriter)

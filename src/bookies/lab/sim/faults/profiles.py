@@ -598,6 +598,32 @@ PROFILES = {
         },
         client_settings=HASTY,
     ),
+    # Clients that fill many ledgers in turn, so that nearly every add on a connection changes the ledger.
+    "many-ledgers": Profile(
+        bookies=3,
+        duration_s=1.0,
+        plan=Plan(
+            writers=2,
+            recoverers=1,
+            readers=3,
+            quorums=((3, 3, 2),),
+            entries_min=20,
+            entries_max=60,
+            pause_ms=10,
+            recovery_ms=500,
+            read_ms=40,
+            ledgers_max=1,
+            ledgers_in_turn=24,
+            deferred_probability=0.0,
+            reads=EVERY_WAY_OF_READING,
+            reader_settings=({"wire": "v3"}, {}),
+        ),
+        faults=FaultPlan(
+            gap_ms=250,
+            weights={"crash bookie": 1, "crash bookie in a disk call": 4, "slow disk": 1, "kill client at an await": 1},
+        ),
+        client_settings=HASTY,
+    ),
     "rot": Profile(
         plan=Plan(quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2))),
         faults=FaultPlan(gap_ms=150, weights={"rot": 5, "crash bookie": 2, "kill client": 1, "cut connection": 1}),

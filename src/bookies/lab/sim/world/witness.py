@@ -41,6 +41,7 @@ class Witness:
     def __init__(self, store: SimStore, report: Callable[[str, str], None]) -> None:
         self._store = store
         self.report = report
+        self.mixed_count = 0  # entries acknowledged that arrived in turn with entries of other ledgers
         self._held: dict[tuple[str, int], set[int]] = {}  # bookie, ledger -> entries acknowledged as durable
         self._promised: dict[tuple[str, int], set[int]] = {}  # the same, only those confirmed to the writer
         self._unsynced: dict[tuple[str, int], set[int]] = {}  # acknowledged with deferred sync, and not forced
@@ -352,6 +353,7 @@ class _WitnessedStorage(StorageWrapper):
 
         def watched_done(stored: AddRun, error: BaseException | None) -> None:
             if error is None:
+                self._witness.mixed_count += len(stored)
                 for ledger_id, entry_id in zip(stored.ledger_ids, stored.entry_ids, strict=True):
                     acknowledged[ledger_id]((entry_id,))
             done(stored, error)
