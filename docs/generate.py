@@ -201,12 +201,16 @@ def _one_per_line(signature: str) -> str:
 
 def public_members(kind: type) -> dict[str, object]:
     """What is there for users, in the order of the source: neither private nor for the other parts of the client."""
+    from bookies.client.repair.replica_tools import ReplicaTools
     from bookies.client.write.adds import AddOwner
     from bookies.client.write.lac_announcer import LacSource
     from bookies.client.write.send_scheduler import ScheduledWriter
 
     inner = {name for port in (AddOwner, LacSource, ScheduledWriter) for name in port.__dict__} | PLUMBING
-    return {name: each for name, each in kind.__dict__.items() if not name.startswith("_") and name not in inner}
+    # Methods of a base that is no public class itself belong to the class.
+    bases = [base for base in reversed(kind.__mro__) if base.__module__ == ReplicaTools.__module__]
+    members = {name: each for part in (*bases, kind) for name, each in part.__dict__.items()}
+    return {name: each for name, each in members.items() if not name.startswith("_") and name not in inner}
 
 
 def fields_of(kind: type) -> dict[str, str]:

@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from bookies.client.log.transaction_writer import LogTransaction as LogTransaction
     from bookies.client.read.reader import LedgerReader as LedgerReader
     from bookies.client.repair.administration import Administration as Administration
-    from bookies.client.repair.administration import LedgerCheck as LedgerCheck
+    from bookies.client.repair.replica_tools import LedgerCheck as LedgerCheck
     from bookies.client.repair.replication import CopyProgress as CopyProgress
     from bookies.client.repair.replication import Move as Move
     from bookies.client.repair.replication import Obstacle as Obstacle
@@ -151,7 +151,7 @@ _LAZY = {
     "FragmentPlacement": "bookies.client.base.fragment_placement",
     "FragmentVerdict": "bookies.protocol.repair.fragments",
     "LastConfirmedAndEntry": "bookies.client.base.entries",
-    "LedgerCheck": "bookies.client.repair.administration",
+    "LedgerCheck": "bookies.client.repair.replica_tools",
     "LedgerEnd": "bookies.protocol.log.log_model",
     "LedgerLock": "bookies.metadata.interface.recovery_store",
     "LedgerMetadata": "bookies.model",

@@ -14,7 +14,8 @@ import pytest
 
 from bookies.client.base import keys
 from bookies.client.base.metadata_loop import MetadataLoop
-from bookies.client.repair import administration
+from bookies.client.repair import ledger_repair, replication
+from bookies.client.repair.ledger_repair import LedgerRepair, Outcome
 from bookies.errors import VersionConflict
 from bookies.kernels import scan_records
 from bookies.lab.sim.world.loop import current_participant
@@ -27,8 +28,7 @@ from bookies.protocol.repair.agenda import Agenda
 from bookies.protocol.repair.fragments import ReplicaState
 from bookies.protocol.repair.replicate import FragmentCopy, Replacement
 from bookies.replication.operator import Drain
-from bookies.replication.repair import LedgerRepair, Worker, ledger_repair
-from bookies.replication.repair.ledger_repair import Outcome
+from bookies.replication.repair import Worker
 
 Patch = pytest.MonkeyPatch
 
@@ -81,7 +81,7 @@ def unmark_whatever_came_of_it(patch: Patch) -> None:
 
 def unmark_without_looking_again(patch: Patch) -> None:
     """What was copied and swapped is taken for whole."""
-    original = LedgerRepair._work
+    original = LedgerRepair.work
 
     class Done(Exception):
         pass
@@ -100,7 +100,7 @@ def unmark_without_looking_again(patch: Patch) -> None:
         except Done:
             return Outcome(ledger_repair.RepairState.HEALTHY)
 
-    patch.setattr(LedgerRepair, "_work", work)
+    patch.setattr(LedgerRepair, "work", work)
     patch.setattr(LedgerRepair, "_rounds", mutant_rounds)
 
 
@@ -191,7 +191,7 @@ def copy_to_a_member(patch: Patch) -> None:
         members = fragment.ensemble
         return tuple(Replacement(each, members[each], members[each - 1]) for each in positions)
 
-    patch.setattr(administration, "choose_some_targets", choose_some_targets)
+    patch.setattr(replication, "choose_some_targets", choose_some_targets)
     patch.setattr(protocol_replicate, "_check_replacements", lambda *_: None)
 
     def apply(self, record):  # type: ignore[no-untyped-def]

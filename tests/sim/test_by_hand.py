@@ -10,7 +10,8 @@ import pytest
 from tests.sim.recovery_world import World, run
 from tests.sim.test_drain import drain_of, drained, planned
 
-from bookies.client.repair.replication import CopyProgress
+from bookies.client.repair.ledger_repair import Outcome
+from bookies.client.repair.replication import CopyProgress, Totals
 from bookies.config import RecoveryConfig
 from bookies.errors import MetadataError, ReplicationFailed
 from bookies.model import BookieId
@@ -21,7 +22,6 @@ from bookies.replication.base import Membership
 from bookies.replication.operator import ManualRepair
 from bookies.replication.operator.manual_repair import UNSEEN, LedgerDiagnosis
 from bookies.replication.operator.status import read_status, witnesses
-from bookies.replication.repair.ledger_repair import Outcome, Totals
 from bookies.runtime.events import Events
 
 
@@ -39,9 +39,7 @@ async def by_hand(
         membership = Membership(user.driver, user.runtime.clock, delay_s, events, writes_delay=False)
         await membership.start()
         try:
-            return await ask(
-                ManualRepair(user.runtime, user.driver, user.client.administration(), membership, on_trouble)
-            )
+            return await ask(ManualRepair(user.driver, user.client.administration(), membership, on_trouble))
         finally:
             membership.stop()
 

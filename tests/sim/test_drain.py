@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.sim.recovery_world import World, run
 
+from bookies.client.repair.ledger_repair import Outcome
 from bookies.errors import BookKeeperError, LedgerFenced, MetadataError
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId
@@ -16,7 +17,6 @@ from bookies.protocol.repair.repair_work import Cause, RepairState, Wait
 from bookies.replication.base.store_outage import AWAY_S
 from bookies.replication.operator import Drain
 from bookies.replication.operator.drain import DrainPlan, DrainProgress, DrainResult
-from bookies.replication.repair.ledger_repair import Outcome
 
 B1 = BookieId("b1")
 QUORUMS = ((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2), (5, 3, 2))

@@ -11,11 +11,11 @@ from tests.sim.test_by_hand import look, repair
 from tests.sim.test_drain import B1, drain_of, drained, planned
 from tests.sim.test_recovery_marks import mark
 
+from bookies.client.repair.replication import Totals
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.repair.repair_work import RepairState
 from bookies.replication.auditor.checks import LostBookies
-from bookies.replication.repair.ledger_repair import Totals
 
 State = Callable[[LedgerMetadata], LedgerMetadata]
 EVERYWHERE = (5, 3, 2)

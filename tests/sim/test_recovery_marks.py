@@ -29,7 +29,7 @@ async def damage(world: World, ledger_id: int, name: BookieId, entry_id: int) ->
     """The bookie has the entry, and not as it was written."""
 
     async def overwrite() -> None:
-        replicas = world.admin._access.replicas(world.record(ledger_id))
+        replicas = world.admin.access.replicas(world.record(ledger_id))
         [body] = await replicas.read(name, [entry_id])
         await replicas.write([(name, [entry_id])], [entry_id], [body[:-1] + bytes([body[-1] ^ 1])])
 

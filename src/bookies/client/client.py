@@ -28,8 +28,8 @@ from bookies.client.read import LedgerReader
 from bookies.client.read.offloaded import OffloadedFiles
 from bookies.client.read.reader_state import CopyUse
 from bookies.client.repair import Administration
-from bookies.client.repair.administration import OWNER
 from bookies.client.repair.recovery import recover_ledger
+from bookies.client.repair.replica_tools import OWNER
 from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
 from bookies.client.write.lac_announcer import LacAnnouncer

@@ -15,6 +15,8 @@ from bookies.admin.commands import recovery
 from bookies.admin.commands.recovery import GONE, _print_status
 from bookies.admin.verbs.recovery_work import _print_sample, sample_of
 from bookies.client.base import ledger_lock
+from bookies.client.repair.ledger_repair import Outcome
+from bookies.client.repair.replication import Totals
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.metadata.uri import connect
@@ -22,7 +24,6 @@ from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.repair.repair_work import Cause, Loss, RepairState, Wait
 from bookies.replication.operator import ManualRepair
 from bookies.replication.operator.status import ProcessStatus, StatusRecord, pack, read_status, report_facts
-from bookies.replication.repair.ledger_repair import Outcome, Totals
 from bookies.replication.repair.worker import LedgerReport
 from bookies.runtime import aio
 

@@ -40,7 +40,7 @@ async def by_hand(
     membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
     try:
         await membership.start()
-        yield ManualRepair(session.runtime, session.driver, session.client.administration(), membership, on_trouble)
+        yield ManualRepair(session.driver, session.client.administration(), membership, on_trouble)
     finally:
         membership.stop()
 

@@ -83,12 +83,12 @@ async def _repair_all(
     from bookies.admin.shared.operators import operator_name
     from bookies.admin.verbs.explain import SWITCHED_OFF
     from bookies.admin.verbs.replication import one_by_one
+    from bookies.client.repair.replication import Totals
     from bookies.errors import LedgerLocked, LedgerNotFound, MetadataCorrupt, MetadataError
     from bookies.model import BookieId
     from bookies.protocol.pacing import RateLimit
     from bookies.protocol.repair.repair_work import RepairState
     from bookies.replication.operator.status import problem_facts
-    from bookies.replication.repair.ledger_repair import Totals
 
     pace, rows = RateLimit(arguments.rate), list[dict[str, Any]]()
 

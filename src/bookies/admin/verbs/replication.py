@@ -32,7 +32,7 @@ from bookies.runtime.tasks import all_of
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
-    from bookies.client.repair.administration import LedgerCheck
+    from bookies.client.repair.replica_tools import LedgerCheck
     from bookies.client.repair.replication import CopyProgress, Obstacle
     from bookies.protocol.repair import FragmentVerdict
     from bookies.protocol.repair.fragments import ReplicaVerdict

@@ -1,18 +1,13 @@
-"""`Administration`: check ledgers and bookies as a whole, and copy the replicas of lost bookies to others.
+"""`Administration`: make ledgers and the ledgers of lost bookies whole again, and list bookies.
 
-`Client.administration` returns it. It needs no password for ledgers whose record contains it (all since format 2),
-because digests are checked with the stored one. Cancelling is safe anywhere: a record names a bookie only after all
-copies are there, so an interrupted operation is repeated, never undone. The shell of `protocol/repair/fragments.py` and
-`protocol/repair/replicate.py`. Source: client-protocol 7.
+`Client.administration` returns it. Source: client-protocol 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 
-from bookies.client.base import EntryBatch
 from bookies.client.base.arguments import (
     TimeLimit,
     any_ledger_id,
@@ -21,80 +16,22 @@ from bookies.client.base.arguments import (
     percentage_of,
     rate,
     switch,
-    whole_number,
 )
-from bookies.client.base.ledger_lock import ledger_locked
-from bookies.client.base.metadata_loop import MetadataLoop
-from bookies.client.read import LedgerReader
-from bookies.client.repair.copying import LedgerCopier, place_on_new_bookies
-from bookies.client.repair.ledger_access import LedgerAccess
-from bookies.client.repair.replicas import LedgerReplicas
-from bookies.client.repair.replication import (
-    Account,
-    BookieRecovery,
-    LedgerRepairRun,
-    Move,
-    OnProgress,
-    RecoveryReport,
-    renew,
-    replicate_positions,
-)
-from bookies.client.repair.scan import ReplicaScan, scan, scan_list
-from bookies.client.transport import BookiePool, BookieWatcher
-from bookies.config import ClientConfig
-from bookies.errors import (
-    BookieUnreachable,
-    BookKeeperError,
-    EntryNotFound,
-    InvalidArgument,
-    LedgerNotFound,
-    LedgerUnknownToBookie,
-    ReadFailed,
-    ReplicationFailed,
-)
-from bookies.metadata.interface import MetadataDriver, Watch
-from bookies.metadata.interface.driver import BookieSet, Versioned
-from bookies.metadata.interface.recovery_store import LedgerLock
-from bookies.model import BookieId, BookieInfo, BookieMode, DigestType, LedgerMetadata
-from bookies.protocol.pacing import RateLimit
-from bookies.protocol.placement.placement import fewest_changes, judge
-from bookies.protocol.quorums import write_set
-from bookies.protocol.repair import Fragment, FragmentVerdict
-from bookies.protocol.repair.fragments import (
-    FragmentCheck,
-    fragments_on,
-    fragments_to_check,
-    is_stored_on,
-    missing_runs,
-    stored_in,
-)
-from bookies.protocol.repair.replicate import Replacement, check_finished, choose_some_targets, choose_targets, renewals
-from bookies.runtime.ports import Runtime
-from bookies.runtime.tasks import all_of
-
-LISTED_AT_ONCE = 32  # records that a listing reads at a time
-OWNER = "a client's administration"  # holder's name in locks, shown to operators
+from bookies.client.repair.bookie_recovery import BookieRecovery, RecoveryOptions, add_excluded_bookies
+from bookies.client.repair.ledger_repair import LedgerRepair, Outcome, RepairRules
+from bookies.client.repair.replica_tools import ReplicaTools
+from bookies.client.repair.replication import Account, Move, OnProgress, RecoveryReport
+from bookies.errors import BookieUnreachable, BookKeeperError, InvalidArgument, ReplicationFailed
+from bookies.metadata.interface import Watch
+from bookies.metadata.interface.driver import BookieSet
+from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+from bookies.protocol.repair import Fragment
+from bookies.protocol.repair.fragments import ReplicaVerdict, is_stored_on
+from bookies.protocol.repair.repair_work import Circumstances, Loss
+from bookies.protocol.repair.replicate import unknown_replicas
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerCheck:
-    """Result of `check_ledger`: a verdict for each fragment that holds entries."""
-
-    metadata: LedgerMetadata
-    fragments: tuple[FragmentVerdict, ...]
-
-    @property
-    def is_ok(self) -> bool:
-        """True if every replica of every fragment is known to be good."""
-        return all(fragment.is_ok for fragment in self.fragments)
-
-    @property
-    def fewest_replicas(self) -> int | None:
-        """Good replicas of the entry that has the fewest; None for a ledger without entries."""
-        return min((fragment.fewest_replicas for fragment in self.fragments), default=None)
-
-
-class Administration:
+class Administration(ReplicaTools):
     """Operator's tools for ledgers and bookies, as `Client.administration` returns them.
 
     `password` and `digest_type` are used only for ledgers whose record has none. `owner`: holder's name in the ledgers'
@@ -103,418 +40,6 @@ class Administration:
     Methods raise `ClientClosed` and `MetadataError` besides the errors that they name. `timeout`: seconds, then
     TimeoutError.
     """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        config: ClientConfig,
-        pool: BookiePool,
-        driver: MetadataDriver,
-        watcher: BookieWatcher,
-        *,
-        password: bytes = b"",
-        digest_type: DigestType = DigestType.CRC32,
-        owner: str = OWNER,
-    ) -> None:
-        self._owner = owner
-        self._random = runtime.random
-        self._pool = pool
-        self._driver = driver
-        self._access = LedgerAccess(
-            runtime,
-            config,
-            pool,
-            driver,
-            watcher.candidates,
-            watcher.locate,
-            password=password,
-            digest_type=digest_type,
-        )
-
-    # -- ledgers -------------------------------------------------------------------------------------------------
-    async def open(self, ledger_id: int, *, timeout: float | None = None) -> LedgerReader:
-        """Open a ledger for reading without its password; never disturbs its writer. Raises as `Client.open`."""
-        async with TimeLimit(timeout, f"open ledger {ledger_id}"):
-            return await self._access.reader(await self._access.read(any_ledger_id(ledger_id)))
-
-    async def recover(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
-        """Recover a ledger without its password: fence its writer, find its last entry, seal it.
-
-        Raises as `Client.recover`.
-        """
-        async with TimeLimit(timeout, f"recover ledger {ledger_id}"):
-            return (await self._access.sealed(any_ledger_id(ledger_id))).metadata
-
-    def locked(self, ledger_id: int) -> AbstractAsyncContextManager[LedgerLock]:
-        """Hold a ledger's lock of auto-recovery while entries are written to bookies that its record does not name yet.
-
-        The lock keeps bookies from deleting these entries. Entering raises `LedgerLocked`.
-        """
-        return ledger_locked(self._driver, any_ledger_id(ledger_id), self._owner)
-
-    async def change_record(
-        self,
-        ledger_id: int,
-        change: Callable[[LedgerMetadata], LedgerMetadata | None],
-        *,
-        lock: LedgerLock | None = None,
-    ) -> LedgerMetadata:
-        """Change a ledger's record by compare-and-swap and return the new record.
-
-        The caller is responsible for valid changes. `change`: returns the new record for the one that was read, or None
-        if no change is left to make; called again after a conflict. `lock`: the ledger's lock, which must be held.
-        Raises what `change` raises, `LedgerNotFound`, `SessionExpired` if the lock is lost.
-        """
-        versioned = await self._access.read(any_ledger_id(ledger_id))
-        loop = MetadataLoop(self._access.runtime, self._driver, versioned, lock)
-
-        def changed(record: LedgerMetadata) -> LedgerMetadata:
-            new = change(record)
-            assert new is not None
-            return new
-
-        return (await loop.update(lambda record: change(record) is not None, changed)).metadata
-
-    async def write_entries(self, record: LedgerMetadata, batch: EntryBatch) -> None:
-        """Store entries from elsewhere on the bookies that this record, stored or not, names.
-
-        The entries are durable on return. Repeating the call does no harm. Raises the error of a bookie that refused an
-        entry.
-        """
-        await LedgerCopier(self._access, self._pool, record).write(batch)
-
-    async def check_entries(self, record: LedgerMetadata) -> None:
-        """Read all replicas of all entries from the bookies that this record, stored or not, names.
-
-        Raises `ReplicationFailed` if one is missing or damaged.
-        """
-        await LedgerCopier(self._access, self._pool, record).check()
-
-    async def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
-        """Return the record with writable bookies in all its fragments. Raises `NotEnoughBookies`."""
-        return await place_on_new_bookies(self._access, record)
-
-    async def instance_id(self) -> str:
-        """Return the id that distinguishes this cluster from every other cluster."""
-        return await self._driver.instance_id() or ""
-
-    def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> AsyncIterator[tuple[int, bytes]]:
-        """Iterate over (id, body) of entries first..last as they are stored: header, digest, payload; verified.
-
-        `last` -1: up to the last add confirmed, or to the first missing entry of an open ledger. The iteration raises
-        what reading raises, and `EntryNotFound` only if `last` is given. Raises `InvalidArgument`.
-        """
-        ledger_id, first, last = any_ledger_id(ledger_id), whole_number("first", first), whole_number("last", last, -1)
-        if last != -1 and last < first:
-            raise InvalidArgument(f"read_stored({first}, {last}): must be first <= last, or last -1 for all there are")
-        return self._stored(ledger_id, first, last)
-
-    async def _stored(self, ledger_id: int, first: int, last: int) -> AsyncIterator[tuple[int, bytes]]:
-        versioned = await self._access.read(ledger_id)
-        record = versioned.metadata
-        confirmed = await self._access.last_add_confirmed(versioned)
-        replicas = self._access.replicas(record)
-        end = confirmed if last == -1 else min(last, confirmed)
-        entry_id = first
-        while entry_id <= end:
-            ensemble = record.ensemble_at(entry_id)
-            holders = [ensemble[position] for position in write_set(entry_id, len(ensemble), record.write_quorum)]
-            try:
-                [body] = await replicas.read_from_any(self._pool.health.order(holders), [entry_id])
-            except EntryNotFound:
-                if last == -1:
-                    return
-                raise
-            yield entry_id, body
-            entry_id += 1
-        if last > confirmed:
-            raise EntryNotFound(f"after the last add confirmed, {confirmed}", ledger_id=ledger_id, entry_id=entry_id)
-
-    async def record(self, ledger_id: int) -> Versioned:
-        """Return a ledger's record and its version in the metadata store. Raises `LedgerNotFound`."""
-        return await self._access.read(ledger_id)
-
-    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
-        """Iterate over the ids of all ledgers, ascending, in pages.
-
-        Includes every ledger that exists during the whole iteration.
-        """
-        async for ids in self._driver.ledger_ids():
-            yield ids
-
-    async def ledgers_on(
-        self, bookies: Collection[BookieId], *, timeout: float | None = None
-    ) -> dict[int, LedgerMetadata]:
-        """Return the ledgers, in any state, that name any of these bookies in any fragment, by ascending id."""
-        wanted, ledgers = bookie_ids("bookies", bookies), {}
-        async with TimeLimit(timeout, f"list the ledgers on {', '.join(wanted)}"):
-            async for ids in self._driver.ledger_ids():
-                for start in range(0, len(ids), LISTED_AT_ONCE):
-                    for record in await all_of(map(self._record_or_none, ids[start : start + LISTED_AT_ONCE])):
-                        if record and any(record.names(bookie) for bookie in wanted):
-                            ledgers[record.ledger_id] = record
-        return ledgers
-
-    async def _record_or_none(self, ledger_id: int) -> LedgerMetadata | None:
-        try:
-            return (await self._access.read(ledger_id)).metadata
-        except LedgerNotFound:
-            return None  # Deleted since it was listed.
-
-    # -- checking ------------------------------------------------------------------------------------------------
-    async def check_ledger(self, ledger_id: int, *, percentage: float = 0, timeout: float | None = None) -> LedgerCheck:
-        """Check every replica of a ledger by reading the first and last entry of each fragment from each bookie.
-
-        `percentage`: also read this share of the other entries; 100 verifies every copy of every entry. `timeout`:
-        seconds. Raises `LedgerNotFound`. A bookie that does not answer is a verdict, not an error.
-        """
-        ledger_id, percentage = any_ledger_id(ledger_id), percentage_of(percentage)
-        async with TimeLimit(timeout, f"check ledger {ledger_id}"):
-            versioned = await self._access.read(ledger_id)
-            return await self.check_record(versioned, await self._registered(), percentage=percentage)
-
-    async def check_record(
-        self, found: Versioned, registered: Collection[BookieId], *, percentage: float = 0
-    ) -> LedgerCheck:
-        """Check a ledger as `check_ledger` does, given its record as read and the registered bookies."""
-        fragments = await self.fragments_of(found)
-        replicas = self._access.replicas(found.metadata)
-        verdicts = [await self._check(fragment, registered, percentage, replicas) for fragment in fragments]
-        return LedgerCheck(found.metadata, tuple(verdicts))
-
-    async def ask_holders(
-        self, record: LedgerMetadata, entry_id: int, registered: Collection[BookieId]
-    ) -> list[tuple[BookieId, BookKeeperError | None]]:
-        """Read an entry from each bookie that must have it. Returns the error of each replica, None if it is good.
-
-        A bookie that is not in `registered` is reported as unreachable.
-        """
-        ensemble, replicas = record.ensemble_at(entry_id), self._access.replicas(record)
-
-        async def ask(bookie: BookieId) -> BookKeeperError | None:
-            if bookie not in registered:
-                return BookieUnreachable("it is not registered", ledger_id=record.ledger_id, bookie=bookie)
-            bad = await replicas.first_bad(bookie, [entry_id])
-            return None if bad is None else bad[1]
-
-        holders = [ensemble[position] for position in write_set(entry_id, len(ensemble), record.write_quorum)]
-        return list(zip(holders, await all_of(map(ask, holders)), strict=True))
-
-    async def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
-        """Return a ledger's record and its fragments that hold entries, in order. Raises `LedgerNotFound`.
-
-        If the ledger is not sealed, its bookies are asked for its end. If they cannot determine it, the last fragment
-        is taken to end at its first entry.
-        """
-        versioned = await self._access.read(any_ledger_id(ledger_id))
-        return versioned.metadata, await self.fragments_of(versioned)
-
-    async def fragments_of(self, found: Versioned) -> list[Fragment]:
-        """Return the fragments as `fragments` does, given a record as read."""
-        try:
-            confirmed = await self._access.last_add_confirmed(found)
-        except (BookieUnreachable, ReadFailed):
-            confirmed = -1  # The end is unknown, so the last fragment is judged by its first entry.
-        return fragments_to_check(found.metadata, confirmed)
-
-    async def scan_replica(
-        self,
-        record: LedgerMetadata,
-        bookie: BookieId,
-        ids: Sequence[int],
-        *,
-        visit: Callable[[EntryBatch], None] | None = None,
-        pace: RateLimit | None = None,
-        is_listing: bool = False,
-    ) -> ReplicaScan:
-        """Read these entries, ascending, from one bookie, verify each, and report those that are missing or damaged.
-
-        * `visit`: called with each batch of good entries, in no particular order.
-        * `pace`: limits the bytes read.
-        * `is_listing`: only compare the ids with the bookie's own list, without reading.
-
-        A bookie that does not answer ends the scan; it is reported, not raised.
-        """
-        if not isinstance(record, LedgerMetadata):
-            raise InvalidArgument(f"record={record!r}: must be a LedgerMetadata, as Client.metadata gives it")
-        bookie = bookie_id(bookie)
-        replicas = self._access.replicas(record)
-        if is_listing:
-            return await scan_list(replicas, self._pool, record.ledger_id, bookie, ids)
-        return await scan(replicas, self._pool, record.ledger_id, bookie, ids, visit, pace)
-
-    async def _check(
-        self, fragment: Fragment, known: Collection[BookieId], percentage: float, replicas: LedgerReplicas
-    ) -> FragmentVerdict:
-        check = FragmentCheck(fragment, known, percentage, self._random.randrange)
-        results = await all_of(replicas.first_bad(ask.bookie, ask.entry_ids) for ask in check.asks)
-        for ask, bad in zip(check.asks, results, strict=True):
-            if bad is None:
-                check.held(ask.position)
-            else:
-                check.failed(ask.position, *bad)
-        return check.verdict()
-
-    async def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
-        """List the entries of a ledger that a bookie holds, as ranges.
-
-        Raises `LedgerUnknownToBookie`, `BookieUnreachable`.
-        """
-        return await self._pool.list_entries(bookie_id(bookie), whole_number("ledger_id", ledger_id))
-
-    async def missing_entries(self, bookie: BookieId, ledger_id: int, *, timeout: float | None = None) -> list[range]:
-        """List the entries that a bookie should hold of a ledger and does not, by its own list. Reads no entry.
-
-        Raises `LedgerNotFound`, `BookieUnreachable`.
-        """
-        bookie, ledger_id = bookie_id(bookie), any_ledger_id(ledger_id)
-        async with TimeLimit(timeout, f"list what bookie {bookie} lacks of ledger {ledger_id}"):
-            versioned = await self._access.read(ledger_id)
-            fragments = fragments_to_check(versioned.metadata, await self._access.last_add_confirmed(versioned))
-            try:
-                held = await self._pool.list_entries(bookie, ledger_id)
-            except LedgerUnknownToBookie:
-                held = []
-        missing: list[range] = []
-        for fragment, positions in fragments_on(
-            [checked for checked in fragments if not checked.is_doubtful], [bookie]
-        ):
-            missing += missing_runs(fragment.stored(positions[0]), held)
-        return missing
-
-    async def are_entries_stored(self, ledger_id: int, bookie: BookieId) -> bool:
-        """Report whether, by the ledger's record, the bookie holds entries of it or may receive some.
-
-        False if it is deleted.
-        """
-        try:
-            return is_stored_on((await self._access.read(any_ledger_id(ledger_id))).metadata, bookie_id(bookie))
-        except LedgerNotFound:
-            return False
-
-    # -- placement -----------------------------------------------------------------------------------------------
-    async def judge_placement(self, fragment: Fragment) -> tuple[int, list[str]]:
-        """Return how well a fragment's bookies meet this client's placement policy, and the violations.
-
-        1: not met, 3: less than desired, 5: fully met; the numbers are Apache's.
-        """
-        await self._access.locate()
-        cluster = self._access.candidates().cluster
-        verdict = judge(cluster.topology, cluster.policy, fragment.ensemble, fragment.write_quorum, fragment.ack_quorum)
-        return int(verdict.adherence), [finding.reason for finding in verdict.findings]
-
-    async def misplaced(self, fragment: Fragment, exclude: Collection[BookieId] = ()) -> list[int]:
-        """Return the fewest positions of a fragment that need other bookies to meet the placement policy.
-
-        `exclude`: bookies that must not be chosen. Raises `NotEnoughBookies`, which names the rule that cannot be met.
-        """
-        await self._access.locate()
-        changes = fewest_changes(
-            self._access.candidates(),
-            fragment.ensemble,
-            fragment.write_quorum,
-            fragment.ack_quorum,
-            bookie_ids("exclude", exclude),
-        )
-        return [change.position for change in changes]
-
-    # -- replication ---------------------------------------------------------------------------------------------
-    async def replicate_fragment(
-        self,
-        fragment: Fragment,
-        positions: Sequence[int],
-        *,
-        in_place: bool = False,
-        exclude: Collection[BookieId] = (),
-        bytes_per_s: float | None = None,
-        pace: RateLimit | None = None,
-        progress: OnProgress | None = None,
-        update: MetadataLoop | None = None,
-        timeout: float | None = None,
-    ) -> Move:
-        """Copy the entries of these positions of a fragment to other bookies, then name these in the record.
-
-        * `fragment`, `positions`: as from `check_ledger`.
-        * `in_place`: copy to the same bookies, which have lost entries.
-        * `exclude`: bookies that must not be chosen.
-        * `bytes_per_s`: limit over all copies; None: unlimited. `pace`: instead, a limit shared with other operations.
-        * `update`: the record's loop, for callers that already hold the ledger's lock.
-
-        The ledger's lock of auto-recovery is held from before the first copy until after the change. If a bookie
-        refuses its copy, another one is chosen. If not all positions can be placed, the first of them are copied, as
-        many as possible, and the call raises.
-
-        Raises `InvalidArgument`, `FragmentNotFinished`, `NotEnoughBookies`, `LedgerLocked`, `VersionConflict` (the
-        fragment has changed), `SessionExpired` (the lock is lost), the error of an entry that cannot be read or
-        written, and what a metadata update raises. Except for positions already copied, the record is unchanged then.
-        """
-        wanted = _positions(fragment, positions)
-        unwanted = bookie_ids("exclude", exclude)
-        in_place, bytes_per_s = switch("in_place", in_place), rate("bytes_per_s", bytes_per_s)
-
-        moves: list[Move] = []
-
-        def choose(now: Fragment, left: Sequence[int], refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
-            if in_place:
-                return renewals(now, left)
-            return choose_some_targets(now, left, self._access.candidates(), [*unwanted, *refusing])
-
-        async with TimeLimit(timeout, f"copy entries {fragment.first} to {fragment.last} of {fragment.ledger_id}"):
-            check_finished(fragment)
-            account = Account(1, pace or bytes_per_s, progress)
-            if update is not None:
-                await replicate_positions(self._access, fragment, wanted, choose, update, account, moves)
-            else:
-                async with ledger_locked(self._driver, fragment.ledger_id, self._owner) as lock:
-                    versioned = await self._access.read(fragment.ledger_id)
-                    update = MetadataLoop(self._access.runtime, self._driver, versioned, lock)
-                    await replicate_positions(self._access, fragment, wanted, choose, update, account, moves)
-        return replace(moves[0], replacements=tuple(replacement for move in moves for replacement in move.replacements))
-
-    async def plan_fragment(
-        self, fragment: Fragment, positions: Sequence[int], *, exclude: Collection[BookieId] = ()
-    ) -> tuple[Replacement, ...]:
-        """Return the bookies that `replicate_fragment` would copy to now, without copying.
-
-        The next call may choose others.
-
-        Raises `InvalidArgument`, and `NotEnoughBookies`, which names the reason if a position cannot be placed.
-        """
-        wanted = _positions(fragment, positions)
-        await self._access.locate()
-        return choose_targets(fragment, wanted, self._access.candidates(), bookie_ids("exclude", exclude))
-
-    async def renew_entries(
-        self,
-        ledger_id: int,
-        bookie: BookieId,
-        entries: Sequence[range],
-        *,
-        bytes_per_s: float | None = None,
-        pace: RateLimit | None = None,
-        progress: OnProgress | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        """Rewrite to a bookie those of these entries that it must hold by the record; return how many were written.
-
-        For single entries that it has lost or damaged. No other entries are copied, and the record does not change.
-        `bytes_per_s`, `pace`: as in `replicate_fragment`. `timeout`: seconds.
-
-        Raises `LedgerNotFound`, `FragmentNotFinished`, `InvalidArgument` for a bookie that neither the cluster nor the
-        ledger knows, and the error of an entry that cannot be read from any replica or cannot be written.
-        """
-        ledger_id, bookie = any_ledger_id(ledger_id), bookie_id(bookie)
-        bytes_per_s = rate("bytes_per_s", bytes_per_s)
-        async with TimeLimit(timeout, f"renew entries of ledger {ledger_id} on {bookie}"):
-            account = Account(1, pace or bytes_per_s, progress)
-            record, fragments = await self.fragments(ledger_id)
-            await self._check_known(bookie, [record])
-            for fragment, positions in fragments_on(fragments, [bookie]):
-                ids = stored_in(fragment.stored(positions[0]), entries)
-                if ids:
-                    check_finished(fragment)
-                    await renew(self._access, record, fragment, positions[0], ids, account)
-            return account.entries
 
     async def repair_ledger(
         self,
@@ -544,18 +69,43 @@ class Administration:
         bytes_per_s, dry_run = rate("bytes_per_s", bytes_per_s), switch("dry_run", dry_run)
         ledger_id, absent = any_ledger_id(ledger_id), list(bookie_ids("lost", lost))
         async with TimeLimit(timeout, f"repair ledger {ledger_id}"):
-            if absent:
+            await self.record(ledger_id)
+            async with AsyncExitStack() as held:
+                lock = None if dry_run else await held.enter_async_context(self.locked(ledger_id))
                 registered = await self._registered()
-                absent = [bookie for bookie in absent if bookie not in registered]
-            work = LedgerRepairRun(self._access, absent, Account(1, bytes_per_s, progress), dry_run)
-            if dry_run:
-                await work.run((await self.check_ledger(ledger_id, percentage=percentage)).fragments, None)
-            else:
-                async with ledger_locked(self._driver, ledger_id, self._owner) as lock:
-                    await work.run((await self.check_ledger(ledger_id, percentage=percentage)).fragments, lock)
-        if work.failures:
-            raise ReplicationFailed(work.summary, causes=work.failures, ledger_id=ledger_id, moves=work.moves)
-        return tuple(work.moves)
+                states = Circumstances(registered, [bookie for bookie in absent if bookie not in registered])
+                rules = RepairRules(
+                    circumstances=lambda: states, lock=lock, percentage=percentage_of(percentage), is_dry=dry_run
+                )
+                repair = LedgerRepair(self, rules, Account(bytes_per_s, progress))
+                outcome = await repair.run(ledger_id)
+            failures = await self._failures_of(repair, outcome, states.lost)
+        if failures:
+            done = f"{len(repair.moves)} fragments {'would be' if dry_run else 'were'} repaired"
+            raise ReplicationFailed(
+                f"{done} and {len(failures)} could not be; repeat it when the cause is fixed. The first: {failures[0]}",
+                causes=failures,
+                ledger_id=ledger_id,
+                moves=repair.moves,
+            )
+        return tuple(repair.moves)
+
+    async def _failures_of(
+        self, repair: LedgerRepair, outcome: Outcome, lost: Collection[BookieId]
+    ) -> list[BookKeeperError]:
+        """Return what keeps a ledger from being whole: unknown replicas, fragments not copied, lost entries."""
+        failures: list[BookKeeperError] = []
+        for verdict in outcome.verdicts:
+            fragment = verdict.fragment
+            failures += [_unknown_replica(fragment, replica) for replica in unknown_replicas(verdict, lost)]
+            if (error := repair.failures.get(fragment.first)) is not None and not verdict.is_ok:
+                await add_excluded_bookies(self._driver, fragment, error)
+                failures.append(error)
+            elif error is None:
+                failures += [
+                    _lost(fragment, loss) for loss in outcome.losses if fragment.first <= loss.first <= fragment.last
+                ]
+        return failures
 
     async def recover_bookies(
         self,
@@ -597,12 +147,13 @@ class Administration:
             if ledger_id is None:
                 ledgers = await self.ledgers_on(wanted)
             else:
-                ledgers = {ledger_id: (await self._access.read(any_ledger_id(ledger_id))).metadata}
+                ledgers = {ledger_id: (await self.access.read(any_ledger_id(ledger_id))).metadata}
             await self._check_recoverable(wanted, ledgers, may_be_writable=force or dry_run)
-            account = Account(len(ledgers), bytes_per_s, progress)
+            account = Account(bytes_per_s, progress, ledgers=len(ledgers))
             registered = await self._registered()
             wanted.sort(key=lambda bookie: bookie in registered)  # Lost bookies are more urgent than drained ones.
-            run = BookieRecovery(self._access, wanted, account, self._owner, dry_run, skip_open, skip_unrecoverable)
+            options = RecoveryOptions(self._owner, dry_run, skip_open, skip_unrecoverable)
+            run = BookieRecovery(self, wanted, registered, options, account)
             await run.ledgers(list(ledgers))
         obstacles = sorted(run.obstacles, key=lambda obstacle: (obstacle.ledger_id, obstacle.first or 0))
         if obstacles and not dry_run:
@@ -615,7 +166,8 @@ class Administration:
             )
         moves = sorted(run.moves, key=lambda move: (move.ledger_id, move.first))
         skipped = tuple(sorted(run.skipped))
-        return RecoveryReport(tuple(moves), skipped, account.entries, account.size, tuple(obstacles))
+        copied = account.totals
+        return RecoveryReport(tuple(moves), skipped, copied.entries, copied.size, tuple(obstacles))
 
     async def _check_recoverable(
         self, bookies: Sequence[BookieId], ledgers: Mapping[int, LedgerMetadata], *, may_be_writable: bool
@@ -672,28 +224,17 @@ class Administration:
         """Call back with the bookies in a mode: now, and after each change, until the watch is cancelled."""
         return self._driver.watch_bookies(mode, callback)
 
-    async def _check_known(self, bookie: BookieId, records: Iterable[LedgerMetadata]) -> None:
-        """Raise `InvalidArgument` for a bookie that neither the cluster nor one of these ledgers knows."""
-        known = [*(await self._registered()), *(await self._driver.all_bookies()).bookies]
-        if bookie in known or any(record.names(bookie) for record in records):
-            return
-        raise InvalidArgument(
-            f"there is no bookie {bookie}, and no ledger names it: the cluster has "
-            f"{', '.join(sorted(dict.fromkeys(known))) or 'none'}"
-        )
 
-    # -- parts ---------------------------------------------------------------------------------------------------
-    async def _registered(self) -> tuple[BookieId, ...]:
-        return tuple(await self._driver.modes())
+def _unknown_replica(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
+    why = "it does not answer" if replica.error is None else replica.error.message
+    return BookieUnreachable(
+        f"what {replica.bookie} has of entries {fragment.first} to {fragment.last} is unknown ({why}), so it was "
+        f"left alone: wait until it answers; if it will not return, stop it and pass --lost {replica.bookie}",
+        ledger_id=fragment.ledger_id,
+        bookie=replica.bookie,
+    )
 
 
-def _positions(fragment: object, positions: object) -> list[int]:
-    """Return the checked positions for `replicate_fragment`. Raises `InvalidArgument`."""
-    if not isinstance(fragment, Fragment):
-        raise InvalidArgument(f"fragment={fragment!r}: must be a Fragment, as check_ledger gives them")
-    if isinstance(positions, str) or not isinstance(positions, Sequence) or not positions:
-        raise InvalidArgument(f"positions={positions!r}: must be a list of at least one place in the ensemble")
-    wanted = [whole_number("positions", position, 0, len(fragment.ensemble) - 1) for position in positions]
-    if len(set(wanted)) < len(wanted):
-        raise InvalidArgument(f"positions={positions!r}: names a place in the ensemble twice")
-    return wanted
+def _lost(fragment: Fragment, loss: Loss) -> BookKeeperError:
+    evidence = "; ".join(f"{bookie}: {reason}" for bookie, reason in loss.evidence)
+    return BookieUnreachable(f"no bookie has {loss.entries}: {evidence}", ledger_id=fragment.ledger_id)

@@ -1,4 +1,4 @@
-"""Execution of `protocol/repair/replicate.py`: copy fragments, swap bookies in the record, for many ledgers.
+"""Execution of `protocol/repair/replicate.py`: copy fragments, swap bookies in the record.
 
 Cancelling is safe anywhere: the record of a fragment changes only after all its copies are durable. Copies to bookies
 that the record does not name are written under the ledger's lock, see `ledger_lock.py`. Source: client-protocol 7.3 and
@@ -10,41 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
-from bookies.client.base.ledger_lock import in_rounds, ledger_locked
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.repair.ledger_access import LedgerAccess
 from bookies.client.repair.replicas import CopyRefused
 from bookies.errors import (
-    BookieUnreachable,
     BookKeeperError,
     ClientClosed,
-    LedgerLocked,
-    LedgerNotFound,
     MetadataError,
     NotEnoughBookies,
 )
-from bookies.metadata.interface.driver import Versioned
-from bookies.metadata.interface.recovery_store import LedgerLock
-from bookies.model import BookieId, BookieMode, LedgerMetadata, LedgerState
+from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.placement.placement_proof import abbreviated
-from bookies.protocol.repair import Fragment, FragmentVerdict
-from bookies.protocol.repair.fragments import ReplicaVerdict, fragments_on, fragments_to_check, runs_of
-from bookies.protocol.repair.repair_work import Circumstances
+from bookies.protocol.repair import Fragment
+from bookies.protocol.repair.fragments import runs_of
 from bookies.protocol.repair.replicate import (
     ENTRIES_MAX,
     FragmentCopy,
     Replacement,
     choose_some_targets,
     renewals,
-    repairs,
     replaced_in,
-    unknown_replicas,
 )
-from bookies.runtime.tasks import all_of
 from bookies.runtime.throttle import pause, throttle
 
 COPIED_AT_ONCE = 8  # ledgers; most are small, so each copy mostly waits
@@ -114,30 +104,72 @@ Choose = Callable[[Fragment, Sequence[int], Collection[BookieId]], Sequence[Repl
 """Choose bookies for at least some of the positions of a fragment; the last argument excludes bookies."""
 
 
+def avoiding(access: LedgerAccess, unwanted: Collection[BookieId]) -> Choose:
+    """Return the ordinary choice: the best placed of the writable bookies, without the unwanted ones."""
+
+    def choose(fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]) -> Sequence[Replacement]:
+        return choose_some_targets(fragment, positions, access.candidates(), [*unwanted, *refusing])
+
+    return choose
+
+
+@dataclass(slots=True)
+class Totals:
+    """Totals of repairs. `entries`, `size` in bytes: of all copies.
+
+    `renewed`: the entries that were copied to bookies that already had the position.
+    """
+
+    ledgers: int = 0
+    fragments: int = 0
+    sealed: int = 0
+    entries: int = 0
+    renewed: int = 0
+    size: int = 0
+
+
 class Account:
     """The running totals of one operation, its rate limit, and its progress callback.
 
-    `pace`: a limit shared with other operations, or bytes per second of this one alone; None: unlimited.
+    `pace`: a limit shared with other operations, or bytes per second of this one alone; None: unlimited. `ledgers`: how
+    many the operation has to do. `totals`: shared with other operations.
     """
 
-    def __init__(self, ledgers: int, pace: RateLimit | float | None, progress: OnProgress | None) -> None:
+    def __init__(
+        self,
+        pace: RateLimit | float | None = None,
+        progress: OnProgress | None = None,
+        *,
+        ledgers: int = 1,
+        totals: Totals | None = None,
+    ) -> None:
         self.pace = pace if isinstance(pace, RateLimit) else RateLimit(pace)
+        self.totals = totals or Totals()
         self.ledgers = ledgers
         self.ledgers_done = 0
-        self.entries = 0
-        self.size = 0
         self.locked: dict[int, str] = {}
         self.trouble: str | None = None
         self._progress = progress
 
     def copied(self, ledger_id: int, entries: int, size: int) -> None:
-        self.entries += entries
-        self.size += size
+        self.totals.entries += entries
+        self.totals.size += size
         self.report(ledger_id)
+
+    def absorb(self) -> OnProgress:
+        """Return a progress callback for one copy, which adds that copy to the totals."""
+        entries = size = 0
+
+        def add(news: CopyProgress) -> None:
+            nonlocal entries, size
+            self.copied(news.ledger_id, news.entries - entries, news.size - size)
+            entries, size = news.entries, news.size
+
+        return add
 
     def report(self, ledger_id: int) -> None:
         if self._progress is not None:
-            counts = self.ledgers_done, self.ledgers, self.entries, self.size
+            counts = self.ledgers_done, self.ledgers, self.totals.entries, self.totals.size
             self._progress(CopyProgress(ledger_id, *counts, dict(self.locked), self.trouble))
 
     def store_failed(self, ledger_id: int, error: MetadataError | None) -> None:
@@ -299,204 +331,3 @@ async def renew(
             account.copied(fragment.ledger_id, len(bodies), size)
             at = share.stop
             await throttle(account.pace, size)
-
-
-class LedgerRepairRun:
-    """One run of `repair_ledger`: repairs the bad replicas of one ledger, fragment by fragment.
-
-    `lost`: bookies that will not return. `is_dry`: only plan the moves.
-    """
-
-    def __init__(self, access: LedgerAccess, lost: Collection[BookieId], account: Account, is_dry: bool) -> None:
-        self._access = access
-        self._lost = lost
-        self._account = account
-        self._is_dry = is_dry
-        self.moves: list[Move] = []
-        self.failures: list[BookKeeperError] = []
-
-    async def run(self, verdicts: Sequence[FragmentVerdict], lock: LedgerLock | None) -> None:
-        """Repair the fragments that a check under the lock found bad. Failures are collected, except `ClientClosed`."""
-        bad = [verdict for verdict in verdicts if not verdict.is_ok and verdict.fragment.is_finished]
-        if not bad:
-            return
-        access = self._access
-        versioned = await access.read(bad[0].fragment.ledger_id)
-        on_trouble = partial(self._account.store_failed, versioned.metadata.ledger_id)
-        update = MetadataLoop(access.runtime, access.driver, versioned, lock, on_trouble)
-        for verdict in bad:
-            unknown = unknown_replicas(verdict, self._lost)
-            self.failures += [_unknown_replica(verdict.fragment, replica) for replica in unknown]
-            if len(unknown) == len(verdict.bad_positions):
-                continue
-            try:
-                await self._fragment(verdict, [replica.position for replica in unknown], update)
-            except ClientClosed:
-                raise
-            except BookKeeperError as error:
-                self.failures.append(await _with_excluded_bookies(access, verdict.fragment, error))
-
-    async def _fragment(self, verdict: FragmentVerdict, unknown: Collection[int], update: MetadataLoop) -> None:
-        access, fragment = self._access, verdict.fragment
-        positions = [position for position in verdict.bad_positions if position not in unknown]
-
-        def choose(
-            fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]
-        ) -> tuple[Replacement, ...]:
-            left = tuple(replica for replica in verdict.replicas if replica.position in positions)
-            return repairs(FragmentVerdict(fragment, left), access.candidates(), refusing, self._lost)
-
-        to_change = None if self._is_dry else update
-        await replicate_positions(access, fragment, positions, choose, to_change, self._account, self.moves)
-
-    @property
-    def summary(self) -> str:
-        """Summary of the failures."""
-        done = f"{len(self.moves)} fragments {'would be' if self._is_dry else 'were'} repaired"
-        again = f"{len(self.failures)} could not be; repeat it when the cause is fixed"
-        return f"{done} and {again}. The first: {self.failures[0]}"
-
-
-async def _with_excluded_bookies(access: LedgerAccess, fragment: Fragment, error: BookKeeperError) -> BookKeeperError:
-    """Extend the error of a copy without a target: name the read-only bookies that were excluded."""
-    is_refused = error.bookie is not None and error.bookie not in fragment.ensemble
-    if isinstance(error, NotEnoughBookies) or is_refused:
-        with contextlib.suppress(MetadataError):
-            read_only = (await access.driver.bookies(BookieMode.READ_ONLY)).bookies
-            exclusions = Circumstances(read_only, read_only=read_only).left_out(fragment.ensemble)
-            error.args = (f"{error.message}{exclusions}",)
-    return error
-
-
-def _unknown_replica(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
-    why = "it does not answer" if replica.error is None else replica.error.message
-    return BookieUnreachable(
-        f"what {replica.bookie} has of entries {fragment.first} to {fragment.last} is unknown ({why}), so it was "
-        f"left alone: wait until it answers; if it will not return, stop it and pass --lost {replica.bookie}",
-        ledger_id=fragment.ledger_id,
-        bookie=replica.bookie,
-    )
-
-
-class BookieRecovery:
-    """One run of `recover_bookies`: ledger after ledger. Source: client-protocol 7.4.
-
-    `bookies`: in order of urgency, for fragments whose replicas cannot all be placed.
-    """
-
-    def __init__(
-        self,
-        access: LedgerAccess,
-        bookies: Sequence[BookieId],
-        account: Account,
-        owner: str,
-        is_dry: bool,
-        skips_open: bool,
-        skips_unrecoverable: bool,
-    ) -> None:
-        self._access = access
-        self._bookies = bookies
-        self._account = account
-        self._owner = owner
-        self._is_dry = is_dry
-        self._skips_open = skips_open
-        self._skips_unrecoverable = skips_unrecoverable
-        self.moves: list[Move] = []
-        self.skipped: list[int] = []
-        self.obstacles: list[Obstacle] = []
-
-    async def ledgers(self, ledger_ids: Sequence[int]) -> None:
-        """Recover all of these ledgers; locked ones are retried at the end. Failures are collected, not raised."""
-        await in_rounds(ledger_ids, self._round)
-
-    async def _round(self, ledger_ids: Sequence[int], is_last: bool) -> list[int]:
-        """Process the ledgers; return those that another process has locked, except in the last round."""
-        waiting, locked = iter(ledger_ids), list[int]()
-        account = self._account
-
-        async def work() -> None:
-            for ledger_id in waiting:
-                try:
-                    if self._is_dry:
-                        await self._ledger(ledger_id, None)
-                    else:
-                        async with ledger_locked(self._access.driver, ledger_id, self._owner) as lock:
-                            await self._ledger(ledger_id, lock)
-                except LedgerLocked as error:
-                    if not is_last:
-                        account.locked[ledger_id] = error.owner or "another process"
-                        locked.append(ledger_id)
-                        account.report(ledger_id)
-                        continue
-                    self.obstacles.append(Obstacle(ledger_id, None, None, error))
-                except MetadataError as error:
-                    self._not_begun(ledger_id, error)
-                account.locked.pop(ledger_id, None)
-                account.ledgers_done += 1
-                account.report(ledger_id)
-
-        await all_of(work() for _ in range(min(COPIED_AT_ONCE, len(ledger_ids))))
-        return locked
-
-    def _not_begun(self, ledger_id: int, error: BookKeeperError) -> None:
-        if self._skips_unrecoverable:
-            self.skipped.append(ledger_id)
-        else:
-            self.obstacles.append(Obstacle(ledger_id, None, None, error))
-
-    async def _ledger(self, ledger_id: int, lock: LedgerLock | None) -> None:
-        """Copy all replicas that the bookies hold of one ledger, or plan to. Failures are collected, not raised."""
-        try:
-            versioned = await self._prepared(ledger_id)
-            if versioned is None:
-                return
-            confirmed = (
-                -1 if self._needs_sealing(versioned.metadata) else await self._access.last_add_confirmed(versioned)
-            )
-        except ClientClosed:
-            raise
-        except LedgerNotFound:
-            return  # Deleted meanwhile.
-        except BookKeeperError as error:
-            self._not_begun(ledger_id, error)
-            return
-        on_trouble = partial(self._account.store_failed, ledger_id)
-        update = MetadataLoop(self._access.runtime, self._access.driver, versioned, lock, on_trouble)
-        for fragment, positions in fragments_on(fragments_to_check(versioned.metadata, confirmed), self._bookies):
-            await self._fragment(fragment, positions, update)
-
-    async def _prepared(self, ledger_id: int) -> Versioned | None:
-        """Return the record once its writer cannot be using any of the bookies; None: leave the ledger alone."""
-        versioned = await self._access.read(ledger_id)
-        if self._skips_open and versioned.metadata.state is LedgerState.OPEN:
-            self.skipped.append(ledger_id)
-            return None
-        if not self._is_dry and self._needs_sealing(versioned.metadata):
-            # The writer has not replaced the bookie yet: its next change must not race with the copy of the tail.
-            return await self._access.sealed(ledger_id)
-        return versioned
-
-    def _needs_sealing(self, record: LedgerMetadata) -> bool:
-        return not record.is_closed and any(bookie in record.last_ensemble for bookie in self._bookies)
-
-    async def _fragment(self, fragment: Fragment, positions: Sequence[int], update: MetadataLoop) -> None:
-        access, moves = self._access, list[Move]()
-
-        def choose(
-            fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]
-        ) -> tuple[Replacement, ...]:
-            return choose_some_targets(fragment, positions, access.candidates(), [*self._bookies, *refusing])
-
-        to_change = None if self._is_dry else update
-        positions = sorted(positions, key=lambda at: self._bookies.index(fragment.ensemble[at]))
-        try:
-            await replicate_positions(access, fragment, positions, choose, to_change, self._account, moves)
-        except ClientClosed:
-            raise
-        except LedgerNotFound:
-            return  # Deleted meanwhile.
-        except BookKeeperError as error:
-            error = await _with_excluded_bookies(access, fragment, error)
-            self.obstacles.append(Obstacle(fragment.ledger_id, fragment.first, fragment.last, error))
-        needs_sealing = self._is_dry and self._needs_sealing(update.current.metadata)
-        self.moves += [replace(move, needs_sealing=needs_sealing) for move in moves]

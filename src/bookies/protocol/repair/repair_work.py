@@ -36,7 +36,14 @@ from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, LedgerStat
 from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.placement.placement_proof import abbreviated
 from bookies.protocol.quorums import write_set
-from bookies.protocol.repair.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict, state_of
+from bookies.protocol.repair.fragments import (
+    Fragment,
+    FragmentVerdict,
+    ReplicaState,
+    ReplicaVerdict,
+    fragments_on,
+    state_of,
+)
 
 LEFTOVERS = "; what copies that broke off have left on a full one is deleted by bk bookie gc --surplus"
 
@@ -201,6 +208,19 @@ def assess(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], circumst
             )
     assessment.jobs.sort(key=lambda job: job.good)
     return assessment
+
+
+def jobs_without(fragments: Sequence[Fragment], bookies: Sequence[BookieId], lost: Collection[BookieId]) -> list[Job]:
+    """Return the jobs that replace all replicas of these bookies, by the record alone. `lost`: those without data."""
+    jobs = []
+    for fragment, positions in fragments_on(fragments, bookies):
+        states = [ReplicaState.UNAVAILABLE if bookie in lost else ReplicaState.OK for bookie in fragment.ensemble]
+        replicas = [
+            ReplicaVerdict(position, bookie, state)
+            for position, (bookie, state) in enumerate(zip(fragment.ensemble, states, strict=True))
+        ]
+        jobs.append(Job(FragmentVerdict(fragment, tuple(replicas)), (), tuple(positions), 1))
+    return jobs
 
 
 def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, assessment: Assessment) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
-from bookies.model import BookieId, Ensemble, LedgerMetadata
+from bookies.model import INVALID_ENTRY_ID, BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.ledger.ledger import changed_record
 from bookies.protocol.placement.candidates import Candidates
 from bookies.protocol.placement.placement import choose_replacements
@@ -113,36 +113,16 @@ def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement,
     return tuple(Replacement(position, members[position], members[position]) for position in positions)
 
 
-def repairs(
-    verdict: FragmentVerdict,
-    candidates: Sequence[BookieId],
-    exclude: Collection[BookieId] = (),
-    lost: Collection[BookieId] = (),
-) -> tuple[Replacement, ...]:
-    """Return the replacements that repair an under-replicated fragment, except for its unknown replicas.
-
-    Writable bookies that lost entries get them again. Bookies that cannot accept them, and `lost` ones, are replaced,
-    as many of them as possible. Raises `NotEnoughBookies` when nothing can be repaired.
-    """
-    fragment = verdict.fragment
-    members = fragment.ensemble
-    unknown = [replica.position for replica in unknown_replicas(verdict, lost)]
-    missing = verdict.positions(ReplicaState.MISSING)
-    renewed = [at for at in missing if members[at] in candidates and members[at] not in exclude]
-    replaced = [at for at in verdict.bad_positions if at not in renewed and at not in unknown]
-    try:
-        targets = choose_some_targets(fragment, replaced, candidates, exclude)
-    except NotEnoughBookies:
-        if not renewed:
-            raise
-        targets = ()
-    return (*renewals(fragment, renewed), *targets)
-
-
 def unknown_replicas(verdict: FragmentVerdict, lost: Collection[BookieId]) -> list[ReplicaVerdict]:
     """Return the replicas that may be good: their bookies do not answer, or cannot tell, and do not count as lost."""
     unknown = verdict.positions(ReplicaState.UNAVAILABLE, ReplicaState.CANNOT_TELL)
-    return [replica for replica in verdict.replicas if replica.position in unknown and replica.bookie not in lost]
+    return [
+        replica
+        for replica in verdict.replicas
+        if replica.position in unknown
+        and replica.bookie not in lost
+        and verdict.fragment.first_stored(replica.position) != INVALID_ENTRY_ID
+    ]
 
 
 class FragmentCopy:

@@ -15,7 +15,7 @@ from functools import partial
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.client import Client
-from bookies.client.repair.replication import CopyProgress
+from bookies.client.repair.replication import Account, CopyProgress
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, MetadataError, VersionConflict
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
@@ -146,41 +146,34 @@ class Balance:
             by_ledger.setdefault(move.ledger_id, []).append(move)
         waiting: Iterator[_Ledger] = iter(interleaved([_Ledger(tuple(moves)) for moves in by_ledger.values()]))
 
-        def notify() -> None:
+        def notify(_: CopyProgress | None = None) -> None:
             if report is not None:
-                now = loop.time()
-                left_s = forecast.remaining_s(result.moves, result.size, now, self._pace.charge(0, now))
-                report(BalanceProgress(result.moves, len(plan.moves), result.entries, result.size, plan.size, left_s))
+                now, copied = loop.time(), account.totals
+                left_s = forecast.remaining_s(result.moves, copied.size, now, self._pace.charge(0, now))
+                report(BalanceProgress(result.moves, len(plan.moves), copied.entries, copied.size, plan.size, left_s))
+
+        account = Account(self._pace, notify)
 
         async def lane() -> None:
             for ledger in waiting:  # One lane for all moves of a ledger, because it has one lock.
                 for move in ledger.moves:
-                    await self._move(move, result, plan, notify)
+                    await self._move(move, result, list(plan.before), account)
                     notify()
 
         await all_of(lane() for _ in range(min(LANES, len(by_ledger))))
-        result.took_s = loop.time() - begun
+        result.entries, result.size, result.took_s = account.totals.entries, account.totals.size, loop.time() - begun
         return result
 
     async def _move(
-        self, move: BalanceMove, result: BalanceResult, plan: BalancePlan, notify: Callable[[], None]
+        self, move: BalanceMove, result: BalanceResult, bookies: Sequence[BookieId], account: Account
     ) -> None:
         store = self._driver.recovery
         lock = await store.lock(move.ledger_id, self._owner, needs_mark=False)
         if lock is None:
             result.refused.append((move, "another process is repairing the ledger"))
             return
-        entries = size = 0
-
-        def count(progress: CopyProgress) -> None:
-            nonlocal entries, size
-            result.entries += progress.entries - entries
-            result.size += progress.size - size
-            entries, size = progress.entries, progress.size
-            notify()
-
         try:
-            problem = await self._copy(move, list(plan.before), count, lock)
+            problem = await self._copy(move, bookies, account, lock)
         finally:
             await store.unlock(lock)
         if problem is None:
@@ -192,7 +185,7 @@ class Balance:
         self,
         move: BalanceMove,
         bookies: Sequence[BookieId],
-        count: Callable[[CopyProgress], None],
+        account: Account,
         lock: LedgerLock,
     ) -> str | None:
         """Copy a replica; return why it was not done, or None. Raises `MetadataError`, `ClientClosed`."""
@@ -212,8 +205,8 @@ class Balance:
                 fragment,
                 [move.position],
                 exclude=others,
-                pace=self._pace,
-                progress=count,
+                pace=account.pace,
+                progress=account.absorb(),
                 update=self._updating(await administration.record(move.ledger_id), lock),
             )
         except LedgerNotFound:

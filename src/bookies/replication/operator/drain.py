@@ -6,10 +6,10 @@ The intent is a note that writers and auto-recovery respect (`metadata/shared/bo
 bookie last, and repairs do not copy to it. The note stays when the command is interrupted or cannot move some ledgers.
 A new drain then continues: each ledger is either finished, as its record shows, or unchanged.
 
-The work is that of a worker (`ledger_repair.py`: check, copy before swap, check again). The drain does it at once
-instead of leaving it to workers by marks. So it works in a cluster without auto-recovery or with auto-recovery switched
-off, the operator sets its rate, and its progress is known exactly. Running workers help: they see the same intent, and
-the ledger's lock prevents that a ledger is copied twice.
+The work is that of a worker (`client/repair/ledger_repair.py`: check, copy before swap, check again). The drain does it
+at once instead of leaving it to workers by marks. So it works in a cluster without auto-recovery or with auto-recovery
+switched off, the operator sets its rate, and its progress is known exactly. Running workers help: they see the same
+intent, and the ledger's lock prevents that a ledger is copied twice.
 
 If the bookie is stopped, it counts as lost here, because the operator declares it. All other bookies count as lost only
 by the judgement of auto-recovery, as in `manual_repair.py`: by marks, and by reports of running processes, because this
@@ -25,8 +25,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.client import Client
+from bookies.client.repair.ledger_repair import UNLIMITED_S, LedgerRepair, Outcome, RepairRules, not_sealed
+from bookies.client.repair.replication import Account, Totals
 from bookies.config import RecoveryConfig
 from bookies.errors import (
     BookKeeperError,
@@ -52,8 +53,6 @@ from bookies.replication.base import Membership
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.replication.base.store_outage import StoreOutageRetry
 from bookies.replication.operator.status import ProcessStatus, taken_for_lost, witnesses
-from bookies.replication.repair import LedgerRepair
-from bookies.replication.repair.ledger_repair import UNLIMITED_S, Outcome, Totals, not_sealed
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
@@ -177,7 +176,6 @@ class Drain:
     ) -> None:
         self._driver = driver
         self._outages = StoreOutageRetry(driver)
-        self._updating = partial(MetadataLoop, runtime, driver, on_trouble=self._outages.failed)
         self._bookie = bookie
         self._owner = owner
         self._pace = pace or RateLimit(None)
@@ -444,17 +442,16 @@ class Drain:
         """
         ledger_id = lock.ledger_id
         self._blocked.pop(ledger_id, None)
-        repair = LedgerRepair(
-            self._administration,
-            partial(self._updating, lock=lock),
-            partial(self._circumstances, *believed),
-            lambda ledger: 0.0 if self._may_seal(ledger) else UNLIMITED_S,
-            self._pace,
-            totals,
-            PERCENTAGE,
+        rules = RepairRules(
+            circumstances=partial(self._circumstances, *believed),
+            grace=lambda ledger: 0.0 if self._may_seal(ledger) else UNLIMITED_S,
+            lock=lock,
+            on_trouble=self._outages.failed,
+            percentage=PERCENTAGE,
             repairs_placement=mark is not None and not mark.replicas,
             may_lack=lambda: self._named_by_mark(mark),
         )
+        repair = LedgerRepair(self._administration, rules, Account(self._pace, totals=totals))
         try:
             record = await self._administration.record(ledger_id)
             if self._may_seal(record):

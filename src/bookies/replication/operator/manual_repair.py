@@ -20,8 +20,10 @@ from functools import partial
 from typing import Any
 
 from bookies.client.base.ledger_lock import ledger_locked
-from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.repair import Administration
+from bookies.client.repair.full_check import FullReplicaCheck
+from bookies.client.repair.ledger_repair import UNLIMITED_S, LedgerRepair, Outcome, RepairRules
+from bookies.client.repair.replication import Account, Totals
 from bookies.errors import BookKeeperError, ClientClosed, InvalidArgument, LedgerLocked, LedgerNotFound, MetadataError
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
@@ -32,10 +34,6 @@ from bookies.protocol.repair import FragmentVerdict
 from bookies.protocol.repair.repair_work import Assessment, Cause, Circumstances, RepairState, Wait, assess
 from bookies.replication.base import Membership
 from bookies.replication.operator.status import ProcessStatus, reports_on, taken_for_lost, witnesses
-from bookies.replication.repair import LedgerRepair
-from bookies.replication.repair.full_check import FullReplicaCheck
-from bookies.replication.repair.ledger_repair import UNLIMITED_S, Outcome, Totals
-from bookies.runtime.ports import Runtime
 
 SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
 TRIES = 3  # of a ledger that is marked again meanwhile
@@ -87,14 +85,13 @@ class ManualRepair:
 
     def __init__(
         self,
-        runtime: Runtime,
         driver: MetadataDriver,
         administration: Administration,
         membership: Membership,
         on_trouble: Callable[[MetadataError], None] | None = None,
     ) -> None:
         self._driver = driver
-        self._updating = partial(MetadataLoop, runtime, driver, on_trouble=on_trouble)
+        self._on_trouble = on_trouble
         self._administration = administration
         self._membership = membership
 
@@ -162,7 +159,7 @@ class ManualRepair:
         """
         self._check_lost(lost)
         await self._administration.record(ledger_id)
-        store, totals = self._driver.recovery, Totals()
+        store, account = self._driver.recovery, Account(pace)
 
         def grace(ledger: Versioned) -> float:
             return 0.0 if seals else UNLIMITED_S
@@ -172,25 +169,24 @@ class ManualRepair:
             believed, claimed, has_witness = await self._believed(mark, lost)
             await self._membership.settle([*believed, *claimed])
             async with ledger_locked(self._driver, ledger_id, owner, mark) as lock:
-                outcome = await LedgerRepair(
-                    self._administration,
-                    partial(self._updating, lock=lock),
-                    partial(self._circumstances, believed, claimed, lost),
-                    grace,
-                    pace or RateLimit(None),
-                    totals,
-                    percentage,
+                rules = RepairRules(
+                    circumstances=partial(self._circumstances, believed, claimed, lost),
+                    grace=grace,
+                    lock=lock,
+                    on_trouble=self._on_trouble,
+                    percentage=percentage,
                     # A mark that names no bookie is one for the placement.
                     repairs_placement=mark is not None and not mark.replicas,
                     may_lack=partial(self._membership.may_lack, () if mark is None else mark.replicas, None),
-                ).run(ledger_id)
+                )
+                outcome = await LedgerRepair(self._administration, rules, account).run(ledger_id)
                 if outcome.state is not RepairState.HEALTHY or mark is None or await store.done(lock):
                     break
             # It was marked again meanwhile, perhaps for something else.
         else:
             raise LedgerLocked("other processes keep marking the ledger; repeat the repair later", ledger_id=ledger_id)
         outcome.waits = _advised(ledger_id, outcome.waits, has_witness)
-        return outcome, totals
+        return outcome, account.totals
 
     async def _believed(
         self, mark: Mark | None, lost: Sequence[BookieId]

@@ -7,9 +7,9 @@ in the queue of auditor candidates. Records are ranked many at a time. The repai
 one swap of the record, and the deletions of mark and lock.
 
 The agenda decides which ledger is next, and when to retry a failed one (`protocol/repair/agenda.py`). The repair itself
-is in `ledger_repair.py`. A lock is held only during the work on its ledger, and released on every outcome. When the
-session with the metadata store ends, so do the locks, and all work in progress is aborted: it can be repeated, and
-until a copy is complete the record is unchanged.
+is in `client/repair/ledger_repair.py`. A lock is held only during the work on its ledger, and released on every
+outcome. When the session with the metadata store ends, so do the locks, and all work in progress is aborted: it can be
+repeated, and until a copy is complete the record is unchanged.
 
 Every ledger that could not be repaired has a report: what it waits for, or which entries are lost and why.
 Source: metadata 8.5, 8.7 and 8.8.
@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.client import Client
+from bookies.client.repair.ledger_repair import LedgerRepair, Outcome, RepairRules
+from bookies.client.repair.replication import Account, Totals
 from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError, MetadataError
 from bookies.metadata.interface import MetadataDriver
@@ -36,7 +37,6 @@ from bookies.protocol.repair.agenda import Agenda, Item, Share
 from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
 from bookies.replication.base import Membership
 from bookies.replication.base.recovery_switch import Switch
-from bookies.replication.repair.ledger_repair import LedgerRepair, Outcome, Totals
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
@@ -104,7 +104,7 @@ class Worker:
         self._agenda = Agenda(
             config.recovery_backoff_ms / 1000, config.recovery_backoff_max_ms / 1000, runtime.random.randrange
         )
-        self._pace = pace
+        self._account = Account(pace, totals=self.totals)
         self._slots = asyncio.Semaphore(config.recovery_ledgers_at_once)
         self._rate = RateLimit(config.recovery_metadata_rate)
         self._named: dict[int, dict[BookieId, float]] = {}  # by marks of ledgers on the agenda, and when seen first
@@ -314,20 +314,18 @@ class Worker:
         if item.version == UNREAD and (mark := await store.mark_of(ledger_id)) is not None:
             seen, now, marked_ms = self._named.get(ledger_id, {}), self._now(), mark.ctime_ms
             self._named[ledger_id] = {bookie: seen.get(bookie, now) for bookie in mark.replicas}
-        repair = LedgerRepair(
-            self._client.administration(),
-            partial(MetadataLoop, self._runtime, self._driver, lock=lock),
-            partial(self._circumstances, ledger_id),
-            self._grace_left,
-            self._pace,
-            self.totals,
-            self._config.audit_verification_percentage,
-            slots=self._slots,
+        rules = RepairRules(
+            circumstances=partial(self._circumstances, ledger_id),
+            grace=self._grace_left,
+            lock=lock,
+            percentage=self._config.audit_verification_percentage,
             repairs_placement=self._config.recovery_repairs_placement,
             may_lack=lambda: self._membership.may_lack(
                 self._named.get(ledger_id, {}), marked_ms, self._named.get(ledger_id)
             ),
+            slots=self._slots,
         )
+        repair = LedgerRepair(self._client.administration(), rules, self._account)
         before = self.reports.get(ledger_id)
         while True:
             notes_version = self._membership.notes_version

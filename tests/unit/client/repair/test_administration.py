@@ -503,6 +503,66 @@ def test_a_ledger_is_repaired() -> None:
     play(act, 5)
 
 
+def test_a_repair_that_is_only_planned_names_what_a_repair_does() -> None:
+    """A bookie that takes entries gets its own again; a read-only one and a lost one are replaced."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 30)
+        before = await store.metadata(ledger_id)
+        wiped, read_only, lost = before.last_ensemble
+        for bookie in (wiped, read_only):
+            del world.bookies[bookie].ledgers[ledger_id].entries[0]
+        driver = world._drivers[world._names.index(read_only)]
+        info = await driver.bookie_info(read_only)
+        assert info is not None
+        await driver.register(read_only, BookieMode.READ_ONLY, info)
+        await remove(world, lost)
+        await asyncio.sleep(0.1)
+        administration = store.administration()
+        [plan] = await administration.repair_ledger(ledger_id, lost=[lost], dry_run=True)
+        assert [each.old for each in plan.replacements if each.old == each.new] == [wiped]
+        assert {each.old for each in plan.replacements if each.old != each.new} == {read_only, lost}
+        assert await store.metadata(ledger_id) == before
+        assert 0 not in world.bookies[wiped].ledgers[ledger_id].entries
+
+    play(act, 6)
+
+
+def test_a_repair_renews_only_what_is_missing() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 200)
+        bookie = (await store.metadata(ledger_id)).last_ensemble[1]
+        for entry_id in (0, 70, 71):
+            del world.bookies[bookie].ledgers[ledger_id].entries[entry_id]
+        news: list[CopyProgress] = []
+        await store.administration().repair_ledger(ledger_id, progress=news.append)
+        assert news[-1].entries == 3
+        assert_replicated(world, await store.metadata(ledger_id), 199)
+
+    play(act)
+
+
+def test_a_repair_names_the_entries_that_no_bookie_has() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 30)
+        before = await store.metadata(ledger_id)
+        for bookie in before.last_ensemble:
+            await remove(world, bookie)
+        with pytest.raises(ReplicationFailed) as caught:
+            await store.administration().repair_ledger(ledger_id, lost=before.last_ensemble)
+        [cause] = caught.value.causes
+        assert isinstance(cause, BookieUnreachable)
+        assert "entries 0 to 29" in str(cause)
+        assert await store.metadata(ledger_id) == before
+        with pytest.raises(LedgerNotFound):
+            await store.administration().repair_ledger(99)
+
+    play(act, 6)
+
+
 # -- recovering bookies --------------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,7 @@ from bookies.protocol.ledger.ledger import Author, illegality
 from bookies.protocol.placement import PlacementPolicy, Topology
 from bookies.protocol.placement.candidates import Candidates
 from bookies.protocol.placement.topology import Kind
-from bookies.protocol.repair import Fragment, FragmentVerdict
-from bookies.protocol.repair.fragments import ReplicaState, ReplicaVerdict
+from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.replicate import (
     ENTRIES_MAX,
     SIZE_MAX,
@@ -28,7 +27,6 @@ from bookies.protocol.repair.replicate import (
     choose_some_targets,
     choose_targets,
     renewals,
-    repairs,
     replaced_in,
 )
 
@@ -115,23 +113,6 @@ def test_a_position_for_which_a_rule_leaves_nobody_does_not_keep_another_from_it
     policy = PlacementPolicy(Kind.RACK, is_rule=True)
     candidates = Candidates.of([D], policy, topology)
     assert choose_some_targets(fragment(0, 9), [1, 2], candidates) == (Replacement(2, C, D),)
-
-
-def test_repairs_renew_what_can_be_and_replace_the_rest() -> None:
-    def bad(position: int, bookie: BookieId, state: ReplicaState) -> ReplicaVerdict:
-        return ReplicaVerdict(position, bookie, state)
-
-    verdict = FragmentVerdict(
-        fragment(0, 9),
-        (bad(0, A, ReplicaState.MISSING), bad(1, B, ReplicaState.UNAVAILABLE), bad(2, C, ReplicaState.OK)),
-    )
-    assert repairs(verdict, [A, C, D], lost=[B]) == (Replacement(0, A, A), Replacement(1, B, D))
-    lost = FragmentVerdict(fragment(0, 9), (bad(0, A, ReplicaState.MISSING),))
-    assert repairs(lost, [A]) == (Replacement(0, A, A),)
-    assert repairs(verdict, [C, D, E], lost=[B]) == (Replacement(0, A, D), Replacement(1, B, E)), "a is read-only"
-    assert repairs(verdict, [A, C], lost=[B]) == (Replacement(0, A, A),), "what can be done is"
-    with pytest.raises(NotEnoughBookies):
-        repairs(verdict, [C], lost=[B])
 
 
 # -- copying -------------------------------------------------------------------------------------------------------

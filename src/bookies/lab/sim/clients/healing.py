@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from bookies.client.repair.administration import LedgerCheck
+from bookies.client.repair.replica_tools import LedgerCheck
 from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError
 from bookies.lab.sim.checkers import History

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bookies.client.repair.ledger_repair import _outcome
 from bookies.protocol.repair.repair_work import Assessment, Cause, RepairState
-from bookies.replication.repair.ledger_repair import _outcome
 
 
 def test_a_ledger_that_is_to_be_sealed_is_never_healthy() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from bookies.client.repair import Administration
+from bookies.client.repair.replica_tools import ReplicaTools
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair import Fragment, FragmentVerdict
@@ -21,8 +21,8 @@ from bookies.protocol.repair.fragments import ReplicaState, ReplicaVerdict, stat
 class FullReplicaCheck:
     """Full check of one ledger. Replicas found to be complete are not checked again."""
 
-    def __init__(self, administration: Administration, pace: RateLimit | None = None) -> None:
-        self._administration = administration
+    def __init__(self, tools: ReplicaTools, pace: RateLimit | None = None) -> None:
+        self._tools = tools
         self._pace = pace
         self.bookies: dict[BookieId, None] = {}  # bookies that were asked
         self._complete: dict[tuple[int, BookieId], None] = {}  # by the first entry of the fragment
@@ -58,7 +58,7 @@ class FullReplicaCheck:
     async def _replica(
         self, record: LedgerMetadata, fragment: Fragment, replica: ReplicaVerdict, *, is_read: bool
     ) -> ReplicaVerdict:
-        ask, ids = self._administration.scan_replica, fragment.stored(replica.position)
+        ask, ids = self._tools.scan_replica, fragment.stored(replica.position)
         scan = await ask(record, replica.bookie, ids, pace=self._pace, is_listing=not is_read)
         if not is_read and not scan.is_listed and scan.stopped is None:
             scan = await ask(record, replica.bookie, ids, pace=self._pace)

@@ -1,6 +1,10 @@
-"""Repair of one marked ledger, whose lock the caller holds: check, decide, copy, and check again.
+"""Repair of one ledger, whose lock the caller holds: check, decide, copy, and check again.
 
-The first check determines the present state, independent of the mark; it covers all entries of the bookies that the
+This is the only engine that makes replicas whole. Auto-recovery, the repair and the drain by operators, and
+`repair_ledger` run it with different `RepairRules`. `recover_bookies` knows without a check what to copy, so it uses
+the second half, `LedgerRepair.work`.
+
+The first check determines the present state, independent of a mark; it covers all entries of the bookies that the
 mark names (`full_check.py`). The last check determines whether the repair was complete, and only this check allows
 removal of the mark. It also detects a target that lost its copy before the record named it. Damage that cannot be
 repaired becomes a `Wait` or a `Loss` of the assessment, not an exception. Only errors of the metadata store and of a
@@ -14,11 +18,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bookies.client.base.metadata_loop import MetadataLoop
-from bookies.client.repair import Administration
-from bookies.client.repair.replication import CopyProgress
+from bookies.client.repair.full_check import FullReplicaCheck
+from bookies.client.repair.replica_tools import ReplicaTools
+from bookies.client.repair.replication import Account, Move, avoiding, replicate_positions
 from bookies.errors import (
     BookieReadOnly,
     BookKeeperError,
@@ -32,8 +37,8 @@ from bookies.errors import (
     WriteFailed,
 )
 from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.model import BookieId, LedgerState
-from bookies.protocol.pacing import RateLimit
 from bookies.protocol.placement.placement_policy import Adherence
 from bookies.protocol.quorums.quorum import stores
 from bookies.protocol.repair import Fragment, FragmentVerdict
@@ -50,7 +55,7 @@ from bookies.protocol.repair.repair_work import (
     judge_entry,
     most_urgent_first,
 )
-from bookies.replication.repair.full_check import FullReplicaCheck
+from bookies.protocol.repair.replicate import Replacement, renewals
 from bookies.runtime.tasks import all_of
 
 Problem = Wait | Loss
@@ -61,26 +66,12 @@ FRAGMENTS_AT_ONCE = 4
 
 
 @dataclass(slots=True)
-class Totals:
-    """Totals of all repairs of a process. `entries`, `size` in bytes: of all copies.
-
-    `renewed`: the entries that were copied to bookies that already had the position.
-    """
-
-    ledgers: int = 0
-    fragments: int = 0
-    sealed: int = 0
-    entries: int = 0
-    renewed: int = 0
-    size: int = 0
-
-
-@dataclass(slots=True)
 class Outcome:
     """State of a ledger after a repair.
 
     fewest: good replicas of the entry with the fewest; None: unknown, or no entries.
     grace_s: rest of the writer's grace period.
+    verdicts: of the last check.
     """
 
     state: RepairState
@@ -89,44 +80,50 @@ class Outcome:
     bookies: Sequence[BookieId] = ()
     fewest: int | None = None
     grace_s: float = 0.0
+    verdicts: Sequence[FragmentVerdict] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairRules:
+    """Circumstances of a repair, in which those who start one differ.
+
+    circumstances: returns the present states of bookies: what counts as lost, what to avoid.
+    grace: returns the rest of the grace period of a record's writer, seconds; 0: it is over. None: fragments that may
+        still grow are left to their writer, and no ledger is sealed.
+    lock: the ledger's lock; a swap fails when it is lost. None: the repair is dry.
+    on_trouble: as of `MetadataLoop`.
+    percentage: share of the entries to check, beside the first and the last of each replica.
+    is_dry: only plan the moves.
+    repairs_placement: also move replicas that violate the placement policy.
+    may_lack: returns the bookies that the mark names, for a full check, as in `FullReplicaCheck.run`.
+    at_once: fragments that are copied concurrently.
+    slots: each fragment uses one while it is copied; shared with other repairs.
+    """
+
+    circumstances: Callable[[], Circumstances]
+    grace: Callable[[Versioned], float] | None = None
+    lock: LedgerLock | None = None
+    on_trouble: Callable[[MetadataError], None] | None = None
+    percentage: float = 0
+    is_dry: bool = False
+    repairs_placement: bool = False
+    may_lack: Callable[[], Mapping[BookieId, bool]] = dict
+    at_once: int = FRAGMENTS_AT_ONCE
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FRAGMENTS_AT_ONCE))
 
 
 class LedgerRepair:
-    """Repair of ledgers, one after the other.
+    """Repair of one ledger. `account`: counts what is copied, and limits its rate.
 
-    updating: returns the loop that changes a record that was just read.
-    circumstances: returns the present states of bookies.
-    grace: returns the rest of the grace period of a record's writer, seconds; 0: it is over.
-    totals: increased by what is copied.
-    slots: each fragment uses one while it is copied.
-    may_lack: returns the bookies that the mark names, for a full check, as in `FullReplicaCheck.run`; None: the ledger
-        is not marked.
+    `moves`: made so far, or planned. `failures`: errors of fragments that were not copied, by their first entry.
     """
 
-    def __init__(
-        self,
-        administration: Administration,
-        updating: Callable[[Versioned], MetadataLoop],
-        circumstances: Callable[[], Circumstances],
-        grace: Callable[[Versioned], float],
-        pace: RateLimit,
-        totals: Totals,
-        percentage: int,
-        *,
-        slots: asyncio.Semaphore | None = None,
-        repairs_placement: bool = False,
-        may_lack: Callable[[], Mapping[BookieId, bool]] | None = None,
-    ) -> None:
-        self._administration = administration
-        self._updating = updating
-        self._circumstances = circumstances
-        self._grace = grace
-        self._pace = pace
-        self._totals = totals
-        self._percentage = percentage
-        self._slots = slots or asyncio.Semaphore(FRAGMENTS_AT_ONCE)
-        self._repairs_placement = repairs_placement
-        self._may_lack = may_lack or dict
+    def __init__(self, tools: ReplicaTools, rules: RepairRules, account: Account) -> None:
+        self.moves: list[Move] = []
+        self.failures: dict[int, BookKeeperError] = {}
+        self._tools = tools
+        self._rules = rules
+        self._account = account
         self._full_check: FullReplicaCheck  # a new one for each run
 
     async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:
@@ -134,7 +131,7 @@ class LedgerRepair:
 
         Raises `MetadataError`, `ClientClosed`.
         """
-        self._full_check = FullReplicaCheck(self._administration, self._pace)
+        self._full_check = FullReplicaCheck(self._tools, self._account.pace)
         try:
             return await self._rounds(ledger_id, known)
         except LedgerNotFound:
@@ -144,12 +141,12 @@ class LedgerRepair:
         failed: dict[int, list[Problem]] = {}  # by the first entry of the fragment
         written: Versioned | None = None
         for _ in range(ROUNDS_MAX):
-            ledger = written or await self._administration.record(ledger_id)
+            ledger = written or await self._tools.record(ledger_id)
             written = None
             assessment, verdicts = await self._check(ledger)
             grace_s = 0.0
-            if assessment.wants_sealing:
-                grace_s = self._grace(ledger)
+            if assessment.wants_sealing and self._rules.grace is not None:
+                grace_s = self._rules.grace(ledger)
                 if ledger.metadata.state is LedgerState.IN_RECOVERY and grace_s == UNLIMITED_S:
                     grace_s = 0.0  # In recovery there is no writer to end.
                 problem = _in_grace(ledger, grace_s) if grace_s > 0 else await self._seal(ledger_id)
@@ -166,12 +163,14 @@ class LedgerRepair:
                     jobs.append(job)
             if not jobs:
                 break
-            update = self._updating(ledger)
-            outcomes = await self._work(jobs, update)
+            update = self.updating(ledger)
+            outcomes = await self.work(jobs, update)
+            if self._rules.is_dry:
+                break
             if (store_wait := _store_wait(outcomes)) is not None:  # The store cannot be read now, either.
                 losses = [problem for problems in outcomes for problem in problems if isinstance(problem, Loss)]
                 left = Assessment([], [*assessment.waits, store_wait], [*assessment.losses, *losses])
-                return Outcome(left.state, left.waits, left.losses, left.bookies)
+                return Outcome(left.state, left.waits, left.losses, left.bookies, verdicts=verdicts)
             for job, problems in zip(jobs, outcomes, strict=True):
                 losses = [problem for problem in problems if isinstance(problem, Loss)]
                 known = [*known, *losses]
@@ -185,23 +184,26 @@ class LedgerRepair:
         return _outcome(assessment, verdicts, failed, grace_s)
 
     async def _check(self, ledger: Versioned) -> tuple[Assessment, Sequence[FragmentVerdict]]:
-        circumstances = self._circumstances()
+        circumstances = self._rules.circumstances()
         try:
-            check = await self._administration.check_record(
-                ledger, circumstances.registered, percentage=self._percentage
-            )
+            check = await self._tools.check_record(ledger, circumstances.registered, percentage=self._rules.percentage)
         except (ClientClosed, LedgerNotFound, MetadataError):
             raise
         except BookKeeperError as error:
+            if self._rules.grace is None:
+                raise
             # The end of an unfinished ledger is unknown. With a lost bookie only a recovery can determine it.
             assessment = Assessment()
             assessment.wants_sealing = circumstances.asks_for_sealing(ledger.metadata)
             if not assessment.wants_sealing:
                 assessment.waits.append(Wait(Cause.ANSWER, 0, -1, None, str(error)))
             return assessment, ()
-        verdicts = await self._full_check.run(ledger.metadata, check.fragments, self._may_lack())
+        verdicts = await self._full_check.run(ledger.metadata, check.fragments, self._rules.may_lack())
+        if self._rules.grace is None:
+            verdicts = [verdict for verdict in verdicts if verdict.fragment.is_finished]
         assessment = assess(ledger.metadata, verdicts, circumstances)
-        if self._repairs_placement and ledger.metadata.is_closed:
+        assessment.wants_sealing &= self._rules.grace is not None
+        if self._rules.repairs_placement and ledger.metadata.is_closed:
             await self._add_misplaced(assessment, verdicts, circumstances)
         return assessment, verdicts
 
@@ -214,11 +216,11 @@ class LedgerRepair:
             fragment = verdict.fragment
             if fragment.first in at_work or not verdict.is_ok:
                 continue
-            adherence, why = await self._administration.judge_placement(fragment)
+            adherence, why = await self._tools.judge_placement(fragment)
             if adherence > Adherence.FAIL:
                 continue
             try:
-                positions = await self._administration.misplaced(fragment, list(circumstances.unwanted))
+                positions = await self._tools.misplaced(fragment, list(circumstances.unwanted))
             except NotEnoughBookies as error:
                 reason = "; ".join([*why[:1], error.message]) + circumstances.left_out(fragment.ensemble)
                 assessment.waits.append(Wait(Cause.TARGET, fragment.first, fragment.last, None, reason))
@@ -228,69 +230,110 @@ class LedgerRepair:
     async def _seal(self, ledger_id: int) -> Wait | None:
         """Seal a ledger, which ends its writer; return what that waits for, or None: done."""
         try:
-            await self._administration.recover(ledger_id)
+            await self._tools.recover(ledger_id)
         except (ClientClosed, LedgerNotFound, MetadataError):
             raise
         except BookKeeperError as error:
-            return not_sealed(error, self._circumstances())
-        self._totals.sealed += 1
+            return not_sealed(error, self._rules.circumstances())
+        self._account.totals.sealed += 1
         return None
 
     # -- copying -------------------------------------------------------------------------------------------------
-    async def _work(self, jobs: Sequence[Job], update: MetadataLoop) -> list[list[Problem]]:
+    def updating(self, ledger: Versioned) -> MetadataLoop:
+        """Return the loop that changes a record that was just read."""
+        access, rules = self._tools.access, self._rules
+        return MetadataLoop(access.runtime, access.driver, ledger, rules.lock, rules.on_trouble)
+
+    async def work(self, jobs: Sequence[Job], update: MetadataLoop) -> list[list[Problem]]:
         """Carry out the jobs; return the problems of each; none: done, or no longer needed."""
         outcomes: list[list[Problem]] = [[] for _ in jobs]
         waiting: Iterator[tuple[int, Job]] = iter(enumerate(jobs))
 
         async def work() -> None:
             for index, job in waiting:
-                async with self._slots:
+                async with self._rules.slots:
                     if _store_wait(outcomes) is None:
                         outcomes[index] = await self._carry_out(job, update)
 
-        await all_of(work() for _ in range(min(FRAGMENTS_AT_ONCE, len(jobs))))
+        if self._rules.at_once == 1:
+            await work()
+        else:
+            await all_of(work() for _ in range(min(self._rules.at_once, len(jobs))))
         return outcomes
 
     async def _carry_out(self, job: Job, update: MetadataLoop) -> list[Problem]:
-        fragment, problems, ledger = job.fragment, list[Problem](), update.current
+        """Carry out one job; return its problems, and keep its error in `failures`."""
+        fragment, ledger, problems, done = job.fragment, update.current, list[Problem](), list[Replacement]()
+        self.failures.pop(fragment.first, None)
         try:
-            replaced = self._still_to_replace(job)
-            for position in job.renewed:
-                try:
-                    problems += await self._renew(job.verdict, position, ledger)
-                except (BookieReadOnly, WriteFailed):
-                    replaced.append(position)  # The bookie is up, but cannot store entries: another one has to.
-            if any(isinstance(problem, Wait) for problem in problems):
-                return problems
-            replaced = [*_untouched(fragment, replaced, [problem for problem in problems if isinstance(problem, Loss)])]
-            missing = await self._missing_everywhere(job, replaced, ledger) if replaced and job.good == 0 else []
-            problems += missing
-            if replaced and not missing:
-                await self._administration.replicate_fragment(
-                    fragment,
-                    most_urgent_first(job.verdict, replaced, self._circumstances().leaving),
-                    exclude=list(self._circumstances().unwanted),
-                    pace=self._pace,
-                    progress=self._counter(),
-                    update=update,
-                )
+            await self._copy(job, update, problems, done)
         except (ClientClosed, LedgerNotFound):
             raise
-        except (VersionConflict, FragmentNotFinished):
-            return problems  # Another process changed the record: the next check determines the remaining work.
-        except MetadataError as error:
-            return [Wait(Cause.STORE, fragment.first, fragment.last, None, str(error))]
-        except NotEnoughBookies as error:
-            reason = error.message + self._circumstances().left_out(fragment.ensemble)
-            return [*problems, Wait(Cause.TARGET, fragment.first, fragment.last, None, reason)]
         except BookKeeperError as error:
-            return [*problems, await self._explained(fragment, error, ledger)]
-        self._totals.fragments += not problems
+            self.failures[fragment.first] = error
+            problems = await self._problems_of(fragment, error, problems, ledger)
+        finally:
+            if done:
+                self.moves.append(Move(fragment.ledger_id, fragment.first, fragment.last, tuple(done)))
+        self._account.totals.fragments += not problems
         return problems
+
+    async def _copy(self, job: Job, update: MetadataLoop, problems: list[Problem], done: list[Replacement]) -> None:
+        """Renew and replace the replicas of a job; add lost entries to `problems`, and finished copies to `done`."""
+        fragment, ledger, rules, access = job.fragment, update.current, self._rules, self._tools.access
+        replaced = self._still_to_replace(job)
+        if rules.is_dry:
+            renewed, replaced = self._planned(job, replaced)
+            done += renewals(fragment, renewed)
+        for position in () if rules.is_dry else job.renewed:
+            try:
+                lost = await self._renew(job.verdict, position, ledger)
+            except (BookieReadOnly, WriteFailed):
+                replaced.append(position)  # The bookie is up, but cannot store entries: another one has to.
+            else:
+                problems += lost
+                if not lost:
+                    done += renewals(fragment, [position])
+        if any(isinstance(problem, Wait) for problem in problems):
+            return
+        replaced = [*_untouched(fragment, replaced, [problem for problem in problems if isinstance(problem, Loss)])]
+        if replaced and job.good == 0 and not rules.is_dry:
+            missing = await self._missing_everywhere(job, replaced, ledger)
+            problems += missing
+            if missing:
+                return
+        if replaced:
+            circumstances, moves = rules.circumstances(), list[Move]()
+            positions = most_urgent_first(job.verdict, replaced, circumstances.leaving)
+            choose, to_change = avoiding(access, list(circumstances.unwanted)), None if rules.is_dry else update
+            try:
+                await replicate_positions(access, fragment, positions, choose, to_change, self._account, moves)
+            finally:
+                done += [replacement for move in moves for replacement in move.replacements]
+
+    def _planned(self, job: Job, replaced: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the positions that would be renewed, and those that would be replaced: entries of bookies that are not
+        writable, too."""
+        writable, ensemble = self._tools.access.candidates(), job.fragment.ensemble
+        renewed = [at for at in job.renewed if ensemble[at] in writable]
+        return renewed, [*replaced, *(at for at in job.renewed if at not in renewed)]
+
+    async def _problems_of(
+        self, fragment: Fragment, error: BookKeeperError, problems: list[Problem], ledger: Versioned
+    ) -> list[Problem]:
+        """Return the problems of a fragment, of which `problems` were found before its copy failed."""
+        if isinstance(error, VersionConflict | FragmentNotFinished):
+            return problems  # Another process changed the record: the next check determines the remaining work.
+        if isinstance(error, MetadataError):
+            return [Wait(Cause.STORE, fragment.first, fragment.last, None, str(error))]
+        if isinstance(error, NotEnoughBookies):
+            reason = error.message + self._rules.circumstances().left_out(fragment.ensemble)
+            return [*problems, Wait(Cause.TARGET, fragment.first, fragment.last, None, reason)]
+        return [*problems, await self._explained(fragment, error, ledger)]
 
     def _still_to_replace(self, job: Job) -> list[int]:
         """Return the positions to replace, without bookies that returned since the check: they have their entries."""
-        circumstances = self._circumstances()
+        circumstances = self._rules.circumstances()
         came_back = [
             replica.position
             for replica in job.verdict.replicas
@@ -304,8 +347,12 @@ class LedgerRepair:
         """Copy to a bookie only the entries of a fragment that it lacks, or has damaged; return those that are lost."""
         fragment, replica = verdict.fragment, verdict.replicas[position]
         is_damaged = isinstance(replica.error, DigestMismatch)
-        scan = await self._administration.scan_replica(
-            ledger.metadata, replica.bookie, fragment.stored(position), pace=self._pace, is_listing=not is_damaged
+        scan = await self._tools.scan_replica(
+            ledger.metadata,
+            replica.bookie,
+            fragment.stored(position),
+            pace=self._account.pace,
+            is_listing=not is_damaged,
         )
         if scan.stopped is not None:
             raise scan.stopped
@@ -315,32 +362,21 @@ class LedgerRepair:
         losses: list[Problem] = []
         while runs:
             try:
-                renewed = await self._administration.renew_entries(
-                    fragment.ledger_id, replica.bookie, runs, pace=self._pace, progress=self._counter()
+                renewed = await self._tools.renew_entries(
+                    fragment.ledger_id, replica.bookie, runs, pace=self._account.pace, progress=self._account.absorb()
                 )
-                self._totals.renewed += renewed
+                self._account.totals.renewed += renewed
             except BookKeeperError as error:
                 problem = await self._explained(fragment, error, ledger)
                 if not isinstance(problem, Loss) or len(losses) >= LOSSES_MAX:
                     raise
+                self.failures[fragment.first] = error
                 losses.append(problem)  # The other entries can still be renewed.
                 after = problem.last + 1
                 runs = [range(max(run.start, after), run.stop) for run in runs if run.stop > after]
             else:
                 break
         return losses
-
-    def _counter(self) -> Callable[[CopyProgress], None]:
-        """Return a callback that adds the progress of one copy to the totals."""
-        entries = size = 0
-
-        def count(progress: CopyProgress) -> None:
-            nonlocal entries, size
-            self._totals.entries += progress.entries - entries
-            self._totals.size += progress.size - size
-            entries, size = progress.entries, progress.size
-
-        return count
 
     # -- evidence ------------------------------------------------------------------------------------------------
     async def _missing_everywhere(self, job: Job, positions: Sequence[int], ledger: Versioned) -> list[Problem]:
@@ -369,12 +405,12 @@ class LedgerRepair:
         bookie = None if error.bookie is None else BookieId(error.bookie)
         if bookie in fragment.ensemble:
             return Wait(Cause.ANSWER, fragment.first, fragment.last, bookie, str(error))
-        reason = f"{error}{self._circumstances().left_out(fragment.ensemble)}"
+        reason = f"{error}{self._rules.circumstances().left_out(fragment.ensemble)}"
         return Wait(Cause.TARGET, fragment.first, fragment.last, bookie, reason)
 
     async def _judge(self, fragment: Fragment, entry_id: int, ledger: Versioned) -> Problem | None:
-        circumstances = self._circumstances()
-        answers = await self._administration.ask_holders(ledger.metadata, entry_id, circumstances.registered)
+        circumstances = self._rules.circumstances()
+        answers = await self._tools.ask_holders(ledger.metadata, entry_id, circumstances.registered)
         return judge_entry(fragment, entry_id, answers, circumstances)
 
 
@@ -432,4 +468,4 @@ def _outcome(
             for replica in verdict.replicas
             if not verdict.fragment.is_finished and replica.state is not ReplicaState.OK
         ]
-    return Outcome(left.state, waits, losses, list(dict.fromkeys(bookies)), fewest, grace_s)
+    return Outcome(left.state, waits, losses, list(dict.fromkeys(bookies)), fewest, grace_s, verdicts)
