@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs
-import pyarrow.parquet as pq
 
 from bookies.client.read.offloaded import content_of
 from bookies.errors import InvalidArgument, LedgerNotFound
@@ -206,26 +204,19 @@ class FileWriter:
     def __init__(self, to: str, name: str, file_format: str, is_envelope: bool, row: int | None) -> None:
         self._system, directory = tier.system_of(to)
         self._system.create_dir(directory, recursive=True)
-        self._path = f"{directory}/{name}"
-        self._temporary = f"{directory}/_{name}.{uuid.uuid4().hex}"
+        self._file = tier.NewFile(self._system, directory, name)
         self._kind, self._is_envelope, self._row = file_format, is_envelope, row
-        self._sink: Any = self._system.open_output_stream(self._temporary)
-        self._writer: Any = None
         self._content = Content()
-        self._is_done = False
         if file_format == "csv":
-            self._sink.write(csv_lines([CSV_HEADER]))
+            self._file.sink.write(csv_lines([CSV_HEADER]))
 
     def append(self, batch: EntryBatch) -> None:
         """Append entries. Raises `InvalidArgument` for entries that the format cannot hold."""
         self._content = self._content.joined(content_of(batch))
         if self._kind == "parquet":
-            table = pa.Table.from_batches([self._columns(batch)])
-            if self._writer is None:
-                self._writer = pq.ParquetWriter(self._sink, table.schema, compression=tier.COMPRESSION)
-            self._writer.write_table(table)
+            self._file.write_table(pa.Table.from_batches([self._columns(batch)]))
         else:
-            self._sink.write(b"".join(_lines(batch, self._kind)))
+            self._file.sink.write(b"".join(_lines(batch, self._kind)))
 
     def _columns(self, batch: EntryBatch) -> pa.RecordBatch:
         from bookies.spark.base import arrow, envelope
@@ -244,13 +235,9 @@ class FileWriter:
 
     def finish(self) -> dict[str, Any]:
         """Rename the file to its name, and return its description."""
-        if self._writer is not None:
-            self._writer.close()
-        self._sink.close()
-        self._system.move(self._temporary, self._path)
-        self._is_done = True
+        self._file.finish()
         digest, size = hashlib.sha256(), 0
-        with self._system.open_input_stream(self._path) as file:
+        with self._system.open_input_stream(self._file.path) as file:
             while data := file.read(1 << 20):
                 digest.update(data)
                 size += len(data)
@@ -265,12 +252,7 @@ class FileWriter:
 
     def discard(self) -> None:
         """Delete an incomplete file. Idempotent."""
-        if not self._is_done:
-            self._is_done = True
-            if self._writer is not None:
-                self._writer.close()
-            self._sink.close()
-            self._system.delete_file(self._temporary)
+        self._file.discard()
 
 
 def _lines(batch: EntryBatch, file_format: str) -> Iterator[bytes]:

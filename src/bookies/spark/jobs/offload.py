@@ -163,7 +163,7 @@ class CopyPart:
             reader = await tools.administration.open(ledger_id)
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
-        writer = await files.run(tier.PartsWriter, arguments["directory"], ledger_id)
+        writer = await files.run(tier.PartsWriter, arguments["directory"])
         try:
             async with reader:
                 async for batch in reader.read_batches(first, last):

@@ -111,20 +111,55 @@ def _computed_checksums(batch: EntryBatch) -> list[int]:
     return checksums
 
 
+class NewFile:
+    """File under a temporary name, which readers ignore, until it is complete. All calls block and raise OSError."""
+
+    def __init__(self, system: Any, directory: str, name: str) -> None:
+        self.name, self.path = name, f"{directory}/{name}"
+        self._system = system
+        self._temporary = f"{directory}/_{name}.{uuid.uuid4().hex}"
+        self.sink: Any = system.open_output_stream(self._temporary)
+        self._tables: Any = None
+        self._is_done = False
+
+    def write_table(self, table: pa.Table, row_group_size: int | None = None, *, use_dictionary: bool = True) -> None:
+        """Append a table to a Parquet file."""
+        if self._tables is None:
+            self._tables = pq.ParquetWriter(
+                self.sink, table.schema, compression=COMPRESSION, use_dictionary=use_dictionary
+            )
+        self._tables.write_table(table, row_group_size=row_group_size)
+
+    def finish(self) -> None:
+        """Give the file its name."""
+        self._close()
+        self._system.move(self._temporary, self.path)
+        self._is_done = True
+
+    def discard(self) -> None:
+        """Delete an incomplete file. Idempotent."""
+        if not self._is_done:
+            self._is_done = True
+            self._close()
+            self._system.delete_file(self._temporary)
+
+    def _close(self) -> None:
+        if self._tables is not None:
+            self._tables.close()
+        self.sink.close()
+
+
 class PartsWriter:
     """Writer of the files of consecutive entries of one ledger. `directory`: of the attempt."""
 
-    def __init__(self, directory: str, ledger_id: int, *, file_size_max: int = FILE_SIZE_MAX) -> None:
+    def __init__(self, directory: str, *, file_size_max: int = FILE_SIZE_MAX) -> None:
         self._system, self._path = system_of(directory)
-        self._ledger_id = ledger_id
         self._file_size_max = file_size_max
-        self._writer: Any = None
-        self._temporary = self._name = ""
+        self._file: NewFile | None = None
         self._groups: list[Group] = []
         self._content = Content()
         self._waiting: list[EntryBatch] = []
         self._size = 0  # approximate payload bytes of the waiting batches
-        self._below: int | None = None  # the ledger's length before the waiting batches
         self.parts: list[Part] = []
         self._system.create_dir(self._path, recursive=True)
 
@@ -138,48 +173,38 @@ class PartsWriter:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        if self._groups and self._content.size + self._size > self._file_size_max:
-            self._end_file()
+        if self._file is not None and self._content.size + self._size > self._file_size_max:
+            self._end_file(self._file)
         first, last = self._waiting[0].first_entry_id, self._waiting[-1].last_entry_id
-        if self._writer is None:
-            self._name = f"part-{first:012d}.parquet"
-            self._temporary = f"{self._path}/_{self._name}.{uuid.uuid4().hex}"
-            sink = self._system.open_output_stream(self._temporary)
-            self._writer = pq.ParquetWriter(sink, SCHEMA, compression=COMPRESSION, use_dictionary=False), sink
+        if self._file is None:
+            self._file = NewFile(self._system, self._path, f"part-{first:012d}.parquet")
         content = Content()
         for batch in self._waiting:
             content = content.joined(content_of(batch))
         above = self._waiting[-1].lengths()[-1]
-        self._writer[0].write_table(pa.concat_tables(map(table_of, self._waiting)), row_group_size=last - first + 1)
-        self._groups.append(Group(self._name, len(self._groups), first, last, above - content.size, above))
+        rows = pa.concat_tables(map(table_of, self._waiting))
+        self._file.write_table(rows, last - first + 1, use_dictionary=False)
+        self._groups.append(Group(self._file.name, len(self._groups), first, last, above - content.size, above))
         self._content = self._content.joined(content)
         self._waiting, self._size = [], 0
 
-    def _end_file(self) -> None:
-        writer, sink = self._writer
-        writer.close()
-        sink.close()
-        path = f"{self._path}/{self._name}"
-        self._system.move(self._temporary, path)
-        size = self._system.get_file_info(path).size
-        self.parts.append(Part(self._name, size, tuple(self._groups), self._content))
-        self._writer, self._groups, self._content = None, [], Content()
+    def _end_file(self, file: NewFile) -> None:
+        file.finish()
+        size = self._system.get_file_info(file.path).size
+        self.parts.append(Part(file.name, size, tuple(self._groups), self._content))
+        self._file, self._groups, self._content = None, [], Content()
 
     def finish(self) -> list[Part]:
         """Complete the last file and return all parts."""
         self._flush()
-        if self._writer is not None:
-            self._end_file()
+        if self._file is not None:
+            self._end_file(self._file)
         return self.parts
 
     def discard(self) -> None:
         """Close and delete an incomplete file."""
-        if self._writer is not None:
-            writer, sink = self._writer
-            self._writer = None
-            writer.close()
-            sink.close()
-            self._system.delete_file(self._temporary)
+        if self._file is not None:
+            self._file.discard()
 
 
 def check_part(directory: str, ledger_id: int, part: Part) -> None:

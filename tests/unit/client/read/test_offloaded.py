@@ -28,7 +28,7 @@ async def sealed(store: Client, count: int = 40) -> int:
 
 async def offload(world: World, store: Client, ledger_id: int, directory: pathlib.Path) -> None:
     """Copy the ledger, let the record say that the copy is enough, and let the bookies forget it."""
-    writer = tier.PartsWriter(str(directory), ledger_id)
+    writer = tier.PartsWriter(str(directory))
     async with store.open(ledger_id) as reader:
         async for batch in reader.read_batches():
             writer.append(batch)
