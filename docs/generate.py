@@ -84,12 +84,8 @@ def cli_page() -> str:
 
     os.environ["COLUMNS"] = "110"
     parts = ["# The command `bk`\n\nMade from `--help` by `make docs`.\n", f"```\n{cli._overview()}\n```\n"]
-    for noun, (module_name, text) in cli.COMMANDS.items():
-        parser = argparse.ArgumentParser(
-            prog=f"bk {noun}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        parser.set_defaults(noun=noun)
-        importlib.import_module(module_name).configure(parser)
+    for noun in cli.COMMANDS:
+        parser = cli.parser_of(noun)
         parts.append(f"## bk {noun}\n\n```\n{parser.format_help()}```\n")
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):

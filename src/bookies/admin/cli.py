@@ -5,13 +5,16 @@ Data goes to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-# noun -> (module with `configure(parser)` and `run(arguments) -> int`, one line of help)
+if TYPE_CHECKING:
+    import argparse
+
+# noun -> (module with the rows of its verbs, `VERBS`; one line of help)
 COMMANDS = {
     "up": ("bookies.admin.commands.cluster", "start a local cluster"),
     "down": ("bookies.admin.commands.cluster", "stop a local cluster"),
@@ -26,7 +29,7 @@ COMMANDS = {
     ),
     "ledger": (
         "bookies.admin.commands.ledger",
-        "create, append, read, tail, show, explain, list, recover, seal, delete",
+        "create, append, read, tail, show, explain, list, verify, repair, recover, seal, delete",
     ),
     "log": (
         "bookies.admin.commands.log",
@@ -34,8 +37,8 @@ COMMANDS = {
     ),
     "bookie": (
         "bookies.admin.commands.bookie",
-        "run, list, drain, maintenance, balance, state, disks, space, gc, compact, scrub, recover, repair, convert, "
-        "format",
+        "run, list, show, drain, maintenance, balance, state, disks, read-only, read-write, space, gc, compact, "
+        "undelete, why-not-deleted, scrub, recover, repair, convert, format",
     ),
     "recovery": (
         "bookies.admin.commands.recovery",
@@ -61,7 +64,8 @@ COMMANDS = {
     ),
     "spark": (
         "bookies.admin.verbs.spark_command",
-        "jobs over a whole cluster on Spark: scrub, repair, reconcile, usage, whatif",
+        "jobs over a whole cluster on Spark: scrub, repair, reconcile, usage, import, export, offload, restore, "
+        "migrate, whatif, package",
     ),
     "sim": ("bookies.lab.commands.sim", "simulate a cluster on virtual time with faults"),
 }
@@ -105,23 +109,35 @@ def _end_quietly() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def parser_of(noun: str) -> argparse.ArgumentParser:
+    """Return the parser of a command or of a group of verbs. It sets `run`, the function of the verb."""
+    from bookies.admin.shared.command_line import build_parser, new_parser
+
+    module_name, text = COMMANDS[noun]
+    module = importlib.import_module(module_name)
+    if not hasattr(module, "VERBS"):
+        parser = new_parser(noun, text)
+        module.configure(parser)
+        parser.set_defaults(run=module.run)
+        return parser
+    return build_parser(noun, text, module.VERBS)
+
+
 def _run(noun: str, arguments: list[str]) -> int:
     """Run one command; report its exception as one sentence and an exit status."""
-    module = importlib.import_module(COMMANDS[noun][0])
-    parser = argparse.ArgumentParser(
-        prog=f"bk {noun}", description=COMMANDS[noun][1], formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.set_defaults(noun=noun, debug=False)
-    module.configure(parser)
-    parsed = parser.parse_args(arguments)
+    parsed = parser_of(noun).parse_args(arguments)
 
     from bookies.admin.shared import UsageError
     from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
 
     try:
-        status = module.run(parsed)
+        result = parsed.run(parsed)
+        if not isinstance(result, int):
+            from bookies.admin.shared.report import print_report
+
+            result = print_report(result, as_json=parsed.json)
         sys.stdout.flush()
-        return int(status or 0)
+        return result
     except BrokenPipeError:
         # The reader of the output has exited (`bk ledger read 7 | head`): this is not an error.
         _end_quietly()

@@ -6,12 +6,14 @@ Source: metadata 12; the keys: ClientConfiguration and AbstractConfiguration of 
 from __future__ import annotations
 
 from bookies.apache.table import (
+    TLS_ROWS,
     Different,
     Level,
     Mapped,
     Row,
     Unused,
     limit,
+    metadata_rows,
     milliseconds,
     number,
     positive,
@@ -19,15 +21,9 @@ from bookies.apache.table import (
     switch,
 )
 
-_METADATA = "uri"
 _TLS = "only with tlsProviderFactoryClass"
 CLIENT: tuple[Row, ...] = (
-    Mapped("metadataServiceUri", _METADATA, note="unchanged"),
-    Mapped("zkServers", _METADATA, note="if metadataServiceUri is absent: zk+null://SERVERS/ROOT"),
-    Mapped("zkLedgersRootPath", _METADATA, note="the path in the URI; default /ledgers"),
-    Mapped("ledgerManagerFactoryClass", _METADATA, note="the class name determines the scheme, such as zk+flat"),
-    Mapped("ledgerManagerType", _METADATA, note="older form of ledgerManagerFactoryClass"),
-    Mapped("zkEnableSecurity", _METADATA, note="true: the URI must name a file with the identity, ?options=FILE"),
+    *metadata_rows("uri"),
     Mapped("addEntryTimeoutSec", "add_timeout_ms", seconds, "seconds"),
     Mapped("readEntryTimeoutSec", "read_timeout_ms", seconds, "seconds"),
     Mapped("readTimeout", "read_timeout_ms", note="seconds; if readEntryTimeoutSec is absent"),
@@ -62,9 +58,7 @@ CLIENT: tuple[Row, ...] = (
     Mapped("clientKeyStoreType", "tls_key", note="as clientTrustStoreType"),
     Mapped("clientKeyStorePasswordPath", "tls_key_password_file", note="only with tlsClientAuthentication=true"),
     Mapped("tlsHostnameVerificationEnabled", "tls_check_host_name", note="our default is true, Apache's is false"),
-    Mapped("tlsEnabledProtocols", "tls_version_min", note="the oldest of them; versions before TLSv1.2 are reported"),
-    Mapped("tlsEnabledCipherSuites", "tls_ciphers", note="reported: OpenSSL uses other names"),
-    Mapped("tlsCertFilesRefreshDurationSeconds", "tls_reload_interval_ms", note="seconds; 0: our default"),
+    *TLS_ROWS,
     Mapped("clientAuthProviderFactoryClass", "sasl_file", note="SASL: BK_SASL_FILE must name the credentials"),
     Different("clientRole", ("", "standard"), "ignored: the client always has the standard role"),
     Different(

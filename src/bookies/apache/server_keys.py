@@ -6,6 +6,7 @@ Source: metadata 12, storage 11; the keys: ServerConfiguration and AbstractConfi
 from __future__ import annotations
 
 from bookies.apache.table import (
+    TLS_ROWS,
     Different,
     Level,
     Mapped,
@@ -13,6 +14,7 @@ from bookies.apache.table import (
     Unused,
     disk_percent,
     mebibytes,
+    metadata_rows,
     milliseconds,
     names,
     natural,
@@ -23,7 +25,6 @@ from bookies.apache.table import (
     text,
 )
 
-_METADATA = "metadata URI"
 _ADDRESS = "host, advertised_host"
 _TLS = "only with tlsProviderFactoryClass"
 _NO_HTTP = "there is no HTTP server: `bk help apache` lists the command for each of Apache's endpoints"
@@ -44,12 +45,7 @@ SERVER: tuple[Row, ...] = (
     Mapped("allowLoopback", _ADDRESS, note="without it a loopback address is refused"),
     Mapped("allowEphemeralPorts", "port", note="without it bookiePort=0 is refused"),
     # -- metadata, directories, limits of frames
-    Mapped("metadataServiceUri", _METADATA, note="unchanged"),
-    Mapped("zkServers", _METADATA, note="if metadataServiceUri is absent: zk+null://SERVERS/ROOT"),
-    Mapped("zkLedgersRootPath", _METADATA, note="the path in the URI; default /ledgers"),
-    Mapped("ledgerManagerFactoryClass", _METADATA, note="the class name determines the scheme, such as zk+flat"),
-    Mapped("ledgerManagerType", _METADATA, note="older form of ledgerManagerFactoryClass"),
-    Mapped("zkEnableSecurity", _METADATA, note="true: the URI must name a file with the identity, ?options=FILE"),
+    *metadata_rows("metadata URI"),
     Mapped("zkTimeout", "lease_ms", number),
     Mapped("journalDirectories", "journal_directories", names),
     Mapped("journalDirectory", "journal_directories", note="if journalDirectories is absent"),
@@ -102,9 +98,7 @@ SERVER: tuple[Row, ...] = (
     Mapped("tlsTrustStore", "tls_authority", note=_TLS),
     Mapped("tlsTrustStoreType", "tls_authority", note="as tlsKeyStoreType"),
     Mapped("tlsClientAuthentication", "tls_client_certificates", note=_TLS),
-    Mapped("tlsEnabledProtocols", "tls_version_min", note="the oldest of them; versions before TLSv1.2 are reported"),
-    Mapped("tlsEnabledCipherSuites", "tls_ciphers", note="reported: OpenSSL uses other names"),
-    Mapped("tlsCertFilesRefreshDurationSeconds", "tls_reload_interval_ms", note="seconds; 0: our default"),
+    *TLS_ROWS,
     Mapped("bookieAuthProviderFactoryClass", "authentication", note="SASL or roles; other classes are refused"),
     Mapped("authorizedRoles", "authorized_roles", note="only with BookieAuthZFactory"),
     Mapped("saslJaasClientAllowedIds", "sasl_allowed_ids", note="only with SASLBookieAuthProviderFactory"),

@@ -85,6 +85,25 @@ class Unused:
 Row = Mapped | Different | Unused
 
 
+def metadata_rows(setting: str) -> tuple[Row, ...]:
+    """Return the keys of the metadata service. `setting`: what they become."""
+    return (
+        Mapped("metadataServiceUri", setting, note="unchanged"),
+        Mapped("zkServers", setting, note="if metadataServiceUri is absent: zk+null://SERVERS/ROOT"),
+        Mapped("zkLedgersRootPath", setting, note="the path in the URI; default /ledgers"),
+        Mapped("ledgerManagerFactoryClass", setting, note="the class name determines the scheme, such as zk+flat"),
+        Mapped("ledgerManagerType", setting, note="older form of ledgerManagerFactoryClass"),
+        Mapped("zkEnableSecurity", setting, note="true: the URI must name a file with the identity, ?options=FILE"),
+    )
+
+
+TLS_ROWS = (
+    Mapped("tlsEnabledProtocols", "tls_version_min", note="the oldest of them; versions before TLSv1.2 are reported"),
+    Mapped("tlsEnabledCipherSuites", "tls_ciphers", note="reported: OpenSSL uses other names"),
+    Mapped("tlsCertFilesRefreshDurationSeconds", "tls_reload_interval_ms", note="seconds; 0: our default"),
+)
+
+
 # -- conversions ------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from bookies.bookie.pressure import PARTIAL_SIZE_MIN, Intake, ReadShare
@@ -42,27 +43,30 @@ class Service(Protocol):
         """Start serving the requests, in order. Must not raise; answers come through `respond` and `send`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Objects that all connections of a bookie share."""
+
+    service: Service
+    intake: Intake
+    events: Events
+    frame_size_max: int
+
+
 class Connection(asyncio.Protocol):
     """One accepted connection.
 
     `share`: its part of the read budget, informed when the peer consumes answers to reads and when it stops doing so.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        intake: Intake,
-        events: Events,
-        frame_size_max: int,
-        share: ReadShare,
-    ) -> None:
+    def __init__(self, surroundings: Surroundings, share: ReadShare) -> None:
         self.is_closed = False
         self.share = share
         self.peer = "?"
-        self._service = service
-        self._intake = intake
-        self._events = events
-        self._decoder = RequestDecoder(frame_size_max, mixes=True)
+        self._service = surroundings.service
+        self._intake = surroundings.intake
+        self._events = surroundings.events
+        self._decoder = RequestDecoder(surroundings.frame_size_max, mixes=True)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._output: list[Buffer] = []
@@ -221,6 +225,13 @@ class Connection(asyncio.Protocol):
         for timer in (self._linger, self._stall):
             if timer is not None:
                 timer.cancel()
+
+    # -- what a stage before the service or the transport uses ---------------------------------------------------
+    def _continue_on(self, transport: asyncio.Transport, decoder: RequestDecoder, part_size: int) -> None:
+        """Replace the transport, which reads. `part_size`: bytes that it gets at once."""
+        self._transport, self._decoder, self._part_size = transport, decoder, part_size
+        self._is_reading_paused = False
+        transport.set_write_buffer_limits(high=UNSENT_SIZE_MIN)
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _flush(self, *, is_all: bool = False) -> None:

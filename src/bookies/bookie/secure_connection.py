@@ -15,11 +15,10 @@ import asyncio
 import enum
 from collections.abc import Sequence
 
-from bookies.bookie.connection import UNSENT_SIZE_MIN, Connection, Service
-from bookies.bookie.pressure import Intake, ReadShare
+from bookies.bookie.connection import UNSENT_SIZE_MIN, Connection, Surroundings
+from bookies.bookie.pressure import ReadShare
 from bookies.bookie.security import Security
 from bookies.errors import RemoteProtocolError, Status, TlsFailed
-from bookies.runtime.events import Events
 from bookies.wire.auth import Close, Effect, Encrypt, Refused, Send
 from bookies.wire.framing import PREFIX_SIZE
 from bookies.wire.messages import AuthRequest, Request, StartTlsRequest, StartTlsResponse
@@ -34,6 +33,7 @@ EARLY_FRAME_SIZE_MAX = 16 << 10  # bytes of a frame between START_TLS and TLS
 
 class _Stage(enum.Enum):
     PLAIN = "plain"
+    DIRECT = "TLS from the first byte"
     ASKED = "TLS requested"  # START_TLS is answered; TLS should follow
     SHAKING = "shaking hands"
     ENCRYPTED = "encrypted"
@@ -42,24 +42,15 @@ class _Stage(enum.Enum):
 class SecureConnection(Connection):
     """A `Connection` with the two stages of this module. `is_direct`: TLS begins with the first byte."""
 
-    def __init__(
-        self,
-        security: Security,
-        is_direct: bool,
-        service: Service,
-        intake: Intake,
-        events: Events,
-        frame_size_max: int,
-        share: ReadShare,
-    ) -> None:
-        self._gate = security.gate()
-        super().__init__(service if self._gate.is_open else _Guard(), intake, events, frame_size_max, share)
+    def __init__(self, security: Security, is_direct: bool, surroundings: Surroundings, share: ReadShare) -> None:
+        super().__init__(surroundings, share)
+        self._surroundings = surroundings
         self._security = security
-        self._is_direct = is_direct
-        self._served_by = service
-        self._frame_size_max = frame_size_max
-        self._decoder = RequestDecoder(frame_size_max, stops_at_start_tls=security.encryption is not None)
-        self._stage = _Stage.PLAIN
+        self._gate = security.gate()
+        self._decoder = RequestDecoder(surroundings.frame_size_max, stops_at_start_tls=security.encryption is not None)
+        if not self._gate.is_open:
+            self._service = _Guard()
+        self._stage = _Stage.DIRECT if is_direct else _Stage.PLAIN
         self._is_held = False  # answers wait until they can be encrypted
         self._early = b""  # bytes that arrived while the stage could not use them
         self._plain_size = 0  # of answers that were sent before the handshake and are not consumed yet
@@ -87,6 +78,7 @@ class SecureConnection(Connection):
         self.respond(StartTlsResponse(request.version, request.txn_id, Status.OK))
         self._flush(is_all=True)  # Later output is encrypted.
         self._plain_size = self._answer_size
+        self._stage = _Stage.ASKED
         self._expect_handshake()
         self._hear_early(self._decoder.take_rest())
 
@@ -95,14 +87,14 @@ class SecureConnection(Connection):
         super().connection_made(transport)
         if not self._gate.is_open:
             self._gate_deadline = self._loop.call_later(GATE_S, self._refuse_stranger)
-        if self._is_direct:
+        if self._stage is _Stage.DIRECT:
             self._expect_handshake()
 
     def data_received(self, data: bytes) -> None:
         match self._stage:
             case _ if self.is_closed:
                 return
-            case _Stage.ASKED if self._is_direct:
+            case _Stage.DIRECT:
                 self._begin_tls(data)
             case _Stage.ASKED:
                 self._hear_early(data)
@@ -129,7 +121,7 @@ class SecureConnection(Connection):
     def _let_in(self) -> bool:
         """Remove the gate if it is open."""
         if self._gate.is_open:
-            self._service = self._served_by
+            self._service = self._surroundings.service
             self._decoder.mixes = True
             if self._gate_deadline is not None:
                 self._gate_deadline.cancel()
@@ -156,7 +148,6 @@ class SecureConnection(Connection):
     def _expect_handshake(self) -> None:
         """Hold answers back for TLS, which the peer has to begin soon."""
         self._is_held = True
-        self._stage = _Stage.ASKED
         self._deadline = self._loop.call_later(HANDSHAKE_S, self._refuse, "it did not begin the TLS handshake in time")
 
     def _stop_deadline(self) -> None:
@@ -227,12 +218,10 @@ class SecureConnection(Connection):
             self._encrypted(transport)
 
     def _encrypted(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._decoder = RequestDecoder(self._frame_size_max, mixes=self._gate.is_open)
-        transport.set_write_buffer_limits(high=UNSENT_SIZE_MIN)
+        decoder = RequestDecoder(self._surroundings.frame_size_max, mixes=self._gate.is_open)
         # TLS passes on all data it gets, and reports only what the inner transport refuses.
-        self._part_size = UNSENT_SIZE_MIN
-        self._is_held = self._is_reading_paused = False
+        self._continue_on(transport, decoder, part_size=UNSENT_SIZE_MIN)
+        self._is_held = False
         if self._is_slow:
             self.resume_writing()
         if not self._gate.is_open:

@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from bookies.bookie.connection import Connection, RejectedConnection
+from bookies.bookie.connection import Connection, RejectedConnection, Surroundings
 from bookies.bookie.control import (
     COLLECTION_CALLS,
     SCRUB_CALLS,
@@ -268,16 +268,11 @@ class BookieServer:
     def _accepted(self, *, is_direct: bool) -> asyncio.BaseProtocol:
         if not self.state.may_serve():
             return RejectedConnection()
-        parts = (
-            self._handlers,
-            self._intake,
-            self._events,
-            self.config.frame_size_max,
-            self._budget.new_share(),
-        )
+        surroundings = Surroundings(self._handlers, self._intake, self._events, self.config.frame_size_max)
+        share = self._budget.new_share()
         if self._security is None or not self._security.is_needed:
-            return Connection(*parts)
-        return SecureConnection(self._security, is_direct, *parts)
+            return Connection(surroundings, share)
+        return SecureConnection(self._security, is_direct, surroundings, share)
 
     # -- registration --------------------------------------------------------------------------------------------
     async def _register(self, mode: BookieMode) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import pathlib
+import re
 import resource
 import subprocess
 import sys
@@ -69,6 +71,14 @@ def test_every_command_has_help_with_an_example(noun: str, capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert "usage:" in shown
     assert "example" in shown or "VERB" in shown
+
+
+@pytest.mark.parametrize("noun", sorted(cli.COMMANDS.keys() - {"bench", "inspect"}))
+def test_the_line_of_a_group_names_its_verbs(noun: str) -> None:
+    """Two groups have a sentence instead: the help of the group lists their verbs."""
+    groups = [action for action in cli.parser_of(noun)._actions if isinstance(action, argparse._SubParsersAction)]
+    for group in groups:
+        assert set(group.choices) <= set(re.split(r"[ ,:]+", cli.COMMANDS[noun][1]))
 
 
 def test_a_typing_error_gets_its_neighbour(capsys: pytest.CaptureFixture[str]) -> None:

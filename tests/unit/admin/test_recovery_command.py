@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bookies.admin.cli import main
-from bookies.admin.commands import recovery
-from bookies.admin.commands.recovery import GONE, _print_status
+from bookies.admin.cli import main, parser_of
+from bookies.admin.commands.recovery import GONE, audit, status_text
+from bookies.admin.shared.report import Report, print_report
 from bookies.admin.verbs.recovery_work import _print_sample, sample_of
 from bookies.client.base import ledger_lock
 from bookies.client.repair.ledger_repair import Outcome
@@ -83,15 +83,13 @@ def test_the_delay(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_an_audit_is_asked_for(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    recovery.configure(parser)
-    arguments = parser.parse_args(["audit", "--checks"])
+    arguments = parser_of("recovery").parse_args(["audit", "--checks"])
 
     async def ask(driver: MetadataDriver) -> None:
         await driver.recovery.set_lost_bookie_delay_s(60)
         await driver.recovery.set_checked_at_ms(AuditKind.ALL_LEDGERS, 1_000)
         candidacy = await driver.recovery.campaign(B1, lambda: None)
-        assert await recovery._audit(driver, arguments) == 0
+        assert print_report(await audit(driver, arguments), as_json=False) == 0
         assert await driver.recovery.checked_at_ms(AuditKind.ALL_LEDGERS) == 0
         assert await driver.recovery.lost_bookie_delay_s() == 60
         await candidacy.resign()
@@ -161,7 +159,8 @@ def test_who_died_is_not_shown_as_at_work(store: pathlib.Path, capsys: pytest.Ca
             tasks = [{"task": "worker", "doing": "repairing ledger 7", "failures": 0}]
             status = ProcessStatus(name, BookieId(name), written_ms, tasks, [], worker, [])
             await StatusRecord(driver, name).write(pack(status))
-        _print_status(await read_status(driver, written_ms + 5_000), written_ms + 5_000)
+        status_now = await read_status(driver, written_ms + 5_000)
+        print_report(Report({}, status_text(status_now, written_ms + 5_000)), as_json=False)
         await candidacy.resign()
 
     on(store, look)

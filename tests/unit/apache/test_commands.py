@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 
 import pytest
@@ -36,9 +35,7 @@ def test_every_command_it_names_exists(command: str) -> None:
     if noun == "help":
         assert verbs == ["apache"]
         return
-    parser = argparse.ArgumentParser()
-    parser.set_defaults(noun=noun)
-    importlib.import_module(cli.COMMANDS[noun][0]).configure(parser)
+    parser = cli.parser_of(noun)
     known = [
         verb for action in parser._actions if isinstance(action, argparse._SubParsersAction) for verb in action.choices
     ]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.connection import Connection
-from bookies.bookie.pressure import Intake
+from bookies.bookie.connection import Connection, Surroundings
+from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.runtime import aio
 from bookies.runtime.events import Events
 from bookies.wire.client import encode_request
@@ -46,7 +46,8 @@ def test_a_connection_that_comes_while_all_are_paused_is_paused_too(run: Callabl
         made: list[Connection] = []
 
         def accept() -> Connection:
-            made.append(Connection(sink, intake, Events("bookie", aio.SystemClock()), SIZE_MAX, lambda _: None))
+            surroundings = Surroundings(sink, intake, Events("bookie", aio.SystemClock()), SIZE_MAX)
+            made.append(Connection(surroundings, ReadBudget(SIZE_MAX).new_share()))
             return made[-1]
 
         ours, theirs = socket.socketpair()

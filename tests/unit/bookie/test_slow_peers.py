@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.connection import STALL_S, UNSENT_SIZE_MAX, UNSENT_SIZE_MIN, Connection
+from bookies.bookie.connection import STALL_S, UNSENT_SIZE_MAX, UNSENT_SIZE_MIN, Connection, Surroundings
 from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.secure_connection import SecureConnection
 from bookies.errors import Status
@@ -81,7 +81,7 @@ class Meeting:
         self.share = self.budget.new_share()
         intake = Intake(1 << 20, lambda: False, lambda resume: None)
         service: Any = None
-        rest = service, intake, Events("bookies.test", SystemClock()), 5 << 20, self.share
+        rest = Surroundings(service, intake, Events("bookies.test", SystemClock()), 5 << 20), self.share
         self.connection = Connection(*rest) if security is None else SecureConnection(security, False, *rest)
         self.transport = HeldTransport(self.connection)
 

@@ -9,17 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
-from bookies.admin.shared.common import (
-    add_common,
-    add_rate,
-    metadata_uri,
-    print_json,
-    print_table,
-    size_text,
-    with_client,
-    with_session,
-)
+from bookies.admin.shared.command_line import BOOKIE, JOURNAL_DIR, LEDGER_DIR, MACHINE, RATE, OneOf, Option, verb
+from bookies.admin.shared.common import metadata_uri, on_client, on_session, size_text
 from bookies.admin.shared.notes_text import announced_facts, announced_text, read_notes
+from bookies.admin.shared.report import Report, Table, print_text
 from bookies.admin.verbs import balance, control, drain, format_command, scrub
 
 if TYPE_CHECKING:
@@ -32,154 +25,7 @@ if TYPE_CHECKING:
     from bookies.config import BookieConfig
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    _configure_run(verbs)
-    list_parser = verbs.add_parser(
-        "list", help="list the cluster's bookies with mode and address", epilog="example:  bk bookie list --json"
-    )
-    add_common(list_parser)
-    show_parser = verbs.add_parser(
-        "show", help="show one bookie: address, mode, space", epilog="example:  bk bookie show b1"
-    )
-    add_common(show_parser)
-    show_parser.add_argument("bookie", metavar="ID", help="id of the bookie")
-    repair_parser = verbs.add_parser(
-        "repair",
-        help="repair a stopped bookie from its own files",
-        description="Replays the journal, rebuilds damaged or missing index files from the entry logs, restores "
-        "headers and marks. No data is deleted: replaced files are kept as *.damaged. Reports the remaining damage.",
-        epilog="example:  bk bookie repair bk-data/b1/ledgers --dry-run",
-    )
-    add_common(repair_parser, metadata=False)
-    repair_parser.add_argument(
-        "path", metavar="DIR", help="one of the bookie's directories; the cookie in it names the others"
-    )
-    repair_parser.add_argument("--dry-run", action="store_true", help="report the damage, write no file")
-    _configure_convert(verbs)
-    recover_parser = verbs.add_parser(
-        "recover",
-        help="copy the replicas of lost bookies to others",
-        description="Copies all replicas that the metadata places on stopped or read-only bookies to other bookies. "
-        "Open ledgers with entries on them are sealed first. Repeat the command after an interruption.",
-        epilog="example:  bk bookie recover b3 --dry-run",
-    )
-    add_common(recover_parser)
-    recover_parser.add_argument("bookies", metavar="ID", nargs="+", help="ids of the lost bookies")
-    recover_parser.add_argument("--ledger", type=int, default=None, help="copy only this ledger (default: all)")
-    recover_parser.add_argument("--dry-run", action="store_true", help="report what would be copied, and where to")
-    recover_parser.add_argument("--skip-open", action="store_true", help="skip ledgers that are being written")
-    recover_parser.add_argument(
-        "--skip-unrecoverable", action="store_true", help="skip ledgers whose end cannot be determined"
-    )
-    recover_parser.add_argument(
-        "--force", action="store_true", help="copy also from writable bookies, which continue to receive entries"
-    )
-    add_rate(recover_parser)
-    drain.configure(verbs)
-    balance.configure(verbs)
-    control.configure(verbs)
-    scrub.configure(verbs)
-    format_command.configure(verbs)
-
-
-def _configure_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    run_parser = verbs.add_parser(
-        "run",
-        help="run a bookie in the foreground until SIGTERM",
-        epilog="example:  bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/bk --ledger-dir /srv/bk",
-    )
-    add_common(run_parser)
-    run_parser.add_argument(
-        "--conf", metavar="FILE", help="Apache's bk_server.conf; options and BK_... variables override it"
-    )
-    run_parser.add_argument("--bookie-id", default=None, help="fixed identity (default: host:port)")
-    run_parser.add_argument("--host", default=None, help="address to listen on and to publish (default 127.0.0.1)")
-    run_parser.add_argument("--port", type=int, default=None, help="TCP port (default 3181; 0: any, needs --bookie-id)")
-    run_parser.add_argument(
-        "--journal-dir", action="append", default=None, metavar="DIR", help="directory of journals; may be repeated"
-    )
-    run_parser.add_argument(
-        "--ledger-dir", action="append", default=None, metavar="DIR", help="directory of entry logs; may be repeated"
-    )
-    run_parser.add_argument(
-        "--index-dir",
-        action="append",
-        default=None,
-        metavar="DIR",
-        help="directory of index files; may be repeated (default: the ledger directories)",
-    )
-    run_parser.add_argument(
-        "--lease-ms", type=int, default=None, help="lease of the registration, in milliseconds (default 10000)"
-    )
-    run_parser.add_argument(
-        "--ready-file", metavar="FILE", help="file to write the address to, as JSON, once the bookie serves"
-    )
-    run_parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="set any setting; see --list-settings"
-    )
-    run_parser.add_argument(
-        "--list-settings", action="store_true", help="print every setting with default and help, and exit"
-    )
-    run_parser.add_argument(
-        "--dry-run", action="store_true", help="print the settings that differ from the default, and exit"
-    )
-
-
-def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser(
-        "convert",
-        help="convert the RocksDB index of Apache's bookie (Pulsar's) to index files, or back",
-        description="The bookie must be stopped. Looks up every entry, builds the new index, compares it with the old "
-        "one, and then switches. Keeps the old index, and does not change entry logs and journals. Repeat the command "
-        "after an interruption.",
-        epilog="example:  bk bookie convert /srv/bk/ledgers --to index-files --dry-run",
-    )
-    add_common(parser, metadata=False)
-    parser.add_argument(
-        "path", metavar="DIR", help="one of the bookie's directories; the cookie in it names the others"
-    )
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--to", choices=("index-files", "rocksdb"), help="format of the new index")
-    action.add_argument("--discard-old", action="store_true", help="delete the index that an earlier conversion kept")
-    action.add_argument("--cancel", action="store_true", help="discard an interrupted conversion")
-    parser.add_argument("--dry-run", action="store_true", help="look up every entry, write no file")
-    parser.add_argument(
-        "--keep-damaged",
-        action="store_true",
-        help="convert even if entries cannot be read; they stay in the index, and reads of them fail",
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    if arguments.verb == "run":
-        return _run(arguments)
-    if arguments.verb == "format":
-        return format_command.run(arguments)
-    if arguments.verb == "scrub":
-        return scrub.run(arguments)
-    if arguments.verb == "balance":
-        return balance.run(arguments)
-    if arguments.verb in drain.VERBS:
-        return drain.run(arguments)
-    if arguments.verb in control.VERBS:
-        return control.run(arguments)
-    if arguments.verb == "repair":
-        from bookies.admin.verbs.repair import repair
-
-        return repair(arguments)
-    if arguments.verb == "convert":
-        from bookies.admin.verbs.convert import convert
-
-        return convert(arguments)
-    if arguments.verb == "recover":
-        return with_client(arguments, lambda client: _recover(client, arguments))
-    if arguments.verb == "list":
-        return with_session(arguments, lambda session: _list(session, arguments))
-    return with_session(arguments, lambda session: _show(session, arguments))
-
-
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> Report | int:
     from dataclasses import fields
 
     from bookies.bookie import main
@@ -187,14 +33,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from bookies.errors import BookKeeperError, ConfigError
 
     if arguments.list_settings:
-        print_table(
-            [
-                (field.name, field.default, field.metadata["help"])
-                for config_type in (BookieConfig, RecoveryConfig)
-                for field in fields(config_type)
-            ],
-            ("setting", "default", "meaning"),
-        )
+        settings = (*fields(BookieConfig), *fields(RecoveryConfig))
+        rows = [(setting.name, setting.default, setting.metadata["help"]) for setting in settings]
+        print_text([Table(("setting", "default", "meaning"), rows)])
         return 0
     conf = None
     if arguments.conf is not None:
@@ -210,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if conf is not None:
         apache_conf.print_notices(arguments.conf, conf.notices)
     if arguments.dry_run:
-        return _show_settings(arguments, config, uri)
+        return _changed_settings(config, uri)
 
     def ready(server: BookieServer) -> None:
         if arguments.ready_file:
@@ -263,7 +104,9 @@ def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -
         "lease_ms": arguments.lease_ms,
     }
     values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value is not None
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value not in (None, [])
     }
     if arguments.host is not None and "advertised_host" in from_file:
         # --host names the address to listen on and the one to publish: it overrides the file's advertised host.
@@ -297,8 +140,8 @@ def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) ->
     return {**file_variables, **os.environ, **overrides}
 
 
-def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str) -> int:
-    """Print the settings of the bookie that differ from the default."""
+def _changed_settings(config: BookieConfig, uri: str) -> Report:
+    """Return the settings of the bookie that differ from the default."""
     from dataclasses import fields
 
     from bookies.bookie.identity import check_identity, identity
@@ -307,14 +150,10 @@ def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str
 
     check_identity(config)
     connect(uri, aio.runtime(), lease_ms=config.lease_ms)  # checks the URI; the store is not opened
-    rows = {field.name: getattr(config, field.name) for field in fields(config)}
-    rows = {field.name: rows[field.name] for field in fields(config) if rows[field.name] != field.default}
-    if arguments.json:
-        print_json({"bookie": identity(config), "metadata": uri, "settings": rows})
-        return 0
-    print(f"bookie {identity(config)}, metadata {uri}")
-    print_table(list(rows.items()), ("setting", "value"))
-    return 0
+    values = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
+    rows = {name: value for name, (value, default) in values.items() if value != default}
+    facts = {"bookie": identity(config), "metadata": uri, "settings": rows}
+    return Report(facts, [f"bookie {identity(config)}, metadata {uri}", Table(("setting", "value"), rows.items())])
 
 
 def _write_ready_file(path: str, text: str) -> None:
@@ -327,30 +166,20 @@ def _write_ready_file(path: str, text: str) -> None:
         print(f"cannot write the ready file {path}: {error.strerror}; the bookie serves anyway", file=sys.stderr)
 
 
-async def _list(session: Session, arguments: argparse.Namespace) -> int:
+async def _list(session: Session, arguments: argparse.Namespace) -> Report:
     bookies, notes = await session.client.bookies(), (await read_notes(session.driver)).by_bookie
-    if arguments.json:
-        print_json([_row(bookie) | announced_facts(notes.get(bookie.id)) for bookie in bookies])
-    else:
-        rows = [
-            (
-                bookie.id,
-                bookie.mode,
-                bookie.address or "-",
-                bookie.location or "-",
-                announced_text(announced_facts(notes.get(bookie.id))),
-            )
-            for bookie in bookies
-        ]
-        print_table(rows, ("bookie", "mode", "address", "location", "announced"))
-    return 0
+    rows = [_row(bookie) | announced_facts(notes.get(bookie.id)) for bookie in bookies]
+    cells = [
+        (row["bookie"], row["mode"], row["address"] or "-", row["location"] or "-", announced_text(row)) for row in rows
+    ]
+    return Report(rows, [Table(("bookie", "mode", "address", "location", "announced"), cells)])
 
 
 def _row(bookie: BookieStatus) -> dict[str, object]:
     return {"bookie": bookie.id, "mode": bookie.mode, "address": bookie.address, "location": bookie.location}
 
 
-async def _show(session: Session, arguments: argparse.Namespace) -> int:
+async def _show(session: Session, arguments: argparse.Namespace) -> Report:
     known = {bookie.id: bookie for bookie in await session.client.bookies()}
     if arguments.bookie not in known:
         raise UsageError(f"there is no bookie {arguments.bookie!r}; the cluster has {', '.join(known) or 'none'}")
@@ -360,25 +189,109 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
         total, free = await session.client.bookie_space(bookie.id)
         row |= {"disk_total": total, "disk_free": free}
     facts = announced_facts((await read_notes(session.driver)).by_bookie.get(bookie.id))
-    if arguments.json:
-        print_json(row | facts)
-        return 0
-    for name, value in (row | {"announced": announced_text(facts)}).items():
-        print(f"{name:12} {size_text(float(str(value))) if name.startswith('disk') else value}")
-    return 0
+    lines = [
+        f"{name:12} {size_text(float(str(value))) if name.startswith('disk') else value}"
+        for name, value in (row | {"announced": announced_text(facts)}).items()
+    ]
+    return Report(row | facts, lines)
 
 
-async def _recover(client: Client, arguments: argparse.Namespace) -> int:
+async def _recover(client: Client, arguments: argparse.Namespace) -> Report:
     from bookies.admin.verbs.replication import recover_bookies
 
-    return await recover_bookies(
-        client,
-        arguments.bookies,
-        ledger_id=arguments.ledger,
-        dry_run=arguments.dry_run,
-        skip_open=arguments.skip_open,
-        skip_unrecoverable=arguments.skip_unrecoverable,
-        force=arguments.force,
-        bytes_per_s=arguments.rate,
-        as_json=arguments.json,
-    )
+    return await recover_bookies(client, arguments)
+
+
+def _repair(arguments: argparse.Namespace) -> Report:
+    from bookies.admin.verbs.repair import repair
+
+    return repair(arguments)
+
+
+def _convert(arguments: argparse.Namespace) -> Report:
+    from bookies.admin.verbs.convert import convert
+
+    return convert(arguments)
+
+
+_DIRECTORY = Option("path DIR", "one of the bookie's directories; the cookie in it names the others")
+VERBS = (
+    verb(
+        "bookie run",
+        "run a bookie in the foreground until SIGTERM",
+        "bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/bk --ledger-dir /srv/bk",
+        _run,
+        Option("--conf FILE", "Apache's bk_server.conf; options and BK_... variables override it"),
+        Option("--bookie-id", "fixed identity (default: host:port)"),
+        Option("--host", "address to listen on and to publish (default 127.0.0.1)"),
+        Option("--port", "TCP port (default 3181; 0: any, needs --bookie-id)", int),
+        JOURNAL_DIR,
+        LEDGER_DIR,
+        Option(
+            "--index-dir DIR",
+            "directory of index files; may be repeated (default: the ledger directories)",
+            may_repeat=True,
+        ),
+        Option("--lease-ms", "lease of the registration, in milliseconds (default 10000)", int),
+        Option("--ready-file FILE", "file to write the address to, as JSON, once the bookie serves"),
+        Option("--set NAME=VALUE", "set any setting; see --list-settings", may_repeat=True),
+        Option("--list-settings", "print every setting with default and help, and exit", bool),
+        Option("--dry-run", "print the settings that differ from the default, and exit", bool),
+    ),
+    verb("bookie list", "list the cluster's bookies with mode and address", "bk bookie list --json", on_session(_list)),
+    verb("bookie show", "show one bookie: address, mode, space", "bk bookie show b1", on_session(_show), BOOKIE),
+    verb(
+        "bookie repair",
+        "repair a stopped bookie from its own files",
+        "bk bookie repair bk-data/b1/ledgers --dry-run",
+        _repair,
+        _DIRECTORY,
+        Option("--dry-run", "report the damage, write no file", bool),
+        description="Replays the journal, rebuilds damaged or missing index files from the entry logs, restores "
+        "headers and marks. No data is deleted: replaced files are kept as *.damaged. Reports the remaining damage.",
+        shared=MACHINE,
+    ),
+    verb(
+        "bookie convert",
+        "convert the RocksDB index of Apache's bookie (Pulsar's) to index files, or back",
+        "bk bookie convert /srv/bk/ledgers --to index-files --dry-run",
+        _convert,
+        _DIRECTORY,
+        OneOf(
+            Option("--to", "format of the new index", choices=("index-files", "rocksdb")),
+            Option("--discard-old", "delete the index that an earlier conversion kept", bool),
+            Option("--cancel", "discard an interrupted conversion", bool),
+            is_required=True,
+        ),
+        Option("--dry-run", "look up every entry, write no file", bool),
+        Option(
+            "--keep-damaged",
+            "convert even if entries cannot be read; they stay in the index, and reads of them fail",
+            bool,
+        ),
+        description="The bookie must be stopped. Looks up every entry, builds the new index, compares it with the old "
+        "one, and then switches. Keeps the old index, and does not change entry logs and journals. Repeat the command "
+        "after an interruption.",
+        shared=MACHINE,
+    ),
+    verb(
+        "bookie recover",
+        "copy the replicas of lost bookies to others",
+        "bk bookie recover b3 --dry-run",
+        on_client(_recover),
+        Option("bookies ID", "ids of the lost bookies", values="+"),
+        Option("--ledger", "copy only this ledger (default: all)", int),
+        Option("--dry-run", "report what would be copied, and where to", bool),
+        Option("--skip-open", "skip ledgers that are being written", bool),
+        Option("--skip-unrecoverable", "skip ledgers whose end cannot be determined", bool),
+        Option("--force", "copy also from writable bookies, which continue to receive entries", bool),
+        RATE,
+        description="Copies all replicas that the metadata places on stopped or read-only bookies to other bookies. "
+        "Open ledgers with entries on them are sealed first. Repeat the command after an interruption.",
+    ),
+    *drain.VERBS,
+    *balance.VERBS,
+    *control.VERBS,
+    *scrub.VERBS,
+    *format_command.VERBS,
+)

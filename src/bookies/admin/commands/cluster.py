@@ -8,20 +8,18 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
+from bookies.admin.shared.command_line import MACHINE, Option, verb
 from bookies.admin.shared.common import (
     DATA_DIRECTORY,
-    add_common,
     find_data_directory,
     interruptible,
     metadata_uri,
-    print_json,
-    print_table,
-    run_async,
+    on_driver,
+    on_session,
     size_text,
-    with_driver,
-    with_session,
 )
 from bookies.admin.shared.notes_text import announced_facts, announced_text, read_notes
+from bookies.admin.shared.report import Report, Table
 
 if TYPE_CHECKING:
     from bookies.admin.shared import Session
@@ -30,42 +28,7 @@ if TYPE_CHECKING:
     from bookies.metadata.interface import MetadataDriver
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    noun = parser.get_default("noun")
-    if noun == "cluster":
-        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-        info = verbs.add_parser(
-            "info",
-            help="print instance id, layout, bookies by mode; reads only the metadata store",
-            epilog="example:  bk cluster info --json",
-        )
-        add_common(info)
-        return
-    add_common(parser, metadata=noun == "status")
-    if noun in ("up", "down"):
-        parser.add_argument(
-            "--directory", metavar="DIR", help=f"directory of the cluster's data (default: {DATA_DIRECTORY})"
-        )
-    if noun == "up":
-        parser.epilog = "example:  bk up --bookies 4"
-        parser.add_argument(
-            "--bookies", type=int, default=None, help="number of bookies (default 3, or the previous number)"
-        )
-        parser.add_argument(
-            "--metadata",
-            metavar="URI",
-            help="metadata store of the bookies: zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: an embedded "
-            "store in the directory)",
-        )
-    else:
-        parser.epilog = f"example:  bk {noun} --json"
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return {"up": _up, "down": _down, "status": _status, "cluster": _info}[arguments.noun](arguments)
-
-
-def _up(arguments: argparse.Namespace) -> int:
+def _up(arguments: argparse.Namespace) -> Report:
     from bookies.admin.cluster import LocalCluster
     from bookies.admin.cluster.local_cluster import BOOKIES_MAX
     from bookies.errors import BookKeeperError
@@ -89,21 +52,20 @@ def _up(arguments: argparse.Namespace) -> int:
         started = cluster.start(failures=failures)
     for error in failures.values():
         print(f"bk up: {error}", file=sys.stderr)
-    if arguments.json:
-        print_json(cluster.describe())
-        return int(bool(failures))
     names = ", ".join(started)
     if failures:
         serving = [bookie.id for bookie in cluster.bookies if bookie.id not in failures]
-        print(f"started {names or 'none'}; {', '.join(serving)} of {len(cluster.bookies)} bookies serve")
+        text = f"started {names or 'none'}; {', '.join(serving)} of {len(cluster.bookies)} bookies serve"
     else:
-        print(f"started {names}" if started else "all bookies were running already")
-    print(f"data in {directory}; metadata {cluster.metadata_uri}")
-    print("next:  bk status    id=$(seq 1000 | bk ledger append --new)    bk ledger read $id | tail -1    bk down")
-    return int(bool(failures))
+        text = f"started {names}" if started else "all bookies were running already"
+    place = f"data in {directory}; metadata {cluster.metadata_uri}"
+    return Report(cluster.describe(), [text, place, _NEXT], int(bool(failures)))
 
 
-def _down(arguments: argparse.Namespace) -> int:
+_NEXT = "next:  bk status    id=$(seq 1000 | bk ledger append --new)    bk ledger read $id | tail -1    bk down"
+
+
+def _down(arguments: argparse.Namespace) -> Report:
     from bookies.admin.cluster import LocalCluster
 
     directory = arguments.directory or find_data_directory()
@@ -112,20 +74,13 @@ def _down(arguments: argparse.Namespace) -> int:
     cluster = LocalCluster.load(directory)
     with interruptible():
         stopped = cluster.stop()
-    if arguments.json:
-        print_json({"stopped": stopped, "directory": cluster.directory})
-    else:
-        print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
-        print(f"the data is kept in {cluster.directory}; `bk up` starts it again")
-    return 0
+    text = f"stopped {', '.join(stopped)}" if stopped else "nothing was running"
+    kept = f"the data is kept in {cluster.directory}; `bk up` starts it again"
+    return Report({"stopped": stopped, "directory": cluster.directory}, [text, kept])
 
 
-def _status(arguments: argparse.Namespace) -> int:
-    status = with_session(arguments, lambda session: gather_status(session, arguments))
-    if arguments.json:
-        print_json(status)
-        return 0
-    print(f"metadata  {status['metadata']}")
+async def _status(session: Session, arguments: argparse.Namespace) -> Report:
+    status = await gather_status(session, arguments)
     rows = [
         (
             row["bookie"],
@@ -137,20 +92,16 @@ def _status(arguments: argparse.Namespace) -> int:
         )
         for row in status["bookies"]
     ]
-    print_table(rows, ("bookie", "mode", "address", "disk free", "fragments", "announced"), right=(3, 4))
+    table = Table(("bookie", "mode", "address", "disk free", "fragments", "announced"), rows, (3, 4))
     counts = status["ledgers"]
     damaged = f", {counts['unreadable']} cannot be read: `bk metadata check`" if counts["unreadable"] else ""
-    print(f"ledgers   {counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery{damaged}")
-    return 0
+    ledgers = f"{counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery{damaged}"
+    return Report(status, [f"metadata  {status['metadata']}", table, f"ledgers   {ledgers}"])
 
 
-def _info(arguments: argparse.Namespace) -> int:
-    facts = run_async(lambda: with_driver(metadata_uri(arguments), gather_info))
-    if arguments.json:
-        print_json(facts)
-    else:
-        print("\n".join(f"{name.replace('_', ' '):18} {value}" for name, value in facts.items() if value != ""))
-    return 0
+async def _info(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
+    facts = await gather_info(driver)
+    return Report(facts, [f"{name.replace('_', ' '):18} {value}" for name, value in facts.items() if value != ""])
 
 
 async def gather_info(driver: MetadataDriver) -> dict[str, Any]:
@@ -206,3 +157,30 @@ async def _space(client: Client, bookie: Any, mode: str) -> dict[str, int]:
     except BookieError:
         return {}  # The bookie stopped after the list was read; its row has no space.
     return {"disk_total": total, "disk_free": free}
+
+
+_DIRECTORY = Option("--directory DIR", f"directory of the cluster's data (default: {DATA_DIRECTORY})")
+VERBS = (
+    verb(
+        "up",
+        "start a local cluster",
+        "bk up --bookies 4",
+        _up,
+        _DIRECTORY,
+        Option("--bookies", "number of bookies (default 3, or the previous number)", int),
+        Option(
+            "--metadata URI",
+            "metadata store of the bookies: zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: an embedded "
+            "store in the directory)",
+        ),
+        shared=MACHINE,
+    ),
+    verb("down", "stop a local cluster", "bk down --json", _down, _DIRECTORY, shared=MACHINE),
+    verb("status", "show the state of the cluster", "bk status --json", on_session(_status)),
+    verb(
+        "cluster info",
+        "print instance id, layout, bookies by mode; reads only the metadata store",
+        "bk cluster info --json",
+        on_driver(_info),
+    ),
+)

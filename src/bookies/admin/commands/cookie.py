@@ -7,7 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.common import add_common, metadata_uri, print_json, print_table, run_async, with_driver
+from bookies.admin.shared.command_line import BOOKIE, JOURNAL_DIR, LEDGER_DIR, Option, verb
+from bookies.admin.shared.common import metadata_uri, on_driver, run_async, with_driver
+from bookies.admin.shared.operators import object_to
+from bookies.admin.shared.report import Report, Table
 
 if TYPE_CHECKING:
     from bookies.config import BookieConfig
@@ -16,81 +19,10 @@ if TYPE_CHECKING:
     from bookies.storage.identity import Cookie
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    add_common(
-        verbs.add_parser("list", help="list the bookies that have a cookie", epilog="example:  bk cookie list --json")
-    )
-    get = verbs.add_parser("get", help="print a cookie as it is stored", epilog="example:  bk cookie get b1")
-    add_common(get)
-    get.add_argument("bookie", metavar="ID", help="id of the bookie")
-    for verb, text in (
-        ("create", "store the cookie of a bookie that has none"),
-        ("update", "replace the stored cookie of a bookie"),
-    ):
-        verb_parser = verbs.add_parser(
-            verb,
-            help=f"{text}, from a file such as VERSION",
-            description="The file must be a cookie of this bookie and of this cluster. A bookie starts only if the "
-            "stored cookie and those in its directories agree.",
-            epilog=f"example:  bk cookie {verb} b1 /d1/ledgers/current/VERSION",
-        )
-        add_common(verb_parser)
-        verb_parser.add_argument("bookie", metavar="ID", help="id of the bookie")
-        verb_parser.add_argument("file", metavar="FILE", help="cookie, such as current/VERSION of a directory")
-        verb_parser.add_argument("--dry-run", action="store_true", help="check the file, report what would be stored")
-    delete = verbs.add_parser(
-        "delete",
-        help="delete a bookie's cookie: the cluster forgets the bookie",
-        description="Refuses while the bookie is registered. Refuses while ledgers have entries on it: a new bookie of "
-        "this name would report them as missing. Copy them to other bookies first: bk bookie recover.",
-        epilog="example:  bk cookie delete b1 --dry-run",
-    )
-    add_common(delete)
-    delete.add_argument("bookie", metavar="ID", help="id of the bookie")
-    delete.add_argument("--dry-run", action="store_true", help="report the objections, delete nothing")
-    delete.add_argument(
-        "--force", action="store_true", help="delete even if ledgers have entries on it, or the cookie is unreadable"
-    )
-    _configure_generate(verbs)
-
-
-def _configure_generate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    generate = verbs.add_parser(
-        "generate",
-        help="print the cookie of a bookie with these directories, without storing it",
-        epilog="example:  bk cookie generate --bookie-id b1 --journal-dir /j --ledger-dir /d1 > VERSION",
-    )
-    add_common(generate)
-    generate.add_argument("--conf", metavar="FILE", help="Apache's bk_server.conf")
-    generate.add_argument("--bookie-id", metavar="ID", default=None, help="id of the bookie")
-    generate.add_argument(
-        "--journal-dir", action="append", default=None, metavar="DIR", help="directory of journals; may be repeated"
-    )
-    generate.add_argument(
-        "--ledger-dir", action="append", default=None, metavar="DIR", help="directory of entry logs; may be repeated"
-    )
-    generate.add_argument(
-        "--index-dir", action="append", default=None, metavar="DIR", help="directory of index files; may be repeated"
-    )
-    generate.add_argument(
-        "--instance-id", default=None, metavar="ID", help="instance id of the cluster (default: read from its store)"
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    if arguments.verb == "generate":
-        return run_async(lambda: _generate(arguments))
-    verbs = {"list": _list, "get": _get, "create": _store, "update": _store, "delete": _delete}
-    return run_async(
-        lambda: with_driver(metadata_uri(arguments), lambda driver: verbs[arguments.verb](driver, arguments))
-    )
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
     from bookies.errors import CorruptRecord
     from bookies.metadata.transfer import read_cookie
     from bookies.storage.identity.cookie import parse
@@ -107,17 +39,10 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
         except CorruptRecord as error:
             row["unreadable"] = error.message
         rows.append(row)
-    if arguments.json:
-        print_json(rows)
-        return 0
-    print_table(
-        [
-            (line["bookie"], line["mode"], line.get("unreadable") or ", ".join(map(str, _directories(line))))
-            for line in rows
-        ],
-        ("bookie", "mode", "directories"),
-    )
-    return 0
+    cells = [
+        (row["bookie"], row["mode"], row.get("unreadable") or ", ".join(map(str, _directories(row)))) for row in rows
+    ]
+    return Report(rows, [Table(("bookie", "mode", "directories"), cells)])
 
 
 def _directories(row: dict[str, object]) -> list[object]:
@@ -135,14 +60,13 @@ def _facts(cookie: Cookie) -> dict[str, object]:
     }
 
 
-async def _get(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def _get(driver: MetadataDriver, arguments: argparse.Namespace) -> Report | int:
     from bookies.storage.identity.cookie import parse
 
     bookie, data, version = await _stored(driver, arguments)
     if arguments.json:
-        print_json({"bookie": bookie, "version": version, **_facts(parse(data, path=f"cookie of {bookie}"))})
-    else:
-        sys.stdout.write(data.decode("utf-8", "backslashreplace"))
+        return Report({"bookie": bookie, "version": version, **_facts(parse(data, path=f"cookie of {bookie}"))})
+    sys.stdout.write(data.decode("utf-8", "backslashreplace"))
     return 0
 
 
@@ -164,7 +88,7 @@ async def _stored(driver: MetadataDriver, arguments: argparse.Namespace) -> tupl
 # -- changing ---------------------------------------------------------------------------------------------------------
 
 
-async def _store(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def _store(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
     from bookies.metadata.formats.serde import is_bookie_id
     from bookies.model import BookieId
     from bookies.storage.identity.cookie import parse
@@ -186,10 +110,7 @@ async def _store(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     elif not arguments.dry_run:
         await driver.create_cookie(bookie, data)
     word = "would be" if arguments.dry_run else "is"
-    print_json({"bookie": bookie, **_facts(cookie)}) if arguments.json else print(
-        f"the cookie of {bookie} {word} stored"
-    )
-    return 0
+    return Report({"bookie": bookie, **_facts(cookie)}, [f"the cookie of {bookie} {word} stored"])
 
 
 def _read(path: str) -> bytes:
@@ -200,7 +121,7 @@ def _read(path: str) -> bytes:
         raise UsageError(f"cannot read {path}: {error.strerror}. Nothing was changed") from error
 
 
-async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
     from bookies.bookie import formatting
     from bookies.errors import CorruptRecord
     from bookies.storage.identity import Cookie
@@ -217,23 +138,18 @@ async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
         await formatting.find_ledgers(driver, findings, progress.update)
     progress.clear()
     texts += formatting.objections(findings)
-    for text in texts:
-        print(f"bk cookie: {text}", file=sys.stderr)
-    is_refused = bool(texts) and not arguments.force
-    if is_refused and not arguments.dry_run:
-        print("bk cookie: nothing was changed; --force overrides the objections", file=sys.stderr)
+    is_refused = object_to("cookie", texts, arguments)
     if not arguments.dry_run and not is_refused:
         await driver.delete_cookie(bookie, version)
-    if arguments.json:
-        print_json({"bookie": bookie, "objections": texts, "deleted": not arguments.dry_run and not is_refused})
-    elif arguments.dry_run:
-        print(f"the cookie of {bookie} would be deleted" if not is_refused else f"the cookie of {bookie} would be kept")
-    elif not is_refused:
-        print(f"the cookie of {bookie} is deleted: the cluster has forgotten the bookie")
-    return int(is_refused)
+    if arguments.dry_run:
+        text = [f"the cookie of {bookie} would be {'kept' if is_refused else 'deleted'}"]
+    else:
+        text = [] if is_refused else [f"the cookie of {bookie} is deleted: the cluster has forgotten the bookie"]
+    facts = {"bookie": bookie, "objections": texts, "deleted": not arguments.dry_run and not is_refused}
+    return Report(facts, text, int(is_refused))
 
 
-async def _generate(arguments: argparse.Namespace) -> int:
+async def _generate(arguments: argparse.Namespace) -> Report | int:
     from bookies.bookie.identity import check_identity, identity
     from bookies.config import validate
     from bookies.storage.identity.cookie import master_cookie
@@ -243,9 +159,8 @@ async def _generate(arguments: argparse.Namespace) -> int:
     instance_id = arguments.instance_id or await with_driver(uri or metadata_uri(arguments), _instance_id)
     cookie = master_cookie(config, identity(config), instance_id)
     if arguments.json:
-        print_json({"bookie": cookie.bookie, **_facts(cookie), "text": cookie.pack()})
-    else:
-        sys.stdout.write(cookie.pack().decode("utf-8"))
+        return Report({"bookie": cookie.bookie, **_facts(cookie), "text": cookie.pack()})
+    sys.stdout.write(cookie.pack().decode("utf-8"))
     return 0
 
 
@@ -275,3 +190,57 @@ def _config(arguments: argparse.Namespace) -> tuple[BookieConfig, str | None]:
     if conf is None and not arguments.bookie_id:
         raise UsageError("name the bookie: --bookie-id ID")
     return BookieConfig(**settings), conf.metadata_uri if conf is not None and not arguments.metadata else None
+
+
+_CHECKED = (
+    "The file must be a cookie of this bookie and of this cluster. A bookie starts only if the stored cookie and those "
+    "in its directories agree."
+)
+_STORED = (
+    BOOKIE,
+    Option("file FILE", "cookie, such as current/VERSION of a directory"),
+    Option("--dry-run", "check the file, report what would be stored", bool),
+)
+VERBS = (
+    verb("cookie list", "list the bookies that have a cookie", "bk cookie list --json", on_driver(_list)),
+    verb("cookie get", "print a cookie as it is stored", "bk cookie get b1", on_driver(_get), BOOKIE),
+    verb(
+        "cookie create",
+        "store the cookie of a bookie that has none, from a file such as VERSION",
+        "bk cookie create b1 /d1/ledgers/current/VERSION",
+        on_driver(_store),
+        *_STORED,
+        description=_CHECKED,
+    ),
+    verb(
+        "cookie update",
+        "replace the stored cookie of a bookie, from a file such as VERSION",
+        "bk cookie update b1 /d1/ledgers/current/VERSION",
+        on_driver(_store),
+        *_STORED,
+        description=_CHECKED,
+    ),
+    verb(
+        "cookie delete",
+        "delete a bookie's cookie: the cluster forgets the bookie",
+        "bk cookie delete b1 --dry-run",
+        on_driver(_delete),
+        BOOKIE,
+        Option("--dry-run", "report the objections, delete nothing", bool),
+        Option("--force", "delete even if ledgers have entries on it, or the cookie is unreadable", bool),
+        description="Refuses while the bookie is registered. Refuses while ledgers have entries on it: a new bookie "
+        "of this name would report them as missing. Copy them to other bookies first: bk bookie recover.",
+    ),
+    verb(
+        "cookie generate",
+        "print the cookie of a bookie with these directories, without storing it",
+        "bk cookie generate --bookie-id b1 --journal-dir /j --ledger-dir /d1 > VERSION",
+        lambda arguments: run_async(lambda: _generate(arguments)),
+        Option("--conf FILE", "Apache's bk_server.conf"),
+        Option("--bookie-id ID", "id of the bookie"),
+        JOURNAL_DIR,
+        LEDGER_DIR,
+        Option("--index-dir DIR", "directory of index files; may be repeated", may_repeat=True),
+        Option("--instance-id ID", "instance id of the cluster (default: read from its store)"),
+    ),
+)

@@ -14,32 +14,16 @@ import time
 from collections.abc import Iterator
 
 from bookies.admin.shared import UsageError
-from bookies.admin.shared.common import add_common, find_data_directory, print_json, size_text, with_session
+from bookies.admin.shared.command_line import Option, verb
+from bookies.admin.shared.common import find_data_directory, size_text, with_session
+from bookies.admin.shared.report import Report
 from bookies.admin.verbs import tls_doctor
 from bookies.admin.verbs.tls_doctor import Finding
 
 SYNC_COUNT = 50
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "examples:  bk doctor --directory /nvme/journal\n           bk doctor tls --certificate b1.pem --key b1.key"
-    )
-    add_common(parser)
-    parser.add_argument(
-        "what", nargs="?", choices=("tls",), help="check only TLS: the bookies' certificates, or a file of certificates"
-    )
-    parser.add_argument("--bookie", metavar="ID", default=None, help="tls: bookie to check (default: all)")
-    parser.add_argument(
-        "--certificate", metavar="FILE", default=None, help="tls: check this PEM file instead of bookies"
-    )
-    parser.add_argument("--key", metavar="FILE", default=None, help="tls: private key, if it is in another file")
-    parser.add_argument(
-        "--directory", default=None, help="directory for the journal (default: bk-data, else the current one)"
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> Report:
     if arguments.what is None and (arguments.bookie or arguments.certificate or arguments.key):
         raise UsageError("--bookie, --certificate and --key are for `bk doctor tls`")
     findings: list[Finding] = []
@@ -48,9 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             mark = {"ok": "  ok ", "warn": " warn", "bad": "  BAD"}[finding.level]
             print(f"{mark}  {finding.what}" + (f"\n       -> {finding.remedy}" if finding.remedy else ""), flush=True)
-    if arguments.json:
-        print_json([finding.__dict__ for finding in findings])
-    return int(any(finding.level == "bad" for finding in findings))
+    return Report(map(vars, findings), status=int(any(finding.level == "bad" for finding in findings)))
 
 
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
@@ -173,3 +155,20 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Finding]:
         yield Finding(
             "ok", f"{status['ledgers']['open']} ledgers are open: being written, or not sealed by their writer"
         )
+
+
+VERBS = (
+    verb(
+        "doctor",
+        "check the machine, its disks and the cluster",
+        "examples:  bk doctor --directory /nvme/journal\n           bk doctor tls --certificate b1.pem --key b1.key",
+        _run,
+        Option(
+            "what", "check only TLS: the bookies' certificates, or a file of certificates", choices=("tls",), values="?"
+        ),
+        Option("--bookie ID", "tls: bookie to check (default: all)"),
+        Option("--certificate FILE", "tls: check this PEM file instead of bookies"),
+        Option("--key FILE", "tls: private key, if it is in another file"),
+        Option("--directory", "directory for the journal (default: bk-data, else the current one)"),
+    ),
+)

@@ -15,69 +15,33 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.common import add_common, print_table, size_text
+from bookies.admin.shared.command_line import MACHINE, Option, Verb, verb
+from bookies.admin.shared.common import print_table, size_text
 
 if TYPE_CHECKING:
+    from bookies.admin.shared.report import Report
     from bookies.runtime.ports import Disk
     from bookies.storage.offline.inspection import Row
     from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
 
-_VERBS = {
-    "journal": (
-        "print the records of a journal file, or of all journals in a directory",
-        "bk inspect journal bk-data/b1/journal",
-    ),
-    "entrylog": (
-        "print the entries of an entry log, or of all entry logs in a directory",
-        "bk inspect entrylog b1/ledgers/current/0.log",
-    ),
-    "index": (
-        "print the locations of a ledger's entries, or the ledgers of a directory",
-        "bk inspect index b1/ledgers --json",
-    ),
-    "lastmark": ("print the mark from which journals are replayed", "bk inspect lastmark bk-data/b1/ledgers"),
-    "cookie": ("print the cookie: the bookie that owns a directory", "bk inspect cookie bk-data/b1/journal"),
-    "directory": ("list the files in one of a bookie's directories", "bk inspect directory bk-data/b1/ledgers"),
-}
 _COLUMNS = (("offset", 14, ">"), ("size", 10, ">"), ("ledger", 20, ">"), ("kind", 12, "<"), ("entry", 10, ">"))
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, (text, example) in _VERBS.items():
-        verb_parser = verbs.add_parser(verb, help=text, description=text, epilog=f"example:  {example}")
-        add_common(verb_parser, metadata=False)
-        verb_parser.add_argument("path", metavar="PATH", help="a file or a directory (with or without its `current`)")
-        if verb == "directory":
-            text = "check all files of the bookie that owns it: records, digests, index, marks, and their agreement"
-            verb_parser.add_argument("--verify", action="store_true", help=text)
-        if verb == "index":
-            verb_parser.add_argument(
-                "--ledger", type=int, default=None, metavar="ID", help="print only this ledger of a directory"
-            )
-        if verb in ("journal", "entrylog"):
-            verb_parser.add_argument(
-                "--ledger", type=int, default=None, metavar="ID", help="print only this ledger's records"
-            )
-            verb_parser.add_argument(
-                "--summary", action="store_true", help="print the totals of each ledger, not its records"
-            )
-            verb_parser.add_argument(
-                "--record-size-max",
-                type=int,
-                default=None,
-                metavar="BYTES",
-                help="size in bytes above which a record counts as damaged",
-            )
+Inspection = Callable[["Disk", argparse.Namespace], "Report | int"]
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from bookies.runtime.files import OsDisk
+def _of_disk(body: Inspection) -> Callable[[argparse.Namespace], Report | int]:
+    """Return the function of a verb that inspects `path`. It raises `UsageError` for a path that does not exist."""
 
-    disk = OsDisk()
-    if not disk.exists(arguments.path):
-        raise UsageError(f"{arguments.path} does not exist")
-    return _RUN[arguments.verb](disk, arguments)
+    def run(arguments: argparse.Namespace) -> Report | int:
+        from bookies.runtime.files import OsDisk
+
+        disk = OsDisk()
+        if not disk.exists(arguments.path):
+            raise UsageError(f"{arguments.path} does not exist")
+        return body(disk, arguments)
+
+    return run
 
 
 def _journal(disk: Disk, arguments: argparse.Namespace) -> int:
@@ -379,11 +343,61 @@ def _verify(disk: Disk, arguments: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
-_RUN: dict[str, Callable[[Any, argparse.Namespace], int]] = {
-    "journal": _journal,
-    "entrylog": _entry_log,
-    "index": _index,
-    "lastmark": _last_mark,
-    "cookie": _cookie,
-    "directory": _directory,
-}
+_RECORDS = (
+    Option("--ledger ID", "print only this ledger's records", int),
+    Option("--summary", "print the totals of each ledger, not its records", bool),
+    Option("--record-size-max BYTES", "size in bytes above which a record counts as damaged", int),
+)
+
+
+def _row(name: str, text: str, example: str, body: Inspection, *options: Option) -> Verb:
+    path = Option("path PATH", "a file or a directory (with or without its `current`)")
+    return verb(name, text, example, _of_disk(body), path, *options, description=text, shared=MACHINE)
+
+
+VERBS = (
+    _row(
+        "inspect journal",
+        "print the records of a journal file, or of all journals in a directory",
+        "bk inspect journal bk-data/b1/journal",
+        _journal,
+        *_RECORDS,
+    ),
+    _row(
+        "inspect entrylog",
+        "print the entries of an entry log, or of all entry logs in a directory",
+        "bk inspect entrylog b1/ledgers/current/0.log",
+        _entry_log,
+        *_RECORDS,
+    ),
+    _row(
+        "inspect index",
+        "print the locations of a ledger's entries, or the ledgers of a directory",
+        "bk inspect index b1/ledgers --json",
+        _index,
+        Option("--ledger ID", "print only this ledger of a directory", int),
+    ),
+    _row(
+        "inspect lastmark",
+        "print the mark from which journals are replayed",
+        "bk inspect lastmark bk-data/b1/ledgers",
+        _last_mark,
+    ),
+    _row(
+        "inspect cookie",
+        "print the cookie: the bookie that owns a directory",
+        "bk inspect cookie bk-data/b1/journal",
+        _cookie,
+    ),
+    _row(
+        "inspect directory",
+        "list the files in one of a bookie's directories",
+        "bk inspect directory bk-data/b1/ledgers",
+        _directory,
+        Option(
+            "--verify",
+            "check all files of the bookie that owns it: records, digests, index, marks, and their agreement",
+            bool,
+        ),
+    ),
+)

@@ -11,158 +11,29 @@ import sys
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, UsageError
+from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, LOST, RATE, WRITE_QUORUM, Option, verb
 from bookies.admin.shared.common import (
-    add_common,
-    add_rate,
+    on_client,
+    on_session,
     opened_input,
     print_json,
-    print_table,
-    report_unreadable,
     size_text,
     time_text,
+    unreadable_lines,
     with_client,
-    with_session,
 )
+from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
+from bookies.admin.shared.report import Report, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bookies.admin.shared import Session
     from bookies.client.base.fragment_placement import FragmentPlacement
     from bookies.client.client import Client
     from bookies.client.write import LedgerWriter
     from bookies.errors import MetadataCorrupt
     from bookies.model import LedgerMetadata
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-
-    def verb(name: str, text: str, example: str, *, ledger: bool = True) -> argparse.ArgumentParser:
-        verb_parser = verbs.add_parser(name, help=text, epilog=f"example:  {example}")
-        add_common(verb_parser)
-        if ledger:
-            verb_parser.add_argument("ledger", type=_ledger_id, metavar="LEDGER", help="ledger id")
-        return verb_parser
-
-    def password(verb_parser: argparse.ArgumentParser) -> None:
-        verb_parser.add_argument("--password", default="", help="password of the ledger (default: empty)")
-
-    create = verb("create", "create an empty ledger and print its id", "id=$(bk ledger create)", ledger=False)
-    append = verb(
-        "append",
-        "append the lines of stdin to a new ledger",
-        "id=$(zcat access.log.gz | bk ledger append --new)",
-        ledger=False,
-    )
-    append.add_argument(
-        "ledger", type=_ledger_id, metavar="LEDGER", nargs="?", help="not accepted: a ledger has one writer; use --new"
-    )
-    append.add_argument("--new", action="store_true", help="create a ledger, append, seal it, print its id")
-    append.add_argument("--input", metavar="FILE", help="read from FILE instead of stdin")
-    append.add_argument("--keep-open", action="store_true", help="leave the ledger open at the end (recover it later)")
-    for verb_parser in (create, append):
-        _configure_replicas(verb_parser)
-        password(verb_parser)
-    read = verb("read", "print the entries to stdout", "bk ledger read 7 --first 100 --last 199")
-    read.add_argument("--first", type=int, default=0, help="id of the first entry to print (default 0)")
-    read.add_argument(
-        "--last", type=int, default=None, help="id of the last entry to print (default: the last confirmed entry)"
-    )
-    read.add_argument("--raw", action="store_true", help="print no line end after each entry")
-    tail = verb("tail", "print entries as they are confirmed, until the ledger is sealed", "bk ledger tail 7 | jq .")
-    tail.add_argument(
-        "--from", dest="first", type=int, default=None, help="id of the first entry to print (default: the next one)"
-    )
-    show = verb("show", "print a ledger's metadata", "bk ledger show 7")
-    explain = verb(
-        "explain",
-        "report every replica of a ledger or of one entry: location, state, pending repair",
-        "bk ledger explain 17:1041",
-        ledger=False,
-    )
-    explain.add_argument(
-        "what", type=_ledger_and_entry, metavar="LEDGER[:ENTRY]", help="ledger id, or ledger and entry id"
-    )
-    recover = verb("recover", "recover a ledger: fence its writer, find its end, seal it", "bk ledger recover 7")
-    seal = verb("seal", "seal a ledger at its last confirmed entry; the same as recover", "bk ledger seal 7")
-    for verb_parser in (read, tail, recover, seal):
-        password(verb_parser)
-    list_parser = verb("list", "list all ledgers", "bk ledger list --label app=demo", ledger=False)
-    list_parser.add_argument("--label", metavar="NAME=VALUE", default=None, help="list only ledgers with this label")
-    verify = verb("verify", "check every replica of ledgers", "bk ledger verify 7 8", ledger=False)
-    repair = verb("repair", "check ledgers and recreate their lost replicas", "bk ledger repair 7", ledger=False)
-    _configure_repair(verify, repair)
-    delete = verb("delete", "delete a ledger permanently", "bk ledger delete 7 --yes")
-    delete.add_argument("--yes", action="store_true", help="delete without confirmation")
-    delete.add_argument("--dry-run", action="store_true", help="report what would be deleted")
-    del show
-
-
-def _configure_replicas(verb_parser: argparse.ArgumentParser) -> None:
-    verb_parser.add_argument("--ensemble", type=int, default=3, help="number of bookies of the ledger (default 3)")
-    verb_parser.add_argument(
-        "--write-quorum", type=int, default=None, help="number of replicas of each entry (default: ensemble)"
-    )
-    verb_parser.add_argument(
-        "--ack-quorum",
-        type=int,
-        default=None,
-        help="number of replicas on disk before an add is confirmed (default: majority of the write quorum)",
-    )
-    verb_parser.add_argument(
-        "--digest",
-        default="crc32c",
-        choices=("crc32c", "crc32", "hmac", "dummy"),
-        help="checksum of each entry (default crc32c)",
-    )
-    verb_parser.add_argument(
-        "--label", action="append", default=[], metavar="NAME=VALUE", help="label of the ledger; may be repeated"
-    )
-
-
-def _configure_repair(verify: argparse.ArgumentParser, repair: argparse.ArgumentParser) -> None:
-    for verb_parser in (verify, repair):
-        verb_parser.add_argument(
-            "ledgers", type=_ledger_id, metavar="LEDGER", nargs="*", help="ledger ids (default: all)"
-        )
-        verb_parser.add_argument(
-            "--percentage",
-            type=_percentage,
-            default=100.0,
-            help="percentage of each replica's entries to read, besides its first and last (default 100)",
-        )
-    repair.add_argument(
-        "--lost",
-        metavar="ID",
-        action="append",
-        default=[],
-        help="bookie to treat as lost without delay; may be repeated",
-    )
-    repair.add_argument("--dry-run", action="store_true", help="check, and report what would be repaired")
-    add_rate(repair)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    handlers = {
-        "create": _create, "read": _read, "tail": _tail, "show": _show,
-        "list": _list, "verify": _verify, "recover": _recover, "seal": _recover, "delete": _delete,
-    }  # fmt: skip
-    if arguments.verb == "append":
-        if arguments.ledger is not None or not arguments.new:
-            raise UsageError(
-                "append needs --new: a ledger has one writer for its whole life, so appending creates a new one "
-                "(`bk log append` continues a log, which is a list of ledgers)"
-            )
-        with opened_input(arguments.input, "nothing was created") as descriptor:
-            return with_client(arguments, lambda client: _append(client, arguments, descriptor))
-    if arguments.verb == "explain":
-        from bookies.admin.verbs.explain import explain
-
-        ledger_id, entry_id = arguments.what
-        return with_session(arguments, lambda session: explain(session, ledger_id, entry_id, arguments))
-    if arguments.verb == "repair":
-        from bookies.admin.verbs.replication import repair_ledgers
-
-        return with_session(arguments, lambda session: repair_ledgers(session, arguments))
-    return with_client(arguments, lambda client: handlers[arguments.verb](client, arguments))
 
 
 def _ledger_id(text: str) -> int:
@@ -213,17 +84,23 @@ async def _new(client: Client, arguments: argparse.Namespace) -> LedgerWriter:
     )
 
 
-async def _create(client: Client, arguments: argparse.Namespace) -> int:
+async def _create(client: Client, arguments: argparse.Namespace) -> Report:
     ledger = await _new(client, arguments)
     await ledger.close()
-    if arguments.json:
-        print_json(describe(ledger.metadata))
-    else:
-        print(ledger.ledger_id)
-    return 0
+    return Report(describe(ledger.metadata), [str(ledger.ledger_id)])
 
 
-async def _append(client: Client, arguments: argparse.Namespace, descriptor: int) -> int:
+def _append(arguments: argparse.Namespace) -> Report:
+    if arguments.ledger is not None or not arguments.new:
+        raise UsageError(
+            "append needs --new: a ledger has one writer for its whole life, so appending creates a new one "
+            "(`bk log append` continues a log, which is a list of ledgers)"
+        )
+    with opened_input(arguments.input, "nothing was created") as descriptor:
+        return with_client(arguments, lambda client: _append_from(client, arguments, descriptor))
+
+
+async def _append_from(client: Client, arguments: argparse.Namespace, descriptor: int) -> Report:
     from bookies.admin.shared.lines import append_lines
 
     progress = Progress("appended", None)
@@ -242,11 +119,8 @@ async def _append(client: Client, arguments: argparse.Namespace, descriptor: int
         await ledger.close()
         print(_left_open(ledger), file=sys.stderr)
         raise
-    if arguments.json:
-        print_json({"ledger": ledger.ledger_id, "entries": count, "length": ledger.length})
-    else:
-        print(ledger.ledger_id)
-    return 0
+    facts = {"ledger": ledger.ledger_id, "entries": count, "length": ledger.length}
+    return Report(facts, [str(ledger.ledger_id)])
 
 
 def _left_open(ledger: LedgerWriter) -> str:
@@ -308,32 +182,35 @@ def describe(metadata: LedgerMetadata) -> dict[str, object]:
         "length": metadata.length if metadata.is_closed else None,
         "fragments": [{"first_entry": first, "bookies": list(ensemble)} for first, ensemble in metadata.ensembles],
         "created_ms": metadata.ctime_ms,
-        "labels": {name: value.decode("utf-8", "backslashreplace") for name, value in metadata.custom_metadata.items()},
+        "labels": _labels_of(metadata),
     }
 
 
-async def _show(client: Client, arguments: argparse.Namespace) -> int:
+def _labels_of(metadata: LedgerMetadata) -> dict[str, str]:
+    return {name: value.decode("utf-8", "backslashreplace") for name, value in metadata.custom_metadata.items()}
+
+
+async def _show(client: Client, arguments: argparse.Namespace) -> Report:
     metadata = await client.metadata(arguments.ledger)
     placement = await client.placement(arguments.ledger)
-    row = describe(metadata) | {"fragments": list(map(_fragment, placement))}
-    if arguments.json:
-        print_json(row)
-        return 0
-    print(
-        f"ledger {metadata.ledger_id}  {metadata.state.name}  {quorums(metadata)}  {row['digest'] or 'unknown digest'}"
-    )
+    facts = describe(metadata) | {"fragments": list(map(_fragment, placement))}
+    return Report(facts, _lines(metadata, placement))
+
+
+def _lines(metadata: LedgerMetadata, placement: Sequence[FragmentPlacement]) -> Iterator[str]:
+    digest = metadata.digest_type.name.lower() if metadata.digest_type else "unknown digest"
+    yield f"ledger {metadata.ledger_id}  {metadata.state.name}  {quorums(metadata)}  {digest}"
     if metadata.ctime_ms:
-        print(f"created    {time_text(metadata.ctime_ms)}")
+        yield f"created    {time_text(metadata.ctime_ms)}"
     if metadata.is_closed:
-        print(f"entries    {metadata.last_entry_id + 1:,}  ({size_text(metadata.length)} of payload)")
-    for name, value in metadata.custom_metadata.items():
-        print(f"label      {name}={value.decode('utf-8', 'backslashreplace')}")
+        yield f"entries    {metadata.last_entry_id + 1:,}  ({size_text(metadata.length)} of payload)"
+    for name, value in _labels_of(metadata).items():
+        yield f"label      {name}={value}"
     for fragment in placement:
         bookies = ", ".join(f"{bookie} ({location})" if location else bookie for bookie, location in fragment.replicas)
-        print(f"fragment   from entry {fragment.first_entry:,}: {bookies}")
+        yield f"fragment   from entry {fragment.first_entry:,}: {bookies}"
         for finding in fragment.findings:
-            print(f"           {finding}")
-    return 0
+            yield f"           {finding}"
 
 
 def _fragment(fragment: FragmentPlacement) -> dict[str, object]:
@@ -347,35 +224,22 @@ def _fragment(fragment: FragmentPlacement) -> dict[str, object]:
     }
 
 
-async def _list(client: Client, arguments: argparse.Namespace) -> int:
+async def _list(client: Client, arguments: argparse.Namespace) -> Report:
     label = None
     if arguments.label is not None:
         [label] = _labels([arguments.label]).items()
     unreadable: list[MetadataCorrupt] = []
-    rows = [metadata async for metadata in client.ledgers(label=label, unreadable=unreadable)]
-    if arguments.json:
-        print_json([describe(metadata) for metadata in rows])
-        return report_unreadable("ledger", unreadable)
-    print_table(
-        [
-            (
-                record.ledger_id,
-                record.state.name,
-                quorums(record),
-                record.last_entry_id + 1 if record.is_closed else "-",
-                size_text(record.length) if record.is_closed else "-",
-                len(record.ensembles),
-                " ".join(
-                    f"{name}={value.decode('utf-8', 'backslashreplace')}"
-                    for name, value in record.custom_metadata.items()
-                ),
-            )
-            for record in rows
-        ],
-        ("ledger", "state", "quorums", "entries", "payload", "fragments", "labels"),
-        right=(0, 3, 4, 5),
+    records = [metadata async for metadata in client.ledgers(label=label, unreadable=unreadable)]
+    table = Table(
+        ("ledger", "state", "quorums", "entries", "payload", "fragments", "labels"), map(_row, records), (0, 3, 4, 5)
     )
-    return report_unreadable("ledger", unreadable)
+    return Report(map(describe, records), [table], int(bool(unreadable)), unreadable_lines("ledger", unreadable))
+
+
+def _row(record: LedgerMetadata) -> tuple[object, ...]:
+    entries, payload = (record.last_entry_id + 1, size_text(record.length)) if record.is_closed else ("-", "-")
+    labels = " ".join(f"{name}={value}" for name, value in _labels_of(record).items())
+    return record.ledger_id, record.state.name, quorums(record), entries, payload, len(record.ensembles), labels
 
 
 async def _verify(client: Client, arguments: argparse.Namespace) -> int:
@@ -384,21 +248,27 @@ async def _verify(client: Client, arguments: argparse.Namespace) -> int:
     return await verify_ledgers(client, arguments.ledgers, arguments.percentage, as_json=arguments.json)
 
 
-async def _recover(client: Client, arguments: argparse.Namespace) -> int:
+async def _repair(session: Session, arguments: argparse.Namespace) -> int:
+    from bookies.admin.verbs.replication import repair_ledgers
+
+    return await repair_ledgers(session, arguments)
+
+
+async def _explain(session: Session, arguments: argparse.Namespace) -> Report:
+    from bookies.admin.verbs.explain import explain
+
+    return await explain(session, *arguments.what)
+
+
+async def _recover(client: Client, arguments: argparse.Namespace) -> Report:
     ledger = await client.recover(arguments.ledger, password=arguments.password.encode())
     metadata = ledger.metadata
     await ledger.close()
-    if arguments.json:
-        print_json(describe(metadata))
-    else:
-        print(
-            f"ledger {metadata.ledger_id} is sealed: {metadata.last_entry_id + 1:,} entries, "
-            f"{size_text(metadata.length)} of payload"
-        )
-    return 0
+    end = f"{metadata.last_entry_id + 1:,} entries, {size_text(metadata.length)} of payload"
+    return Report(describe(metadata), [f"ledger {metadata.ledger_id} is sealed: {end}"])
 
 
-async def _delete(client: Client, arguments: argparse.Namespace) -> int:
+async def _delete(client: Client, arguments: argparse.Namespace) -> Report | int:
     metadata = await client.metadata(arguments.ledger)
     ledger_text = (
         f"ledger {metadata.ledger_id} ({metadata.state.name}, {max(metadata.last_entry_id, -1) + 1:,} entries)"
@@ -406,16 +276,115 @@ async def _delete(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(f"would delete {ledger_text}")
         return 0
-    if not arguments.yes:
-        if not sys.stdin.isatty():
-            raise UsageError(f"delete {ledger_text}? This cannot be undone; confirm with --yes")
-        print(f"delete {ledger_text} permanently? Type its id to confirm: ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip() != str(metadata.ledger_id):
-            print("nothing was deleted", file=sys.stderr)
-            return 1
+    if not (arguments.yes or is_deletion_confirmed(ledger_text, "id", str(metadata.ledger_id))):
+        return 1
     await client.delete(arguments.ledger)
-    if arguments.json:
-        print_json({"deleted": metadata.ledger_id})
-    else:
-        print(f"deleted {ledger_text}", file=sys.stderr)
-    return 0
+    return report_deleted(arguments, metadata.ledger_id, ledger_text)
+
+
+_LEDGER = Option("ledger LEDGER", "ledger id", _ledger_id)
+_PASSWORD = Option("--password", "password of the ledger (default: empty)", default="")
+_NEW = (
+    Option("--ensemble", "number of bookies of the ledger (default 3)", int, default=3),
+    WRITE_QUORUM,
+    ACK_QUORUM,
+    DIGEST,
+    Option("--label NAME=VALUE", "label of the ledger; may be repeated", may_repeat=True),
+    _PASSWORD,
+)
+_CHECKED = (
+    Option("ledgers LEDGER", "ledger ids (default: all)", _ledger_id, values="*"),
+    Option(
+        "--percentage",
+        "percentage of each replica's entries to read, besides its first and last (default 100)",
+        _percentage,
+        default=100.0,
+    ),
+)
+VERBS = (
+    verb(
+        "ledger create", "create an empty ledger and print its id", "id=$(bk ledger create)", on_client(_create), *_NEW
+    ),
+    verb(
+        "ledger append",
+        "append the lines of stdin to a new ledger",
+        "id=$(zcat access.log.gz | bk ledger append --new)",
+        _append,
+        Option("ledger LEDGER", "not accepted: a ledger has one writer; use --new", _ledger_id, values="?"),
+        Option("--new", "create a ledger, append, seal it, print its id", bool),
+        Option("--input FILE", "read from FILE instead of stdin"),
+        Option("--keep-open", "leave the ledger open at the end (recover it later)", bool),
+        *_NEW,
+    ),
+    verb(
+        "ledger read",
+        "print the entries to stdout",
+        "bk ledger read 7 --first 100 --last 199",
+        on_client(_read),
+        _LEDGER,
+        Option("--first", "id of the first entry to print (default 0)", int, default=0),
+        Option("--last", "id of the last entry to print (default: the last confirmed entry)", int),
+        Option("--raw", "print no line end after each entry", bool),
+        _PASSWORD,
+    ),
+    verb(
+        "ledger tail",
+        "print entries as they are confirmed, until the ledger is sealed",
+        "bk ledger tail 7 | jq .",
+        on_client(_tail),
+        _LEDGER,
+        Option("--from", "id of the first entry to print (default: the next one)", int, field="first"),
+        _PASSWORD,
+    ),
+    verb("ledger show", "print a ledger's metadata", "bk ledger show 7", on_client(_show), _LEDGER),
+    verb(
+        "ledger explain",
+        "report every replica of a ledger or of one entry: location, state, pending repair",
+        "bk ledger explain 17:1041",
+        on_session(_explain),
+        Option("what LEDGER[:ENTRY]", "ledger id, or ledger and entry id", _ledger_and_entry),
+    ),
+    verb(
+        "ledger recover",
+        "recover a ledger: fence its writer, find its end, seal it",
+        "bk ledger recover 7",
+        on_client(_recover),
+        _LEDGER,
+        _PASSWORD,
+    ),
+    verb(
+        "ledger seal",
+        "seal a ledger at its last confirmed entry; the same as recover",
+        "bk ledger seal 7",
+        on_client(_recover),
+        _LEDGER,
+        _PASSWORD,
+    ),
+    verb(
+        "ledger list",
+        "list all ledgers",
+        "bk ledger list --label app=demo",
+        on_client(_list),
+        Option("--label NAME=VALUE", "list only ledgers with this label"),
+    ),
+    verb("ledger verify", "check every replica of ledgers", "bk ledger verify 7 8", on_client(_verify), *_CHECKED),
+    verb(
+        "ledger repair",
+        "check ledgers and recreate their lost replicas",
+        "bk ledger repair 7",
+        on_session(_repair),
+        *_CHECKED,
+        LOST,
+        Option("--dry-run", "check, and report what would be repaired", bool),
+        RATE,
+    ),
+    verb(
+        "ledger delete",
+        "delete a ledger permanently",
+        "bk ledger delete 7 --yes",
+        on_client(_delete),
+        _LEDGER,
+        Option("--yes", "delete without confirmation", bool),
+        Option("--dry-run", "report what would be deleted", bool),
+    ),
+)

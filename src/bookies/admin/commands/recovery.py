@@ -5,151 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
-from bookies.admin.shared.common import (
-    add_common,
-    add_rate,
-    metadata_uri,
-    print_json,
-    print_table,
-    report_done,
-    run_async,
-    size_text,
-    with_driver,
-)
+from bookies.admin.shared.command_line import LOST, RATE, Option, verb
+from bookies.admin.shared.common import metadata_uri, on_driver, on_session, run_async, size_text, with_session
+from bookies.admin.shared.report import Report, Table
 
 if TYPE_CHECKING:
+    from bookies.admin.shared import Session
     from bookies.metadata.interface import MetadataDriver
     from bookies.replication.operator.status import RecoveryStatus
 
 GONE = "gone: its session has ended"
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    run_parser = verbs.add_parser(
-        "run",
-        help="run an auditor and a worker in the foreground until SIGTERM",
-        description="Bookies with auto_recovery=true run auto-recovery themselves; this is for machines without such a "
-        "bookie. Settings: BK_... variables, see docs/reference/settings.md.",
-        epilog="example:  bk recovery run --metadata zk://zk1:2181/ledgers",
-    )
-    add_common(run_parser)
-    status = verbs.add_parser(
-        "status",
-        help="show the auditor, the processes of auto-recovery and their work",
-        epilog="example:  bk recovery status --json",
-    )
-    add_common(status)
-    status.add_argument(
-        "--watch",
-        metavar="SECONDS",
-        type=float,
-        nargs="?",
-        const=5.0,
-        help="print a line every SECONDS (default 5) with entries, bytes and the time left, until no ledger is marked",
-    )
-    listing = verbs.add_parser(
-        "list",
-        help="list marked ledgers, the workers that repair them, and the reasons of failed repairs",
-        epilog="example:  bk recovery list",
-    )
-    add_common(listing)
-    _configure_repair(verbs)
-    why = verbs.add_parser(
-        "why",
-        help="explain why a ledger lacks replicas: what it waits for, the evidence, the next attempt",
-        epilog="example:  bk recovery why 17",
-    )
-    add_common(why)
-    why.add_argument("ledger", metavar="LEDGER", type=int, help="ledger id")
-    for verb, text in (
-        ("enable", "enable auto-recovery in the whole cluster"),
-        ("disable", "disable auto-recovery in the whole cluster; repairs in progress are finished"),
-        ("audit", "request an audit now, which treats unregistered bookies as lost without delay"),
-    ):
-        parser_of_verb = verbs.add_parser(verb, help=text, epilog=f"example:  bk recovery {verb}")
-        add_common(parser_of_verb)
-        if verb == "audit":
-            parser_of_verb.add_argument(
-                "--checks", action="store_true", help="also run the periodic checks of replicas"
-            )
-    delay = verbs.add_parser(
-        "delay",
-        help="print or set the time before an unregistered bookie counts as lost",
-        epilog="example:  bk recovery delay 600",
-    )
-    add_common(delay)
-    delay.add_argument(
-        "seconds", metavar="SECONDS", type=int, nargs="?", help="new delay in seconds (default: print the delay)"
-    )
-
-
-def _configure_repair(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    repair = verbs.add_parser(
-        "repair",
-        help="repair ledgers now, also while auto-recovery is disabled",
-        description="Checks and copies like a worker, under the ledger's lock, and removes the mark. Prints what a "
-        "ledger waits for, and the entries it has lost.",
-        epilog="example:  bk recovery repair 17 18 --lost b3",
-    )
-    add_common(repair)
-    repair.add_argument("ledgers", metavar="LEDGER", type=int, nargs="*", help="ledger ids (default: all marked ones)")
-    repair.add_argument(
-        "--lost",
-        metavar="ID",
-        action="append",
-        default=[],
-        help="bookie to treat as lost without delay; may be repeated",
-    )
-    repair.add_argument(
-        "--seal-open", action="store_true", help="seal open ledgers with a lost bookie; their writers fail"
-    )
-    repair.add_argument(
-        "--percentage",
-        metavar="P",
-        type=int,
-        default=0,
-        help="percentage of the entries to read for the check (default 0)",
-    )
-    add_rate(repair)
-    repair.add_argument("--dry-run", action="store_true", help="report what would be repaired")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    if arguments.verb == "run":
-        return _run(arguments)
-    if arguments.verb in ("repair", "why"):
-        return _by_hand(arguments)
-    bodies = {
-        "status": _status,
-        "list": _list,
-        "enable": _enable,
-        "disable": _disable,
-        "audit": _audit,
-        "delay": _delay,
-    }
-
-    async def main() -> int:
-        body = bodies[arguments.verb]
-        return await with_driver(metadata_uri(arguments), lambda driver: body(driver, arguments))
-
-    return run_async(main)
-
-
-def _by_hand(arguments: argparse.Namespace) -> int:
-    from bookies.admin.shared.common import with_session
-    from bookies.admin.verbs import explain, recovery_work
-
-    if arguments.verb == "why":
-        return with_session(arguments, lambda session: explain.why(session, arguments.ledger, arguments))
-    if not 0 <= arguments.percentage <= 100:
-        raise UsageError(f"--percentage {arguments.percentage}: must be 0 to 100")
-    return with_session(arguments, lambda session: recovery_work.repair(session, arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -182,7 +52,21 @@ def _run(arguments: argparse.Namespace) -> int:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def _why(session: Session, arguments: argparse.Namespace) -> Report:
+    from bookies.admin.verbs import explain
+
+    return await explain.why(session, arguments.ledger)
+
+
+def _repair(arguments: argparse.Namespace) -> Report | int:
+    from bookies.admin.verbs import recovery_work
+
+    if not 0 <= arguments.percentage <= 100:
+        raise UsageError(f"--percentage {arguments.percentage}: must be 0 to 100")
+    return with_session(arguments, lambda session: recovery_work.repair(session, arguments))
+
+
+async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> Report | int:
     from bookies.replication.operator.status import read_status
     from bookies.runtime import aio
 
@@ -192,21 +76,19 @@ async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
         if arguments.watch <= 0:
             raise UsageError(f"--watch {arguments.watch:g}: must be a number of seconds above 0")
         return await watch(driver, arguments)
-    status = await read_status(driver, aio.runtime().clock.wall_ms())
-    if arguments.json:
-        print_json(asdict(status))
-        return 0
-    _print_status(status, aio.runtime().clock.wall_ms())
-    return 0
+    now_ms = aio.runtime().clock.wall_ms()
+    status = await read_status(driver, now_ms)
+    return Report(asdict(status), status_text(status, now_ms))
 
 
-def _print_status(status: RecoveryStatus, now_ms: int) -> None:
-    print(f"repairs        {'on' if status.is_enabled else 'disabled; enable them with bk recovery enable'}")
-    print(f"auditor        {status.auditor or 'none: no process of auto-recovery runs'}")
+def status_text(status: RecoveryStatus, now_ms: int) -> Iterator[str | Table]:
+    """Yield the lines of a status and the table of processes."""
+    yield f"repairs        {'on' if status.is_enabled else 'disabled; enable them with bk recovery enable'}"
+    yield f"auditor        {status.auditor or 'none: no process of auto-recovery runs'}"
     delay = status.lost_bookie_delay_s
     text = "not set: the first auditor sets it" if delay is None else f"{delay} s not registered"
-    print(f"lost after     {text}")
-    print(f"marked         {status.marked:,} ledgers, {len(status.locks):,} of them being repaired")
+    yield f"lost after     {text}"
+    yield f"marked         {status.marked:,} ledgers, {len(status.locks):,} of them being repaired"
     rows = []
     for process in status.processes:
         worker = process.worker
@@ -224,12 +106,12 @@ def _print_status(status: RecoveryStatus, now_ms: int) -> None:
             )
         )
     if rows:
-        print()
+        yield ""
         headers = ("process", "heard of", "worker", "repaired", "entries", "copied", "not repaired", "failures")
-        print_table(rows, headers, right=(1, 3, 4, 5, 6, 7))
+        yield Table(headers, rows, (1, 3, 4, 5, 6, 7))
 
 
-async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
     from bookies.replication.operator.status import latest_reports, read_processes
 
     locks = await driver.recovery.locks()
@@ -247,21 +129,14 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
                     "report": report,
                 }
             )
-    if arguments.json:
-        print_json(rows)
-        return 0
-    print_table(
-        [
-            (row["ledger"], ", ".join(row["missing"]) or "-", row["locked_by"] or "-", _why(row["report"]))
-            for row in rows
-        ],
-        ("ledger", "bookies", "being repaired by", "why not yet"),
-        right=(0,),
-    )
-    return 0
+    cells = [
+        (row["ledger"], ", ".join(row["missing"]) or "-", row["locked_by"] or "-", _reason(row["report"]))
+        for row in rows
+    ]
+    return Report(rows, [Table(("ledger", "bookies", "being repaired by", "why not yet"), cells, (0,))])
 
 
-def _why(report: Mapping[str, Any] | None) -> str:
+def _reason(report: Mapping[str, Any] | None) -> str:
     """Return the first reason of a report as one line."""
     from bookies.replication.operator.status import lost_entries
 
@@ -278,23 +153,20 @@ def _why(report: Mapping[str, Any] | None) -> str:
 # -- changing ------------------------------------------------------------------------------------------------------
 
 
-async def _enable(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def _enable(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
     changed = await driver.recovery.enable()
-    return report_done(
-        arguments, {"changed": changed}, "auto-recovery is enabled" if changed else "auto-recovery was enabled already"
-    )
+    text = "auto-recovery is enabled" if changed else "auto-recovery was enabled already"
+    return Report({"changed": changed}, [text])
 
 
-async def _disable(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def _disable(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
     changed = await driver.recovery.disable()
-    return report_done(
-        arguments,
-        {"changed": changed},
-        "auto-recovery is disabled until `bk recovery enable`" if changed else "auto-recovery was disabled already",
-    )
+    text = "auto-recovery is disabled until `bk recovery enable`" if changed else "auto-recovery was disabled already"
+    return Report({"changed": changed}, [text])
 
 
-async def _audit(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def audit(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
+    """Request an audit; with `--checks` also the periodic checks. Raises `UsageError` if no auditor would do it."""
     store = driver.recovery
     if not await store.is_enabled():
         raise UsageError("auto-recovery is disabled, and with it the auditor: enable it with `bk recovery enable`")
@@ -304,17 +176,90 @@ async def _audit(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     if arguments.checks:
         from bookies.metadata.interface.recovery_store import AuditKind
 
-        for audit in AuditKind:
-            await store.set_checked_at_ms(audit, 0)
+        for kind in AuditKind:
+            await store.set_checked_at_ms(kind, 0)
     await store.set_lost_bookie_delay_s(await store.lost_bookie_delay_s() or 0)
-    return report_done(arguments, {"changed": True}, f"audit requested from auditor {auditor}")
+    return Report({"changed": True}, [f"audit requested from auditor {auditor}"])
 
 
-async def _delay(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+async def _delay(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
     store = driver.recovery
     before = await store.lost_bookie_delay_s()
     if arguments.seconds is not None and arguments.seconds != before:  # writing the same value would request an audit
         await store.set_lost_bookie_delay_s(arguments.seconds)
     delay_s = before if arguments.seconds is None else arguments.seconds
     text = "not set: the first auditor sets it" if delay_s is None else f"{delay_s} s"
-    return report_done(arguments, {"seconds": delay_s}, text)
+    return Report({"seconds": delay_s}, [text])
+
+
+VERBS = (
+    verb(
+        "recovery run",
+        "run an auditor and a worker in the foreground until SIGTERM",
+        "bk recovery run --metadata zk://zk1:2181/ledgers",
+        _run,
+        description="Bookies with auto_recovery=true run auto-recovery themselves; this is for machines without such "
+        "a bookie. Settings: BK_... variables, see docs/reference/settings.md.",
+    ),
+    verb(
+        "recovery status",
+        "show the auditor, the processes of auto-recovery and their work",
+        "bk recovery status --json",
+        on_driver(_status),
+        Option(
+            "--watch SECONDS",
+            "print a line every SECONDS (default 5) with entries, bytes and the time left, until no ledger is marked",
+            float,
+            values="?",
+            bare=5.0,
+        ),
+    ),
+    verb(
+        "recovery list",
+        "list marked ledgers, the workers that repair them, and the reasons of failed repairs",
+        "bk recovery list",
+        on_driver(_list),
+    ),
+    verb(
+        "recovery repair",
+        "repair ledgers now, also while auto-recovery is disabled",
+        "bk recovery repair 17 18 --lost b3",
+        _repair,
+        Option("ledgers LEDGER", "ledger ids (default: all marked ones)", int, values="*"),
+        LOST,
+        Option("--seal-open", "seal open ledgers with a lost bookie; their writers fail", bool),
+        Option("--percentage P", "percentage of the entries to read for the check (default 0)", int, default=0),
+        RATE,
+        Option("--dry-run", "report what would be repaired", bool),
+        description="Checks and copies like a worker, under the ledger's lock, and removes the mark. Prints what a "
+        "ledger waits for, and the entries it has lost.",
+    ),
+    verb(
+        "recovery why",
+        "explain why a ledger lacks replicas: what it waits for, the evidence, the next attempt",
+        "bk recovery why 17",
+        on_session(_why),
+        Option("ledger LEDGER", "ledger id", int),
+    ),
+    verb("recovery enable", "enable auto-recovery in the whole cluster", "bk recovery enable", on_driver(_enable)),
+    verb(
+        "recovery disable",
+        "disable auto-recovery in the whole cluster; repairs in progress are finished",
+        "bk recovery disable",
+        on_driver(_disable),
+    ),
+    verb(
+        "recovery audit",
+        "request an audit now, which treats unregistered bookies as lost without delay",
+        "bk recovery audit",
+        on_driver(audit),
+        Option("--checks", "also run the periodic checks of replicas", bool),
+    ),
+    verb(
+        "recovery delay",
+        "print or set the time before an unregistered bookie counts as lost",
+        "bk recovery delay 600",
+        on_driver(_delay),
+        Option("seconds SECONDS", "new delay in seconds (default: print the delay)", int, values="?"),
+    ),
+)

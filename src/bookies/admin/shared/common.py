@@ -28,36 +28,6 @@ T = TypeVar("T")
 DATA_DIRECTORY = "bk-data"
 
 
-def add_common(parser: argparse.ArgumentParser, *, metadata: bool = True) -> None:
-    """Add the options that every command has."""
-    if metadata:
-        parser.add_argument(
-            "--metadata",
-            metavar="URI",
-            help="metadata store of the cluster: file:DIR, zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: "
-            "BK_METADATA, else the nearest bk-data directory)",
-        )
-    parser.add_argument("--json", action="store_true", help="print one JSON document (or one line per row) on stdout")
-    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
-
-
-def add_rate(parser: argparse.ArgumentParser) -> None:
-    """Add `--rate` to a command that copies; see `check_rate`."""
-    parser.add_argument(
-        "--rate",
-        type=float,
-        default=None,
-        metavar="BYTES",
-        help="bytes to copy per second, at most (default: no limit)",
-    )
-
-
-def check_rate(arguments: argparse.Namespace) -> None:
-    """Check `--rate`. Raises `UsageError`."""
-    if arguments.rate is not None and arguments.rate <= 0:
-        raise UsageError(f"--rate {arguments.rate:g}: must be above 0; omit it to copy without a limit")
-
-
 def find_data_directory() -> str | None:
     """Return the nearest `bk-data` directory from the current directory upwards."""
     directory = os.getcwd()
@@ -160,6 +130,13 @@ def with_client(arguments: argparse.Namespace, body: Callable[[Client], Awaitabl
     return run_async(main)
 
 
+def on_client(
+    body: Callable[[Client, argparse.Namespace], Awaitable[T]],
+) -> Callable[[argparse.Namespace], T]:
+    """Return the function of a verb that works with a client of the command's cluster."""
+    return lambda arguments: with_client(arguments, lambda client: body(client, arguments))
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """A client and the driver that it uses, for commands that need both."""
@@ -184,6 +161,13 @@ def with_session(arguments: argparse.Namespace, body: Callable[[Session], Awaita
             return await body(Session(runtime, client, driver))
 
     return run_async(main)
+
+
+def on_session(
+    body: Callable[[Session, argparse.Namespace], Awaitable[T]],
+) -> Callable[[argparse.Namespace], T]:
+    """Return the function of a verb that works with a client and its driver."""
+    return lambda arguments: with_session(arguments, lambda session: body(session, arguments))
 
 
 async def with_driver(
@@ -212,10 +196,24 @@ async def with_driver(
         await driver.close()
 
 
+def on_driver(
+    body: Callable[[MetadataDriver, argparse.Namespace], Awaitable[T]],
+) -> Callable[[argparse.Namespace], T]:
+    """Return the function of a verb that works with the metadata store of the command's cluster."""
+    return lambda arguments: run_async(
+        lambda: with_driver(metadata_uri(arguments), lambda driver: body(driver, arguments))
+    )
+
+
+def unreadable_lines(noun: str, errors: Sequence[MetadataCorrupt]) -> list[str]:
+    """Return lines about ledgers whose records cannot be read."""
+    return [f"bk {noun}: {error}; `bk metadata check` lists all unreadable records" for error in errors]
+
+
 def report_unreadable(noun: str, errors: Sequence[MetadataCorrupt]) -> int:
     """Print the ledgers whose records cannot be read. Return the exit status: 1 if there is one."""
-    for error in errors:
-        print(f"bk {noun}: {error}; `bk metadata check` lists all unreadable records", file=sys.stderr)
+    for line in unreadable_lines(noun, errors):
+        print(line, file=sys.stderr)
     return int(bool(errors))
 
 
@@ -228,18 +226,11 @@ def print_json(value: Any) -> None:
 def _jsonable(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, range | Mapping):
-        return list(value) if isinstance(value, range) else dict(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, range | Iterator):
+        return list(value)
     return str(value)
-
-
-def report_done(arguments: argparse.Namespace, facts: object, text: str) -> int:
-    """Print the result of a command: `facts` with `--json`, else `text`. Return exit status 0."""
-    if arguments.json:
-        print_json(facts)
-    else:
-        print(text)
-    return 0
 
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, right: Sequence[int] = ()) -> None:

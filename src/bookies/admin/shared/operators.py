@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared.common import Progress, visible
+from bookies.admin.shared.report import Report
 from bookies.admin.shared.usage import UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ KNOWN_SHOWN = 20  # bookies that a message names
 
 def operator_name() -> str:
     """Return USER@HOST:PID, the owner that locks and notes of this command show."""
+    import socket  # here: importing it takes a tenth of a command's start time
+
     user = visible(os.environ.get("USER") or str(os.getuid()))
     return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
@@ -41,6 +45,43 @@ async def check_known(session: Session, name: str) -> BookieId:
     more = f" and {len(known) - KNOWN_SHOWN:,} more" if len(known) > KNOWN_SHOWN else ""
     has = ", ".join(sorted(known)[:KNOWN_SHOWN]) or "none"
     raise UsageError(f"there is no bookie {name}, and no ledger names it: the cluster has {has}{more}{meant}")
+
+
+def is_deletion_confirmed(subject: str, noun: str, name: str) -> bool:
+    """Ask the operator to type the name of what is deleted. `noun`: what the name is, such as "id".
+
+    Raises `UsageError` if stdin is not a terminal.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"delete {subject}? This cannot be undone; confirm with --yes")
+    print(f"delete {subject} permanently? Type its {noun} to confirm: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() == name:
+        return True
+    print("nothing was deleted", file=sys.stderr)
+    return False
+
+
+def report_deleted(arguments: argparse.Namespace, name: object, subject: str) -> Report | int:
+    """Return the result of a deletion. On a terminal it goes to stderr."""
+    if arguments.json:
+        return Report({"deleted": name})
+    print(f"deleted {subject}", file=sys.stderr)
+    return 0
+
+
+def objection_lines(noun: str, objections: Sequence[str], arguments: argparse.Namespace) -> list[str]:
+    """Return lines about the objections to a change, for stderr."""
+    lines = [f"bk {noun}: {text}" for text in objections]
+    if objections and not arguments.force and not arguments.dry_run:
+        lines.append(f"bk {noun}: nothing was changed; --force overrides the objections")
+    return lines
+
+
+def object_to(noun: str, objections: Sequence[str], arguments: argparse.Namespace) -> bool:
+    """Print the objections to a change. Report whether they prevent it: unless `--force` overrides them."""
+    for line in objection_lines(noun, objections, arguments):
+        print(line, file=sys.stderr)
+    return bool(objections) and not arguments.force
 
 
 def store_line(error: object) -> str:

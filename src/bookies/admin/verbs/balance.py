@@ -6,67 +6,38 @@ import argparse
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, Session, UsageError
-from bookies.admin.shared.common import (
-    add_common,
-    add_rate,
-    check_rate,
-    print_json,
-    print_table,
-    size_text,
-    with_session,
-)
+from bookies.admin.shared.command_line import RATE, Option, check_rate, verb
+from bookies.admin.shared.common import size_text, with_session
 from bookies.admin.shared.operators import operator_name
+from bookies.admin.shared.report import Report, Table, print_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bookies.protocol.repair.balance import BalancePlan
     from bookies.replication.operator.balance import BalanceProgress, BalanceResult
 
 SHOWN = 10  # refused moves that are printed
 
 
-def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "balance",
-        help="move replicas from bookies that hold more than their share to those that hold less",
-        description="A bookie's share is proportional to the size of its disks. Moves only sealed ledgers, and none to "
-        "a worse placement. May be interrupted at any time; the next call plans the remaining moves.",
-        epilog="example:  bk bookie balance --dry-run",
-    )
-    add_common(parser)
-    parser.add_argument("--dry-run", action="store_true", help="report what would be moved")
-    parser.add_argument(
-        "--tolerance",
-        metavar="PERCENT",
-        type=float,
-        default=10.0,
-        help="percentage by which a bookie may exceed its share (default 10)",
-    )
-    add_rate(parser)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the verb. Raises `UsageError`, `BookKeeperError`."""
+def _run(arguments: argparse.Namespace) -> Report:
     check_rate(arguments)
     if not 0 < arguments.tolerance < 1000:
         raise UsageError(f"--tolerance {arguments.tolerance:g}: must be a percentage above 0 and below 1000")
     return with_session(arguments, lambda session: _balance(session, arguments))
 
 
-async def _balance(session: Session, arguments: argparse.Namespace) -> int:
+async def _balance(session: Session, arguments: argparse.Namespace) -> Report:
     from bookies.protocol.pacing import RateLimit
     from bookies.replication.operator import Balance
 
     balance = Balance(session.runtime, session.client, session.driver, operator_name(), RateLimit(arguments.rate))
     plan = await balance.plan(arguments.tolerance / 100)
-    if not arguments.json:
-        _print_plan(plan)
+    facts = described(plan) | {"dry_run": arguments.dry_run}
     if arguments.dry_run or not plan.moves:
-        if arguments.json:
-            print_json(described(plan) | {"dry_run": arguments.dry_run})
-        elif arguments.dry_run:
-            print("nothing was changed")
-        return 0
+        return Report(facts, [*_plan_text(plan), *(["nothing was changed"] if arguments.dry_run else [])])
+    if not arguments.json:
+        print_text(_plan_text(plan))
     progress = Progress("replicas moved", None, quiet=arguments.json)
 
     def report(news: BalanceProgress) -> None:
@@ -78,11 +49,7 @@ async def _balance(session: Session, arguments: argparse.Namespace) -> int:
         result = await balance.run(plan, report)
     finally:
         progress.clear()
-    if arguments.json:
-        print_json(described(plan) | {"dry_run": False, **_described_result(result)})
-    else:
-        _print_result(result)
-    return 0
+    return Report(facts | _described_result(result), _result_lines(result))
 
 
 def described(plan: BalancePlan) -> dict[str, object]:
@@ -121,25 +88,45 @@ def _described_result(result: BalanceResult) -> dict[str, object]:
     }
 
 
-def _print_plan(plan: BalancePlan) -> None:
+def _plan_text(plan: BalancePlan) -> Iterator[str | Table]:
     rows = [
         (bookie, size_text(plan.before[bookie]), size_text(plan.shares[bookie]), size_text(plan.after[bookie]))
         for bookie in plan.before
     ]
-    print_table(rows, ("bookie", "holds", "its share", "afterwards"), right=(1, 2, 3))
+    yield Table(("bookie", "holds", "its share", "afterwards"), rows, (1, 2, 3))
     if plan.moves:
-        print(f"to move      {len(plan.moves):,} replicas, about {size_text(plan.size)}")
+        yield f"to move      {len(plan.moves):,} replicas, about {size_text(plan.size)}"
     else:
-        print(
+        yield (
             "nothing to move: no bookie exceeds its share by more than the tolerance, or no other bookie can hold "
             "what it has"
         )
 
 
-def _print_result(result: BalanceResult) -> None:
+def _result_lines(result: BalanceResult) -> Iterator[str]:
     copied = f"{result.entries:,} entries, {size_text(result.size)} in {result.took_s:,.1f} s"
-    print(f"{result.moves:,} replicas moved: {copied}; the old copies are deleted by the next garbage collection")
+    yield f"{result.moves:,} replicas moved: {copied}; the old copies are deleted by the next garbage collection"
     for move, why in result.refused[:SHOWN]:
-        print(f"ledger {move.ledger_id}, entries from {move.first:,}, stays on {move.source}: {why}")
+        yield f"ledger {move.ledger_id}, entries from {move.first:,}, stays on {move.source}: {why}"
     if len(result.refused) > SHOWN:
-        print(f"and {len(result.refused) - SHOWN:,} more")
+        yield f"and {len(result.refused) - SHOWN:,} more"
+
+
+VERBS = (
+    verb(
+        "bookie balance",
+        "move replicas from bookies that hold more than their share to those that hold less",
+        "bk bookie balance --dry-run",
+        _run,
+        Option("--dry-run", "report what would be moved", bool),
+        Option(
+            "--tolerance PERCENT",
+            "percentage by which a bookie may exceed its share (default 10)",
+            float,
+            default=10.0,
+        ),
+        RATE,
+        description="A bookie's share is proportional to the size of its disks. Moves only sealed ledgers, and none to "
+        "a worse placement. May be interrupted at any time; the next call plans the remaining moves.",
+    ),
+)

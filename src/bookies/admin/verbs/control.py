@@ -7,16 +7,17 @@ import json
 import os
 import pathlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
-from bookies.admin.shared.common import add_common, find_data_directory, print_json, size_text
+from bookies.admin.shared.command_line import MACHINE, OneOf, Option, Run, Verb, verb
+from bookies.admin.shared.common import find_data_directory, size_text
+from bookies.admin.shared.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERBS = ("state", "disks", "read-only", "read-write", "space", "gc", "compact", "undelete", "why-not-deleted")
 _ONE_AT_A_TIME = ("read-only", "read-write")
 CONNECT_S = 5.0
 LEDGER_ID_MAX = (1 << 63) - 1
@@ -24,106 +25,32 @@ _SCANNED = ("entry_logs", "entry_log_bytes", "live_bytes")  # None until the boo
 _ANOTHER = "name another of its ledger directories with --ledger-dir"
 
 
-def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verbs."""
-    state = verb(verbs, "state", "show a running bookie's mode, the reason for it, its directories and its last stop")
-    state.epilog = "example:  bk bookie state --bookie b1"
-    read_only = verb(verbs, "read-only", "refuse ordinary adds until read-write")
-    read_only.description = (
-        "The bookie continues to accept reads, fences and recovery adds. With the setting persist_bookie_status it "
-        "stays read-only across restarts."
-    )
-    read_only.epilog = "example:  bk bookie read-only --bookie b1"
-    read_write = verb(verbs, "read-write", "end read-only: accept ordinary adds again")
-    read_write.epilog = "example:  bk bookie read-write --bookie b1"
-    disks = verb(verbs, "disks", "show the usage of a bookie's disks, failed disks, and why it is read-only")
-    disks.epilog = "example:  bk bookie disks --bookie b1"
-    space = verb(verbs, "space", "show the contents of a bookie's entry logs, and what prevents space from being freed")
-    space.epilog = "example:  bk bookie space --bookie b1"
-    collect = verb(verbs, "gc", "collect garbage now: the data of deleted ledgers, and entry logs without live entries")
-    collect.epilog = "example:  bk bookie gc --wait"
-    collect.add_argument(
-        "--force",
-        action="store_true",
-        help="collect even if the metadata lacks implausibly many ledgers; check damaged entry logs again",
-    )
-    collect.add_argument(
-        "--surplus",
-        action="store_true",
-        help="also delete replicas that the metadata does not place on this bookie (left by a move or an interrupted "
-        "copy), without quarantine",
-    )
-    collect.add_argument("--wait", action="store_true", help="wait until the collection has ended")
-    holding = collect.add_mutually_exclusive_group()
-    holding.add_argument(
-        "--suspend", action="store_true", help="suspend compaction until --resume, across restarts; collect nothing now"
-    )
-    holding.add_argument("--resume", action="store_true", help="resume compaction; collect nothing now")
-    compact = verb(
-        verbs, "compact", "copy the live entries of mostly empty entry logs to a new log, delete the old ones"
-    )
-    compact.epilog = "example:  bk bookie compact --major --wait"
-    scope = compact.add_mutually_exclusive_group()
-    scope.add_argument("--minor", action="store_true", help="compact nearly empty logs (the default)")
-    scope.add_argument("--major", action="store_true", help="compact logs below major_compaction_threshold")
-    compact.add_argument("--wait", action="store_true", help="wait until the compaction has ended")
-    undelete = verb(verbs, "undelete", "restore a ledger from quarantine, and keep it even if the metadata lacks it")
-    undelete.epilog = "example:  bk bookie undelete 17"
-    undelete.add_argument("ledger", type=int, metavar="LEDGER", help="ledger id")
-    why = verb(verbs, "why-not-deleted", "explain why an entry log still exists")
-    why.epilog = "example:  bk bookie why-not-deleted bk-data/b1/ledgers/current/1f.log"
-    why.add_argument("log", metavar="FILE", help="path of an entry log, or its hexadecimal id")
+def _call(call: str, given: Callable[[argparse.Namespace], dict[str, object]] = lambda arguments: {}) -> Run:
+    """Return the function of a verb that is one call of each named bookie. `given`: the call's arguments."""
+    return lambda arguments: _ask_all(arguments, call, given(arguments))
 
 
-def verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
-    """Add a verb with the options that name bookies."""
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
-    add_common(parser, metadata=False)
-    parser.add_argument("--bookie", metavar="ID", help="id of a bookie of the local cluster (default: all)")
-    parser.add_argument("--ledger-dir", metavar="DIR", help="a ledger directory of the bookie")
-    return parser
+def _ask_all(arguments: argparse.Namespace, call: str, given: dict[str, object]) -> Report:
+    answers = dict(ask(path, call, given) for path in control_files(arguments))
+    return Report(answers, (f"{name}: {line}" for name, answer in answers.items() for line in _lines(answer)))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Call each named bookie, and print its answer."""
-    is_holding = arguments.verb == "gc" and (arguments.suspend or arguments.resume)
-    if is_holding and (arguments.wait or arguments.force or arguments.surplus):
+def _collect(arguments: argparse.Namespace) -> Report:
+    if not (arguments.suspend or arguments.resume):
+        given = {"force": arguments.force, "wait": arguments.wait}
+        # Older bookies refuse the argument `surplus`.
+        return _ask_all(arguments, "gc", given | ({"surplus": True} if arguments.surplus else {}))
+    if arguments.wait or arguments.force or arguments.surplus:
         raise UsageError(
             "--suspend and --resume start no collection: use --wait, --force or --surplus in a separate call"
         )
-    call, given = _call_of(arguments)
-    answers: dict[str, Any] = {}
-    for path in control_files(arguments):
-        name, answers_one = ask(path, call, given)
-        answers[name] = answers_one
-    if arguments.json:
-        print_json(answers)
-        return 0
-    for name, answer in answers.items():
-        for line in _lines(answer):
-            print(f"{name}: {line}")
-    return 0
+    return _ask_all(arguments, "suspend", {"suspended": not arguments.resume})
 
 
-def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
-    if arguments.verb == "gc" and (arguments.suspend or arguments.resume):
-        return "suspend", {"suspended": not arguments.resume}
-    if arguments.verb == "compact":
-        return "compact", {"kind": "major" if arguments.major else "minor", "wait": arguments.wait}
-    if arguments.verb == "gc":
-        given = {"force": arguments.force, "wait": arguments.wait}
-        return "gc", given | ({"surplus": True} if arguments.surplus else {})  # Older bookies refuse the argument.
-    if arguments.verb in ("read-only", "read-write"):
-        return "hold", {"read_only": arguments.verb == "read-only"}
-    if arguments.verb == "state":
-        return "state", {}
-    if arguments.verb == "undelete":
-        if not 0 <= arguments.ledger <= LEDGER_ID_MAX:
-            raise UsageError(f"{arguments.ledger} is not a ledger id: the range is 0 to {LEDGER_ID_MAX}")
-        return "undelete", {"ledger": arguments.ledger}
-    if arguments.verb == "why-not-deleted":
-        return "why", {"log": arguments.log}
-    return arguments.verb, {}
+def _restored(arguments: argparse.Namespace) -> dict[str, object]:
+    if not 0 <= arguments.ledger <= LEDGER_ID_MAX:
+        raise UsageError(f"{arguments.ledger} is not a ledger id: the range is 0 to {LEDGER_ID_MAX}")
+    return {"ledger": arguments.ledger}
 
 
 def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
@@ -239,3 +166,92 @@ def _lines(answer: Any) -> list[str]:
         elif value is not None:
             lines.append(f"{name:22} {size_text(value) if name.endswith(('bytes', 'back')) else value}")
     return lines
+
+
+CONTROLLED = (  # options of verbs that call running bookies
+    *MACHINE,
+    Option("--bookie ID", "id of a bookie of the local cluster (default: all)"),
+    Option("--ledger-dir DIR", "a ledger directory of the bookie"),
+)
+
+
+def _row(
+    name: str,
+    text: str,
+    run: Run,
+    *options: Option | OneOf,
+    example: str = "--bookie b1",
+    description: str | None = None,
+) -> Verb:
+    words = f"bookie {name}"
+    return verb(words, text, f"bk {words} {example}", run, *options, description=description, shared=CONTROLLED)
+
+
+VERBS = (
+    _row("state", "show a running bookie's mode, the reason for it, its directories and its last stop", _call("state")),
+    _row(
+        "read-only",
+        "refuse ordinary adds until read-write",
+        _call("hold", lambda arguments: {"read_only": True}),
+        description="The bookie continues to accept reads, fences and recovery adds. With the setting "
+        "persist_bookie_status it stays read-only across restarts.",
+    ),
+    _row(
+        "read-write",
+        "end read-only: accept ordinary adds again",
+        _call("hold", lambda arguments: {"read_only": False}),
+    ),
+    _row("disks", "show the usage of a bookie's disks, failed disks, and why it is read-only", _call("disks")),
+    _row(
+        "space",
+        "show the contents of a bookie's entry logs, and what prevents space from being freed",
+        _call("space"),
+    ),
+    _row(
+        "gc",
+        "collect garbage now: the data of deleted ledgers, and entry logs without live entries",
+        _collect,
+        Option(
+            "--force",
+            "collect even if the metadata lacks implausibly many ledgers; check damaged entry logs again",
+            bool,
+        ),
+        Option(
+            "--surplus",
+            "also delete replicas that the metadata does not place on this bookie (left by a move or an interrupted "
+            "copy), without quarantine",
+            bool,
+        ),
+        Option("--wait", "wait until the collection has ended", bool),
+        OneOf(
+            Option("--suspend", "suspend compaction until --resume, across restarts; collect nothing now", bool),
+            Option("--resume", "resume compaction; collect nothing now", bool),
+        ),
+        example="--wait",
+    ),
+    _row(
+        "compact",
+        "copy the live entries of mostly empty entry logs to a new log, delete the old ones",
+        _call("compact", lambda arguments: {"kind": "major" if arguments.major else "minor", "wait": arguments.wait}),
+        OneOf(
+            Option("--minor", "compact nearly empty logs (the default)", bool),
+            Option("--major", "compact logs below major_compaction_threshold", bool),
+        ),
+        Option("--wait", "wait until the compaction has ended", bool),
+        example="--major --wait",
+    ),
+    _row(
+        "undelete",
+        "restore a ledger from quarantine, and keep it even if the metadata lacks it",
+        _call("undelete", _restored),
+        Option("ledger LEDGER", "ledger id", int),
+        example="17",
+    ),
+    _row(
+        "why-not-deleted",
+        "explain why an entry log still exists",
+        _call("why", lambda arguments: {"log": arguments.log}),
+        Option("log FILE", "path of an entry log, or its hexadecimal id"),
+        example="bk-data/b1/ledgers/current/1f.log",
+    ),
+)

@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.common import print_json, size_text
+from bookies.admin.shared.common import size_text
+from bookies.admin.shared.report import Report
 from bookies.admin.verbs.repair import replay_and_repair
 from bookies.config import BookieConfig
 from bookies.runtime import aio
@@ -28,8 +29,8 @@ from bookies.storage.rocksdb.to_rocksdb import ToRocks
 TARGETS: dict[str, type[Conversion]] = {INDEX_FILES: ToIndexFiles, ROCKSDB: ToRocks}
 
 
-def convert(arguments: argparse.Namespace) -> int:
-    """Convert, discard or cancel. Return the exit status: 0 done, or possible with --dry-run; 1 unreadable entries."""
+def convert(arguments: argparse.Namespace) -> Report:
+    """Convert, discard or cancel. Status 0: done, or possible with --dry-run; 1: unreadable entries."""
     disk = OsDisk()
     if not disk.is_directory(arguments.path):
         raise UsageError(f"{arguments.path} is not a directory")
@@ -40,7 +41,7 @@ def convert(arguments: argparse.Namespace) -> int:
     try:
         if arguments.discard_old or arguments.cancel:
             return _tidy(conversion, arguments)
-        return _convert(conversion, config, arguments, progress)
+        return _convert(conversion, config, arguments)
     finally:
         progress.clear()
         conversion.close()
@@ -54,7 +55,7 @@ def config_of(disk: OsDisk, path: str) -> BookieConfig:
     return config if page_size is None else dataclasses.replace(config, index_page_size=page_size)
 
 
-def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> int:
+def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> Report:
     conversion.open()
     if arguments.cancel:
         conversion.cancel()
@@ -62,62 +63,53 @@ def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> int:
     else:
         count = conversion.discard_old()
         text = f"the old index removed: {count} of its directories" if count else "no old index is kept here"
-    print_json({"discarded": count}) if arguments.json else print(text)
-    return 0
+    return Report({"discarded": count}, [text])
 
 
-def _convert(conversion: Conversion, config: BookieConfig, arguments: argparse.Namespace, progress: Progress) -> int:
+def _convert(conversion: Conversion, config: BookieConfig, arguments: argparse.Namespace) -> Report:
     conversion.open()
     if not arguments.dry_run and not conversion.restart():
         conversion.finish()
-        _tell(arguments, None, progress)
-        return 0
+        return _report(arguments, None)
     if arguments.to == ROCKSDB and not arguments.dry_run and not conversion.is_in_databases:
         conversion.close()
         aio.run(replay_and_repair(config))
         conversion.open()
     survey = conversion.survey()
     if survey.damaged_count and not arguments.keep_damaged:
-        _tell(arguments, survey, progress, is_done=False)
-        return 1
+        return _report(arguments, survey, is_done=False, status=1)
     if not arguments.dry_run:
         conversion.convert(survey)
-    _tell(arguments, survey, progress, is_done=not arguments.dry_run)
-    return 0
+    return _report(arguments, survey, is_done=not arguments.dry_run)
 
 
-def _tell(arguments: argparse.Namespace, survey: Survey | None, progress: Progress, *, is_done: bool = True) -> None:
-    progress.clear()
-    if arguments.json:
-        row: dict[str, object] = {"to": arguments.to, "done": is_done}
-        if survey is not None:
-            row |= {"ledgers": len(survey.headers), "entries": survey.entries, "orphans": survey.orphans}
-            row |= {"logs_linked": survey.logs_linked, "logs_copied": survey.logs_copied}
-            row |= {"copied_bytes": survey.copied_size, "logs_spared": survey.logs_spared}
-            row |= {"damaged": survey.damaged_count, "damaged_entries": survey.damaged, "problems": survey.problems}
-        print_json(row)
-        return
+def _report(arguments: argparse.Namespace, survey: Survey | None, *, is_done: bool = True, status: int = 0) -> Report:
+    facts: dict[str, object] = {"to": arguments.to, "done": is_done}
     if survey is not None:
-        print(f"{len(survey.headers):,} ledgers, {survey.entries:,} entries, looked up in the entry logs one by one")
-        if survey.orphans:
-            print(f"{survey.orphans:,} entries of ledgers that the bookie had deleted: left out")
-        for text in _about_logs(survey, is_done=is_done):
-            print(text)
-        for problem in survey.problems:
-            print(f"{problem}: these ledgers answer UNKNOWN instead of NO_ENTRY, and accept only recovery adds")
-        for ledger_id, entry_id in survey.damaged[:10]:
-            print(f"entry {entry_id} of ledger {ledger_id} is not where the index says")
-        if survey.damaged_count:
-            print(
-                f"{survey.damaged_count:,} entries cannot be read; --keep-damaged converts anyway: reads of them fail"
-            )
+        facts |= {"ledgers": len(survey.headers), "entries": survey.entries, "orphans": survey.orphans}
+        facts |= {"logs_linked": survey.logs_linked, "logs_copied": survey.logs_copied}
+        facts |= {"copied_bytes": survey.copied_size, "logs_spared": survey.logs_spared}
+        facts |= {"damaged": survey.damaged_count, "damaged_entries": survey.damaged, "problems": survey.problems}
+    result = "nothing was changed"
     if is_done:
-        print(
+        result = (
             f"the index is in {arguments.to} now. The old one is kept; when the bookie runs well, delete it with "
             f"bk bookie convert {arguments.path} --discard-old"
         )
-    else:
-        print("nothing was changed")
+    return Report(facts, [*([] if survey is None else _survey_lines(survey, is_done=is_done)), result], status)
+
+
+def _survey_lines(survey: Survey, *, is_done: bool) -> Iterator[str]:
+    yield f"{len(survey.headers):,} ledgers, {survey.entries:,} entries, looked up in the entry logs one by one"
+    if survey.orphans:
+        yield f"{survey.orphans:,} entries of ledgers that the bookie had deleted: left out"
+    yield from _about_logs(survey, is_done=is_done)
+    for problem in survey.problems:
+        yield f"{problem}: these ledgers answer UNKNOWN instead of NO_ENTRY, and accept only recovery adds"
+    for ledger_id, entry_id in survey.damaged[:10]:
+        yield f"entry {entry_id} of ledger {ledger_id} is not where the index says"
+    if survey.damaged_count:
+        yield f"{survey.damaged_count:,} entries cannot be read; --keep-damaged converts anyway: reads of them fail"
 
 
 def _about_logs(survey: Survey, *, is_done: bool) -> Iterator[str]:

@@ -6,25 +6,17 @@ import argparse
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bookies import units
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.common import (
-    add_common,
-    add_rate,
-    check_rate,
-    print_json,
-    print_table,
-    report_done,
-    size_text,
-    time_text,
-    with_session,
-)
+from bookies.admin.shared.command_line import RATE, OneOf, Option, check_rate, verb
+from bookies.admin.shared.common import on_session, size_text, time_text, with_session
 from bookies.admin.shared.notes_text import FRESH_MS, state_text
 from bookies.admin.shared.operators import check_known, operator_name, store_reporter
+from bookies.admin.shared.report import Report, Table, print_text
 
 if TYPE_CHECKING:
     from bookies.admin.shared import Session
@@ -33,76 +25,23 @@ if TYPE_CHECKING:
     from bookies.replication.operator import Drain
     from bookies.replication.operator.drain import Blocked, DrainPlan, DrainProgress, DrainResult
 
-VERBS = ("drain", "maintenance")
 RATE_ASSUMED = 32 * 1024 * 1024  # bytes per second, until a rate is measured
 SHOWN = 20  # obstacles that are printed, one per line
 MAINTENANCE_MAX_S = 7 * 86_400
 
 
-def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verbs."""
-    drain = verbs.add_parser(
-        "drain",
-        help="empty a bookie, running or stopped: copy its replicas to other bookies",
-        description="Prints the plan and the obstacles, then copies ledger by ledger and reports the remaining time. "
-        "Writers choose other bookies meanwhile. May be interrupted at any time; the next call continues. Without ID: "
-        "list the bookies that are being emptied and their progress.",
-        epilog="example:  bk bookie drain b3 --dry-run",
-    )
-    add_common(drain)
-    drain.add_argument("bookie", metavar="ID", nargs="?", help="id of the bookie (default: list drains)")
-    drain.add_argument("--dry-run", action="store_true", help="report the plan and the obstacles")
-    add_rate(drain)
-    drain.add_argument(
-        "--seal-open",
-        action="store_true",
-        help="seal ledgers that are still being written to the bookie; their writers fail",
-    )
-    drain.add_argument("--wait", action="store_true", help="wait until no obstacle is left, without a time limit")
-    ending = drain.add_mutually_exclusive_group()
-    ending.add_argument(
-        "--remove",
-        action="store_true",
-        help="when the bookie is empty, delete its cookie: the cluster forgets it; it must be stopped by then",
-    )
-    ending.add_argument(
-        "--cancel", action="store_true", help="end the drain: writers use the bookie again, copies remain"
-    )
-    lease = verbs.add_parser(
-        "maintenance",
-        help="announce a bookie's absence: its replicas are not copied elsewhere, and writers avoid it",
-        description="The announcement is a lease that ends automatically. Without an option: show the leases. Refuses "
-        "if ledgers would have fewer replicas than their ack quorum while the bookie is unavailable.",
-        epilog="example:  bk bookie maintenance b3 --for 20m --reason 'new disk'",
-    )
-    add_common(lease)
-    lease.add_argument("bookie", metavar="ID", nargs="?", help="id of the bookie (default: show all leases)")
-    action = lease.add_mutually_exclusive_group()
-    action.add_argument(
-        "--for", dest="duration", metavar="TIME", help="begin the lease, or change its duration, such as 20m or 2h"
-    )
-    action.add_argument("--end", action="store_true", help="end the lease now")
-    lease.add_argument("--reason", default="", metavar="TEXT", help="reason, shown in the lists of bookies")
-    lease.add_argument("--force", action="store_true", help="begin even if ledgers will lack an ack quorum")
-    lease.add_argument("--dry-run", action="store_true", help="report which ledgers would lack an ack quorum")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the verb. Raises `UsageError`, `InvalidArgument`, `BookKeeperError`."""
-    if arguments.verb == "maintenance":
-        return with_session(arguments, lambda session: _maintenance(session, arguments))
+def _run(arguments: argparse.Namespace) -> Report | int:
     check_rate(arguments)
     if arguments.cancel and arguments.dry_run:
         raise UsageError("--cancel copies nothing, so there is nothing to plan: omit --dry-run or --cancel")
-    if arguments.bookie is None:
-        return with_session(arguments, lambda session: _show(session, arguments))
-    return with_session(arguments, lambda session: _drain(session, arguments))
+    body = _show if arguments.bookie is None else _drain
+    return with_session(arguments, lambda session: body(session, arguments))
 
 
 # -- maintenance -------------------------------------------------------------------------------------------------------
 
 
-async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
+async def _maintenance(session: Session, arguments: argparse.Namespace) -> Report:
     from bookies.metadata.shared import BookieNotes
 
     notes = BookieNotes(session.driver, session.runtime.clock.wall_ms)
@@ -114,7 +53,7 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.end:
         was = await notes.end_maintenance(bookie)
         text = f"the maintenance of {bookie} has ended" if was else f"{bookie} was not in maintenance"
-        return report_done(arguments, {"bookie": bookie, "changed": was}, text)
+        return Report({"bookie": bookie, "changed": was}, [text])
     if arguments.duration is None:
         return await _show(session, arguments)
     seconds = parse_duration(arguments.duration)
@@ -125,14 +64,14 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.dry_run or (below and not arguments.force):
         refused = bool(below) and not arguments.force
         text = f"nothing was changed{'; --force overrides the objections' if refused and not arguments.dry_run else ''}"
-        return report_done(arguments, facts | {"changed": False}, text) or int(refused)
+        return Report(facts | {"changed": False}, [text], int(refused))
     until_ms = session.runtime.clock.wall_ms() + round(seconds * 1000)
     await notes.begin_maintenance(bookie, until_ms, operator_name(), arguments.reason)
     text = (
         f"{bookie} is in maintenance until {time_text(until_ms)}: its replicas are not copied elsewhere, and writers "
         "avoid it"
     )
-    return report_done(arguments, facts | {"changed": True, "until_ms": until_ms}, text)
+    return Report(facts | {"changed": True, "until_ms": until_ms}, [text])
 
 
 def parse_duration(text: str) -> float:
@@ -189,8 +128,8 @@ def _ledgers(ids: Sequence[int]) -> str:
     return f"{len(ids):,} {'ledger' if len(ids) == 1 else 'ledgers'} ({shown})"
 
 
-async def _show(session: Session, arguments: argparse.Namespace) -> int:
-    """Print the drain or maintenance notes of one bookie, or of all."""
+async def _show(session: Session, arguments: argparse.Namespace) -> Report:
+    """Return the drain or maintenance notes of one bookie, or of all."""
     from bookies.metadata.shared import BookieNotes
 
     notes = await BookieNotes(session.driver, session.runtime.clock.wall_ms).read()
@@ -199,27 +138,27 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
         announcement = note.draining if arguments.verb == "drain" else note.maintenance
         if announcement is not None and arguments.bookie in (None, bookie):
             rows.append({"bookie": bookie, **asdict(announcement)})
-    if arguments.json:
-        print_json(rows)
-    elif not rows:
+    return Report(rows, _notes_text(rows, arguments, session.runtime.clock.wall_ms()))
+
+
+def _notes_text(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace, now_ms: int) -> Iterator[str | Table]:
+    if not rows:
         which = "no bookie is" if arguments.bookie is None else f"bookie {arguments.bookie} is not"
-        print(f"{which} being emptied" if arguments.verb == "drain" else f"{which} in maintenance")
+        yield f"{which} being emptied" if arguments.verb == "drain" else f"{which} in maintenance"
     elif arguments.verb == "drain":
-        now_ms = session.runtime.clock.wall_ms()
         cells = [(row["bookie"], time_text(row["since_ms"]), row["by"], state_text(row, now_ms)) for row in rows]
-        print_table(cells, ("bookie", "since", "by", "state"))
+        yield Table(("bookie", "since", "by", "state"), cells)
         if any(now_ms - row["state_ms"] >= FRESH_MS for row in rows):
-            print("print the present state with: bk bookie drain ID --dry-run")
+            yield "print the present state with: bk bookie drain ID --dry-run"
     else:
         cells = [(row["bookie"], time_text(row["until_ms"]), row["by"], row["reason"] or "-") for row in rows]
-        print_table(cells, ("bookie", "until", "by", "reason"))
-    return 0
+        yield Table(("bookie", "until", "by", "reason"), cells)
 
 
 # -- drain -------------------------------------------------------------------------------------------------------------
 
 
-async def _drain(session: Session, arguments: argparse.Namespace) -> int:
+async def _drain(session: Session, arguments: argparse.Namespace) -> Report | int:
     from bookies.protocol.pacing import RateLimit
     from bookies.replication.operator import Drain
 
@@ -236,25 +175,22 @@ async def _drain(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.cancel:
         was = await drain.cancel()
         text = f"writers may use {bookie} again" if was else f"{bookie} was not being emptied"
-        return report_done(arguments, {"bookie": bookie, "changed": was}, text)
+        return Report({"bookie": bookie, "changed": was}, [text])
     await drain.start()
     try:
         plan = await drain.plan()
         facts = described_plan(plan, arguments.rate)
-        if not arguments.json:
-            print_plan(plan, arguments.rate)
         if arguments.dry_run:
-            if arguments.json:
-                print_json(facts | {"dry_run": True})
-            else:
-                print("nothing was changed")
-            return int(bool(plan.blocked or plan.unreadable))
+            lines = [*_plan_lines(plan, arguments.rate), "nothing was changed"]
+            return Report(facts | {"dry_run": True}, lines, int(bool(plan.blocked or plan.unreadable)))
+        if not arguments.json:
+            print_text(_plan_lines(plan, arguments.rate))
         return await _carry_out(drain, plan, facts, arguments)
     finally:
         drain.stop()
 
 
-async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], arguments: argparse.Namespace) -> int:
+async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], arguments: argparse.Namespace) -> Report:
     from bookies.errors import MetadataError
 
     progress = Progress("ledgers", None, quiet=arguments.json)
@@ -279,16 +215,15 @@ async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], ar
         progress.clear()
     removes = result.is_empty and arguments.remove
     if not arguments.json:
-        _print_result(plan.bookie, result)
+        print_text(_result_lines(plan.bookie, result))
+    lines = []
     if removes:
         await asyncio.shield(drain.remove())
-    if arguments.json:
-        print_json(facts | {"dry_run": False, "removed": removes, **described_result(result)})
-    elif removes:
-        print(f"its cookie is deleted: the cluster has forgotten {plan.bookie}")
+        lines = [f"its cookie is deleted: the cluster has forgotten {plan.bookie}"]
     elif result.is_empty and not result.is_cancelled:
-        print(f"writers still avoid it. To remove it, stop it and run: bk bookie drain {plan.bookie} --remove")
-    return int(not result.is_empty)
+        lines = [f"writers still avoid it. To remove it, stop it and run: bk bookie drain {plan.bookie} --remove"]
+    facts = facts | {"dry_run": False, "removed": removes, **described_result(result)}
+    return Report(facts, lines, int(not result.is_empty))
 
 
 def _stopped(plan: DrainPlan) -> str:
@@ -351,60 +286,101 @@ def _assumed_s(plan: DrainPlan, rate: float | None) -> float:
     return assumed_s(len(plan.portions), plan.size, min(rate or RATE_ASSUMED, RATE_ASSUMED))
 
 
-def print_plan(plan: DrainPlan, rate: float | None) -> None:
-    """Print the plan to stdout."""
-    print(
+def _plan_lines(plan: DrainPlan, rate: float | None) -> Iterator[str]:
+    yield (
         f"bookie {plan.bookie} ({plan.mode}) has {plan.entries:,} entries in {plan.fragments:,} fragments of "
         f"{_count(len(plan.portions), 'ledger')}: about {size_text(plan.size)} to copy"
     )
     if plan.targets:
         largest = sorted(plan.targets.items(), key=lambda target: (-target[1], target[0]))
         shown = ", ".join(f"{bookie} {size_text(size)}" for bookie, size in largest[:10])
-        print(f"to           {shown}{f' and {len(largest) - 10} more' if len(largest) > 10 else ''}")
+        yield f"to           {shown}{f' and {len(largest) - 10} more' if len(largest) > 10 else ''}"
     if plan.portions:
         at = size_text(min(rate or RATE_ASSUMED, RATE_ASSUMED))
         why = "the limit of --rate" if rate and rate <= RATE_ASSUMED else "assumed until a rate is measured"
-        print(f"time         about {_assumed_s(plan, rate):,.0f} s at {at} per second, {why}")
+        yield f"time         about {_assumed_s(plan, rate):,.0f} s at {at} per second, {why}"
     if plan.helpers:
         processes = _count(len(plan.helpers), "process", "processes")
-        print(
+        yield (
             f"helped by    {processes} of auto-recovery, at the rate of their own settings; --rate does not limit them"
         )
-    _print_blocked(plan.blocked)
+    yield from _blocked_lines(plan.blocked)
     if plan.unreadable:
-        print(f"unreadable   the records of {_ledgers(plan.unreadable)}: they may name the bookie")
+        yield f"unreadable   the records of {_ledgers(plan.unreadable)}: they may name the bookie"
 
 
-def _print_blocked(blocked: Sequence[Blocked]) -> None:
+def _blocked_lines(blocked: Sequence[Blocked]) -> Iterator[str]:
     if not blocked:
         return
-    print(f"in the way   {_count(len(dict.fromkeys(obstacle.ledger_id for obstacle in blocked)), 'ledger')}")
+    yield f"in the way   {_count(len(dict.fromkeys(obstacle.ledger_id for obstacle in blocked)), 'ledger')}"
     for obstacle in blocked[:SHOWN]:
         last = "later" if obstacle.last < 0 else f"{obstacle.last:,}"
         entries = f"entries {obstacle.first:,} {'and' if obstacle.last < 0 else 'to'} {last}"
-        print(f"  ledger {obstacle.ledger_id}  {entries}: waits for {obstacle.cause}: {obstacle.reason}")
+        yield f"  ledger {obstacle.ledger_id}  {entries}: waits for {obstacle.cause}: {obstacle.reason}"
     if len(blocked) > SHOWN:
         causes = Counter(obstacle.cause for obstacle in blocked[SHOWN:])
-        print(f"  and {len(blocked) - SHOWN:,} more: " + ", ".join(f"{n:,} for {cause}" for cause, n in causes.items()))
+        yield f"  and {len(blocked) - SHOWN:,} more: " + ", ".join(f"{n:,} for {cause}" for cause, n in causes.items())
     if any(obstacle.can_be_sealed for obstacle in blocked):
-        print("  --seal-open seals open ledgers, and their writers fail; --wait waits until they use other bookies")
+        yield "  --seal-open seals open ledgers, and their writers fail; --wait waits until they use other bookies"
 
 
-def _print_result(bookie: BookieId, result: DrainResult) -> None:
+def _result_lines(bookie: BookieId, result: DrainResult) -> Iterator[str]:
     took = f"{result.entries:,} entries, {size_text(result.size)} copied in {result.took_s:,.1f} s"
     if result.predicted_s is not None:
         took += f" (predicted after {result.predicted_after_s:,.1f} s: {result.predicted_s:,.1f} s)"
     if result.is_empty:
-        print(f"bookie {bookie} is empty: {took}")
+        yield f"bookie {bookie} is empty: {took}"
     elif result.is_cancelled:
-        print(f"the drain of bookie {bookie} was cancelled: {took}")
+        yield f"the drain of bookie {bookie} was cancelled: {took}"
     else:
-        print(f"bookie {bookie} is not empty yet: {took}")
-        _print_blocked(result.blocked)
-        print(f"writers still avoid it: `bk bookie drain {bookie}` continues the drain, --cancel ends it")
+        yield f"bookie {bookie} is not empty yet: {took}"
+        yield from _blocked_lines(result.blocked)
+        yield f"writers still avoid it: `bk bookie drain {bookie}` continues the drain, --cancel ends it"
     if result.marked:
-        print(f"{_ledgers(result.marked)} lack replicas for another reason: bk recovery why {result.marked[0]}")
+        yield f"{_ledgers(result.marked)} lack replicas for another reason: bk recovery why {result.marked[0]}"
 
 
 def _count(number: int, one: str, several: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+VERBS = (
+    verb(
+        "bookie drain",
+        "empty a bookie, running or stopped: copy its replicas to other bookies",
+        "bk bookie drain b3 --dry-run",
+        _run,
+        Option("bookie ID", "id of the bookie (default: list drains)", values="?"),
+        Option("--dry-run", "report the plan and the obstacles", bool),
+        RATE,
+        Option("--seal-open", "seal ledgers that are still being written to the bookie; their writers fail", bool),
+        Option("--wait", "wait until no obstacle is left, without a time limit", bool),
+        OneOf(
+            Option(
+                "--remove",
+                "when the bookie is empty, delete its cookie: the cluster forgets it; it must be stopped by then",
+                bool,
+            ),
+            Option("--cancel", "end the drain: writers use the bookie again, copies remain", bool),
+        ),
+        description="Prints the plan and the obstacles, then copies ledger by ledger and reports the remaining time. "
+        "Writers choose other bookies meanwhile. May be interrupted at any time; the next call continues. Without ID: "
+        "list the bookies that are being emptied and their progress.",
+    ),
+    verb(
+        "bookie maintenance",
+        "announce a bookie's absence: its replicas are not copied elsewhere, and writers avoid it",
+        "bk bookie maintenance b3 --for 20m --reason 'new disk'",
+        on_session(_maintenance),
+        Option("bookie ID", "id of the bookie (default: show all leases)", values="?"),
+        OneOf(
+            Option("--for TIME", "begin the lease, or change its duration, such as 20m or 2h", field="duration"),
+            Option("--end", "end the lease now", bool),
+        ),
+        Option("--reason TEXT", "reason, shown in the lists of bookies", default=""),
+        Option("--force", "begin even if ledgers will lack an ack quorum", bool),
+        Option("--dry-run", "report which ledgers would lack an ack quorum", bool),
+        description="The announcement is a lease that ends automatically. Without an option: show the leases. Refuses "
+        "if ledgers would have fewer replicas than their ack quorum while the bookie is unavailable.",
+    ),
+)

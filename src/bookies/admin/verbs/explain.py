@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import Session
-from bookies.admin.shared.common import print_json, time_text
+from bookies.admin.shared.common import time_text
+from bookies.admin.shared.report import Report
 
 if TYPE_CHECKING:
     from bookies.client.transport import BookieStatus
@@ -48,8 +48,8 @@ async def by_hand(
 # -- one entry, or all of a ledger -------------------------------------------------------------------------------------
 
 
-async def explain(session: Session, ledger_id: int, entry_id: int | None, arguments: argparse.Namespace) -> int:
-    """Print the state of a ledger's replicas, or of one entry's. Return 1 if one is not good."""
+async def explain(session: Session, ledger_id: int, entry_id: int | None) -> Report:
+    """Return the state of a ledger's replicas, or of one entry's. Status 1 if one is not good."""
     from bookies.protocol.ledger.offload import is_given_up
 
     async with by_hand(session) as hand:
@@ -73,13 +73,9 @@ async def explain(session: Session, ledger_id: int, entry_id: int | None, argume
     record = standing.record
     is_there = entry_id is None or not record.is_closed or entry_id <= record.last_entry_id
     facts["verdict"] = _verdict(standing, good) if is_there else f"the ledger has no entry {entry_id:,}"
-    if arguments.json:
-        print_json(facts)
-    else:
-        print("\n".join([*lines, *recovery_lines(standing), f"verdict: {facts['verdict']}"]))
     is_whole = good in (None, record.write_quorum) or is_given_up(record)
     is_fine = is_there and standing.trouble is None and is_whole
-    return int(not is_fine)
+    return Report(facts, [*lines, *recovery_lines(standing), f"verdict: {facts['verdict']}"], int(not is_fine))
 
 
 def _head(record: LedgerMetadata) -> str:
@@ -339,20 +335,20 @@ def _entries(wait: Mapping[str, Any]) -> str:
     return f"entries {wait['first']:,} {'and later' if wait['last'] < 0 else 'to ' + format(wait['last'], ',')}"
 
 
-async def why(session: Session, ledger_id: int, arguments: argparse.Namespace) -> int:
-    """Print why a ledger lacks replicas, and what happens next. Return 0 if it lacks none."""
+async def why(session: Session, ledger_id: int) -> Report:
+    """Return why a ledger lacks replicas, and what happens next. Status 0 if it lacks none."""
     async with by_hand(session) as hand:
         standing = await hand.diagnose(ledger_id)
     facts = recovery_facts(standing)
-    if arguments.json:
-        print_json({"ledger": ledger_id, **facts})
-    else:
-        good = min((verdict.fewest_replicas for verdict in standing.verdicts), default=None)
-        state = "unknown" if facts["state"] is None else facts["state"]
-        if state == "repairable" and good == standing.record.write_quorum and _leaving(standing):
-            state = "to be moved"
-        print(f"ledger {ledger_id}  {standing.record.state.name}  {state}: {_verdict(standing, good)}")
-        print(f"  checked: {standing.depth}; bk ledger verify {ledger_id} --percentage 100 reads all")
-        for line in [*problem_lines(facts["waits"], facts["losses"]), *recovery_lines(standing)]:
-            print(f"  {line}")
-    return int(facts["state"] != "healthy")
+    good = min((verdict.fewest_replicas for verdict in standing.verdicts), default=None)
+    state = facts["state"] or "unknown"
+    if state == "repairable" and good == standing.record.write_quorum and _leaving(standing):
+        state = "to be moved"
+    lines = [
+        f"checked: {standing.depth}; bk ledger verify {ledger_id} --percentage 100 reads all",
+        *problem_lines(facts["waits"], facts["losses"]),
+        *recovery_lines(standing),
+    ]
+    head = f"ledger {ledger_id}  {standing.record.state.name}  {state}: {_verdict(standing, good)}"
+    text = [head, *(f"  {line}" for line in lines)]
+    return Report({"ledger": ledger_id, **facts}, text, int(facts["state"] != "healthy"))

@@ -8,44 +8,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.common import add_common, find_data_directory, metadata_uri, print_json, run_async, size_text
+from bookies.admin.shared.command_line import Option, verb
+from bookies.admin.shared.common import find_data_directory, metadata_uri, run_async, size_text
+from bookies.admin.shared.operators import objection_lines
+from bookies.admin.shared.report import Report
 
 if TYPE_CHECKING:
     from bookies.bookie import formatting
 
 
-def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "format",
-        help="decommission a stopped bookie: empty its directories and delete its cookie",
-        description="Removes all files in all directories of the bookie, then its cookie in the metadata store. "
-        "Refuses while it runs, while ledgers have entries on it, and if a directory is missing or belongs to another "
-        "bookie or cluster. Repeat the command after an interruption; until then the bookie does not start.",
-        epilog="example:  bk bookie recover b3 && bk bookie format b3 --dry-run",
-    )
-    add_common(parser)
-    parser.add_argument(
-        "directory", metavar="DIR", nargs="?", help="one of the bookie's directories, or its name in the local cluster"
-    )
-    parser.add_argument(
-        "--bookie-id", metavar="ID", help="delete the cookie of this bookie, whose directories are lost or empty"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="report what would be removed, and the objections")
-    parser.add_argument("--yes", action="store_true", help="remove without confirmation")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="empty the directories even if ledgers have entries on the bookie, or a directory is missing",
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the verb. Return the exit status: 0 done, or already empty; 1 refused."""
-    return run_async(lambda: _format(arguments))
-
-
-async def _format(arguments: argparse.Namespace) -> int:
+async def _format(arguments: argparse.Namespace) -> Report:
     from bookies.bookie import formatting
     from bookies.metadata.uri import connect
     from bookies.model import BookieId
@@ -55,11 +27,8 @@ async def _format(arguments: argparse.Namespace) -> int:
     path, name = _meant(arguments)
     findings = None if path is None else formatting.find(runtime.disk, path)
     if findings is None and name is None:
-        return _end(
-            arguments,
-            f"{path} is empty already. To delete the bookie's cookie too, name it: --bookie-id ID",
-            {"directories": [], "files": 0},
-        )
+        text = f"{path} is empty already. To delete the bookie's cookie too, name it: --bookie-id ID"
+        return Report({"directories": [], "files": 0}, [text])
     if findings is not None and arguments.bookie_id not in (None, findings.bookie):
         raise UsageError(
             f"{path} belongs to bookie {findings.bookie}, not to {arguments.bookie_id}. Nothing was changed"
@@ -76,7 +45,7 @@ async def _format(arguments: argparse.Namespace) -> int:
             ledgers.clear()
             texts = formatting.objections(findings)
             if arguments.dry_run or (texts and not arguments.force):
-                return _tell(arguments, findings, texts)
+                return _planned(arguments, findings, texts)
             if not arguments.yes:
                 _confirm(findings, texts)
             removing = Progress("files", findings.file_count)
@@ -94,7 +63,7 @@ async def _format(arguments: argparse.Namespace) -> int:
             f"; its cookie is kept because ledgers have entries on it: bk bookie recover {findings.bookie}, then "
             f"bk bookie format --bookie-id {findings.bookie}"
         )
-    return _end(arguments, text, _facts(findings, []))
+    return Report(_facts(findings, []), [text])
 
 
 def _meant(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
@@ -124,22 +93,16 @@ def _facts(findings: formatting.Findings, objections: list[str]) -> dict[str, ob
     }
 
 
-def _tell(arguments: argparse.Namespace, findings: formatting.Findings, objections: list[str]) -> int:
-    """Print what would be removed, and the objections. Return the exit status."""
-    if arguments.json:
-        print_json(_facts(findings, objections))
-    else:
-        size = size_text(findings.size)
-        print(f"bookie {findings.bookie}: {findings.file_count:,} files ({size}) would be removed from")
-        for directory in findings.directories:
-            print(f"  {directory}")
-        known = "its cookie is kept" if findings.version is not None else "the cluster has no cookie of it"
-        print("and its cookie from the metadata store" if findings.is_forgotten else known)
-    for text in objections:
-        print(f"bk bookie: {text}", file=sys.stderr)
-    if objections and not arguments.dry_run:
-        print("bk bookie: nothing was changed; --force overrides the objections", file=sys.stderr)
-    return 1 if objections and not arguments.force else 0
+def _planned(arguments: argparse.Namespace, findings: formatting.Findings, objections: list[str]) -> Report:
+    """Return what would be removed, and the objections."""
+    kept = "its cookie is kept" if findings.version is not None else "the cluster has no cookie of it"
+    text = [
+        f"bookie {findings.bookie}: {findings.file_count:,} files ({size_text(findings.size)}) would be removed from",
+        *(f"  {directory}" for directory in findings.directories),
+        "and its cookie from the metadata store" if findings.is_forgotten else kept,
+    ]
+    status = 1 if objections and not arguments.force else 0
+    return Report(_facts(findings, objections), text, status, objection_lines("bookie", objections, arguments))
 
 
 def _confirm(findings: formatting.Findings, objections: list[str]) -> None:
@@ -162,9 +125,23 @@ def _confirm(findings: formatting.Findings, objections: list[str]) -> None:
         raise UsageError("the answer is not the bookie's id. Nothing was changed")
 
 
-def _end(arguments: argparse.Namespace, text: str, facts: dict[str, object]) -> int:
-    if arguments.json:
-        print_json(facts)
-    else:
-        print(text)
-    return 0
+VERBS = (
+    verb(
+        "bookie format",
+        "decommission a stopped bookie: empty its directories and delete its cookie",
+        "bk bookie recover b3 && bk bookie format b3 --dry-run",
+        lambda arguments: run_async(lambda: _format(arguments)),
+        Option("directory DIR", "one of the bookie's directories, or its name in the local cluster", values="?"),
+        Option("--bookie-id ID", "delete the cookie of this bookie, whose directories are lost or empty"),
+        Option("--dry-run", "report what would be removed, and the objections", bool),
+        Option("--yes", "remove without confirmation", bool),
+        Option(
+            "--force",
+            "empty the directories even if ledgers have entries on the bookie, or a directory is missing",
+            bool,
+        ),
+        description="Removes all files in all directories of the bookie, then its cookie in the metadata store. "
+        "Refuses while it runs, while ledgers have entries on it, and if a directory is missing or belongs to "
+        "another bookie or cluster. Repeat the command after an interruption; until then the bookie does not start.",
+    ),
+)

@@ -59,7 +59,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Report:
+class CheckResult:
     """Number of checked records, and the findings."""
 
     ledgers: int = 0
@@ -71,41 +71,41 @@ class Report:
         self.findings.append(Finding(name, str(subject), detail))
 
 
-async def check(driver: MetadataDriver, progress: Callable[[int], None] = lambda count: None) -> Report:
+async def check(driver: MetadataDriver, progress: Callable[[int], None] = lambda count: None) -> CheckResult:
     """Check every record. `progress`: number of ledgers so far. Raises `MetadataError` if the store cannot be read."""
-    report = Report()
+    result = CheckResult()
     instance_id = await driver.instance_id()
     if instance_id is None:
-        report.add("no-cluster", "", "there is no instance id, so no bookie starts and no client connects")
+        result.add("no-cluster", "", "there is no instance id, so no bookie starts and no client connects")
     if MARK in await driver.record_names(MARK):
-        report.add("half-migrated", "", "`bk metadata migrate` or `load` was interrupted: repeat the command")
-    lists = await _lists(driver, report)  # before the ledgers: a ledger is created before a list names it
-    await _check_cookies(driver, instance_id, report)
-    ledgers = await _check_ledgers(driver, report, progress)
+        result.add("half-migrated", "", "`bk metadata migrate` or `load` was interrupted: repeat the command")
+    lists = await _lists(driver, result)  # before the ledgers: a ledger is created before a list names it
+    await _check_cookies(driver, instance_id, result)
+    ledgers = await _check_ledgers(driver, result, progress)
     for log, ledger_ids in lists.items():
         missing = [ledger_id for ledger_id in ledger_ids if ledger_id not in ledgers]
         if missing and (lost := await _lost(driver, log, missing)):
-            report.add(
+            result.add(
                 "log-ledger-missing", log, f"its list names {counted_names(lost, 'ledger')} that no longer exist"
             )
-    await _check_marks(driver, ledgers, report)
-    await _check_notes(driver, report)
-    return report
+    await _check_marks(driver, ledgers, result)
+    await _check_notes(driver, result)
+    return result
 
 
-async def _check_notes(driver: MetadataDriver, report: Report) -> None:
+async def _check_notes(driver: MetadataDriver, result: CheckResult) -> None:
     stored = await read_record(driver, bookie_notes.NAME)
     try:
         bookie_notes.parse(stored.data if stored is not None else bookie_notes.pack({}))
     except MetadataCorrupt as error:
-        report.add("notes-unreadable", "", error.message)
+        result.add("notes-unreadable", "", error.message)
 
 
-async def _check_marks(driver: MetadataDriver, ledgers: set[int], report: Report) -> None:
+async def _check_marks(driver: MetadataDriver, ledgers: set[int], result: CheckResult) -> None:
     try:
         await read_settings(driver.recovery)
     except MetadataCorrupt as error:
-        report.add("recovery-unreadable", "", error.message)
+        result.add("recovery-unreadable", "", error.message)
     stray = []
     try:
         async for page in driver.recovery.marked_ids():
@@ -116,40 +116,40 @@ async def _check_marks(driver: MetadataDriver, ledgers: set[int], report: Report
         try:
             await driver.read_ledger(ledger_id)
         except LedgerNotFound:
-            report.add("mark-without-ledger", ledger_id, "it is marked under-replicated and does not exist")
+            result.add("mark-without-ledger", ledger_id, "it is marked under-replicated and does not exist")
         except MetadataCorrupt:
             continue  # It was created meanwhile.
 
 
-async def _check_cookies(driver: MetadataDriver, instance_id: str | None, report: Report) -> None:
+async def _check_cookies(driver: MetadataDriver, instance_id: str | None, result: CheckResult) -> None:
     known = (await driver.all_bookies()).bookies
     for bookie in known:
         stored = await read_cookie(driver, bookie)
         if stored is None:
             continue
-        report.cookies += 1
+        result.cookies += 1
         try:
             parsed = cookie.parse(stored.data, path=f"cookie of {bookie}")
         except CorruptRecord as error:
-            report.add("cookie-unreadable", bookie, error.message)
+            result.add("cookie-unreadable", bookie, error.message)
             continue
         if parsed.bookie != bookie:
-            report.add("cookie-misplaced", bookie, f"it is the cookie of bookie {parsed.bookie}")
+            result.add("cookie-misplaced", bookie, f"it is the cookie of bookie {parsed.bookie}")
         if parsed.instance_id not in (None, instance_id):
-            report.add(
+            result.add(
                 "cookie-of-another-cluster", bookie, f"it names cluster {parsed.instance_id}, this is {instance_id}"
             )
     registered = await driver.modes()
     for bookie in registered:
         if bookie not in known and await read_cookie(driver, bookie) is None:
-            report.add("bookie-without-cookie", bookie, "it is registered, and its next start would treat it as new")
+            result.add("bookie-without-cookie", bookie, "it is registered, and its next start would treat it as new")
         try:
             await driver.bookie_info(bookie)
         except MetadataCorrupt as error:
-            report.add("registration-unreadable", bookie, error.message)
+            result.add("registration-unreadable", bookie, error.message)
 
 
-async def _check_ledgers(driver: MetadataDriver, report: Report, progress: Callable[[int], None]) -> set[int]:
+async def _check_ledgers(driver: MetadataDriver, result: CheckResult, progress: Callable[[int], None]) -> set[int]:
     """Check the records of all ledgers. Return their ids."""
     cookies = frozenset((await driver.all_bookies()).bookies)
     given = await driver.given_ids()
@@ -162,24 +162,24 @@ async def _check_ledgers(driver: MetadataDriver, report: Report, progress: Calla
             if record.ledger_id >= given.next_id:
                 ahead.append(record.ledger_id)
             if _is_spent(given, record.ledger_id):
-                report.add("id-spent", record.ledger_id, "bookies may hold entries of a deleted ledger with this id")
+                result.add("id-spent", record.ledger_id, "bookies may hold entries of a deleted ledger with this id")
             if isinstance(record, Damaged):
-                report.add("ledger-unreadable", record.ledger_id, record.reason)
+                result.add("ledger-unreadable", record.ledger_id, record.reason)
                 continue
-            _check_record(record, report)
+            _check_record(record, result)
             for bookie in record.bookies:
                 if bookie not in cookies and not is_given_up(record):
                     unknown.setdefault(bookie, []).append(record.ledger_id)
-        report.ledgers += len(batch)
-        progress(report.ledgers)
+        result.ledgers += len(batch)
+        progress(result.ledgers)
     known = frozenset((await driver.all_bookies()).bookies)  # includes bookies that were added meanwhile
     for bookie, ledger_ids in unknown.items():
         if bookie not in known:
-            report.add(
+            result.add(
                 "ledger-bookie-unknown", bookie, f"{counted_names(ledger_ids, 'ledger')} on it, and it has no cookie"
             )
     if ahead and (ahead := [ledger_id for ledger_id in ahead if ledger_id >= given.next_id]):
-        report.add("ids-ahead", "", f"{counted_names(ahead, 'ledger')} at or above {given.next_id:,}, the next id")
+        result.add("ids-ahead", "", f"{counted_names(ahead, 'ledger')} at or above {given.next_id:,}, the next id")
     return ledgers
 
 
@@ -188,19 +188,19 @@ def _is_spent(given: GivenIds, ledger_id: int) -> bool:
     return at >= 0 and given.spent[at][1] >= ledger_id
 
 
-def _check_record(record: LedgerMetadata, report: Report) -> None:
+def _check_record(record: LedgerMetadata, result: CheckResult) -> None:
     """Report what the formats allow and no writer creates. The parser has checked sizes, order and names."""
     for first, ensemble in record.ensembles:
         for member, count in Counter(ensemble).items():
             if count > 1:
-                report.add("ledger-ensemble", record.ledger_id, f"{member} is {count} times in the fragment at {first}")
+                result.add("ledger-ensemble", record.ledger_id, f"{member} is {count} times in the fragment at {first}")
     last = record.ensembles[-1][0]
     if record.is_closed and record.last_entry_id < last - 1:
         detail = f"it ends at entry {record.last_entry_id}, but its last fragment begins at {last}"
-        report.add("ledger-end", record.ledger_id, detail)
+        result.add("ledger-end", record.ledger_id, detail)
 
 
-async def _lists(driver: MetadataDriver, report: Report) -> dict[str, list[int]]:
+async def _lists(driver: MetadataDriver, result: CheckResult) -> dict[str, list[int]]:
     """Return the ledgers of every log. Report logs that cannot be read."""
     lists: dict[str, list[int]] = {}
     for name in await driver.record_names(LOGS):
@@ -210,12 +210,12 @@ async def _lists(driver: MetadataDriver, report: Report) -> dict[str, list[int]]
         except RecordNotFound:
             continue  # Deleted meanwhile.
         except NotSupported as error:
-            report.add("log-unreadable", log, error.message)
+            result.add("log-unreadable", log, error.message)
         except BookKeeperError as error:
             if error.retriable:
                 raise
-            report.add("log-unreadable", log, error.message)
-    report.logs = len(lists)
+            result.add("log-unreadable", log, error.message)
+    result.logs = len(lists)
     return lists
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.common import metadata_uri, print_json, refuse_memory, with_driver
+from bookies.admin.shared.report import Report
 
 if TYPE_CHECKING:
     from bookies.metadata.interface import MetadataDriver
@@ -79,7 +80,7 @@ def _read_dump(path: str) -> tuple[str, str, int]:
     return first["instance_id"], str(first.get("from", path)), count
 
 
-async def load(arguments: argparse.Namespace) -> int:
+async def load(arguments: argparse.Namespace) -> Report:
     """Fill an empty store from a dump. Raises UsageError, InvalidArgument, MetadataError."""
     from bookies.errors import MetadataError
     from bookies.metadata.transfer import Filling
@@ -87,14 +88,11 @@ async def load(arguments: argparse.Namespace) -> int:
     uri = metadata_uri(arguments)
     refuse_memory(uri)
     instance_id, origin, count = _read_dump(arguments.file)
-    if arguments.dry_run and arguments.json:
-        print_json({"metadata": uri, "instance_id": instance_id, "items": count})
-        return 0
+    facts = {"metadata": uri, "instance_id": instance_id, "items": count}
     if arguments.dry_run:
-        print(f"{count:,} lines of cluster {instance_id}, from {origin}, can be loaded")
-        return 0
+        return Report(facts, [f"{count:,} lines of cluster {instance_id}, from {origin}, can be loaded"])
 
-    async def body(driver: MetadataDriver) -> int:
+    async def body(driver: MetadataDriver) -> Report:
         filling = Filling(driver, instance_id, arguments.file)
         if await filling.is_there():
             raise MetadataError(f"{uri} is cluster {instance_id} already; nothing was changed")
@@ -102,11 +100,7 @@ async def load(arguments: argparse.Namespace) -> int:
         await _fill(driver, filling, arguments.file, progress)
         progress.clear()
         await filling.finish()
-        if arguments.json:
-            print_json({"metadata": uri, "instance_id": instance_id, "items": count})
-        else:
-            print(f"loaded {count:,} lines: {uri} is cluster {instance_id}")
-        return 0
+        return Report(facts, [f"loaded {count:,} lines: {uri} is cluster {instance_id}"])
 
     return await with_driver(uri, body, may_create=True, must_be_cluster=False)
 

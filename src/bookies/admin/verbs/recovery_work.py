@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import Progress, Session
-from bookies.admin.shared.common import check_rate, print_json, report_done, size_text
+from bookies.admin.shared.command_line import check_rate
+from bookies.admin.shared.common import print_json, size_text
+from bookies.admin.shared.report import Report
 
 if TYPE_CHECKING:
     from bookies.metadata.interface import MetadataDriver
@@ -23,7 +25,7 @@ LOCKED = "locked"  # state of a ledger whose lock another process has held for a
 # -- repair ------------------------------------------------------------------------------------------------------------
 
 
-async def repair(session: Session, arguments: argparse.Namespace) -> int:
+async def repair(session: Session, arguments: argparse.Namespace) -> Report | int:
     """Repair these ledgers, or all marked ones, one after the other. Return 1 if one is not repaired."""
     from bookies.admin.shared.operators import check_known, store_line
     from bookies.admin.verbs.explain import by_hand
@@ -33,7 +35,7 @@ async def repair(session: Session, arguments: argparse.Namespace) -> int:
         await check_known(session, name)
     ids = list(dict.fromkeys(arguments.ledgers)) or await _marked(session.driver)
     if not ids:
-        return report_done(arguments, {"ledgers": []}, "no ledger is marked as lacking replicas")
+        return Report({"ledgers": []}, ["no ledger is marked as lacking replicas"])
     progress = Progress("ledgers", len(ids), quiet=arguments.json)
     async with by_hand(session, lambda error: progress.note(store_line(error))) as hand:
         if arguments.dry_run:

@@ -13,7 +13,7 @@ import posixpath
 from collections.abc import Iterable
 
 from bookies.admin.shared import UsageError
-from bookies.admin.shared.common import print_json
+from bookies.admin.shared.report import Report
 from bookies.config import BookieConfig
 from bookies.errors import DirectoryInUse, StorageError
 from bookies.runtime import aio
@@ -25,8 +25,8 @@ from bookies.storage.offline.verification import describe, verify_rows
 from bookies.storage.store import LedgerStore
 
 
-def repair(arguments: argparse.Namespace) -> int:
-    """Repair the bookie. Return the exit status: 0 no damage is left, 1 the remaining damage needs other replicas."""
+def repair(arguments: argparse.Namespace) -> Report:
+    """Repair the bookie. Status 0: no damage is left; 1: the remaining damage needs other replicas."""
     disk = OsDisk()
     if not disk.is_directory(arguments.path):
         raise UsageError(f"{arguments.path} is not a directory")
@@ -35,21 +35,18 @@ def repair(arguments: argparse.Namespace) -> int:
             f"{arguments.path} is being emptied by bk bookie format and cannot be repaired: repeat that command"
         )
     bookie = bookie_at(disk, arguments.path)
+    done: dict[str, int] | None = None
     if arguments.dry_run:
         _refuse_running(disk, dict.fromkeys([*bookie.journals, *bookie.ledgers, *bookie.indexes]))
     else:
         done = aio.run(replay_and_repair(bookie.config()))
     findings = [row for row in verify_rows(disk, arguments.path) if row["row"] == "finding"]
-    if arguments.json:
-        print_json({"done": None if arguments.dry_run else done, "findings": findings})
-    else:
-        if not arguments.dry_run:
-            print(f"{done['ledgers']:,} ledgers, {done['rebuilt']:,} index files rebuilt, {_uncertain(done)}")
-        for row in findings:
-            print(describe(row))
-        if arguments.dry_run and not findings:
-            print("no damage found; the next start replays the journal from the last checkpoint")
-    return 1 if findings else 0
+    lines = list(map(describe, findings))
+    if done is not None:
+        lines.insert(0, f"{done['ledgers']:,} ledgers, {done['rebuilt']:,} index files rebuilt, {_uncertain(done)}")
+    elif not findings:
+        lines = ["no damage found; the next start replays the journal from the last checkpoint"]
+    return Report({"done": done, "findings": findings}, lines, int(bool(findings)))
 
 
 def _refuse_running(disk: OsDisk, directories: Iterable[str]) -> None:

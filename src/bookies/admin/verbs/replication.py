@@ -6,12 +6,13 @@ Sizes and counts are of copies: an entry that is copied to two new bookies count
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, Session
 from bookies.admin.shared.common import print_json, print_table, report_unreadable, size_text
 from bookies.admin.shared.operators import check_known, operator_name, store_reporter
+from bookies.admin.shared.report import Report, Table
 from bookies.client.base.ledger_lock import in_rounds
 from bookies.client.repair.replication import Move
 from bookies.config import RecoveryConfig
@@ -33,7 +34,7 @@ from bookies.runtime.tasks import all_of
 if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.repair.replica_tools import LedgerCheck
-    from bookies.client.repair.replication import CopyProgress, Obstacle
+    from bookies.client.repair.replication import CopyProgress, Obstacle, RecoveryReport
     from bookies.protocol.repair import FragmentVerdict
     from bookies.protocol.repair.fragments import ReplicaVerdict
 
@@ -266,23 +267,12 @@ def _locked_line(ledger_id: int, owner: str) -> str:
     return f"ledger {ledger_id}: {owner} holds its lock; retrying at the end"
 
 
-async def recover_bookies(
-    client: Client,
-    bookies: Sequence[str],
-    *,
-    ledger_id: int | None,
-    dry_run: bool,
-    skip_open: bool,
-    skip_unrecoverable: bool,
-    force: bool,
-    bytes_per_s: float | None,
-    as_json: bool,
-) -> int:
-    """Copy the replicas of these bookies to others, or print what would be copied.
+async def recover_bookies(client: Client, arguments: argparse.Namespace) -> Report:
+    """Copy the replicas of the named bookies to others, or report what would be copied.
 
     Raises like `Administration.recover_bookies`.
     """
-    progress = Progress("ledgers", None, quiet=as_json)
+    progress = Progress("ledgers", None, quiet=arguments.json)
     locked: dict[int, None] = {}
 
     report_store = store_reporter(progress)
@@ -298,44 +288,43 @@ async def recover_bookies(
         )
 
     try:
-        report = await client.administration(owner=operator_name()).recover_bookies(
-            [BookieId(bookie) for bookie in bookies],
-            ledger_id=ledger_id,
-            dry_run=dry_run,
-            skip_open=skip_open,
-            skip_unrecoverable=skip_unrecoverable,
-            force=force,
-            bytes_per_s=bytes_per_s,
+        result = await client.administration(owner=operator_name()).recover_bookies(
+            [BookieId(bookie) for bookie in arguments.bookies],
+            ledger_id=arguments.ledger,
+            dry_run=arguments.dry_run,
+            skip_open=arguments.skip_open,
+            skip_unrecoverable=arguments.skip_unrecoverable,
+            force=arguments.force,
+            bytes_per_s=arguments.rate,
             progress=copied,
         )
     finally:
         progress.clear()
-    if as_json:
-        print_json(
-            {
-                "dry_run": dry_run,
-                "fragments": [_described_move(move) for move in report.moves],
-                "skipped": list(report.skipped),
-                "entries": report.entries,
-                "size": report.size,
-                "obstacles": [_described_obstacle(obstacle) for obstacle in report.obstacles],
-            }
-        )
-        return 1 if report.obstacles else 0
-    if report.moves:
-        print_table([_move_row(move) for move in report.moves], ("ledger", "entries", "new bookies", ""), right=(0,))
-    for skipped in report.skipped:
-        print(f"ledger {skipped} was skipped")
-    fragments = _fragments(len(report.moves))
-    for obstacle in report.obstacles:
+    facts = {
+        "dry_run": arguments.dry_run,
+        "fragments": [_described_move(move) for move in result.moves],
+        "skipped": list(result.skipped),
+        "entries": result.entries,
+        "size": result.size,
+        "obstacles": [_described_obstacle(obstacle) for obstacle in result.obstacles],
+    }
+    return Report(facts, _recovered(result, is_dry=arguments.dry_run), int(bool(result.obstacles)))
+
+
+def _recovered(result: RecoveryReport, *, is_dry: bool) -> Iterator[str | Table]:
+    if result.moves:
+        yield Table(("ledger", "entries", "new bookies", ""), map(_move_row, result.moves), (0,))
+    for skipped in result.skipped:
+        yield f"ledger {skipped} was skipped"
+    for obstacle in result.obstacles:
         entries = "" if obstacle.first is None else f", entries {obstacle.first:,} to {obstacle.last:,}"
-        print(f"ledger {obstacle.ledger_id}{entries} could not be copied: {obstacle.error}")
-    if dry_run:
-        but = f", but not {len(report.obstacles):,} more" if report.obstacles else ""
-        print(f"would copy {fragments}{but}; nothing was changed")
+        yield f"ledger {obstacle.ledger_id}{entries} could not be copied: {obstacle.error}"
+    fragments = _fragments(len(result.moves))
+    if is_dry:
+        but = f", but not {len(result.obstacles):,} more" if result.obstacles else ""
+        yield f"would copy {fragments}{but}; nothing was changed"
     else:
-        print(f"copied {fragments}: {report.entries:,} entries, {size_text(report.size)}")
-    return 1 if report.obstacles else 0
+        yield f"copied {fragments}: {result.entries:,} entries, {size_text(result.size)}"
 
 
 def _described_obstacle(obstacle: Obstacle) -> dict[str, object]:

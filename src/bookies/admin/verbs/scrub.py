@@ -7,8 +7,10 @@ import sys
 import time
 from typing import Any
 
-from bookies.admin.shared.common import print_json, size_text
-from bookies.admin.verbs.control import ask, control_files, verb
+from bookies.admin.shared.command_line import OneOf, Option, verb
+from bookies.admin.shared.common import size_text
+from bookies.admin.shared.report import Report
+from bookies.admin.verbs.control import CONTROLLED, ask, control_files
 
 POLL_S = 0.5
 SHOWN_MAX = 20  # findings that are printed; --json prints all
@@ -28,53 +30,29 @@ _COUNTS = {
 }
 
 
-def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = verb(verbs, "scrub", "show the progress and findings of the background check of all stored data")
-    parser.description = (
-        "Shows the progress and findings of the scrub. Exit status 1 if a bookie has damaged entries, or if --wait "
-        "ends because the scrub is suspended. The bookie continues a started pass after this command has ended."
-    )
-    parser.epilog = "example:  bk bookie scrub --now --wait"
-    parser.add_argument("--now", action="store_true", help="start a pass now, at the highest allowed rate")
-    parser.add_argument("--wait", action="store_true", help="wait until the current pass has ended")
-    holding = parser.add_mutually_exclusive_group()
-    holding.add_argument("--suspend", action="store_true", help="suspend the scrub until --resume, across restarts")
-    holding.add_argument("--resume", action="store_true", help="resume the scrub")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Call each named bookie, wait with --wait, and print the answers."""
+def _run(arguments: argparse.Namespace) -> Report | int:
+    """Call each named bookie, wait with --wait, and return the answers."""
     paths = list(control_files(arguments))
     answers: dict[str, Any] = {}
     for path in paths:
         if arguments.suspend or arguments.resume:
-            name, answers_one = ask(path, "suspend_scrub", {"suspended": arguments.suspend})
-            answers[name] = answers_one
+            answers |= [ask(path, "suspend_scrub", {"suspended": arguments.suspend})]
         if arguments.now or not (arguments.suspend or arguments.resume):
-            name, answers_one = ask(path, "scrub", {"now": arguments.now})
-            answers[name] = answers_one
+            answers |= [ask(path, "scrub", {"now": arguments.now})]
     if arguments.wait:
-        for path in paths:
-            try:
-                name, answers_one = _wait(path)
-            except KeyboardInterrupt:
-                print("\nthe scrub continues in the bookie; show its progress with: bk bookie scrub", file=sys.stderr)
-                return 130
-            answers[name] = answers_one
-    if arguments.json:
-        print_json(answers)
-    else:
-        for name, answer in answers.items():
-            for line in lines_of(answer):
-                print(f"{name}: {line}")
+        try:
+            answers |= map(_wait, paths)
+        except KeyboardInterrupt:
+            print("\nthe scrub continues in the bookie; show its progress with: bk bookie scrub", file=sys.stderr)
+            return 130
     held = [name for name, answer in answers.items() if arguments.wait and _is_held_up(answer, arguments.now)]
-    for name in held:
-        print(
-            f"{name}: did not wait, because the scrub is suspended; resume it with: bk bookie scrub --resume",
-            file=sys.stderr,
-        )
-    return 1 if held or any(answer["damaged_entries"] for answer in answers.values()) else 0
+    why = "did not wait, because the scrub is suspended; resume it with: bk bookie scrub --resume"
+    return Report(
+        answers,
+        (f"{name}: {line}" for name, answer in answers.items() for line in lines_of(answer)),
+        1 if held or any(answer["damaged_entries"] for answer in answers.values()) else 0,
+        [f"{name}: {why}" for name in held],
+    )
 
 
 def _is_held_up(answer: Any, is_wanted: bool) -> bool:
@@ -133,3 +111,23 @@ def _duration(seconds: int) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
+
+
+VERBS = (
+    verb(
+        "bookie scrub",
+        "show the progress and findings of the background check of all stored data",
+        "bk bookie scrub --now --wait",
+        _run,
+        Option("--now", "start a pass now, at the highest allowed rate", bool),
+        Option("--wait", "wait until the current pass has ended", bool),
+        OneOf(
+            Option("--suspend", "suspend the scrub until --resume, across restarts", bool),
+            Option("--resume", "resume the scrub", bool),
+        ),
+        description="Shows the progress and findings of the scrub. Exit status 1 if a bookie has damaged entries, or "
+        "if --wait ends because the scrub is suspended. The bookie continues a started pass after this command has "
+        "ended.",
+        shared=CONTROLLED,
+    ),
+)

@@ -13,7 +13,9 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.shared.common import add_common, interruptible, metadata_uri, print_json, size_text
+from bookies.admin.shared.command_line import CLUSTER, MACHINE, add_options
+from bookies.admin.shared.common import interruptible, metadata_uri, size_text
+from bookies.admin.shared.report import Report
 
 if TYPE_CHECKING:
     from bookies.spark.jobs.shared.common import JobConfig, Option
@@ -56,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     text = "write this package as a zip, for spark-submit --py-files"
     package_parser = names.add_parser("package", help=text, description=text)
     package_parser.add_argument("file", metavar="FILE.zip", help="file to write")
-    add_common(package_parser, metadata=False)
+    add_options(package_parser, MACHINE)
 
 
 def _options(module_name: str) -> tuple[Option, ...]:
@@ -87,10 +89,10 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         help="megabytes per second to read from each bookie, at most (default: no limit)",
     )
     group.add_argument("--cores", type=int, metavar="N", help="cores of the local session (default: all)")
-    add_common(group)  # type: ignore[arg-type]
+    add_options(group, CLUSTER)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Report | int:
     if arguments.job == "package":
         return _package(arguments)
     from bookies.spark.base.session import session
@@ -121,15 +123,12 @@ def _quieten_py4j() -> None:
     logging.getLogger().addFilter(lambda record: not record.getMessage().startswith("KeyboardInterrupt while sending"))
 
 
-def _package(arguments: argparse.Namespace) -> int:
+def _package(arguments: argparse.Namespace) -> Report:
     from bookies.spark.base.packaging import package
 
     size = package(arguments.file)
-    if arguments.json:
-        print_json({"file": arguments.file, "bytes": size})
-    else:
-        print(f"{arguments.file}: {size_text(size)}; the workers also need PyArrow and google-crc32c")
-    return 0
+    text = f"{arguments.file}: {size_text(size)}; the workers also need PyArrow and google-crc32c"
+    return Report({"file": arguments.file, "bytes": size}, [text])
 
 
 def _config(arguments: argparse.Namespace, options: tuple[Option, ...]) -> JobConfig:

@@ -20,8 +20,9 @@ import time
 from typing import Any
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.common import print_json, print_table, quiet_logs
+from bookies.admin.shared.common import quiet_logs
 from bookies.admin.shared.histogram import Histogram
+from bookies.admin.shared.report import Report, Table
 from bookies.config import BookieConfig
 from bookies.kernels import gather_adds, pack_add_frames
 from bookies.lab.bench.bench_drive import rss_mb
@@ -38,8 +39,8 @@ KEY = bytes(20)
 _HEAD = bytes(24)  # packet header and master key of a frame; the storage ignores them
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print the table. Return the exit status."""
+def run(arguments: argparse.Namespace) -> Report:
+    """Measure. Return the table."""
     for name in ("ledgers", "open_ledgers", "entries"):
         if (number := getattr(arguments, name)) < 1:
             raise UsageError(f"--{name.replace('_', '-')} {number}: must be 1 or more")
@@ -57,12 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
             result = aio.run(growth.run())
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    if arguments.json:
-        print_json(result)
-    else:
-        rows = [(name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}") for name, value in result.items()]
-        print_table(rows, ("figure", "value"), right=(1,))
-    return 0
+    rows = [(name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}") for name, value in result.items()]
+    return Report(result, [Table(("figure", "value"), rows, (1,))])
 
 
 class _Growth:

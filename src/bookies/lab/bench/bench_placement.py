@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bookies.admin.shared import UsageError
-from bookies.admin.shared.common import print_json, print_table
+from bookies.admin.shared.command_line import Option
+from bookies.admin.shared.report import Report, Table
 from bookies.client.base.preference import preferred
 from bookies.model import BookieId
 from bookies.protocol.placement import PlacementPolicy, Topology, choose_ensemble
@@ -57,24 +58,19 @@ def shapes(bookies: int) -> list[Shape]:
     ]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bookies", type=int, default=5000, help="number of bookies per cluster (default 5000)")
-    parser.add_argument(
-        "--creates", type=int, default=100_000, help="number of ensembles to choose per cluster (default 100000)"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="seed of the random choices (default 1)")
+OPTIONS = (
+    Option("--bookies", "number of bookies per cluster (default 5000)", int, default=5000),
+    Option("--creates", "number of ensembles to choose per cluster (default 100000)", int, default=100_000),
+    Option("--seed", "seed of the random choices (default 1)", int, default=1),
+)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Report:
     if arguments.bookies < 100 or arguments.creates < 1:
         raise UsageError("--bookies must be 100 or more and --creates 1 or more")
     rows = [measure(shape, arguments.creates, arguments.seed) for shape in shapes(arguments.bookies)]
-    if arguments.json:
-        print_json(rows)
-    else:
-        headings = {name: name.replace("_", " ") for name in rows[0]}
-        print_table([tuple(row.values()) for row in rows], tuple(headings.values()))
-    return 0
+    headers = [name.replace("_", " ") for name in rows[0]]
+    return Report(rows, [Table(headers, [tuple(row.values()) for row in rows])])
 
 
 def measure(shape: Shape, creates: int, seed: int) -> dict[str, object]:

@@ -32,8 +32,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.common import print_json, print_table, run_async, size_text
+from bookies.admin.shared.command_line import Option
+from bookies.admin.shared.common import run_async, size_text
 from bookies.admin.shared.histogram import Histogram
+from bookies.admin.shared.report import Report, Table
 from bookies.lab.bench.bench_drive import memory_kib
 
 if TYPE_CHECKING:
@@ -63,36 +65,25 @@ LIMIT_S = 1_800.0
 BEFORE_S = 65
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="use 300 ledgers; takes less than a minute")
-    parser.add_argument(
-        "--ledgers",
-        type=int,
-        default=None,
-        help="number of sealed ledgers at the start (default 10000; with --bytes: 100)",
-    )
-    parser.add_argument("--entries", type=int, default=10, help="entries per sealed ledger (default 10)")
-    parser.add_argument(
-        "--size", type=int, default=None, help="payload of an entry, in bytes (default 1024; with --bytes: 16384)"
-    )
-    parser.add_argument(
-        "--bytes",
-        type=float,
-        default=None,
-        help="payload of all sealed ledgers, in bytes, stored three times; replaces --entries",
-    )
-    parser.add_argument(
+OPTIONS = (
+    Option("--quick", "use 300 ledgers; takes less than a minute", bool),
+    Option("--ledgers", "number of sealed ledgers at the start (default 10000; with --bytes: 100)", int),
+    Option("--entries", "entries per sealed ledger (default 10)", int, default=10),
+    Option("--size", "payload of an entry, in bytes (default 1024; with --bytes: 16384)", int),
+    Option("--bytes", "payload of all sealed ledgers, in bytes, stored three times; replaces --entries", float),
+    Option(
         "--seconds",
-        type=float,
+        f"seconds of measurement before the kill (default {BEFORE_S}, so that it includes a checkpoint)",
+        float,
         default=BEFORE_S,
-        help=f"seconds of measurement before the kill (default {BEFORE_S}, so that it includes a checkpoint)",
-    )
-    parser.add_argument(
+    ),
+    Option(
         "--load",
-        type=float,
+        "rate of adds (of up to 1 KiB) during the repair, as a share of the sustained rate (default 0.5)",
+        float,
         default=0.5,
-        help="rate of adds (of up to 1 KiB) during the repair, as a share of the sustained rate (default 0.5)",
-    )
+    ),
+)
 
 
 def limit(arguments: argparse.Namespace) -> None:
@@ -112,7 +103,7 @@ def limit(arguments: argparse.Namespace) -> None:
         arguments.ledgers, arguments.seconds = min(arguments.ledgers, 300), min(arguments.seconds, 4)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Report:
     """Measure and print the table. Return 1 if the cluster was not fully replicated in time."""
     from bookies.admin.cluster import LocalCluster
 
@@ -130,12 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         cluster.stop()
         shutil.rmtree(directory, ignore_errors=True)
-    if arguments.json:
-        print_json(result)
-    else:
-        rows = [(name.replace("_", " "), _text(value)) for name, value in _flat(result)]
-        print_table(rows, ("figure", "value"), right=(1,))
-    return int(result["whole_after_s"] is None)
+    rows = [(name.replace("_", " "), _text(value)) for name, value in _flat(result)]
+    return Report(result, [Table(("figure", "value"), rows, (1,))], int(result["whole_after_s"] is None))
 
 
 def _flat(result: dict[str, Any]) -> Iterator[tuple[str, object]]:

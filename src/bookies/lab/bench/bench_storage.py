@@ -20,8 +20,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.shared.common import print_json, print_table, run_async
+from bookies.admin.shared.command_line import Option
+from bookies.admin.shared.common import run_async
 from bookies.admin.shared.histogram import Histogram
+from bookies.admin.shared.report import Report, Table
 from bookies.admin.verbs.control import ask
 from bookies.storage.disks.directories import CONTROL_FILE
 
@@ -44,29 +46,24 @@ SETTINGS: dict[str, object] = {
 }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--growth", action="store_true", help="measure the cost of many ledgers and entries instead")
-    parser.add_argument("--ledgers", type=int, default=50_000, help="--growth: number of ledgers (default 50000)")
-    parser.add_argument(
-        "--open-ledgers", type=int, default=10_000, help="--growth: number of ledgers written in turn (default 10000)"
-    )
-    parser.add_argument(
-        "--entries", type=int, default=10_000_000, help="--growth: number of entries (default 10000000)"
-    )
-    parser.add_argument("--quick", action="store_true", help="use a tenth of the data; takes less than a minute")
-    parser.add_argument(
-        "--rate", type=int, default=32 << 20, help="compaction_rate_size, in bytes per second (default 32 MiB)"
-    )
-    parser.add_argument(
+OPTIONS = (
+    Option("--growth", "measure the cost of many ledgers and entries instead", bool),
+    Option("--ledgers", "--growth: number of ledgers (default 50000)", int, default=50_000),
+    Option("--open-ledgers", "--growth: number of ledgers written in turn (default 10000)", int, default=10_000),
+    Option("--entries", "--growth: number of entries (default 10000000)", int, default=10_000_000),
+    Option("--quick", "use a tenth of the data; takes less than a minute", bool),
+    Option("--rate", "compaction_rate_size, in bytes per second (default 32 MiB)", int, default=32 << 20),
+    Option(
         "--kind",
-        choices=("transactional", "plain"),
+        "kind of compaction (default transactional)",
         default="transactional",
-        help="kind of compaction (default transactional)",
-    )
+        choices=("transactional", "plain"),
+    ),
+)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print the table. Return the exit status."""
+def run(arguments: argparse.Namespace) -> Report:
+    """Measure. Return the table."""
     if arguments.growth:
         from bookies.lab.bench import bench_growth
 
@@ -93,12 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
         quiet.stop()
         busy.stop()
         shutil.rmtree(directory, ignore_errors=True)
-    if arguments.json:
-        print_json(result)
-    else:
-        rows = [(name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}") for name, value in result.items()]
-        print_table(rows, ("figure", "value"), right=(1,))
-    return 0
+    rows = [(name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}") for name, value in result.items()]
+    return Report(result, [Table(("figure", "value"), rows, (1,))])
 
 
 async def _measure(quiet: LocalCluster, busy: LocalCluster, scale: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bookies.admin.shared.common import print_json, print_table
+from bookies.admin.shared.report import Report, Table
 
 # (name, verb, options that differ from the defaults)
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -33,8 +33,8 @@ COLUMNS = (
 )
 
 
-def run(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], dict[str, Any]]) -> int:
-    """Run every case `--runs` times, round after round, and print one row per case."""
+def run(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], dict[str, Any]]) -> Report:
+    """Run every case `--runs` times, round after round. Return one row per case."""
     results: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in CASES}
     defaults = {"window": 1000, "ledgers": 1, "api": "single", "entries": 200_000, "ledger": None}
     for round_number in range(arguments.runs):
@@ -43,15 +43,9 @@ def run(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], d
             print(f"  round {round_number + 1} of {arguments.runs}: {name}", file=sys.stderr, flush=True)
             results[name].append(measure(case))
     rows = [{"case": name, **_median(runs)} for name, runs in results.items()]
-    if arguments.json:
-        print_json(rows)
-    else:
-        print_table(
-            [(row["case"], *(f"{row[column]:,}" for column in COLUMNS), row["errors"]) for row in rows],
-            ("case", *COLUMNS, "errors"),
-            right=range(1, len(COLUMNS) + 2),
-        )
-    return int(any(row["errors"] for row in rows))
+    cells = [(row["case"], *(f"{row[column]:,}" for column in COLUMNS), row["errors"]) for row in rows]
+    table = Table(("case", *COLUMNS, "errors"), cells, range(1, len(COLUMNS) + 2))
+    return Report(rows, [table], int(any(row["errors"] for row in rows)))
 
 
 def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,33 +13,19 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import UsageError
-from bookies.admin.shared.common import interruptible, print_json, print_table
+from bookies.admin.shared.command_line import DEBUG, Option, verb
+from bookies.admin.shared.common import interruptible
+from bookies.admin.shared.report import Report, Table
 
 if TYPE_CHECKING:
-    from bookies.lab.chaos.chaos_run import Report
+    from bookies.lab.chaos.chaos_run import Report as ChaosReport
 
 BOOKIES_MIN, BOOKIES_MAX = 2, 20
 BOOKIES_MIN_HOSTILE = 3  # without the hostile bookie; ledgers need an ack quorum of two
 SHOWN_MAX = 50  # violations that the table shows
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "example:  bk chaos --minutes 5 --seed 7        bk chaos --minutes 60 --directory /srv/chaos --json"
-    parser.add_argument(
-        "--minutes", type=float, default=1.0, metavar="M", help="time of fault injection, in minutes (default 1)"
-    )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the fault plan (default 1)")
-    parser.add_argument("--bookies", type=int, default=5, metavar="N", help="number of bookies (default 5)")
-    parser.add_argument("--hostile", action="store_true", help="add one bookie that sends garbled responses")
-    parser.add_argument("--no-recovery", action="store_true", help="run without auto-recovery; implied by --hostile")
-    parser.add_argument(
-        "--directory", metavar="DIR", help="new or empty directory for the data, which is kept (default: temporary)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
-    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
-
-
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> Report:
     from bookies.lab.chaos import Chaos
 
     if not arguments.minutes > 0:
@@ -65,14 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         if report.violations:
             keep()
-    if arguments.json:
-        kept = str(directory) if directory.exists() else None
-        print_json({"seed": arguments.seed, "bookies": arguments.bookies, "directory": kept, **vars(report)})
-    else:
-        _print_report(report)
-    if report.violations:
-        _show(f"data and logs are kept in {directory}")
-    return 1 if report.violations else 0
+    kept = str(directory) if directory.exists() else None
+    facts = {"seed": arguments.seed, "bookies": arguments.bookies, "directory": kept, **vars(report)}
+    remarks = [f"data and logs are kept in {directory}"] if report.violations else []
+    return Report(facts, _text(report), 1 if report.violations else 0, remarks)
 
 
 def _show(text: str) -> None:
@@ -95,7 +77,7 @@ def _directory(given: str | None) -> Iterator[tuple[pathlib.Path, Callable[[], o
         yield directory, stack.pop_all
 
 
-def _print_report(report: Report) -> None:
+def _text(report: ChaosReport) -> Iterator[str | Table]:
     rows = []
     for operation, row in sorted(report.operations.items()):
         outcomes = dict(row["outcomes"])
@@ -104,11 +86,29 @@ def _print_report(report: Report) -> None:
         others = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
         rows.append((operation, f"{succeeded:,}", f"{sum(outcomes.values()):,}", *times, others))
     headers = ("operation", "ok", "other", "p50 ms", "p99 ms", "max ms", "of the others")
-    print_table(rows, headers, right=(1, 2, 3, 4, 5))
-    print()
-    print_table([(event, f"{count:,}") for event, count in report.counts.items()], ("event", "count"), right=(1,))
-    print()
-    for violation in report.violations[:SHOWN_MAX]:
-        print(f"VIOLATION {violation}")
+    yield Table(headers, rows, (1, 2, 3, 4, 5))
+    yield ""
+    yield Table(("event", "count"), [(event, f"{count:,}") for event, count in report.counts.items()], (1,))
+    yield ""
+    yield from (f"VIOLATION {violation}" for violation in report.violations[:SHOWN_MAX])
     verdict = f"{len(report.violations)} violations" if report.violations else "every promise held"
-    print(f"{report.seconds:.0f} s: {verdict}")
+    yield f"{report.seconds:.0f} s: {verdict}"
+
+
+VERBS = (
+    verb(
+        "chaos",
+        "test a cluster of real processes under faults",
+        "bk chaos --minutes 5 --seed 7        bk chaos --minutes 60 --directory /srv/chaos --json",
+        _run,
+        Option("--minutes M", "time of fault injection, in minutes (default 1)", float, default=1.0),
+        Option("--seed N", "seed of the fault plan (default 1)", int, default=1),
+        Option("--bookies N", "number of bookies (default 5)", int, default=5),
+        Option("--hostile", "add one bookie that sends garbled responses", bool),
+        Option("--no-recovery", "run without auto-recovery; implied by --hostile", bool),
+        Option("--directory DIR", "new or empty directory for the data, which is kept (default: temporary)"),
+        Option("--json", "print one JSON document on stdout", bool),
+        DEBUG,
+        shared=(),
+    ),
+)

@@ -24,7 +24,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.common import add_common, print_json, print_table, run_async, size_text
+from bookies.admin.shared.command_line import MACHINE, Option, verb
+from bookies.admin.shared.common import print_json, print_table, run_async, size_text
 from bookies.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,17 +50,7 @@ class DemoFailed(Exception):
     """Failure of a step of the demo. The message names the step."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "examples:  bk demo\n           bk demo --input /var/log/syslog --keep"
-    add_common(parser, metadata=False)
-    parser.add_argument(
-        "--input", metavar="FILE", help="file to store, one entry per line (default: a year of flights)"
-    )
-    parser.add_argument("--keep", action="store_true", help="leave the cluster running")
-    parser.add_argument("--directory", metavar="DIR", help="new or empty directory for the data (default: temporary)")
-
-
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     from bookies.admin.cluster import LocalCluster
 
     signal.signal(signal.SIGTERM, _interrupt)
@@ -411,3 +402,17 @@ def _finish(arguments: argparse.Namespace, directory: str, report: dict[str, Any
     else:
         show(f"all processes are stopped; the data is in {data} (remove it with rm -r {directory})")
     return 0
+
+
+VERBS = (
+    verb(
+        "demo",
+        "run a guided tour",
+        "examples:  bk demo\n           bk demo --input /var/log/syslog --keep",
+        _run,
+        Option("--input FILE", "file to store, one entry per line (default: a year of flights)"),
+        Option("--keep", "leave the cluster running", bool),
+        Option("--directory DIR", "new or empty directory for the data (default: temporary)"),
+        shared=MACHINE,
+    ),
+)

@@ -18,41 +18,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.common import print_json
+from bookies.admin.shared.command_line import DEBUG, Option, verb
+from bookies.admin.shared.common import print_json, print_table
 
 if TYPE_CHECKING:
+    from bookies.admin.shared.report import Report
     from bookies.lab.sim.run import Result
     from bookies.lab.sim.scenario.scenario import ScenarioResult
 
 COUNT_INTERVAL_S = 15.0  # between progress lines of a sweep where no progress bar is shown
 SHRUNK_COUNT_MAX = 3  # failing runs that are reduced; the others are only reported
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "example:  bk sim --seed 7 --trace        bk sim --profile small --minutes 10 --jobs 2\n"
-        "          bk sim --replay FILE           bk sim --scenario FILE"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help="seed to run, or the first one (default 1)")
-    parser.add_argument("--seeds", metavar="A-B", help="run all seeds from A to B")
-    parser.add_argument("--minutes", type=float, metavar="M", help="run consecutive seeds, from --seed, for M minutes")
-    parser.add_argument(
-        "--profile", default="mixed", metavar="NAME", help="faults to inject; --profile list prints the names"
-    )
-    parser.add_argument(
-        "--scenario", action="append", metavar="FILE", help="run this schedule instead of seeds; may be repeated"
-    )
-    parser.add_argument(
-        "--damage", type=int, metavar="N", help="check N random mutations of a bookie's files, from --seed"
-    )
-    parser.add_argument("--replay", metavar="FILE", help="repeat a recorded run that broke a promise")
-    parser.add_argument(
-        "--keep-in", metavar="DIR", default=".", help="directory for runs that break a promise (default: current)"
-    )
-    parser.add_argument("--trace", action="store_true", help="print the whole trace, not only a failure's last lines")
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="number of processes (default 1)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document per run on stdout")
-    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
 
 @dataclass
@@ -80,14 +55,14 @@ class _Row:
         return tuple(f"{number:,}" for number in numbers)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> Report | int:
     from bookies.lab.sim.faults.profiles import PROFILE_NAMES
 
     _check(arguments)
     if arguments.damage is not None:
         from bookies.lab.commands.damage_run import run_damage
 
-        return run_damage(arguments.damage, first=arguments.seed or 0, as_json=arguments.json)
+        return run_damage(arguments.damage, first=arguments.seed or 0, is_quiet=arguments.json)
     if arguments.scenario:
         return _run_scenarios(arguments)
     if arguments.replay:
@@ -119,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     progress.clear()
     with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
         if done > 1:
-            _print_table(rows)
+            titles = ("profile", "histories", "ledgers", "steps", "faults", "violations", "histories/min/core")
+            print_table([(name, *row.cells()) for name, row in sorted(rows.items())], titles, right=range(1, 7))
         print(f"{done} {'seed' if done == 1 else 'seeds'}, {failed} failed{', interrupted' if is_interrupted else ''}")
     return 130 if is_interrupted and not failed else 1 if failed else 0
 
@@ -138,18 +114,6 @@ def _check(arguments: argparse.Namespace) -> None:
         given.append("--seed")
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: use only one of these options")
-
-
-def _print_table(rows: dict[str, _Row]) -> None:
-    titles = ("profile", "histories", "ledgers", "steps", "faults", "violations", "histories/min/core")
-    lines = [titles, *((name, *row.cells()) for name, row in sorted(rows.items()))]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
-    for line in lines:
-        cells = [
-            line[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
-        ]
-        print("  ".join(cells))
 
 
 def _keep(result: Result, directory: pathlib.Path, progress: Progress) -> None:
@@ -286,3 +250,27 @@ def _show(result: Result, arguments: argparse.Namespace, progress: Progress) -> 
     elif arguments.trace or (arguments.seed is not None and not arguments.minutes):
         print("  ".join(f"{name}={value:g}" for name, value in result.statistics.items()))
         print(f"trace {result.digest}")
+
+
+VERBS = (
+    verb(
+        "sim",
+        "simulate a cluster on virtual time with faults",
+        "example:  bk sim --seed 7 --trace        bk sim --profile small --minutes 10 --jobs 2\n"
+        "          bk sim --replay FILE           bk sim --scenario FILE",
+        _run,
+        Option("--seed N", "seed to run, or the first one (default 1)", int),
+        Option("--seeds A-B", "run all seeds from A to B"),
+        Option("--minutes M", "run consecutive seeds, from --seed, for M minutes", float),
+        Option("--profile NAME", "faults to inject; --profile list prints the names", default="mixed"),
+        Option("--scenario FILE", "run this schedule instead of seeds; may be repeated", may_repeat=True),
+        Option("--damage N", "check N random mutations of a bookie's files, from --seed", int),
+        Option("--replay FILE", "repeat a recorded run that broke a promise"),
+        Option("--keep-in DIR", "directory for runs that break a promise (default: current)", default="."),
+        Option("--trace", "print the whole trace, not only a failure's last lines", bool),
+        Option("--jobs J", "number of processes (default 1)", int, default=1),
+        Option("--json", "print one JSON document per run on stdout", bool),
+        DEBUG,
+        shared=(),
+    ),
+)

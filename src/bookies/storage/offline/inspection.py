@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -317,6 +318,20 @@ def directory_rows(disk: Disk, path: str) -> Iterator[Row]:
     yield from _findings(disk, directory)
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """File in `current`: its path and name, its size, and its first bytes (at most `index_format.HEADER_SIZE`)."""
+
+    disk: Disk
+    path: str
+    name: str
+    size: int
+    first: bytes
+
+    def read(self) -> bytes:
+        return self.first if self.size <= len(self.first) else self.disk.read_bytes(self.path)
+
+
 def _item(disk: Disk, path: str, name: str) -> Row:
     """Return kind, size and detail of one name in `current`."""
     if disk.is_directory(path):
@@ -326,57 +341,84 @@ def _item(disk: Disk, path: str, name: str) -> Row:
             return {"kind": "put aside", "detail": "the old index; bk bookie convert --discard-old deletes it"}
         return {"kind": "index directory" if len(name) <= 2 else "unknown"}
     with closing(disk.open(path, "r")) as file:
-        size = file.size()
-        first = file.pread(index_format.HEADER_SIZE, 0)
-    if journal_format.parse_file_name(name) is not None:
-        version, _ = journal_format.parse_header(first, size, path=path)
-        return {"kind": "journal", "size": size, "detail": f"version {version}"}
-    if entry_log_format.parse_file_name(name) is not None:
-        header = entry_log_format.parse_header(first, path=path)
-        if header is None:
-            return {"kind": "entry log", "size": size, "detail": "empty"}
-        return {"kind": "entry log", "size": size, "detail": "closed" if header.map_offset else "open"}
-    compacted = entry_log_format.parse_compacted_name(name)
-    if compacted is not None:
-        detail = "being written" if compacted[1] is None else f"replaces log {compacted[1]}"
-        return {"kind": "compaction", "size": size, "detail": detail}
-    if log_mark_format.parse_file_name(name) is not None:
-        row = _mark_row(disk, path)
-        detail = f"{row['journal_file']} at {row['offset']:,}" if "journal" in row else row["problem"]
-        return {"kind": "mark", "size": size, "detail": detail}
-    if name == cookie.EMPTYING:
-        return {"kind": "format", "size": size, "detail": "bk bookie format did not finish: repeat it"}
-    if name == cookie.FILE_NAME:
-        own = cookie.parse(first if size <= len(first) else disk.read_bytes(path), path=path)
-        return {"kind": "cookie", "size": size, "detail": f"bookie {own.bookie}, instance {own.instance_id}"}
-    if name == "lastId":
-        return {"kind": "last log id", "size": size, "detail": str(entry_log_format.parse_last_id(first))}
-    if name == "DIRTY":
-        return {"kind": "dirty", "size": size, "detail": "running, or not shut down cleanly"}
-    if name in _ROCKSDB:
-        return {"kind": "guard", "size": size, "detail": "keeps Apache's bookie from creating an empty database here"}
-    if name == HELD:
-        return {"kind": "flag", "size": size, "detail": "compaction is suspended: resume it with bk bookie gc --resume"}
-    if name == "CONVERSION":
-        return {"kind": "conversion", "size": size, "detail": "bk bookie convert did not finish: repeat it"}
-    if name == catalog_format.FILE_NAME:
-        return {"kind": "catalog", "size": size, "detail": "the list of index files, with checksums"}
-    if name == journal_place.FILE_NAME:
-        place = journal_place.parse(first)
-        detail = "damaged; the next start rewrites it" if place is None else f"journal {place[0] + 1} of {place[1]}"
-        return {"kind": "journal place", "size": size, "detail": detail}
-    if name == quarantine_format.FILE_NAME:
-        _, removals = quarantine_format.parse(disk.read_bytes(path), path=path)
-        return {"kind": "removed ledgers", "size": size, "detail": f"{len(removals):,} in quarantine or deleted"}
-    if name == scrub_format.FILE_NAME:
-        _, progress = scrub_format.parse(disk.read_bytes(path), path=path)
-        damaged = sum(finding.entry_count for finding in progress.findings)
-        detail = f"pass {progress.number:,}, {damaged:,} damaged entries known"
-        return {"kind": "scrub", "size": size, "detail": detail}
-    if name == status_format.FILE_NAME:
-        held = ", held by an operator" if status_format.parse(first, path=path).is_held else ""
-        return {"kind": "status", "size": size, "detail": f"{first.decode().strip()}{held}"}
-    return {"kind": "unknown", "size": size}
+        opened = _Opened(disk, path, name, file.size(), file.pread(index_format.HEADER_SIZE, 0))
+    numbered = ((kind, detail) for parse_name, kind, detail in _NUMBERED if parse_name(name) is not None)
+    kind, detail = next(numbered, None) or _NAMED.get(name, ("unknown", None))
+    row: Row = {"kind": kind, "size": opened.size}
+    return row if detail is None else row | {"detail": detail(opened) if callable(detail) else detail}
+
+
+def _about_journal(file: _Opened) -> str:
+    return f"version {journal_format.parse_header(file.first, file.size, path=file.path)[0]}"
+
+
+def _about_entry_log(file: _Opened) -> str:
+    header = entry_log_format.parse_header(file.first, path=file.path)
+    if header is None:
+        return "empty"
+    return "closed" if header.map_offset else "open"
+
+
+def _about_compaction(file: _Opened) -> str:
+    compacted = entry_log_format.parse_compacted_name(file.name)
+    assert compacted is not None
+    return "being written" if compacted[1] is None else f"replaces log {compacted[1]}"
+
+
+def _about_mark(file: _Opened) -> str:
+    row = _mark_row(file.disk, file.path)
+    return f"{row['journal_file']} at {row['offset']:,}" if "journal" in row else str(row["problem"])
+
+
+def _about_cookie(file: _Opened) -> str:
+    own = cookie.parse(file.read(), path=file.path)
+    return f"bookie {own.bookie}, instance {own.instance_id}"
+
+
+def _about_place(file: _Opened) -> str:
+    place = journal_place.parse(file.first)
+    return "damaged; the next start rewrites it" if place is None else f"journal {place[0] + 1} of {place[1]}"
+
+
+def _about_removals(file: _Opened) -> str:
+    _, removals = quarantine_format.parse(file.read(), path=file.path)
+    return f"{len(removals):,} in quarantine or deleted"
+
+
+def _about_scrub(file: _Opened) -> str:
+    _, progress = scrub_format.parse(file.read(), path=file.path)
+    damaged = sum(finding.entry_count for finding in progress.findings)
+    return f"pass {progress.number:,}, {damaged:,} damaged entries known"
+
+
+def _about_status(file: _Opened) -> str:
+    held = ", held by an operator" if status_format.parse(file.first, path=file.path).is_held else ""
+    return f"{file.first.decode().strip()}{held}"
+
+
+_Detail = str | Callable[[_Opened], str] | None
+# (function that recognizes the name of a numbered file, kind, detail)
+_NUMBERED: tuple[tuple[Callable[[str], object], str, _Detail], ...] = (
+    (journal_format.parse_file_name, "journal", _about_journal),
+    (entry_log_format.parse_file_name, "entry log", _about_entry_log),
+    (entry_log_format.parse_compacted_name, "compaction", _about_compaction),
+    (log_mark_format.parse_file_name, "mark", _about_mark),
+)
+# name -> (kind, detail)
+_NAMED: dict[str, tuple[str, _Detail]] = {
+    **dict.fromkeys(_ROCKSDB, ("guard", "keeps Apache's bookie from creating an empty database here")),
+    cookie.EMPTYING: ("format", "bk bookie format did not finish: repeat it"),
+    cookie.FILE_NAME: ("cookie", _about_cookie),
+    "lastId": ("last log id", lambda file: str(entry_log_format.parse_last_id(file.first))),
+    "DIRTY": ("dirty", "running, or not shut down cleanly"),
+    HELD: ("flag", "compaction is suspended: resume it with bk bookie gc --resume"),
+    "CONVERSION": ("conversion", "bk bookie convert did not finish: repeat it"),
+    catalog_format.FILE_NAME: ("catalog", "the list of index files, with checksums"),
+    journal_place.FILE_NAME: ("journal place", _about_place),
+    quarantine_format.FILE_NAME: ("removed ledgers", _about_removals),
+    scrub_format.FILE_NAME: ("scrub", _about_scrub),
+    status_format.FILE_NAME: ("status", _about_status),
+}
 
 
 def _findings(disk: Disk, directory: str) -> Iterator[Row]:

@@ -1,0 +1,50 @@
+"""Results of commands: one value for `--json` and for the terminal, and the function that prints it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from bookies.admin.shared.common import print_json, print_table
+
+
+class Table(NamedTuple):
+    """Aligned columns. `right`: indexes of right-aligned columns."""
+
+    headers: Sequence[str]
+    rows: Iterable[Sequence[object]]
+    right: Sequence[int] = ()
+
+
+class Report(NamedTuple):
+    """Result of a command.
+
+    `facts`: the JSON document. `text`: the same for people: lines and tables; evaluated only without `--json`.
+    `remarks`: lines for stderr, printed in both cases. `status`: the exit status.
+    """
+
+    facts: object
+    text: Iterable[str | Table] = ()
+    status: int = 0
+    remarks: Iterable[str] = ()
+
+
+def print_report(report: Report, *, as_json: bool) -> int:
+    """Print the report. Return its exit status."""
+    if as_json:
+        print_json(report.facts)
+    else:
+        print_text(report.text)
+    for remark in report.remarks:
+        print(remark, file=sys.stderr)
+    return report.status
+
+
+def print_text(text: Iterable[str | Table]) -> None:
+    """Print lines and tables to stdout."""
+    for part in text:
+        if isinstance(part, Table):
+            print_table(list(part.rows), part.headers, right=part.right)
+        else:
+            print(part)
