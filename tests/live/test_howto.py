@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib
 import io
 import json
 import pathlib
@@ -53,14 +52,7 @@ def prose_of(text: str) -> str:
 # -- commands exist ------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def parser_of(noun: str) -> argparse.ArgumentParser:
-    """The real parser, as `bookies.admin.cli` builds it."""
-    module_name, text = cli.COMMANDS[noun]
-    parser = argparse.ArgumentParser(prog=f"bk {noun}", description=text)
-    parser.set_defaults(noun=noun, debug=False)
-    importlib.import_module(module_name).configure(parser)
-    return parser
+parser_of = functools.cache(cli.parser_of)
 
 
 def bk_calls(line: str) -> Iterator[list[str]]:

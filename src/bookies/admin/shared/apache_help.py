@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from bookies.admin.shared.common import print_json, print_table
+from bookies.admin.shared.report import Report, Table, print_report
 from bookies.apache.commands import HTTP, NOT_YET, SHELL, Counterpart
 
 
@@ -25,22 +25,20 @@ def print_counterparts(words: Sequence[str]) -> int:
         title: [counterpart for counterpart in table if not names or counterpart.theirs in names]
         for title, table in tables.items()
     }
-    if "--json" in words:
-        rows = [counterpart for table in shown.values() for counterpart in table]
-        print_json(
-            [
-                {"theirs": counterpart.theirs, "ours": counterpart.ours or None, "note": counterpart.note}
-                for counterpart in rows
-            ]
-        )
-        return 0
-    blocks = [(title, table) for title, table in shown.items() if table]
-    for number, (title, table) in enumerate(blocks):
-        if number:
-            print()
-        print_table([_row(counterpart) for counterpart in table], (title, "bk", ""))
-    return 0
+    facts = [
+        {"theirs": counterpart.theirs, "ours": counterpart.ours or None, "note": counterpart.note}
+        for table in shown.values()
+        for counterpart in table
+    ]
+    return print_report(Report(facts, _blocks(shown)), as_json="--json" in words)
 
 
-def _row(counterpart: Counterpart) -> tuple[str, str, str]:
-    return counterpart.theirs, counterpart.ours or NOT_YET, counterpart.note
+def _blocks(shown: dict[str, list[Counterpart]]) -> Iterator[str | Table]:
+    """Yield a table for each title that has counterparts, and an empty line between two."""
+    is_first = True
+    for title, table in shown.items():
+        if table:
+            if not is_first:
+                yield ""
+            is_first = False
+            yield Table((title, "bk", ""), [(row.theirs, row.ours or NOT_YET, row.note) for row in table])
