@@ -21,6 +21,7 @@ from bookies.client.base.locations import policy_of
 from bookies.client.repair.recovery import recover_ledger
 from bookies.client.write import LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
+from bookies.client.write.write_context import WriteContext
 from bookies.config import ClientConfig
 from bookies.errors import Status
 from bookies.kernels import Records, scan_frames
@@ -278,16 +279,8 @@ class Stage:
     def writer(
         self, versioned: Versioned, *, kind: type[LedgerWriter] = LedgerWriter, deferred_sync: bool = False
     ) -> LedgerWriter:
-        return kind(
-            self.runtime,
-            self.config,
-            self.pool,
-            self.driver,
-            versioned,
-            password=PASSWORD,
-            candidates=self.candidates,
-            rules=rules_of(self.config, is_deferred_sync=deferred_sync),
-        )
+        context = WriteContext.of(self.runtime, self.config, self.pool, self.driver, self.candidates)
+        return kind(context, versioned, rules_of(self.config, is_deferred_sync=deferred_sync), PASSWORD)
 
     def candidates(self) -> Candidates:
         """The writable ones, in order, where the settings say they are."""

@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 
 from bookies.client.base import Opening
 from bookies.client.base.arguments import TimeLimit, any_ledger_id, bookie_id, quorums, switch, whole_number
-from bookies.client.base.budget import MemoryBudget
 from bookies.client.base.fragment_placement import FragmentPlacement, placement_of
 from bookies.client.base.free_space import FreeSpace
 from bookies.client.base.keys import Keys, digest_type_of, keys_of
@@ -32,9 +31,8 @@ from bookies.client.repair.recovery import recover_ledger
 from bookies.client.repair.replica_tools import OWNER
 from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
-from bookies.client.write.lac_announcer import LacAnnouncer
 from bookies.client.write.quorum_timeout import rules_of
-from bookies.client.write.send_scheduler import SendScheduler
+from bookies.client.write.write_context import WriteContext
 from bookies.client.write.writer import Announce
 from bookies.config import ClientConfig, validate
 from bookies.errors import (
@@ -81,9 +79,7 @@ class Client:
             self._free_space() if self.config.disk_weights else None,
         )
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
-        self._budget = MemoryBudget(self.config.memory_limit)
-        self._announcer = LacAnnouncer(self.config.explicit_lac_interval_ms / 1000)
-        self._scheduler = SendScheduler()
+        self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher.candidates)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
         self._files: Worker | None = None  # reads files of offloaded ledgers, which blocks
@@ -111,7 +107,7 @@ class Client:
             return
         self._is_closed = True
         await self._watcher.stop()
-        self._announcer.stop()
+        self._writing.announcer.stop()
         for writer in list(self._writers.values()):
             writer.client_closed()
         if self._files is not None:
@@ -195,18 +191,11 @@ class Client:
                 ledger_id,
             )
             writer = (AdvancedLedgerWriter if advanced else LedgerWriter)(
-                self._runtime,
-                self.config,
-                self._pool,
-                self._driver,
+                self._writing,
                 record,
-                password=password,
-                candidates=self._watcher.candidates,
-                budget=self._budget,
-                announce=self._announcing(record.metadata, password),
-                announcer=self._announcer,
-                scheduler=self._scheduler,
-                rules=rules_of(self.config, self._locations.domains, is_deferred_sync=deferred_sync),
+                rules_of(self.config, domains=self._locations.domains, is_deferred_sync=deferred_sync),
+                password,
+                self._announcing(record.metadata, password),
             )
             writer.allow_ensemble_changes(self._allows_changes)
             self._writers[writer.ledger_id] = writer

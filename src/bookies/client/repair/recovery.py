@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from bookies.client.base.metadata_loop import MetadataLoop
-from bookies.client.write.adds import AddChannel, AddPool
+from bookies.client.write.adds import AddChannel, AddPool, LedgerFrames, SendWindow
 from bookies.config import ClientConfig
 from bookies.errors import (
     BookieTimeout,
@@ -204,16 +204,16 @@ class _Recovery:
             return announced
         fenced = await self._fence(metadata)  # S2
         start = recovery_start(metadata, fenced.last_add_confirmed)  # S3
-        write_back = _WriteBack(
-            self._config,
-            self._pool,
-            metadata,
-            start,
-            fenced.length,
+        pipeline = AddPipeline(metadata, recovery_start=start)
+        frames = LedgerFrames(
+            self._ledger_id,
             self._digest_type,
             self._password,
-            self._candidates,
+            SendWindow(pipeline.last_add_pushed + 1, fenced.length),
+            length=fenced.length,
+            is_recovery=True,
         )
+        write_back = _WriteBack(self._config, self._pool, pipeline, frames, self._candidates)
         self._write_back = write_back
         end = await self._read_tail(metadata, start, write_back)  # S4
         await write_back.wait_confirmed()  # S5
@@ -409,24 +409,12 @@ class _WriteBack:
         self,
         config: ClientConfig,
         pool: AddPool,
-        metadata: LedgerMetadata,
-        start: int,
-        length: int,
-        digest_type: DigestType,
-        password: bytes,
+        pipeline: AddPipeline,
+        frames: LedgerFrames,
         candidates: Callable[[], Sequence[BookieId]],
     ) -> None:
-        self._pipeline = AddPipeline(metadata, recovery_start=start)
-        self._channel = AddChannel(
-            config,
-            pool,
-            self._pipeline,
-            self,
-            digest_type=digest_type,
-            password=password,
-            length=length,
-            is_recovery=True,
-        )
+        self._pipeline = pipeline
+        self._channel = AddChannel(pool, pipeline, self, frames, timeout_ms=config.add_timeout_ms)
         self._candidates = candidates
         self._limit = config.memory_limit
         self._held = 0  # bytes of frames not answered by every replica
@@ -446,7 +434,7 @@ class _WriteBack:
         if entries.first != self._pipeline.last_add_pushed + 1:
             raise LocalProtocolError("entries are written back out of order", entry_id=entries.first)
         for length, payloads in entries.chains():
-            size = sum(map(len, payloads)) + len(payloads) * self._channel.overhead
+            size = sum(map(len, payloads)) + len(payloads) * self._channel.frames.overhead
             while self._pipeline.is_open and self._held and self._held + size > self._limit:
                 await self._wait_news()
             self._check()

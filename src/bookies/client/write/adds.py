@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from bookies.config import ClientConfig
 from bookies.errors import BookieBusy, BookKeeperError, ClientClosed, NotEnoughBookies
 from bookies.kernels import pack_add_frames
 from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata
@@ -149,6 +148,47 @@ class SendWindow:
         return size
 
 
+class LedgerFrames:
+    """The frames of a ledger's entries: packed here, and kept in `window` while a replica may need them.
+
+    `length`: payload bytes of the ledger with all entries packed. `overhead`: bytes of a frame besides its payload.
+    """
+
+    def __init__(
+        self,
+        ledger_id: int,
+        digest_type: DigestType,
+        password: bytes,
+        window: Window,
+        *,
+        length: int = 0,
+        is_recovery: bool = False,
+    ) -> None:
+        self.window = window
+        self.length = length
+        self.overhead = FRAME_OVERHEAD + digest_type.size
+        self._ledger_id = ledger_id
+        self._digest_type = digest_type
+        self._mac_key = mac_key(password)
+        self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
+
+    def pack(self, first: int, last_add_confirmed: int, payloads: Sequence[bytes]) -> bytes:
+        """Return the frames of entries from `first` on, which are kept too."""
+        frames: bytes
+        frames, starts, self.length = pack_add_frames(
+            self._head,
+            self._ledger_id,
+            first,
+            last_add_confirmed,
+            self.length,
+            payloads,
+            self._digest_type,
+            self._mac_key,
+        )
+        self.window.push(first, frames, starts)
+        return frames
+
+
 class AddReplica:
     """One bookie at one position of the ensemble: the sink of its responses.
 
@@ -229,50 +269,46 @@ class Unforced:
 
 
 class AddChannel:
-    """An `AddPipeline` with bytes. `length`: payload bytes of the ledger before the first entry to add."""
+    """An `AddPipeline` with bytes. `timeout_ms`: of an add."""
 
     def __init__(
         self,
-        config: ClientConfig,
         pool: AddPool,
         pipeline: AddPipeline,
         owner: AddOwner,
+        frames: LedgerFrames,
         *,
-        digest_type: DigestType,
-        password: bytes,
-        length: int = 0,
-        is_recovery: bool = False,
+        timeout_ms: int,
         is_deferred_sync: bool = False,
-        window: Window | None = None,
     ) -> None:
         self._pool = pool
         self._owner = owner
-        self._timeout_ms = config.add_timeout_ms
+        self._timeout_ms = timeout_ms
         self._ledger_id = pipeline.metadata.ledger_id
-        self._digest_type = digest_type
-        self._mac_key = mac_key(password)
-        self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
         self._replicas = [AddReplica(self, position, bookie) for position, bookie in enumerate(pipeline.ensemble)]
         self._is_deferred_sync = is_deferred_sync
         self._failures: dict[str, BookKeeperError] = {}  # last failure of each bookie
         self.unforced = Unforced(pool)
-        self._window: Window = window or SendWindow(pipeline.last_add_pushed + 1, length)
+        self.frames = frames
+        self._window = frames.window
         self.loop = asyncio.get_running_loop()
-        self.timeout_s = config.add_timeout_ms / 1000
         self.pipeline = pipeline
-        self.length = length  # payload bytes of the ledger with all entries added
         self.piggybacked = -1  # the last add confirmed that the newest entry carries
-        self.overhead = FRAME_OVERHEAD + digest_type.size  # bytes of a frame besides its payload
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds until a bookie that does not answer an add is replaced."""
+        return self._timeout_ms / 1000
 
     def add(self, payloads: Sequence[bytes], length: int | None = None) -> None:
         """Add entries, with ids from `pipeline.last_add_pushed + 1` on.
 
-        Uses the payloads' size and `overhead` per entry in memory.
+        Uses the payloads' size and `LedgerFrames.overhead` per entry in memory.
 
         `length`: payload bytes of the ledger before them, if that differs from the sum of what was added (write-back).
         """
         if length is not None:
-            self.length = length
+            self.frames.length = length
         pipeline = self.pipeline
         frames = self._package(pipeline.last_add_pushed + 1, payloads)
         entry_ids = pipeline.add_to_all(len(payloads))
@@ -285,19 +321,7 @@ class AddChannel:
     def _package(self, first: int, payloads: Sequence[bytes]) -> bytes:
         """Create the frames of entries from `first` on, and keep them."""
         self.piggybacked = self.pipeline.header_last_add_confirmed
-        frames: bytes
-        frames, starts, self.length = pack_add_frames(
-            self._head,
-            self._ledger_id,
-            first,
-            self.piggybacked,
-            self.length,
-            payloads,
-            self._digest_type,
-            self._mac_key,
-        )
-        self._window.push(first, frames, starts)
-        return frames
+        return self.frames.pack(first, self.piggybacked, payloads)
 
     def length_at(self, entry_id: int) -> int:
         """Return the payload bytes of the ledger up to and including this entry, not before the confirmed end."""

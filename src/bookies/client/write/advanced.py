@@ -17,10 +17,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from bookies.client.base.arguments import whole_number
-from bookies.client.write.adds import FRAME_OVERHEAD, AddChannel
+from bookies.client.write.adds import FRAME_OVERHEAD, AddChannel, LedgerFrames
 from bookies.client.write.quorum_timeout import deadline_of
+from bookies.client.write.write_context import WriteContext
 from bookies.client.write.writer import LedgerWriter, Payload
-from bookies.config import ClientConfig
 from bookies.errors import NotSupported
 from bookies.model import DigestType, LedgerMetadata
 from bookies.protocol.ledger.add_advanced import AdvancedAddPipeline
@@ -85,19 +85,18 @@ class AdvancedLedgerWriter(LedgerWriter):
     _pipeline: AdvancedAddPipeline
     _channel: AdvancedChannel
 
-    def _make_pipeline(self, config: ClientConfig, metadata: LedgerMetadata, password: bytes) -> None:
+    def _make_pipeline(self, context: WriteContext, metadata: LedgerMetadata, password: bytes) -> None:
         digest_type = metadata.digest_type or DigestType.CRC32C
         self._by_id: dict[int, asyncio.Future[int]] = {}  # futures of pending entries
         self._pipeline = AdvancedAddPipeline(metadata, rules=self._rules)
+        window = ScatteredWindow(FRAME_OVERHEAD + digest_type.size)
         self._channel = AdvancedChannel(
-            config,
             self._pool,
             self._pipeline,
             self,
-            digest_type=digest_type,
-            password=password,
+            LedgerFrames(metadata.ledger_id, digest_type, password, window),
+            timeout_ms=context.config.add_timeout_ms,
             is_deferred_sync=self._rules.is_deferred_sync,
-            window=ScatteredWindow(FRAME_OVERHEAD + digest_type.size),
         )
 
     async def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:

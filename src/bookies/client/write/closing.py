@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.write.adds import AddChannel
@@ -40,6 +40,15 @@ class ClosingWriter(Protocol):
     async def force(self) -> int: ...
 
 
+class OpenLedger(NamedTuple):
+    """A ledger that is being written: its record, what was decided and sent, and the background work."""
+
+    record: MetadataLoop
+    pipeline: AddPipeline
+    channel: AddChannel
+    tasks: Tasks
+
+
 class LedgerCloser:
     """Closes one ledger. `appends`: held by the append that waits for memory; `flush`: sends the queued entries.
 
@@ -49,10 +58,7 @@ class LedgerCloser:
     def __init__(
         self,
         writer: ClosingWriter,
-        pipeline: AddPipeline,
-        channel: AddChannel,
-        record: MetadataLoop,
-        tasks: Tasks,
+        ledger: OpenLedger,
         appends: FifoLock,
         flush: Callable[[], None],
         *,
@@ -61,10 +67,7 @@ class LedgerCloser:
         self.is_sealing = False
         self.is_abandoned = False
         self._writer = writer
-        self._pipeline = pipeline
-        self._channel = channel
-        self._record = record
-        self._tasks = tasks
+        self._record, self._pipeline, self._channel, self._tasks = ledger
         self._appends = appends
         self._flush = flush
         self._is_deferred_sync = is_deferred_sync

@@ -15,8 +15,7 @@ What a caller may rely on:
 
 A client first creates the metadata (`protocol.ledger.new_ledger`, `driver.create_ledger`), then the writer:
 
-    LedgerWriter(runtime, config, pool, driver, versioned, password=password, candidates=watcher.candidates,
-                 budget=one MemoryBudget per client)
+    LedgerWriter(one WriteContext per client, versioned, rules_of(config), password)
 
 Source: client-protocol 2.3 to 2.13, 2.16.
 """
@@ -34,14 +33,12 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from bookies.client.base.arguments import TimeLimit, seconds, switch
-from bookies.client.base.budget import MemoryBudget
 from bookies.client.base.metadata_loop import MetadataLoop
-from bookies.client.write.adds import AddChannel, AddPool
-from bookies.client.write.closing import LedgerCloser
-from bookies.client.write.lac_announcer import LacAnnouncer
-from bookies.client.write.quorum_timeout import QuorumTimeout, deadline_of, force_everywhere, rules_of
-from bookies.client.write.send_scheduler import FifoLock, SendScheduler
-from bookies.config import ClientConfig
+from bookies.client.write.adds import AddChannel, LedgerFrames, SendWindow
+from bookies.client.write.closing import LedgerCloser, OpenLedger
+from bookies.client.write.quorum_timeout import QuorumTimeout, deadline_of, force_everywhere
+from bookies.client.write.send_scheduler import FifoLock
+from bookies.client.write.write_context import WriteContext
 from bookies.errors import (
     AckQuorumTimeout,
     BookieBusy,
@@ -54,7 +51,6 @@ from bookies.errors import (
     NotSupported,
     WriteFailed,
 )
-from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.ledger import AddPipeline
@@ -62,7 +58,6 @@ from bookies.protocol.ledger.add import AddRules, ChangeEnsemble, CloseLedger
 from bookies.protocol.ledger.ledger import change_needed, with_ensemble
 from bookies.protocol.placement.placement import replace_failed
 from bookies.protocol.quorums import write_set
-from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
 T = TypeVar("T")
@@ -76,34 +71,26 @@ V3_OVERHEAD = 96  # bytes that an add needs beyond its v2 frame when it is sent 
 class LedgerWriter:
     """The only writer of a ledger, as `Client.create` returns it.
 
-    `candidates`: writable bookies in order of preference.
+    `announce`: sends a last add confirmed to a bookie; None: readers learn it from the entries alone.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
-        config: ClientConfig,
-        pool: AddPool,
-        driver: MetadataDriver,
+        context: WriteContext,
         versioned: Versioned,
-        *,
+        rules: AddRules,
         password: bytes,
-        candidates: Callable[[], Sequence[BookieId]],
-        budget: MemoryBudget | None = None,
         announce: Announce | None = None,
-        announcer: LacAnnouncer | None = None,
-        scheduler: SendScheduler | None = None,
-        rules: AddRules | None = None,
     ) -> None:
-        metadata = versioned.metadata
-        self._record = MetadataLoop(runtime, driver, versioned)
-        self._candidates = candidates
-        self._budget = budget or MemoryBudget(config.memory_limit)
-        self._rules = rules or rules_of(config)
-        self._pool = pool
-        self._make_pipeline(config, metadata, password)
+        config = context.config
+        self._record = MetadataLoop(context.runtime, context.driver, versioned)
+        self._candidates = context.candidates
+        self._budget = context.budget
+        self._rules = rules
+        self._pool = context.pool
+        self._make_pipeline(context, versioned.metadata, password)
         self._pipeline.allows_changes = config.ensemble_changes_allowed
-        self._overhead = self._channel.overhead
+        self._overhead = self._channel.frames.overhead
         v3_overhead = V3_OVERHEAD if config.wire == "v3" else 0
         self._payload_size_max = min(config.frame_size_max - v3_overhead, self._budget.limit) - self._overhead
         self._batch_size_max = min(BATCH_SIZE_MAX, self._budget.limit)
@@ -115,32 +102,29 @@ class LedgerWriter:
         self._waiting: deque[tuple[int, list[asyncio.Future[int]]]] = deque()  # first id, futures from it on
         self._closer = LedgerCloser(
             self,
-            self._pipeline,
-            self._channel,
-            self._record,
-            self._tasks,
+            OpenLedger(self._record, self._pipeline, self._channel, self._tasks),
             self._queue_for_memory,
             self._flush,
-            is_deferred_sync=self._rules.is_deferred_sync,
+            is_deferred_sync=rules.is_deferred_sync,
         )
-        self._scheduler = scheduler or SendScheduler()
+        self._scheduler = context.scheduler
         self._is_held = False  # queued entries wait for those in flight
         self._send_lac = announce
-        self._announcer = announcer or LacAnnouncer(config.explicit_lac_interval_ms / 1000)
+        self._announcer = context.announcer
         self._announced = -1  # the last add confirmed that was announced explicitly
         self._final_length: int | None = None  # of the confirmed prefix, once a pending entry has failed
         self._forced_length = 0  # deferred sync: payload bytes up to the last add confirmed
         self._quorum_timeout = QuorumTimeout(config.add_quorum_timeout_ms / 1000, self._pipeline, self._channel)
 
-    def _make_pipeline(self, config: ClientConfig, metadata: LedgerMetadata, password: bytes) -> None:
+    def _make_pipeline(self, context: WriteContext, metadata: LedgerMetadata, password: bytes) -> None:
         self._pipeline = AddPipeline(metadata, rules=self._rules)
+        window = SendWindow(self._pipeline.last_add_pushed + 1, 0)
         self._channel = AddChannel(
-            config,
             self._pool,
             self._pipeline,
             self,
-            digest_type=metadata.digest_type or DigestType.CRC32C,
-            password=password,
+            LedgerFrames(metadata.ledger_id, metadata.digest_type or DigestType.CRC32C, password, window),
+            timeout_ms=context.config.add_timeout_ms,
             is_deferred_sync=self._rules.is_deferred_sync,
         )
 
