@@ -107,6 +107,7 @@ class FakePool:
         self.log: list[tuple[str, str, list[int]]] = []
         self.batches: dict[tuple[str, int], list[int]] = {}  # sizes of what was added, by bookie and ledger
         self.is_closed = False
+        self.add_timeout_ms = 1
         self._loop = asyncio.get_running_loop()
 
     def __getitem__(self, name: str) -> PoolBookie:
@@ -126,7 +127,6 @@ class FakePool:
         frames: bytes,
         sink: Any,
         *,
-        timeout_ms: int | None = None,
         is_deferred_sync: bool = False,
     ) -> None:
         if self.is_closed:
@@ -141,7 +141,9 @@ class FakePool:
 
         def serve() -> None:
             if peer.is_silent:
-                self._loop.call_later((timeout_ms or 1) / 1000, fail, errors.BookieTimeout("no answer", bookie=bookie))
+                self._loop.call_later(
+                    self.add_timeout_ms / 1000, fail, errors.BookieTimeout("no answer", bookie=bookie)
+                )
                 return
             if peer.is_down:
                 fail(errors.BookieUnreachable("connection refused", bookie=bookie))
@@ -189,7 +191,6 @@ class FakePool:
         *,
         key: bytes | None = None,
         is_high_priority: bool = False,
-        timeout_ms: int | None = None,
     ) -> ReadResponse:
         body = await self._read("fence" if key else "read", bookie, ledger_id, entry_id, key)
         return ReadResponse(2, 0, Status.OK, ledger_id, entry_id, body)
@@ -203,8 +204,6 @@ class FakePool:
         size_max: int,
         *,
         key: bytes | None = None,
-        is_high_priority: bool = False,
-        timeout_ms: int | None = None,
     ) -> bytes:
         bodies = [await self._read("batch", bookie, ledger_id, first, key)]
         peer = self.bookies[bookie]
@@ -259,6 +258,7 @@ class Stage:
         self.store = MemoryStore("stage")
         self.driver = MemoryDriver(self.store, self.runtime, faults=faults)
         self.config = ClientConfig(**settings)
+        self.pool.add_timeout_ms = self.config.add_timeout_ms
         self.writable = [BookieId(name) for name in names]
 
     async def create(

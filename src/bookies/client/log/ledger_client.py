@@ -29,8 +29,6 @@ class LedgerClient(Protocol):
         digest: str | DigestType = "crc32c",
         password: bytes = b"",
         labels: Mapping[str, str | bytes] | None = None,
-        ledger_id: int | None = None,
-        timeout: float | None = None,
     ) -> Opening[LedgerWriter]:
         """Create a ledger and return its writer."""
 

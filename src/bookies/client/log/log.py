@@ -23,7 +23,7 @@ from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, 
 from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
-from bookies.client.log.transaction_writer import LEDGER_SIZE, LogTransaction
+from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
 from bookies.metadata.interface import MetadataDriver
@@ -156,16 +156,8 @@ class Log:
         `TransactionRefused` (a stream's application), or `LogError` (no answer in time: repeat it to find out).
         """
         version, ledger_size = whole_number("version", version), whole_number("ledger_size", ledger_size, 1)
-        return LogTransaction(
-            self._transaction_parts(),
-            self.name,
-            app,
-            version,
-            ledger_size=ledger_size,
-            is_replacing=switch("is_replacing", is_replacing),
-            on_open_tail=on_open_tail,
-            timeout=seconds(timeout),
-        )
+        options = CommitOptions(switch("is_replacing", is_replacing), on_open_tail, seconds(timeout))
+        return LogTransaction(self._transaction_parts(), self.name, app, version, ledger_size, options)
 
     async def reap(
         self,

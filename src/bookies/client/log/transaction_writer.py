@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 
 from bookies.client.log.transaction import OnOpenTail, TransactionContext, abort, commit, read_head
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogNotFound
@@ -30,7 +31,7 @@ LEDGER_SIZE = 1 << 30  # payload bytes after which a task continues in another l
 
 
 class PartWriter:
-    """Appends to ledgers of its own for one log. Made by `Log.part`. `manifest`: the log's list when it began."""
+    """Appends to ledgers of its own for one log. Made by `open_part`. `manifest`: the log's list when it began."""
 
     def __init__(
         self,
@@ -38,24 +39,14 @@ class PartWriter:
         log: str,
         manifest: Manifest,
         origin: Origin,
-        *,
-        ledger_size: int = LEDGER_SIZE,
-        ensemble: int | None = None,
-        write_quorum: int | None = None,
-        ack_quorum: int | None = None,
-        digest: DigestType | None = None,
+        ledger_size: int,
     ) -> None:
         self.log = log
         self.token = manifest.token
         self._parts = parts
+        self._manifest = manifest
         self._origin = origin
         self._ledger_size = ledger_size
-        self._shape = (
-            manifest.ensemble if ensemble is None else ensemble,
-            manifest.write_quorum if write_quorum is None else write_quorum,
-            manifest.ack_quorum if ack_quorum is None else ack_quorum,
-            manifest.digest if digest is None else digest,
-        )
         self._turn = asyncio.Lock()  # appends follow each other, also while a ledger is being created
         self._ledger: LedgerWriter | None = None
         self._size = 0
@@ -81,13 +72,13 @@ class PartWriter:
         if self._ledger is not None and self._size and self._size + size > self._ledger_size:
             await self._seal()
         if self._ledger is None:
-            ensemble, write_quorum, ack_quorum, digest = self._shape
+            like = self._manifest
             now_ms = self._parts.runtime.clock.wall_ms()
             self._ledger = await self._parts.client.create(
-                ensemble=ensemble,
-                write_quorum=write_quorum,
-                ack_quorum=ack_quorum,
-                digest=digest,
+                ensemble=like.ensemble,
+                write_quorum=like.write_quorum,
+                ack_quorum=like.ack_quorum,
+                digest=like.digest,
                 password=self._parts.password,
                 labels=labels_of(self._origin, self.log, self.token, now_ms),
             )
@@ -121,6 +112,14 @@ class PartWriter:
                 await self._parts.client.delete(ledger_id)
 
 
+class CommitOptions(NamedTuple):
+    """The options of `Log.transaction` that its commit heeds. `timeout`: seconds."""
+
+    is_replacing: bool
+    on_open_tail: OnOpenTail
+    timeout: float | None
+
+
 class LogTransaction:
     """Entries that get into a log all at once, or not at all: `async with log.transaction("loader", 7) as txn`.
 
@@ -134,11 +133,8 @@ class LogTransaction:
         log: str,
         app: str,
         version: int,
-        *,
         ledger_size: int,
-        is_replacing: bool,
-        on_open_tail: OnOpenTail,
-        timeout: float | None,
+        options: CommitOptions,
     ) -> None:
         if not app or version < 0:
             raise InvalidArgument(f"transaction {app!r}, version {version}: a name, and a number from 0 on")
@@ -148,9 +144,7 @@ class LogTransaction:
         self._log = log
         self._origin = Origin(app, version, "", 0, attempt)
         self._ledger_size = ledger_size
-        self._is_replacing = is_replacing
-        self._on_open_tail: OnOpenTail = on_open_tail
-        self._timeout = timeout
+        self._options = options
         self._part: PartWriter | None = None
 
     async def append_many(self, payloads: Iterable[Payload]) -> None:
@@ -184,15 +178,23 @@ class LogTransaction:
             await part.discard()
             raise
         app, version, query = self._origin[:3]
-        txn = Transaction(
-            app, version, query, {self._log: written}, {self._log: part.token}, is_replacing=self._is_replacing
-        )
+        is_replacing, on_open_tail, timeout = self._options
+        txn = Transaction(app, version, query, {self._log: written}, {self._log: part.token}, is_replacing=is_replacing)
         try:
-            is_new = await commit(self._parts, txn, on_open_tail=self._on_open_tail, timeout=self._timeout)
+            is_new = await commit(self._parts, txn, on_open_tail=on_open_tail, timeout=timeout)
         except BookKeeperError:
-            await abort(self._parts, txn, timeout=self._timeout)
+            await abort(self._parts, txn, timeout=timeout)
             raise
         self.was_committed_before = not is_new
+
+
+class LedgerShape(TypedDict, total=False):
+    """Values of a log's record that the ledgers of one part do not have."""
+
+    ensemble: int
+    write_quorum: int
+    ack_quorum: int
+    digest: DigestType
 
 
 async def open_part(
@@ -201,23 +203,10 @@ async def open_part(
     origin: Origin,
     *,
     ledger_size: int = LEDGER_SIZE,
-    ensemble: int | None = None,
-    write_quorum: int | None = None,
-    ack_quorum: int | None = None,
-    digest: DigestType | None = None,
+    **shape: Unpack[LedgerShape],
 ) -> PartWriter:
     """Begin a part of a transaction on a log. Raises `LogNotFound`."""
     manifest = await read_head(parts.driver, log)
     if manifest is None or manifest.is_deleting:
         raise LogNotFound(f"there is no log {log}" if manifest is None else f"log {log} is being deleted")
-    return PartWriter(
-        parts,
-        log,
-        manifest,
-        origin,
-        ledger_size=ledger_size,
-        ensemble=ensemble,
-        write_quorum=write_quorum,
-        ack_quorum=ack_quorum,
-        digest=digest,
-    )
+    return PartWriter(parts, log, replace(manifest, **shape), origin, ledger_size)

@@ -90,7 +90,6 @@ class RecoveryPool(AddPool, Protocol):
         *,
         key: bytes | None = None,
         is_high_priority: bool = False,
-        timeout_ms: int | None = None,
     ) -> ReadResponse: ...
 
     async def read_batch(
@@ -102,8 +101,6 @@ class RecoveryPool(AddPool, Protocol):
         size_max: int,
         *,
         key: bytes | None = None,
-        is_high_priority: bool = False,
-        timeout_ms: int | None = None,
     ) -> bytes: ...
 
 
@@ -262,7 +259,7 @@ class _Recovery:
 
     async def _ask_batch(self, bookie: BookieId, first: int) -> _Entries:
         data = await self._pool.read_batch(
-            bookie, self._ledger_id, first, BATCH_COUNT_MAX, BATCH_SIZE_MAX, key=self._key, is_high_priority=True
+            bookie, self._ledger_id, first, BATCH_COUNT_MAX, BATCH_SIZE_MAX, key=self._key
         )
         starts, problem = verify_records(
             data, 0, len(data), self._ledger_id, first, BATCH_COUNT_MAX, self._digest_type, self._mac_key
@@ -414,7 +411,7 @@ class _WriteBack:
         candidates: Callable[[], Sequence[BookieId]],
     ) -> None:
         self._pipeline = pipeline
-        self._channel = AddChannel(pool, pipeline, self, frames, timeout_ms=config.add_timeout_ms)
+        self._channel = AddChannel(pool, pipeline, self, frames, timeout_s=config.add_timeout_ms / 1000)
         self._candidates = candidates
         self._limit = config.memory_limit
         self._held = 0  # bytes of frames not answered by every replica

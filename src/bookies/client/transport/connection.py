@@ -3,9 +3,9 @@
 A connection speaks v2 or v3 and goes through three states, never back: connecting (requests wait in order), open,
 closed (every outstanding request has failed once). The pool opens a new connection for the next request.
 
-Adds are the bulk of the traffic, so they are tracked in runs: one `_Adds` per call, acknowledged from its front as long
-as responses arrive in the order of the requests, which they normally do. Every other request has one future. Its result
-is the response or the error, never an exception, so an abandoned read leaves no unretrieved exception.
+Adds are the bulk of the traffic, so they are tracked in runs: one `PendingAdds` per call, acknowledged from its front
+as long as responses arrive in the order of the requests, which they normally do. Every other request has one future.
+Its result is the response or the error, never an exception, so an abandoned read leaves no unretrieved exception.
 
 Responses over v2 carry no request id. A response completes any request with its key, which is harmless with one
 exception: the response to a plain read must not pass for the acknowledgement of a fence. `accepts_read` keeps the two
@@ -56,7 +56,7 @@ class AddSink(Protocol):
     def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None: ...
 
 
-class _Adds:
+class PendingAdds:
     """Unanswered adds of one call. `keys`: match responses to entries, one per entry."""
 
     __slots__ = ("deadline", "entry_ids", "keys", "ledger_id", "sink", "size")
@@ -71,10 +71,10 @@ class _Adds:
         self.deadline = deadline
         self.size = size
 
-    def cut(self, count: int) -> _Adds:
+    def cut(self, count: int) -> PendingAdds:
         """Split off the first `count` entries, with their share of the size."""
         size = self.size * count // len(self.keys)
-        front = _Adds(self.ledger_id, self.keys[:count], self.entry_ids[:count], self.sink, self.deadline, size)
+        front = PendingAdds(self.ledger_id, self.keys[:count], self.entry_ids[:count], self.sink, self.deadline, size)
         self.keys = self.keys[count:]
         self.entry_ids = self.entry_ids[count:]
         self.size -= size
@@ -87,19 +87,19 @@ class AddQueue:
     __slots__ = ("_more", "_only")
 
     def __init__(self) -> None:
-        self._only: _Adds | None = None
-        self._more: deque[_Adds] | None = None
+        self._only: PendingAdds | None = None
+        self._more: deque[PendingAdds] | None = None
 
     def __bool__(self) -> bool:
         return self._only is not None or bool(self._more)
 
-    def append(self, adds: _Adds) -> None:
+    def append(self, adds: PendingAdds) -> None:
         if self._only is None and not self._more:
             self._only = adds
         else:
             self._as_deque().append(adds)
 
-    def _as_deque(self) -> deque[_Adds]:
+    def _as_deque(self) -> deque[PendingAdds]:
         """Move all runs to `_more`, which the uncommon operations work on."""
         if self._more is None:
             self._more = deque()
@@ -108,7 +108,7 @@ class AddQueue:
             self._only = None
         return self._more
 
-    def take_run(self, keys: Sequence[int]) -> _Adds | None:
+    def take_run(self, keys: Sequence[int]) -> PendingAdds | None:
         """Remove and return the oldest run if these keys answer exactly that: the cheap and usual case of `take`."""
         if (only := self._only) is not None:
             if only.keys != keys:
@@ -118,9 +118,9 @@ class AddQueue:
         more = self._more
         return more.popleft() if more and more[0].keys == keys else None
 
-    def take(self, keys: Sequence[int]) -> tuple[list[_Adds], Sequence[int]]:
+    def take(self, keys: Sequence[int]) -> tuple[list[PendingAdds], Sequence[int]]:
         """Remove the adds that these keys answer. Return (parts in order, keys without a pending add)."""
-        taken: list[_Adds] = []
+        taken: list[PendingAdds] = []
         runs = self._as_deque()
         while keys and runs:
             head = runs[0]
@@ -137,7 +137,7 @@ class AddQueue:
             keys = keys[count or 1 :]
         return taken, unknown
 
-    def _take_from_middle(self, keys: Sequence[int], taken: list[_Adds]) -> int:
+    def _take_from_middle(self, keys: Sequence[int], taken: list[PendingAdds]) -> int:
         runs = self._as_deque()
         for position, run in enumerate(runs):
             if keys[0] not in run.keys:
@@ -162,7 +162,7 @@ class AddQueue:
         oldest = self._only or (self._more[0] if self._more else None)
         return oldest is not None and oldest.deadline > now
 
-    def take_expired(self, now: float) -> Iterator[_Adds]:
+    def take_expired(self, now: float) -> Iterator[PendingAdds]:
         """Remove and yield runs whose deadline has passed.
 
         All adds of a queue use one timeout, so the first are the oldest.
@@ -171,7 +171,7 @@ class AddQueue:
         while runs and runs[0].deadline <= now:
             yield runs.popleft()
 
-    def take_all(self) -> Iterator[_Adds]:
+    def take_all(self) -> Iterator[PendingAdds]:
         runs = self._as_deque()
         while runs:
             yield runs.popleft()
@@ -243,28 +243,17 @@ class Connection(asyncio.BufferedProtocol):
         self._next_txn_id += count
         return range(first, first + count)
 
-    def send_adds(
-        self,
-        ledger_id: int,
-        entry_ids: Sequence[int],
-        buffers: Sequence[Buffer],
-        size: int,
-        sink: AddSink,
-        timeout_ms: int,
-        *,
-        txn_ids: Sequence[int] | None = None,
-        is_recovery: bool = False,
-    ) -> None:
-        """Send frames of `size` bytes that add these entries. Never blocks."""
+    def send_adds(self, adds: PendingAdds, buffers: Sequence[Buffer], *, is_recovery: bool = False) -> None:
+        """Send the frames of these adds. Never blocks."""
         assert self.error is None
-        deadline = self._loop.time() + timeout_ms / 1000
-        adds = _Adds(ledger_id, entry_ids if txn_ids is None else txn_ids, entry_ids, sink, deadline, size)
-        queues = self._recovery_adds if is_recovery and txn_ids is None else self._adds
-        where = ledger_id if txn_ids is None else -1
+        is_v2 = self.wire == "v2"
+        queues = self._recovery_adds if is_recovery and is_v2 else self._adds
+        where = adds.ledger_id if is_v2 else -1
         queue = queues.get(where)
         if queue is None:
             queue = queues[where] = AddQueue()
         queue.append(adds)
+        size = adds.size
         self.adds_size += size
         self._unsent.extend(buffers)
         self._unsent_size += size

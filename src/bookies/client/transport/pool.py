@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
-from bookies.client.transport.connection import AddSink, Connection, Outcome
+from bookies.client.transport.connection import AddSink, Connection, Outcome, PendingAdds
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
 from bookies.config import ClientConfig
@@ -127,7 +127,6 @@ class BookiePool:
         frames: bytes,
         sink: AddSink,
         *,
-        timeout_ms: int | None = None,
         is_deferred_sync: bool = False,
     ) -> None:
         """Send v2 ADD frames, as from `kernels.pack_add_frames`, that add these entries. Never blocks.
@@ -135,19 +134,17 @@ class BookiePool:
         `sink` receives the outcome of every entry exactly once, never before this call returns. `is_deferred_sync`: the
         bookie may answer before the entries are durable; only v3 can express it. Raises `ClientClosed`.
         """
-        timeout_ms = self._config.add_timeout_ms if timeout_ms is None else timeout_ms
         is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
         connection = self._connection(bookie, "v3" if is_deferred_sync else self._config.wire)
+        keys: Sequence[int]
         if connection.wire == "v2":
-            buffers: Sequence[bytes] = (frames,)
-            txn_ids: range | None = None
+            keys, buffers = entry_ids, (frames,)
         else:
-            txn_ids = connection.next_txn_ids(len(entry_ids))
+            keys = txn_ids = connection.next_txn_ids(len(entry_ids))
             buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
-        size = len(frames)
-        connection.send_adds(
-            ledger_id, entry_ids, buffers, size, sink, timeout_ms, txn_ids=txn_ids, is_recovery=is_recovery
-        )
+        deadline = self._loop.time() + self._config.add_timeout_ms / 1000
+        adds = PendingAdds(ledger_id, keys, entry_ids, sink, deadline, len(frames))
+        connection.send_adds(adds, buffers, is_recovery=is_recovery)
 
     def pending_size(self, bookie: BookieId) -> int:
         """Return the bytes of adds that this bookie has not answered, sent or waiting to be sent."""
@@ -168,7 +165,6 @@ class BookiePool:
         *,
         key: bytes | None = None,
         is_high_priority: bool = False,
-        timeout_ms: int | None = None,
     ) -> asyncio.Future[Outcome]:
         """Request one entry, -1: the highest. With `key` the bookie fences the ledger first."""
         is_fencing = key is not None
@@ -188,11 +184,7 @@ class BookiePool:
                 ReadRequest(version, txn_id or 0, ledger_id, entry_id, key, is_fencing, is_high_priority)
             )
         answer = connection.request(
-            frames,
-            self._config.read_timeout_ms if timeout_ms is None else timeout_ms,
-            txn_id=txn_id,
-            key=read_key,
-            is_fencing=is_fencing,
+            frames, self._config.read_timeout_ms, txn_id=txn_id, key=read_key, is_fencing=is_fencing
         )
         peer = self._peers[bookie]
         peer.read_count += 1
@@ -208,12 +200,9 @@ class BookiePool:
         *,
         key: bytes | None = None,
         is_high_priority: bool = False,
-        timeout_ms: int | None = None,
     ) -> ReadResponse:
-        """Read one entry, -1: the highest. With `key` the bookie fences the ledger first."""
-        future = self.start_read_entry(
-            bookie, ledger_id, entry_id, key=key, is_high_priority=is_high_priority, timeout_ms=timeout_ms
-        )
+        """Read one entry as `start_read_entry` requests it."""
+        future = self.start_read_entry(bookie, ledger_id, entry_id, key=key, is_high_priority=is_high_priority)
         response = self.check(bookie, await future, ReadResponse, ledger_id, entry_id)
         if response.body is None:
             raise RemoteProtocolError("read response without an entry", ledger_id=ledger_id, bookie=bookie)
@@ -238,21 +227,22 @@ class BookiePool:
         size_max: int,
         *,
         key: bytes | None = None,
-        is_high_priority: bool = False,
-        timeout_ms: int | None = None,
     ) -> asyncio.Future[Outcome]:
-        """Request consecutive entries from `first` on. `size_max`: bytes; the response holds at least one entry."""
+        """Request consecutive entries from `first` on. `size_max`: bytes; the response holds at least one entry.
+
+        With `key`, the one of a recovery, the bookie fences the ledger first, and the request has a high priority.
+        """
         if not self.has_batch_reads:
             raise InvalidArgument("batch reads exist in protocol v2 only; use read_entry")
         connection = self._connection(bookie, "v2")
         txn_id = connection.next_txn_ids()[0]
         # A bookie limits the whole response, including its head.
         size_max = min(size_max, self.batch_size_max) + BATCH_OVERHEAD
+        is_fencing = is_high_priority = key is not None
         request = BatchReadRequest(
-            v2.VERSION, txn_id, ledger_id, first, count_max, size_max, key, key is not None, is_high_priority
+            v2.VERSION, txn_id, ledger_id, first, count_max, size_max, key, is_fencing, is_high_priority
         )
-        timeout_ms = self._config.read_timeout_ms if timeout_ms is None else timeout_ms
-        answer = connection.request(encode_request(request), timeout_ms, txn_id=txn_id)
+        answer = connection.request(encode_request(request), self._config.read_timeout_ms, txn_id=txn_id)
         peer = self._peers[bookie]
         peer.read_count += 1
         if count_max > SHORT_BATCH or not peer.read_count % OBSERVED_EVERY:
@@ -268,20 +258,9 @@ class BookiePool:
         size_max: int,
         *,
         key: bytes | None = None,
-        is_high_priority: bool = False,
-        timeout_ms: int | None = None,
     ) -> bytes:
         """Read consecutive entries from `first` on, in record framing, unverified; at least one, up to `count_max`."""
-        future = self.start_read_batch(
-            bookie,
-            ledger_id,
-            first,
-            count_max,
-            size_max,
-            key=key,
-            is_high_priority=is_high_priority,
-            timeout_ms=timeout_ms,
-        )
+        future = self.start_read_batch(bookie, ledger_id, first, count_max, size_max, key=key)
         response = self.check(bookie, await future, BatchReadResponse, ledger_id, first)
         return bytes(response.records)[response.start :]
 

@@ -44,7 +44,6 @@ class AddPool(Protocol):
         frames: bytes,
         sink: AddReplica,
         *,
-        timeout_ms: int | None = None,
         is_deferred_sync: bool = False,
     ) -> None: ...
 
@@ -269,7 +268,7 @@ class Unforced:
 
 
 class AddChannel:
-    """An `AddPipeline` with bytes. `timeout_ms`: of an add."""
+    """An `AddPipeline` with bytes. `timeout_s`: seconds; a bookie that has been busy for this time has failed."""
 
     def __init__(
         self,
@@ -278,12 +277,12 @@ class AddChannel:
         owner: AddOwner,
         frames: LedgerFrames,
         *,
-        timeout_ms: int,
+        timeout_s: float,
         is_deferred_sync: bool = False,
     ) -> None:
         self._pool = pool
         self._owner = owner
-        self._timeout_ms = timeout_ms
+        self.timeout_s = timeout_s
         self._ledger_id = pipeline.metadata.ledger_id
         self._replicas = [AddReplica(self, position, bookie) for position, bookie in enumerate(pipeline.ensemble)]
         self._is_deferred_sync = is_deferred_sync
@@ -294,11 +293,6 @@ class AddChannel:
         self.loop = asyncio.get_running_loop()
         self.pipeline = pipeline
         self.piggybacked = -1  # the last add confirmed that the newest entry carries
-
-    @property
-    def timeout_s(self) -> float:
-        """Seconds until a bookie that does not answer an add is replaced."""
-        return self._timeout_ms / 1000
 
     def add(self, payloads: Sequence[bytes], length: int | None = None) -> None:
         """Add entries, with ids from `pipeline.last_add_pushed + 1` on.
@@ -402,13 +396,7 @@ class AddChannel:
             self.unforced.sent(bookie)
         try:
             self._pool.send_adds(
-                bookie,
-                self._ledger_id,
-                entry_ids,
-                frames,
-                replica,
-                timeout_ms=self._timeout_ms,
-                is_deferred_sync=self._is_deferred_sync,
+                bookie, self._ledger_id, entry_ids, frames, replica, is_deferred_sync=self._is_deferred_sync
             )
         except ClientClosed as error:
             self.loop.call_soon(replica.on_failed, bookie, entry_ids, error)

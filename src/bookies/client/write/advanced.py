@@ -95,7 +95,7 @@ class AdvancedLedgerWriter(LedgerWriter):
             self._pipeline,
             self,
             LedgerFrames(metadata.ledger_id, digest_type, password, window),
-            timeout_ms=context.config.add_timeout_ms,
+            timeout_s=context.config.add_timeout_ms / 1000,
             is_deferred_sync=self._rules.is_deferred_sync,
         )
 

@@ -124,7 +124,7 @@ class LedgerWriter:
             self._pipeline,
             self,
             LedgerFrames(metadata.ledger_id, metadata.digest_type or DigestType.CRC32C, password, window),
-            timeout_ms=context.config.add_timeout_ms,
+            timeout_s=context.config.add_timeout_ms / 1000,
             is_deferred_sync=self._rules.is_deferred_sync,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookies.client.transport.connection import AddQueue, Connection, Outcome, _Adds
+from bookies.client.transport.connection import AddQueue, Connection, Outcome, PendingAdds
 from bookies.errors import (
     BookieTimeout,
     BookieUnreachable,
@@ -69,6 +69,10 @@ class Sink:
         self.failed.append((list(entry_ids), error))
 
 
+def deadline(timeout_ms: int) -> float:
+    return asyncio.get_running_loop().time() + timeout_ms / 1000
+
+
 class Bench:
     """A connection and what it talks to."""
 
@@ -88,9 +92,11 @@ class Bench:
         if is_connected:
             self.connection.connection_made(self.transport)
 
-    def add(self, first: int, count: int, *, ledger_id: int = 7, timeout_ms: int = 5000, **options: Any) -> None:
+    def add(self, first: int, count: int, *, ledger_id: int = 7, timeout_ms: int = 5000) -> None:
         ids = range(first, first + count)
-        self.connection.send_adds(ledger_id, ids, [b"F" * count * 10], count * 10, self.sink, timeout_ms, **options)
+        keys = ids if self.connection.wire == "v2" else self.connection.next_txn_ids(count)
+        adds = PendingAdds(ledger_id, keys, ids, self.sink, deadline(timeout_ms), count * 10)
+        self.connection.send_adds(adds, [b"F" * count * 10])
 
     def answer(self, *responses: Response) -> None:
         for response in responses:
@@ -177,8 +183,8 @@ def test_ledgers_do_not_mix() -> None:
 def test_v3_adds_are_matched_by_transaction_id() -> None:
     async def act() -> None:
         bench = Bench("v3")
-        bench.add(0, 3, txn_ids=bench.connection.next_txn_ids(3))
-        bench.add(0, 3, ledger_id=8, txn_ids=bench.connection.next_txn_ids(3))
+        bench.add(0, 3)
+        bench.add(0, 3, ledger_id=8)
         bench.answer(AddResponses(3, Status.OK, 8, range(2), range(4, 6)))
         assert bench.sink.acknowledged == [0, 1]
         bench.answer(BareResponse(3, 6, Operation.ADD, Status.UNAUTHORIZED))
@@ -195,7 +201,8 @@ def test_a_refusal_is_the_writers_and_a_success_the_recoverys() -> None:
         writer, recovery = Sink(), Sink()
         bench = Bench()
         for sink, is_recovery in ((writer, False), (recovery, True)):
-            bench.connection.send_adds(7, range(3, 5), [b"F"], 1, sink, 5000, is_recovery=is_recovery)
+            adds = PendingAdds(7, range(3, 5), range(3, 5), sink, deadline(5000), 1)
+            bench.connection.send_adds(adds, [b"F"], is_recovery=is_recovery)
         bench.acknowledge(range(3, 5))
         assert recovery.acknowledged == [3, 4]
         bench.acknowledge(range(3, 5), Status.FENCED)
@@ -313,7 +320,7 @@ def test_a_sink_may_close_or_send_while_it_hears_of_a_failure() -> None:
 
         sink = Closing()
         for ledger_id in (7, 8):
-            bench.connection.send_adds(ledger_id, range(2), [b"F"], 1, sink, 1000)
+            bench.connection.send_adds(PendingAdds(ledger_id, range(2), range(2), sink, deadline(1000), 1), [b"F"])
         await asyncio.sleep(2)
         assert [type(error) for _, error in sink.failed] == [BookieTimeout, ClientClosed]
 
@@ -462,7 +469,7 @@ def test_add_queue_gives_out_every_entry_exactly_once(data: st.DataObject) -> No
         else:  # What a position of a striped ensemble stores.
             ids = [entry_id for entry_id in range(next_id, next_id + 9) if entry_id % 3]
         next_id = ids[-1] + 1
-        queue.append(_Adds(7, ids, ids, sink, 0.0, 10 * len(ids)))
+        queue.append(PendingAdds(7, ids, ids, sink, 0.0, 10 * len(ids)))
         waiting.update(dict.fromkeys(ids))
     total = 10 * len(waiting)
     while waiting:
