@@ -1,4 +1,4 @@
-"""`ReadContext`: what every read of one ledger needs besides the entries that are read."""
+"""`ReadContext`: the parts that all reads of one ledger share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`WriteContext`: what the writers of one client share."""
+"""`WriteContext`: the parts that the writers of one client share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bookies.runtime.ports import Runtime
 
 @dataclass(frozen=True, slots=True)
 class WriteContext:
-    """What the writers of one client share. `candidates`: writable bookies in order of preference."""
+    """The parts that the writers of one client share. `candidates`: writable bookies in order of preference."""
 
     runtime: Runtime
     config: ClientConfig

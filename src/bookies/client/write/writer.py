@@ -69,10 +69,7 @@ V3_OVERHEAD = 96  # bytes that an add needs beyond its v2 frame when it is sent 
 
 
 class LedgerWriter:
-    """The only writer of a ledger, as `Client.create` returns it.
-
-    `announce`: sends a last add confirmed to a bookie; None: readers learn it from the entries alone.
-    """
+    """The only writer of a ledger, as `Client.create` returns it."""
 
     def __init__(
         self,
@@ -80,7 +77,7 @@ class LedgerWriter:
         versioned: Versioned,
         rules: AddRules,
         password: bytes,
-        announce: Announce | None = None,
+        announce: Announce | None = None,  # None: readers learn the last add confirmed from entries alone
     ) -> None:
         config = context.config
         self._record = MetadataLoop(context.runtime, context.driver, versioned)
