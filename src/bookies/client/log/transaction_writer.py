@@ -113,7 +113,7 @@ class PartWriter:
 
 
 class CommitOptions(NamedTuple):
-    """The options of `Log.transaction` that its commit heeds. `timeout`: seconds."""
+    """The options of `Log.transaction` that its commit uses. `timeout`: seconds."""
 
     is_replacing: bool
     on_open_tail: OnOpenTail
