@@ -18,7 +18,6 @@ from bookies.lab.sim.world import SimClient
 from bookies.lab.sim.world.hostile import MISDEEDS, HostileBookie
 from bookies.lab.sim.world.loop import Participant
 from bookies.lab.sim.world.sim_metadata import SimDriver
-from bookies.metadata.embedded import MemoryDriver
 
 TIMEOUT_MS = 300
 DURATION_S = 1.5
@@ -56,7 +55,7 @@ class HostileRun:
         self.simulation.history.tap = self.simulation.cluster.network.on_join = None
         cluster = self.simulation.cluster
         self.participant = Participant(self.simulation.loop, "h1")
-        self.driver = SimDriver(cluster.store, MemoryDriver(cluster.memory), "h1")
+        self.driver = SimDriver(cluster.store, cluster.memory, "h1")
         self.hostile = HostileBookie(
             cluster.network.port("h1"), self.driver, "h1", Random(f"{seed}/hostile"), host="h1", misdeeds=misdeeds,
             honesty=honesty,

@@ -37,13 +37,25 @@ if TYPE_CHECKING:
 
 STORE = "store"
 FRAME_SIZE_MAX = 1 << 24
-# (Operation of a session, places of auto-recovery) -> name of the message.
-AREA_KINDS = {
-    ("create", MARKS): "mark",
-    ("write", MARKS): "mark",
-    ("delete", MARKS): "unmark",
-    ("create_ephemeral", LOCKS): "lock",
-    ("release", LOCKS): "unlock",
+LEDGER_KINDS = {  # operation of a session -> name of the message
+    "create_ledger": "create",
+    "read_ledger": "read",
+    "write_ledger": "write",
+    "delete_ledger": "delete",
+}
+NODE_OPERATIONS = {  # method of auto-recovery's nodes -> operation
+    "create": "create_node",
+    "write": "write_node",
+    "delete": "delete_node",
+    "create_ephemeral": "hold_node",
+    "release": "release_node",
+}
+NODE_KINDS = {  # (operation, places of auto-recovery) -> name of the message
+    ("create_node", MARKS): "mark",
+    ("write_node", MARKS): "mark",
+    ("delete_node", MARKS): "unmark",
+    ("hold_node", LOCKS): "lock",
+    ("release_node", LOCKS): "unlock",
 }
 
 
@@ -293,46 +305,35 @@ class Interception:
 
         A held request takes effect when it is released, even if the client is dead by then.
         """
-        driver, inner = client.driver, client.driver.inner
-        near: Any = driver
-        far: Any = inner
-        for method, kind in (
-            ("create_ledger", "create"),
-            ("read_ledger", "read"),
-            ("write_ledger", "write"),
-            ("delete_ledger", "delete"),
-        ):
-            setattr(far, method, self._gate(name, kind, getattr(inner, method), is_answer=False))
-            setattr(near, method, self._gate(name, kind, getattr(driver, method), is_answer=True))
 
-        near_recovery: Any = driver.recovery
-        near_area, far_area = near_recovery.nodes, inner.recovery.nodes
-        for method in ("create", "write", "delete", "create_ephemeral", "release"):
-            setattr(far_area, method, self._area_gate(name, method, getattr(far_area, method), is_answer=False))
-            setattr(near_area, method, self._area_gate(name, method, getattr(near_area, method), is_answer=True))
-
-    def _area_gate(self, name: str, method: str, call: Callable[..., Any], *, is_answer: bool) -> Callable[..., Any]:
-        """Wrap a method of auto-recovery's store so that its requests or replies can be intercepted."""
-
-        async def gated(place: str, *arguments: Any) -> Any:
-            kind = AREA_KINDS.get((method, place.partition("/")[0] + "/"))
-            if kind is None:
-                return await call(place, *arguments)
-            if not is_answer:
+        async def on_arrival(operation: str, arguments: Sequence[Any]) -> None:
+            kind = LEDGER_KINDS.get(operation)
+            if operation in NODE_OPERATIONS.values():
+                kind = _node_kind(operation, str(arguments[1][0].key.name))
+            if kind is not None:
                 await self._pass_store(Message(name, STORE, (kind,), -1, is_answer=False))
+
+        client.driver.on_arrival = on_arrival
+        driver: Any = client.driver
+        for method, kind in LEDGER_KINDS.items():
+            setattr(driver, method, self._ledger_gate(name, kind, getattr(driver, method)))
+        nodes: Any = driver.recovery.nodes
+        for method, operation in NODE_OPERATIONS.items():
+            setattr(nodes, method, self._node_gate(name, operation, getattr(nodes, method)))
+
+    def _node_gate(self, name: str, operation: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a method of auto-recovery's store so that its replies can be intercepted."""
+
+        async def answered(place: str, *arguments: Any) -> Any:
+            kind = _node_kind(operation, place)
             result = await call(place, *arguments)
-            if is_answer:
+            if kind is not None:
                 await self._pass_store(Message(name, STORE, (kind,), -1, True, "OK"))
             return result
 
-        return gated
+        return answered
 
-    def _gate(self, name: str, kind: str, call: Callable[..., Any], *, is_answer: bool) -> Callable[..., Any]:
-        async def asked(*arguments: Any) -> Versioned | None:
-            await self._pass_store(Message(name, STORE, (kind,), -1, is_answer=False))
-            result: Versioned | None = await call(*arguments)
-            return result
-
+    def _ledger_gate(self, name: str, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         async def answered(*arguments: Any) -> Versioned | None:
             try:
                 result: Versioned | None = await call(*arguments)
@@ -347,7 +348,7 @@ class Interception:
                 return self._records[max(version for version in self._records if version < result.version)]
             return result
 
-        return answered if is_answer else asked
+        return answered
 
     async def _pass_store(self, message: Message) -> bool:
         """Apply the rules to a message to or from the store. Return whether to answer from a lagging replica.
@@ -369,6 +370,10 @@ class Interception:
                 f"{rule.action} {rule.pattern}: only hold and lose apply to the metadata store's messages"
             )
         raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
+
+
+def _node_kind(operation: str, place: str) -> str | None:
+    return NODE_KINDS.get((operation, place.partition("/")[0] + "/"))
 
 
 class _Stream:

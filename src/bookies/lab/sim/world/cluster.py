@@ -181,7 +181,7 @@ class SimCluster:
             workers=bookie.workers,
             random=Random(f"{self.seed}/{name}/{bookie.lives}"),
         )
-        driver = SimDriver(self.store, MemoryDriver(self.memory), name)
+        driver = SimDriver(self.store, self.memory, name)
         bookie.driver = driver
         self.trace.note(name, f"starts (life {bookie.lives})")
         started: asyncio.Future[bool] = self.loop.create_future()
@@ -284,7 +284,7 @@ class SimCluster:
 
         async def expire() -> None:
             await asyncio.sleep(self.lease_s)
-            await driver.inner.close()
+            await driver.end_session()
 
         self.loop.create_task(expire(), name="lease", context=self.loop.world.copy())
 
@@ -306,7 +306,7 @@ class SimCluster:
             workers=SimWorkers(random),
             random=random,
         )
-        driver = SimDriver(self.store, MemoryDriver(self.memory), name)
+        driver = SimDriver(self.store, self.memory, name)
         config = ClientConfig(**(self.client_settings if settings is None else settings))  # type: ignore[arg-type]
         self.clients[name] = SimClient(name, participant, Client(runtime, driver, config), driver, runtime)
         return self.clients[name]

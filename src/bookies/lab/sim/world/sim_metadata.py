@@ -1,14 +1,15 @@
 """The path between a participant and the metadata store: delays, partitions, lost requests, lost replies.
 
-Bookies and clients use a `SimDriver`, which wraps a session of the memory store's driver. The store's own work runs as
-the world: a participant that dies after the store has accepted its request does not undo it. The store records every
-commit of a ledger's record with its author, in commit order, for the checkers.
+Bookies and clients use a `SimDriver`: the memory store's driver, whose calls travel over the simulated network. The
+driver's own work runs as the world: a participant that dies after the store has accepted its request does not undo it.
+Transactions at the port `Nodes` are recorded with their author, in commit order, for the checkers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,27 +18,24 @@ from typing import Any, TypeVar
 from bookies.errors import ClientClosed, MetadataCorrupt, MetadataError
 from bookies.lab.sim.world.loop import SimLoop
 from bookies.lab.sim.world.network import SimNetwork
-from bookies.lab.sim.world.sim_recovery import SimArea
 from bookies.lab.sim.world.trace import Trace
 from bookies.metadata.embedded import MemoryDriver
-from bookies.metadata.interface import MetadataDriver, RecoveryStore, Watch
-from bookies.metadata.interface.driver import (
-    BookieSet,
-    GivenIds,
-    LedgerDeletion,
-    LedgerEvent,
-    RecordWrite,
-    Step,
-    Versioned,
-)
-from bookies.metadata.interface.recovery_store import LedgerLock
-from bookies.metadata.shared.recovery import SharedRecovery
-from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.formats import parse_ledger
+from bookies.metadata.interface import MetadataDriver, Watch
+from bookies.metadata.interface.driver import BookieSet, Versioned
+from bookies.metadata.shared.nodes import Change, Key, Nodes, Outcome, Put, Table
+from bookies.metadata.shared.recovery import Node, NodeStore, SharedRecovery
+from bookies.metadata.shared.store_recovery import StoreNodes
+from bookies.model import BookieMode, LedgerMetadata
 from bookies.runtime.tasks import Tasks
 
 T = TypeVar("T")
+D = TypeVar("D")
 STORE_HOST = "metadata"
 PATIENCE_S = 8.0  # a request without a reply fails after this time
+UPDATES = ("write_ledger", "write_record")  # operations that a fault can delay, see `SimStore.on_update`
+_IS_IN_STORE = contextvars.ContextVar("code runs in the store", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,40 +131,105 @@ class RecordCommit:
     after: bytes | None
 
 
-class SimDriver(MetadataDriver):
-    """One participant's session with the metadata store."""
+def _travelling(interface: type) -> Callable[[type[D]], type[D]]:
+    """Return a decorator for a class whose operations travel: the coroutine methods of `interface`.
 
-    def __init__(self, store: SimStore, inner: MemoryDriver, host: str) -> None:
-        self.uri = inner.uri
-        self.inner = inner
-        self.operations = inner.operations
-        self._store = store
+    So a method that the interface gets later travels as well. A class may define a method itself instead. A method that
+    only the interface defines consists of others, which travel.
+    """
+
+    def decorate(driver: type[D]) -> type[D]:
+        for name, declared in vars(interface).items():
+            method: Any = getattr(driver, name, None)
+            if asyncio.iscoroutinefunction(declared) and method is not declared and name not in vars(driver):
+                setattr(driver, name, _trip_around(name, method))
+        return driver
+
+    return decorate
+
+
+def _trip_around(name: str, method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    @functools.wraps(method)
+    async def travelling(self: SimDriver | _SimNodes, *arguments: Any, **named: Any) -> T:
+        return await self.path.trip(lambda: method(self, *arguments, **named), is_update=name in UPDATES)
+
+    return travelling
+
+
+@_travelling(MetadataDriver)
+class SimDriver(MemoryDriver):
+    """One participant's session with the metadata store.
+
+    The driver's code runs in the store. The participant's calls travel to it, and their results travel back; errors
+    arrive without delay.
+    """
+
+    def __init__(self, store: SimStore, memory: MemoryStore, host: str) -> None:
+        super().__init__(memory)
+        # Called in the store before an operation takes effect, with its name and its arguments.
+        self.on_arrival: Callable[[str, Sequence[Any]], Awaitable[None]] | None = None
+        self._sim = store
+        self.path = self
         self._host = host
         self._news: deque[tuple[float, contextvars.Context, Callable[[], None]]] = deque()
         self._is_pumping = False
-        self._tasks: Tasks | None = None  # None: not open
-        self._recovery = SharedRecovery(
-            SimArea(self, inner.recovery.nodes), self._require_open, self.on_session_expired
-        )
+        self._own_tasks: Tasks | None = None  # of the participant, which stop with it; None: not open
+        self._recovery = SharedRecovery(_SimNodes(self, memory), self._require_own_tasks, self.on_session_expired)
 
     def expire(self) -> None:
-        """Expire this session."""
-        self._store.loop.world.copy().run(self.inner.expire)
+        self._store_context().run(super().expire)
 
     # -- the path to the store and back --------------------------------------------------------------------------
-    async def call(
-        self,
-        work: Callable[[], Awaitable[T]],
-        then: Callable[[T], None] | None = None,
-        delays_s: tuple[float, float] = (0.0, 0.0),
-    ) -> T:
-        """Send a request, perform `work` in the store, and receive its result.
+    def _store_context(self) -> contextvars.Context:
+        """Return a context for code that runs in the store, as the world."""
+        context = self._sim.loop.world.copy()
+        context.run(_IS_IN_STORE.set, True)
+        return context
 
-        `then` is called with the result at the moment of the effect. `delays_s`: extra seconds of request and reply.
+    async def _call(self, operation: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Carry out a request to the port, in the store."""
+        if self.on_arrival is not None:
+            await self.on_arrival(operation, arguments)
+        result = await super()._call(operation, function, *arguments)
+        if isinstance(result, Outcome):
+            self._note(operation, arguments[1], result)
+        return result
+
+    def _note(self, operation: str, changes: Sequence[Change], outcome: Outcome) -> None:
+        """Record a transaction for the checkers, at the moment of its effect."""
+        if operation == "release_node" or (operation == "delete_node" and outcome.is_done):
+            self.note_recovery(operation.removesuffix("_node"), str(changes[0].key.name))
+        for change in changes if outcome.is_done else ():
+            name, data = change.key.name, change.data if isinstance(change, Put) else None
+            match change.key.table:
+                case Table.LEDGERS if isinstance(change, Put):
+                    before = outcome.items[0]
+                    ctime_ms = change.ctime_ms if before is None else before.ctime_ms
+                    after = Versioned(parse_ledger(int(name), change.data, ctime_ms), outcome.version)
+                    self._sim.remember(after)
+                    self._sim.note(self._host, int(name), after.metadata)
+                case Table.LEDGERS:
+                    self._sim.note(self._host, int(name), None)
+                case Table.RECORDS:
+                    self._sim.note_record(self._host, str(name), data)
+                case Table.COOKIES if data is None and self._sim.on_cookie_deleted is not None:
+                    self._sim.on_cookie_deleted(self._host, str(name))
+
+    def note_recovery(self, operation: str, place: str) -> None:
+        """Record that an operation has taken effect at a place of auto-recovery."""
+        if self._sim.on_recovery is not None:
+            self._sim.on_recovery(self._host, operation, place)
+
+    async def trip(self, work: Callable[[], Awaitable[T]], *, is_update: bool = False) -> T:
+        """Send a request, perform `work` in the store, and receive its result. Code in the store performs it at once.
+
         Raises `MetadataError` if a message is lost or takes too long.
         """
-        store = self._store
+        if _IS_IN_STORE.get():
+            return await work()
+        store = self._sim
         random = store.network.random
+        delays_s = store.on_update(self._host) if is_update and store.on_update is not None else (0.0, 0.0)
         deadline = store.loop.time() + PATIENCE_S
         if store.on_request is not None:
             store.on_request(self._host)
@@ -175,7 +238,7 @@ class SimDriver(MetadataDriver):
         await self._travel(self._host, STORE_HOST, deadline, delays_s[0])
         if loses_request:
             raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
-        result = await self._as_the_world(work, then)
+        result = await self._in_store(work)
         if loses_reply:
             raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
         await self._travel(STORE_HOST, self._host, deadline, delays_s[1])
@@ -183,26 +246,25 @@ class SimDriver(MetadataDriver):
 
     async def _travel(self, source: str, target: str, deadline: float, delay_s: float = 0.0) -> None:
         try:
-            await self._store.network.travel(source, target, deadline, delay_s)
+            await self._sim.network.travel(source, target, deadline, delay_s)
         except TimeoutError:
             raise MetadataError("no answer from the metadata store in time") from None
 
-    async def _as_the_world(self, work: Callable[[], Awaitable[T]], then: Callable[[T], None] | None) -> T:
-        loop = self._store.loop
+    async def _in_store(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Perform work as the world: a participant that dies meanwhile does not undo it."""
+        loop = self._sim.loop
         outcome: asyncio.Future[tuple[T | None, Exception | None]] = loop.create_future()
 
         async def perform() -> None:
             result, failure = None, None
             try:
                 result = await work()
-                if then is not None:
-                    then(result)
             except Exception as error:  # noqa: BLE001
                 failure = error  # Raised in the caller, below.
             if not outcome.done():
                 outcome.set_result((result, failure))
 
-        loop.create_task(perform(), context=loop.world.copy())
+        loop.create_task(perform(), context=self._store_context())
         result, failure = await outcome
         if failure is not None:
             raise failure
@@ -210,13 +272,13 @@ class SimDriver(MetadataDriver):
 
     def _tell(self, context: contextvars.Context, callback: Callable[..., None], *arguments: object) -> None:
         """Deliver a notification from the store to a watch of this session, in order, as its participant."""
-        network = self._store.network
-        arrival = network.arrival_time(STORE_HOST, self._host) + self._store.news_delay_s
+        network = self._sim.network
+        arrival = network.arrival_time(STORE_HOST, self._host) + self._sim.news_delay_s
         self._news.append((arrival, context, lambda: callback(*arguments)))
         self._pump()
 
     def _pump(self) -> None:
-        loop, network = self._store.loop, self._store.network
+        loop, network = self._sim.loop, self._sim.network
         if self._is_pumping or not self._news:
             return
         self._is_pumping = True
@@ -227,178 +289,101 @@ class SimDriver(MetadataDriver):
 
     def _bring(self) -> None:
         self._is_pumping = False
-        if not self._store.network.is_blocked(STORE_HOST, self._host):
+        if not self._sim.network.is_blocked(STORE_HOST, self._host):
             _, context, deliver = self._news.popleft()
-            self._store.loop.call_soon(deliver, context=context)
+            self._sim.loop.call_soon(deliver, context=context)
         self._pump()
 
-    def watch(self, begin: Callable[[Callable[..., None]], Watch], callback: Callable[..., None]) -> Watch:
-        """Begin a watch as the world. Its callback runs as the current participant."""
+    def _watch(self, begin: Callable[[Callable[..., None]], Watch], callback: Callable[..., None]) -> Watch:
+        """Begin a watch in the store. Its callback runs as the current participant."""
         context = contextvars.copy_context()
         watch = _SimWatch()
 
         def tell(*arguments: object) -> None:
             self._tell(context.copy(), watch.guard(callback), *arguments)
 
-        watch.inner = self._store.loop.world.copy().run(begin, tell)
+        watch.inner = self._store_context().run(begin, tell)
         return watch
-
-    # -- MetadataDriver ------------------------------------------------------------------------------------------
-    async def open(self) -> None:
-        await self.call(self.inner.open)
-        self._tasks = Tasks(self._died)
-
-    def _died(self, cause: BaseException) -> None:
-        raise cause
-
-    def _require_open(self) -> Tasks:
-        if self._tasks is None:
-            raise ClientClosed(f"the session with {self.uri} is closed")
-        return self._tasks
-
-    async def close(self) -> None:
-        tasks, self._tasks = self._tasks, None
-        if tasks is not None:
-            await tasks.stop()
-        await self._as_the_world(self.inner.close, None)
-
-    async def initialize_cluster(self) -> str:
-        return await self.call(self.inner.initialize_cluster)
-
-    async def instance_id(self) -> str | None:
-        return await self.call(self.inner.instance_id)
-
-    async def given_ids(self) -> GivenIds:
-        return await self.call(self.inner.given_ids)
-
-    async def restore_ids(self, ids: GivenIds) -> None:
-        await self.call(lambda: self.inner.restore_ids(ids))
-
-    async def restore_instance_id(self, instance_id: str) -> None:
-        await self.call(lambda: self.inner.restore_instance_id(instance_id))
-
-    async def next_ledger_id(self) -> int:
-        return await self.call(self.inner.next_ledger_id)
-
-    async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
-        return await self.call(lambda: self.inner.create_ledger(metadata), self._note_commit)
-
-    async def read_ledger(self, ledger_id: int) -> Versioned:
-        return self._store.maybe_stale(await self.call(lambda: self.inner.read_ledger(ledger_id)))
-
-    async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
-        records = await self.call(lambda: self.inner.read_ledgers(ledger_ids))
-        return [self._store.maybe_stale(record) if isinstance(record, Versioned) else record for record in records]
-
-    async def write_ledger(
-        self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
-    ) -> Versioned:
-        delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)
-        return await self.call(
-            lambda: self.inner.write_ledger(metadata, expected_version, lock), self._note_commit, delays_s
-        )
-
-    def _note_commit(self, written: Versioned) -> None:
-        self._store.remember(written)
-        self._store.note(self._host, written.metadata.ledger_id, written.metadata)
-
-    async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
-        await self.call(
-            lambda: self.inner.delete_ledger(ledger_id, expected_version),
-            lambda _: self._store.note(self._host, ledger_id, None),
-        )
 
     async def travel_back(self) -> None:
         """Wait for the next part of a reply that arrives in several parts."""
-        await self._travel(STORE_HOST, self._host, self._store.loop.time() + PATIENCE_S)
+        await self._travel(STORE_HOST, self._host, self._sim.loop.time() + PATIENCE_S)
+
+    # -- operations that differ from the others --------------------------------------------------------------------
+    async def open(self) -> None:
+        await self.trip(super().open)
+        self._own_tasks = Tasks(self._died)
+
+    async def close(self) -> None:
+        tasks, self._own_tasks = self._own_tasks, None
+        if tasks is not None:
+            await tasks.stop()
+        await self._in_store(super().close)
+
+    async def end_session(self) -> None:
+        """Close the session of a participant that is dead."""
+        await super().close()
+
+    def _require_own_tasks(self) -> Tasks:
+        if self._own_tasks is None:
+            raise ClientClosed(f"the session with {self.uri} is closed")
+        return self._own_tasks
+
+    async def read_ledger(self, ledger_id: int) -> Versioned:
+        read = super().read_ledger
+        return self._sim.maybe_stale(await self.trip(lambda: read(ledger_id)))
+
+    async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        read = super().read_ledgers
+        records = await self.trip(lambda: read(ledger_ids))
+        return [self._sim.maybe_stale(record) if isinstance(record, Versioned) else record for record in records]
+
+    async def read_record(self, name: str) -> tuple[bytes, int]:
+        read = super().read_record
+        return self._sim.maybe_stale_record(name, await self.trip(lambda: read(name)))
 
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
-        async for ids in self.inner.ledger_ids():
+        async for ids in super().ledger_ids():
             await self.travel_back()
             yield ids
 
-    def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
-        return self.watch(lambda tell: self.inner.watch_ledger(ledger_id, tell), callback)
-
-    async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
-        await self.call(lambda: self.inner.register(bookie, mode, info))
-
-    async def unregister(self, bookie: BookieId) -> None:
-        await self.call(lambda: self.inner.unregister(bookie))
-
-    async def bookies(self, mode: BookieMode) -> BookieSet:
-        return await self.call(lambda: self.inner.bookies(mode))
-
-    async def all_bookies(self) -> BookieSet:
-        return await self.call(self.inner.all_bookies)
-
-    async def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
-        return await self.call(lambda: self.inner.bookie_info(bookie))
-
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
-        return self.watch(lambda tell: self.inner.watch_bookies(mode, tell), callback)
+        watch = super().watch_bookies
+        return self._watch(lambda tell: watch(mode, tell), callback)
 
     def on_session_expired(self, callback: Callable[[], None]) -> Watch:
-        return self.watch(self.inner.on_session_expired, callback)
+        return self._watch(super().on_session_expired, callback)
 
-    async def create_cookie(self, bookie: BookieId, data: bytes) -> int:
-        return await self.call(lambda: self.inner.create_cookie(bookie, data))
+    def _watch_key(self, key: Key, version: int, callback: Callable[[int], None]) -> Watch:
+        watch = super()._watch_key
+        return self._watch(lambda tell: watch(key, version, tell), callback)
 
-    async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
-        return await self.call(lambda: self.inner.read_cookie(bookie))
 
-    async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
-        return await self.call(lambda: self.inner.write_cookie(bookie, data, expected_version))
+@_travelling(NodeStore)
+class _SimNodes(StoreNodes):
+    """Auto-recovery's nodes. Its logic runs as the participant, and each of its requests travels."""
 
-    async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        def note(_: None) -> None:
-            if self._store.on_cookie_deleted is not None:
-                self._store.on_cookie_deleted(self._host, bookie)
+    def __init__(self, path: SimDriver, store: Nodes) -> None:
+        super().__init__(path, store)
+        self.path = path
 
-        await self.call(lambda: self.inner.delete_cookie(bookie, expected_version), note)
+    async def create_ephemeral(self, place: str, data: bytes) -> int | None:
+        create = super().create_ephemeral
 
-    async def create_record(self, name: str, data: bytes) -> int:
-        return await self.call(lambda: self.inner.create_record(name, data), self._note_record(name, data))
+        async def hold() -> int | None:
+            session = await create(place, data)
+            if session is not None:
+                self.path.note_recovery("hold", place)
+            return session
 
-    async def read_record(self, name: str) -> tuple[bytes, int]:
-        return self._store.maybe_stale_record(name, await self.call(lambda: self.inner.read_record(name)))
+        return await self.path.trip(hold)
 
-    async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
-        delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)
-        return await self.call(
-            lambda: self.inner.write_record(name, data, expected_version), self._note_record(name, data), delays_s
-        )
-
-    async def delete_record(self, name: str, expected_version: int) -> None:
-        await self.call(lambda: self.inner.delete_record(name, expected_version), self._note_record(name, None))
-
-    async def transact(self, steps: Sequence[Step]) -> int:
-        def note(_: int) -> None:
-            for step in steps:
-                if isinstance(step, LedgerDeletion):
-                    self._store.note(self._host, step.ledger_id, None)
-                elif isinstance(step, RecordWrite):
-                    self._store.note_record(self._host, step.name, step.data)
-
-        return await self.call(lambda: self.inner.transact(steps), note)
-
-    async def record_names(self, prefix: str) -> Sequence[str]:
-        return await self.call(lambda: self.inner.record_names(prefix))
-
-    def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
-        return self.watch(lambda tell: self.inner.watch_record(name, version, tell), callback)
-
-    def note_recovery(self, operation: str, place: str) -> None:
-        if self._store.on_recovery is not None:
-            self._store.on_recovery(self._host, operation, place)
-
-    @property
-    def recovery(self) -> RecoveryStore:
-        return self._recovery
-
-    def _note_record(self, name: str, data: bytes | None) -> Callable[[object], None]:
-        """Return a callback for the moment of the commit, which records it for the checkers of named records."""
-        return lambda _: self._store.note_record(self._host, name, data)
+    async def marks(
+        self, page_count: int, *, with_data: bool, needs: Callable[[int], bool] | None = None
+    ) -> AsyncIterator[Sequence[tuple[int, Node]]]:
+        async for page in super().marks(page_count, with_data=with_data, needs=needs):
+            await self.path.travel_back()
+            yield page
 
 
 class _SimWatch(Watch):
