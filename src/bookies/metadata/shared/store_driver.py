@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -61,9 +61,7 @@ from bookies.metadata.shared.nodes import (
     Item,
     Key,
     Nodes,
-    Observation,
     Outcome,
-    Page,
     Put,
     Table,
 )
@@ -82,6 +80,7 @@ from bookies.metadata.shared.refusals import (
     taken,
 )
 from bookies.metadata.shared.store_recovery import StoreNodes
+from bookies.metadata.shared.store_watches import StoreWatches, set_of
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.tasks import Tasks
 
@@ -124,10 +123,6 @@ def _registrations(bookie: BookieId, mode: BookieMode) -> tuple[Key, Key]:
     return Key(own, bookie), Key(other, bookie)
 
 
-def _set_of(page: Page) -> BookieSet:
-    return BookieSet(tuple(BookieId(str(name)) for name, _ in page.items), page.version)
-
-
 def _there_at(key: Key, version: int) -> At:
     """Return the condition that the item exists with this version. Version 0 would match a missing item."""
     return At(key, version or _NEVER)
@@ -145,9 +140,7 @@ def _changes(step: Step) -> list[Change]:
     return [Delete(_ledger(step.ledger_id))] if isinstance(step, LedgerDeletion) else []
 
 
-_NO_SET = BookieSet((), NEVER_SEEN)
 _NEVER = -1  # a version that no item has
-_WATCHED = (Table.LEDGERS, Table.RECORDS, Table.NODES)
 
 
 # -- the driver ------------------------------------------------------------------------------------------------------
@@ -170,10 +163,8 @@ class StoreDriver(MetadataDriver):
         self._tasks: Tasks | None = None  # None: not open
         self._failure: BaseException | None = None
         self._versions: dict[int, int] = {}  # ledger -> version last returned to our caller, oldest first
-        self._key_watches: dict[Table, dict[Subscription[Key, int], None]] = {table: {} for table in _WATCHED}
-        self._set_watches: dict[Subscription[Table, BookieSet], None] = {}
+        self._watches = StoreWatches()
         self._expiry_watches: dict[Subscription[None, None], None] = {}
-        self._sets: dict[Table, BookieSet] = {}
         self._observer: asyncio.Task[None] | None = None
         self._has_news = asyncio.Event()
         self._has_new_watch = False
@@ -216,9 +207,7 @@ class StoreDriver(MetadataDriver):
 
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, None
-        for watches in self._key_watches.values():
-            watches.clear()
-        self._set_watches.clear()
+        self._watches.clear()
         self._expiry_watches.clear()
         if tasks is None:
             return
@@ -414,10 +403,10 @@ class StoreDriver(MetadataDriver):
             await self._commit("unregister", conditions, *map(Delete, keys))
 
     async def bookies(self, mode: BookieMode) -> BookieSet:
-        return _set_of(await self.run("bookies", self._store.list, Table(mode.value)))
+        return set_of(await self.run("bookies", self._store.list, Table(mode.value)))
 
     async def all_bookies(self) -> BookieSet:
-        return _set_of(await self.run("all_bookies", self._store.list, Table.COOKIES))
+        return set_of(await self.run("all_bookies", self._store.list, Table.COOKIES))
 
     async def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
         items = await self._get("bookie_info", *_registrations(bookie, BookieMode.WRITABLE))
@@ -511,13 +500,13 @@ class StoreDriver(MetadataDriver):
 
     def _watch_key(self, key: Key, version: int, callback: Callable[[int], None]) -> Watch:
         self._require_open()
-        watch = Subscription(self._key_watches[key.table], key, callback, version)
+        watch = self._watches.add_key(key, version, callback)
         self._observe_soon()
         return watch
 
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
         self._require_open()
-        watch = Subscription(self._set_watches, Table(mode.value), callback, NEVER_SEEN)
+        watch = self._watches.add_set(Table(mode.value), callback)
         self._observe_soon()
         return watch
 
@@ -532,20 +521,19 @@ class StoreDriver(MetadataDriver):
 
     async def _observe(self) -> None:
         """Observe the store while there are watches."""
-        while self._set_watches or any(self._key_watches.values()):
+        while self._watches:
             await self._wait_for_news()
             is_complete, self._has_new_watch = self._has_new_watch, False
-            keys = list(dict.fromkeys(watch.key for watches in self._key_watches.values() for watch in watches))
-            sets = {watch.key: self._sets.get(watch.key, _NO_SET).version for watch in self._set_watches}
+            keys = self._watches.keys()
             try:
-                seen = await self.run("watch", self._store.observe, keys, sets, is_complete)
+                seen = await self.run("watch", self._store.observe, keys, self._watches.sets(), is_complete)
             except (MetadataError, StorageError):
                 self._has_new_watch = True  # The next observation has to be complete as well.
                 self._has_news.set()
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             if seen is not None:
-                self._deliver(seen, frozenset(keys))
+                self._watches.deliver(seen, frozenset(keys))
         self._observer = None
 
     async def _wait_for_news(self) -> None:
@@ -555,20 +543,6 @@ class StoreDriver(MetadataDriver):
         except TimeoutError:
             pass  # The poll interval is over.
         self._has_news.clear()
-
-    def _deliver(self, seen: Observation, keys: Collection[Key]) -> None:
-        for watches in self._key_watches.values():
-            for watch in watches:
-                version = seen.versions.get(watch.key, MISSING)
-                if watch.key in keys and version != watch.known:  # Other watches are newer than this observation.
-                    watch.known = version
-                    watch.deliver(version)
-        self._sets.update((table, _set_of(page)) for table, page in seen.sets.items())
-        for set_watch in self._set_watches:
-            bookies = self._sets.get(set_watch.key, _NO_SET)
-            if bookies.version > set_watch.known:
-                set_watch.known = bookies.version
-                set_watch.deliver(bookies)
 
 
 def _event(version: int) -> LedgerEvent:

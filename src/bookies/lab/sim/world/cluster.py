@@ -116,7 +116,7 @@ class SimCluster:
 
     def __post_init__(self) -> None:
         self.network = SimNetwork(self.loop, self.trace, Random(f"{self.seed}/network"))
-        self.store = SimStore(self.loop, self.network, self.trace)
+        self.store = SimStore(self.network, self.trace)
         self.memory = MemoryStore()
         self.bookies: dict[str, SimBookie] = {}
         self.clients: dict[str, SimClient] = {}

@@ -51,16 +51,14 @@ class Commit:
 class SimStore:
     """State shared by all sessions: the network, the configured faults of the store, and the committed records."""
 
-    def __init__(self, loop: SimLoop, network: SimNetwork, trace: Trace) -> None:
-        self.loop = loop
+    def __init__(self, network: SimNetwork, trace: Trace) -> None:
         self.network = network
         self.trace = trace
         self.lost_request_probability = 0.0
         self.lost_reply_probability = 0.0
         self.stale_read_probability = 0.0  # of a read that returns the record as it was before the last change
         self.news_delay_s = 0.0  # of watch notifications, in addition to the network's delay
-        self._versions: dict[int, list[Versioned]] = {}  # the last two of each ledger's record
-        self._named: dict[str, list[tuple[bytes, int]]] = {}  # the last two of each named record
+        self._versions: dict[str | int, list[tuple[int, Any]]] = {}  # ledger or name -> its last two, with versions
         self.commits: dict[int, list[Commit]] = {}
         self.on_commit: Callable[[Commit], None] | None = None
         self.record_commits: dict[str, list[RecordCommit]] = {}
@@ -69,6 +67,10 @@ class SimStore:
         self.on_cookie_deleted: Callable[[str, str], None] | None = None  # (host, bookie)
         # Called with the host that is about to change a record; returns extra delays of request and reply, seconds.
         self.on_update: Callable[[str], tuple[float, float]] | None = None
+
+    @property
+    def loop(self) -> SimLoop:
+        return self.network.loop
 
     def heal(self) -> None:
         """End all faults of the store."""
@@ -82,25 +84,19 @@ class SimStore:
 
     def remember(self, record: Versioned) -> None:
         """Store a version that a lagging replica of the store may still return."""
-        versions = self._versions.setdefault(record.metadata.ledger_id, [])
-        if not versions or versions[-1].version < record.version:
-            versions.append(record)
+        self._remember(record.metadata.ledger_id, record.version, record)
+
+    def _remember(self, name: str | int, version: int, record: object) -> None:
+        versions = self._versions.setdefault(name, [])
+        if not versions or versions[-1][0] < version:
+            versions.append((version, record))
             del versions[:-2]
 
-    def maybe_stale(self, record: Versioned) -> Versioned:
-        """Return a ledger's record as a replica has it that may lag behind by one change."""
-        self.remember(record)
+    def maybe_stale(self, name: str | int, version: int, record: T) -> T:
+        """Return a record as a replica has it that may lag behind by one change. `name`: a ledger's is its id."""
+        self._remember(name, version, record)
         is_stale = self.stale_read_probability > 0 and self.network.random.random() < self.stale_read_probability
-        return self._versions[record.metadata.ledger_id][0] if is_stale else record
-
-    def maybe_stale_record(self, name: str, record: tuple[bytes, int]) -> tuple[bytes, int]:
-        """Return a named record as a replica has it that may lag behind by one change."""
-        versions = self._named.setdefault(name, [])
-        if not versions or versions[-1][1] < record[1]:
-            versions.append(record)
-            del versions[:-2]
-        is_stale = self.stale_read_probability > 0 and self.network.random.random() < self.stale_read_probability
-        return versions[0] if is_stale else record
+        return self._versions[name][0][1] if is_stale else record
 
     def note(self, author: str, ledger_id: int, after: LedgerMetadata | None) -> None:
         """Record the commit of a ledger's record. `after`: None if the record was deleted."""
@@ -331,16 +327,21 @@ class SimDriver(MemoryDriver):
 
     async def read_ledger(self, ledger_id: int) -> Versioned:
         read = super().read_ledger
-        return self._sim.maybe_stale(await self.trip(lambda: read(ledger_id)))
+        record = await self.trip(lambda: read(ledger_id))
+        return self._sim.maybe_stale(ledger_id, record.version, record)
 
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
         read = super().read_ledgers
         records = await self.trip(lambda: read(ledger_ids))
-        return [self._sim.maybe_stale(record) if isinstance(record, Versioned) else record for record in records]
+        return [
+            self._sim.maybe_stale(ledger_id, record.version, record) if isinstance(record, Versioned) else record
+            for ledger_id, record in zip(ledger_ids, records, strict=True)
+        ]
 
     async def read_record(self, name: str) -> tuple[bytes, int]:
         read = super().read_record
-        return self._sim.maybe_stale_record(name, await self.trip(lambda: read(name)))
+        record = await self.trip(lambda: read(name))
+        return self._sim.maybe_stale(name, record[1], record)
 
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
         async for ids in super().ledger_ids():
