@@ -12,6 +12,7 @@ from tests.fakes.world import World, play
 from tests.unit.client.repair.test_administration import assert_replicated, remove, written
 
 from bookies.admin.shared import Session
+from bookies.admin.shared.report import print_report
 from bookies.admin.verbs import replication
 from bookies.client.client import Client
 from bookies.errors import InvalidArgument
@@ -19,10 +20,11 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
 
 
-def repair(world: World, store: Client, *ledgers: int, lost: list[str] | None = None, **given: Any) -> Any:
+async def repair(world: World, store: Client, *ledgers: int, lost: list[str] | None = None, **given: Any) -> int:
     values = {"ledgers": list(ledgers), "percentage": 100.0, "rate": None, "json": False, "dry_run": False}
     arguments = argparse.Namespace(**(values | {"lost": lost or []} | given))
-    return replication.repair_ledgers(Session(store._runtime, store, store._driver), arguments)
+    report = await replication.repair_ledgers(Session(store._runtime, store, store._driver), arguments)
+    return print_report(report, as_json=arguments.json)
 
 
 async def expect(driver: MetadataDriver, bookie: BookieId) -> None:

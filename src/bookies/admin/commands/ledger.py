@@ -248,7 +248,7 @@ async def _verify(client: Client, arguments: argparse.Namespace) -> int:
     return await verify_ledgers(client, arguments.ledgers, arguments.percentage, as_json=arguments.json)
 
 
-async def _repair(session: Session, arguments: argparse.Namespace) -> int:
+async def _repair(session: Session, arguments: argparse.Namespace) -> Report:
     from bookies.admin.verbs.replication import repair_ledgers
 
     return await repair_ledgers(session, arguments)

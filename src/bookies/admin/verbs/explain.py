@@ -16,10 +16,28 @@ if TYPE_CHECKING:
     from bookies.model import BookieId, LedgerMetadata
     from bookies.protocol.repair import FragmentVerdict
     from bookies.protocol.repair.fragments import ReplicaVerdict
+    from bookies.replication.base import Membership
     from bookies.replication.operator import ManualRepair
     from bookies.replication.operator.manual_repair import LedgerDiagnosis
 
 SWITCHED_OFF = "auto-recovery is disabled, so no ledger is repaired automatically: bk recovery enable"
+
+
+@asynccontextmanager
+async def present_membership(session: Session) -> AsyncIterator[Membership]:
+    """Yield what this process sees of the cluster's bookies. It writes nothing to the metadata store."""
+    from bookies.config import RecoveryConfig
+    from bookies.replication.base import Membership
+    from bookies.runtime.events import Events
+
+    clock = session.runtime.clock
+    delay_s = RecoveryConfig().lost_bookie_delay_s
+    membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
+    try:
+        await membership.start()
+        yield membership
+    finally:
+        membership.stop()
 
 
 @asynccontextmanager
@@ -30,19 +48,10 @@ async def by_hand(
 
     `on_trouble`: see `MetadataLoop`.
     """
-    from bookies.config import RecoveryConfig
-    from bookies.replication.base import Membership
     from bookies.replication.operator import ManualRepair
-    from bookies.runtime.events import Events
 
-    clock = session.runtime.clock
-    delay_s = RecoveryConfig().lost_bookie_delay_s
-    membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
-    try:
-        await membership.start()
+    async with present_membership(session) as membership:
         yield ManualRepair(session.driver, session.client.administration(), membership, on_trouble)
-    finally:
-        membership.stop()
 
 
 # -- one entry, or all of a ledger -------------------------------------------------------------------------------------

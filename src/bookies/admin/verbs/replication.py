@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, Session
-from bookies.admin.shared.common import print_json, print_table, report_unreadable, size_text
+from bookies.admin.shared.common import print_json, report_unreadable, size_text, unreadable_lines
 from bookies.admin.shared.operators import check_known, operator_name, store_reporter
 from bookies.admin.shared.report import Report, Table
+from bookies.admin.verbs.explain import present_membership
 from bookies.client.base.ledger_lock import in_rounds
 from bookies.client.repair.replication import Move
-from bookies.config import RecoveryConfig
 from bookies.errors import (
     BookKeeperError,
     InvalidArgument,
@@ -28,7 +28,6 @@ from bookies.model import BookieId
 from bookies.protocol.ledger.offload import offloaded_to
 from bookies.replication.base import Membership
 from bookies.replication.operator.status import ProcessStatus, taken_for_lost, witnesses
-from bookies.runtime.events import Events
 from bookies.runtime.tasks import all_of
 
 if TYPE_CHECKING:
@@ -148,8 +147,8 @@ class LedgerRepairs:
         self._moves: list[Move] = []
         self._failed: dict[int, Sequence[BaseException]] = {}
 
-    async def run(self) -> int:
-        """Repair the ledgers. Return 0 if none is left to be repaired."""
+    async def run(self) -> Report:
+        """Repair the ledgers. Status 0 if none is left to be repaired."""
         arguments = self._arguments
         for name in dict.fromkeys(arguments.lost):
             if await check_known(self._session, name) in self._membership.registered:
@@ -168,8 +167,10 @@ class LedgerRepairs:
             self._failed[error.ledger_id] = [error]
 
         await one_by_one(wanted, self._repair, give_up, progress)
-        self._print(len(wanted))
-        return report_unreadable("ledger", unreadable) or int(bool(self._failed))
+        left = [{"ledger": ledger_id, "errors": list(map(str, causes))} for ledger_id, causes in self._failed.items()]
+        facts = {"dry_run": arguments.dry_run, "fragments": map(_described_move, self._moves), "left": left}
+        status = int(bool(unreadable or self._failed))
+        return Report(facts, self._text(len(wanted)), status, unreadable_lines("ledger", unreadable))
 
     async def _repair(self, ledger_id: int) -> None:
         """Repair one ledger. Raises `LedgerLocked`, and `LedgerNotFound` if the operator named it."""
@@ -200,35 +201,23 @@ class LedgerRepairs:
         lost = membership.circumstances(membership.long_away(believed)).lost
         return list(dict.fromkeys([*named, *lost]))
 
-    def _print(self, count: int) -> None:
+    def _text(self, count: int) -> Iterator[str | Table]:
         moves, is_dry = self._moves, self._arguments.dry_run
-        if self._arguments.json:
-            left = [
-                {"ledger": ledger_id, "errors": list(map(str, causes))} for ledger_id, causes in self._failed.items()
-            ]
-            print_json({"dry_run": is_dry, "fragments": list(map(_described_move, moves)), "left": left})
-            return
         if moves:
-            print_table(list(map(_move_row, moves)), ("ledger", "entries", "bookies", ""), right=(0,))
+            yield Table(("ledger", "entries", "bookies", ""), map(_move_row, moves), (0,))
         for ledger_id, causes in self._failed.items():
             for cause in causes:
-                print(f"ledger {ledger_id}: {cause.message if isinstance(cause, BookKeeperError) else cause}")
+                yield f"ledger {ledger_id}: {cause.message if isinstance(cause, BookKeeperError) else cause}"
         would = "would repair" if is_dry else "repaired"
         left_text = f", {_ledgers(len(self._failed))} not or only partly" if self._failed else ""
         unchanged = "; nothing was changed" if is_dry else ""
-        print(f"{would} {_fragments(len(moves))} of {_ledgers(count)}{left_text}{unchanged}")
+        yield f"{would} {_fragments(len(moves))} of {_ledgers(count)}{left_text}{unchanged}"
 
 
-async def repair_ledgers(session: Session, arguments: argparse.Namespace) -> int:
-    """Run `bk ledger repair`. Return 1 if a ledger is left. Raises `LedgerNotFound`, `InvalidArgument`."""
-    clock = session.runtime.clock
-    delay_s = RecoveryConfig().lost_bookie_delay_s
-    membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
-    try:
-        await membership.start()
+async def repair_ledgers(session: Session, arguments: argparse.Namespace) -> Report:
+    """Run `bk ledger repair`. Status 1 if a ledger is left. Raises `LedgerNotFound`, `InvalidArgument`."""
+    async with present_membership(session) as membership:
         return await LedgerRepairs(session, membership, arguments).run()
-    finally:
-        membership.stop()
 
 
 async def one_by_one(
