@@ -15,19 +15,15 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 
+from bookies.client.base.location_sources import LocationsFile, LocationsScript, Registrations
 from bookies.config import ClientConfig
-from bookies.errors import ConfigError, MetadataCorrupt, MetadataError
 from bookies.metadata.interface import MetadataDriver
-from bookies.metadata.interface.bookie_places import read_places
 from bookies.model import BookieId
 from bookies.protocol.placement import PlacementPolicy, Topology
-from bookies.protocol.placement.topology import Kind, host_of, parse_fault_domains, parse_location, parse_location_lines
+from bookies.protocol.placement.topology import Kind, host_of, parse_fault_domains, parse_location
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
-from bookies.runtime.tasks import all_of
 
-LOCATION = "location"  # the property of a bookie's registration
-READS_MAX = 16  # registrations read at once
 HOSTS_WARNED_MAX = 1000  # bookies whose missing location was logged once
 
 
@@ -35,25 +31,23 @@ class Locations:
     """Locations of the bookies of one cluster, for one client. Raises `ConfigError` for pairs that cannot be parsed."""
 
     def __init__(self, runtime: Runtime, config: ClientConfig, driver: MetadataDriver) -> None:
-        self._runtime = runtime
         self._config = config
-        self._driver = driver
         self._events = Events("client.placement", runtime.clock)
         self._own = parse_location(config.location) if config.location else ""
         self._pairs = parse_fault_domains(config.fault_domains)
-        self._lines: dict[str, str] = {}
-        self._file: bytes | None = None
-        self._file_read_s = 0.0  # loop time
-        self._printed: dict[str, str] = {}  # by host
-        self._published: dict[BookieId, str] = {}
-        self._has_last_known = False
-        self._hosts: dict[BookieId, str] = {}
+        self._file = LocationsFile(runtime, config, self._events)
+        self._script = LocationsScript(runtime, config, self._events)
+        self._registrations = Registrations(driver, self._events)
         self._learnt: dict[BookieId, None] = {}  # bookies whose registration has been read since they appeared
         self._warned: dict[object, None] = {}
         self._is_begun = False
         self._learning: asyncio.Lock | None = None
-        self.addresses: dict[BookieId, tuple[str, int]] = {}  # from the registrations that were read
         self.topology = Topology(self._pairs)
+
+    @property
+    def addresses(self) -> dict[BookieId, tuple[str, int]]:
+        """The addresses in the registrations that were read. The watcher removes those that are out of date."""
+        return self._registrations.addresses
 
     @property
     def domains(self) -> Mapping[BookieId, str]:
@@ -84,10 +78,8 @@ class Locations:
         """Read the file and test the script. Raises `ConfigError`. Idempotent."""
         if self._is_begun:
             return
-        if self._config.locations_file:
-            self._read_file()
-        if self._config.locations_script:
-            await self._run([])
+        self._file.read()
+        await self._script.test()
         self._is_begun = True
         self._update()
 
@@ -97,13 +89,12 @@ class Locations:
         if self._learning is None:
             self._learning = asyncio.Lock()
         async with self._learning:
-            is_new = self._reload_file()
+            is_new = self._file.reload()
             unknown = [bookie for bookie in bookies if bookie not in self._learnt]
             if self._config.placement != "random" and unknown:
-                await self._load_last_known()
-                limit = asyncio.Semaphore(READS_MAX)
-                has_read = await all_of(self._read_registration(bookie, limit) for bookie in unknown)
-                await self._ask_script(unknown)
+                has_read = await self._registrations.read(unknown)
+                hosts = self._registrations.hosts
+                await self._script.ask([hosts.get(bookie) or host_of(bookie) for bookie in unknown])
                 self._learnt.update(dict.fromkeys(compress(unknown, has_read)))
                 is_new = True
             if is_new:
@@ -126,117 +117,18 @@ class Locations:
 
     def _update(self) -> None:
         """Install a new topology if it differs."""
-        known: dict[str, str] = dict(self._published.items())
-        for bookie, host in self._hosts.items():
-            if (location := self._printed.get(host)) is not None:
+        hosts = self._registrations.hosts
+        known: dict[str, str] = dict(self._registrations.published.items())
+        for bookie, host in hosts.items():
+            if (location := self._script.printed.get(host)) is not None:
                 known[bookie] = location
-        for configured in (self._lines, self._pairs):
+        for configured in (self._file.lines, self._pairs):
             # A location configured for a host overrides what its bookies publish, so each bookie gets an entry too.
-            known.update({str(bookie): configured[host] for bookie, host in self._hosts.items() if host in configured})
+            known.update({str(bookie): configured[host] for bookie, host in hosts.items() if host in configured})
             known.update(configured)
-        topology = Topology(known, self._hosts)
+        topology = Topology(known, hosts)
         if topology != self.topology:
             self.topology = topology
-
-    # -- sources -------------------------------------------------------------------------------------------------
-    def _read_file(self) -> None:
-        path = self._config.locations_file
-        self._file_read_s = asyncio.get_running_loop().time()
-        try:
-            data = self._runtime.disk.read_bytes(path)
-            if data == self._file:
-                return
-            self._lines = parse_location_lines(data.decode("utf-8"), path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"locations_file = {path}: cannot be read: {error}") from error
-        self._file = data
-
-    def _reload_file(self) -> bool:
-        """Re-read the file if `locations_interval_ms` has passed; report whether it was read."""
-        if not self._config.locations_file:
-            return False
-        if asyncio.get_running_loop().time() - self._file_read_s < self._config.locations_interval_ms / 1000:
-            return False
-        try:
-            self._read_file()
-        except ConfigError as error:
-            self._events.warning("placement.locations_file", error=error, kept=len(self._lines))
-        return True
-
-    async def _load_last_known(self) -> None:
-        """Load the last known locations of bookies that may be down. Once: later changes are tracked by this client."""
-        if self._has_last_known:
-            return
-        try:
-            places = await read_places(self._driver)
-        except MetadataError as error:
-            self._events.warning("placement.places", error=error)
-            return
-        self._has_last_known = True
-        for bookie, (location, host) in places.items():
-            if bookie not in self._hosts:
-                self._hosts[bookie] = host if host_of(bookie) == bookie else host_of(bookie)
-                self._set_published(bookie, location)
-
-    async def _read_registration(self, bookie: BookieId, limit: asyncio.Semaphore) -> bool:
-        """Read a bookie's registration; report whether it need not be read again before it changes."""
-        try:
-            async with limit:
-                info = await self._driver.bookie_info(bookie)
-        except MetadataError as error:
-            self._events.warning("placement.registration", error=error, bookie=bookie)
-            return isinstance(error, MetadataCorrupt)
-        if info is None:
-            return True  # It has left again and keeps its last location.
-        address = info.rpc_address()
-        if address is not None:
-            self.addresses.setdefault(bookie, address)
-        self._hosts[bookie] = address[0] if address and host_of(bookie) == bookie else host_of(bookie)
-        self._published.pop(bookie, None)
-        location = info.properties.get(LOCATION)
-        if location:
-            self._set_published(bookie, location)
-        return True
-
-    def _set_published(self, bookie: BookieId, location: str) -> None:
-        """Store the location that a bookie published, if it parses."""
-        try:
-            self._published[bookie] = parse_location(location)
-        except ConfigError as error:
-            self._events.warning("placement.location", error=error, bookie=bookie)
-
-    async def _ask_script(self, bookies: Sequence[BookieId]) -> None:
-        if not self._config.locations_script:
-            return
-        hosts = list(dict.fromkeys(self._hosts.get(bookie) or host_of(bookie) for bookie in bookies))
-        hosts = [host for host in hosts if host not in self._printed]
-        count = self._config.locations_script_names_max
-        for at in range(0, len(hosts), count):
-            share = hosts[at : at + count]
-            try:
-                words = (await self._run(share)).split()
-                if len(words) != len(share):
-                    raise ConfigError(f"it prints {len(words)} locations for {len(share)} hosts")
-                self._printed.update(zip(share, map(parse_location, words), strict=True))
-            except ConfigError as error:
-                self._events.warning("placement.locations_script", error=error, hosts=" ".join(share))
-
-    async def _run(self, hosts: Sequence[str]) -> str:
-        script = self._config.locations_script
-        if self._runtime.output_of is None:
-            raise ConfigError(f"locations_script = {script}: programs cannot be run here")
-        limit_s = self._config.locations_script_timeout_ms / 1000
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._runtime.output_of([script, *hosts])
-        except TimeoutError as error:  # TimeoutError is a subclass of OSError.
-            asked = f"asked for {len(hosts)} hosts" if hosts else "asked for no host, to try it"
-            raise ConfigError(
-                f"locations_script = {script}: {asked}, it had not ended after {limit_s:g} s, so it was killed: fix "
-                "it, or allow it more time with locations_script_timeout_ms"
-            ) from error
-        except OSError as error:
-            raise ConfigError(f"locations_script = {script}: {error}") from error
 
     def _warn(self, bookies: Iterable[BookieId]) -> None:
         """Log a warning once for each bookie without a location, if any bookie has one."""

@@ -72,7 +72,6 @@ class BookieWatcher:
         self._writable: BookieSet | None = None
         self._cluster: Cluster | None = None
         self._cluster_of: tuple[BookieSet | None, Topology] | None = None  # what it was built from
-        self._addresses = locations.addresses
         self._places_bookies = False  # locations were requested, and will be again
         self._learning: Tasks | None = None
         self._is_asking = False
@@ -106,7 +105,7 @@ class BookieWatcher:
 
     def failed(self, bookie: BookieId) -> None:
         """Forget the address of a bookie that could not be reached or did not answer: it is looked up again."""
-        self._addresses.pop(bookie, None)
+        self._locations.addresses.pop(bookie, None)
 
     async def locate(self) -> None:
         """Learn the locations of the writable bookies, before some of them are chosen."""
@@ -211,7 +210,7 @@ class BookieWatcher:
         The address in the id may belong to another bookie by now, which would report every entry as missing. So the
         registrations are checked first, if the store answers. Raises `BookieUnreachable`.
         """
-        known = self._addresses.get(bookie)
+        known = self._locations.addresses.get(bookie)
         if known is not None:
             return known
         try:
@@ -225,7 +224,7 @@ class BookieWatcher:
             raise BookieUnreachable(f"its address cannot be looked up: {error.message}", bookie=bookie) from error
         if address is None:
             raise BookieUnreachable("it is not registered, so its address is unknown", bookie=bookie)
-        self._addresses[bookie] = address
+        self._locations.addresses[bookie] = address
         return address
 
     async def _check_free(self, address: tuple[str, int], bookie: BookieId) -> None:

@@ -219,7 +219,7 @@ def test_a_store_that_does_not_answer_is_asked_again(caplog: pytest.LogCaptureFi
         found = await begun(world)
         assert found.topology.location(B1) == "/r1"
         found.removed(ALL)
-        driver: Any = found._driver
+        driver: Any = world._drivers[-1]
         original = driver.bookie_info
 
         async def fail(bookie: BookieId) -> BookieInfo:
