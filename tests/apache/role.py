@@ -17,6 +17,7 @@ from bookies.replication.auditor import Auditor
 from bookies.replication.auditor.election import lead
 from bookies.replication.base import Membership
 from bookies.replication.base.recovery_switch import Switch
+from bookies.replication.base.task_parts import TaskParts
 from bookies.replication.repair import Worker
 from bookies.runtime import aio
 from bookies.runtime.events import Events
@@ -30,13 +31,12 @@ async def main(role: str, uri: str) -> None:
         switch = Switch(driver.recovery)
         await membership.start()
         await switch.start()
+        parts = TaskParts(runtime, client, driver, config, "our-recovery", membership, switch, events)
         if role == "auditor":
-            auditor = Auditor(client, driver, membership, switch, config, runtime.clock, events)
+            auditor = Auditor(parts)
             await lead(driver.recovery, BookieId("our-recovery"), auditor.run)
         else:
-            worker = Worker(
-                runtime, client, driver, membership, switch, config, "our-recovery", RateLimit(None), events
-            )
+            worker = Worker(parts, RateLimit(None))
             await worker.run()
 
 

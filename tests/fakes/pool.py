@@ -18,7 +18,7 @@ from tests.fakes.world import LoopClock
 
 from bookies import errors
 from bookies.client.base.locations import policy_of
-from bookies.client.repair.recovery import recover_ledger
+from bookies.client.repair.recovery import RecoveryParts, recover_ledger
 from bookies.client.write import LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
 from bookies.client.write.write_context import WriteContext
@@ -288,15 +288,8 @@ class Stage:
         return Candidates.of(self.writable, policy_of(self.config, topology), topology)
 
     async def recover(self, ledger_id: int, *, password: bytes = PASSWORD) -> LedgerMetadata:
-        versioned = await recover_ledger(
-            self.runtime,
-            self.config,
-            self.pool,
-            self.driver,
-            ledger_id,
-            password=password,
-            candidates=self.candidates,
-        )
+        parts = RecoveryParts(self.runtime, self.config, self.pool, self.driver, self.candidates)
+        versioned = await recover_ledger(parts, ledger_id, password=password)
         return versioned.metadata
 
     async def record(self, ledger_id: int) -> LedgerMetadata:

@@ -12,9 +12,7 @@ from random import Random
 
 import pytest
 
-from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.repair import replication
-from bookies.client.repair.ledger_access import LedgerAccess
 from bookies.errors import BookKeeperError
 from bookies.lab.sim.run import Result, Simulation, simulate
 from bookies.lab.sim.world import SimClient
@@ -111,17 +109,15 @@ def test_the_checker_notices_a_swap_before_the_copy(monkeypatch: pytest.MonkeyPa
     copy_and_swap = replication.replicate
 
     async def swap_first(
-        access: LedgerAccess,
-        fragment: Fragment,
-        replacements: replication.Sequence[replication.Replacement],
-        update: MetadataLoop,
-        account: replication.Account,
+        copying: replication.Copying, fragment: Fragment, replacements: replication.Sequence[replication.Replacement]
     ) -> replication.Move:
+        update = copying.update
+        assert update is not None
         swap = replication.FragmentCopy(fragment, replacements).swap
         await update.update(swap.needed, swap.apply)
         moved = replace(fragment, ensemble=update.current.metadata.ensemble_at(fragment.first))
         in_place = [each._replace(old=each.new) for each in replacements]
-        return await copy_and_swap(access, moved, in_place, update, account)
+        return await copy_and_swap(copying, moved, in_place)
 
     monkeypatch.setattr(replication, "replicate", swap_first)
     assert any(each.startswith("I-18") for seed in range(SEEDS) for each in run(seed, "calm")[0].violations)

@@ -27,7 +27,8 @@ from bookies.client.read import LedgerReader
 from bookies.client.read.offloaded import OffloadedFiles
 from bookies.client.read.reader_state import CopyUse
 from bookies.client.repair import Administration
-from bookies.client.repair.recovery import recover_ledger
+from bookies.client.repair.ledger_access import LedgerAccess
+from bookies.client.repair.recovery import RecoveryParts, recover_ledger
 from bookies.client.repair.replica_tools import OWNER
 from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
@@ -273,15 +274,9 @@ class Client:
             if ledger_id < 0:
                 raise LedgerNotFound("ledger ids are 0 or more", ledger_id=ledger_id)
             await self._watcher.locate()
+            parts = RecoveryParts(self._runtime, self.config, self._pool, self._driver, self._watcher.candidates)
             versioned = await recover_ledger(
-                self._runtime,
-                self.config,
-                self._pool,
-                self._driver,
-                ledger_id,
-                password=password,
-                candidates=self._watcher.candidates,
-                digest_type=digest_type or DigestType.CRC32C,
+                parts, ledger_id, password=password, digest_type=digest_type or DigestType.CRC32C
             )
             keys = self._keys(versioned, password, digest_type)
             return await LedgerReader.begin(self._pool, self._driver, self.config, keys, versioned)
@@ -396,16 +391,8 @@ class Client:
         _check_password(password)
         if not isinstance(owner, str):
             raise InvalidArgument(f"owner={owner!r}: must be a string")
-        return Administration(
-            self._runtime,
-            self.config,
-            self._pool,
-            self._driver,
-            self._watcher,
-            password=password,
-            digest_type=digest_type_of(digest),
-            owner=owner or OWNER,
-        )
+        parts = self._runtime, self.config, self._pool, self._driver, self._watcher
+        return Administration(LedgerAccess(*parts, password, digest_type_of(digest)), owner or OWNER)
 
     def allow_ensemble_changes(self, allowed: bool) -> None:
         """Switch the replacement of failed bookies on or off, for every writer of this client (client-protocol 2.9).

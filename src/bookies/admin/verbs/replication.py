@@ -27,7 +27,8 @@ from bookies.errors import (
 from bookies.model import BookieId
 from bookies.protocol.ledger.offload import offloaded_to
 from bookies.replication.base import Membership
-from bookies.replication.operator.status import ProcessStatus, taken_for_lost, witnesses
+from bookies.replication.operator.presumed_lost import PresumedLost
+from bookies.replication.operator.status import ProcessStatus, witnesses
 from bookies.runtime.tasks import all_of
 
 if TYPE_CHECKING:
@@ -194,12 +195,11 @@ class LedgerRepairs:
 
     async def _lost(self, ledger_id: int) -> list[BookieId]:
         """Return the bookies that count as lost now."""
-        membership, named = self._membership, [BookieId(name) for name in self._arguments.lost]
+        named = [BookieId(name) for name in self._arguments.lost]
         mark = await self._session.driver.recovery.mark_of(ledger_id)
-        believed = taken_for_lost(mark, self._witnesses)
-        await membership.settle(believed)
-        lost = membership.circumstances(membership.long_away(believed)).lost
-        return list(dict.fromkeys([*named, *lost]))
+        presumed = PresumedLost.of(mark, self._witnesses, named)
+        await presumed.settle(self._membership)
+        return list(dict.fromkeys([*named, *presumed.circumstances(self._membership).lost]))
 
     def _text(self, count: int) -> Iterator[str | Table]:
         moves, is_dry = self._moves, self._arguments.dry_run

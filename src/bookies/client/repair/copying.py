@@ -16,7 +16,6 @@ from bookies.client.base.keys import keys_of
 from bookies.client.repair.ledger_access import LedgerAccess
 from bookies.client.repair.replicas import CopyRefused
 from bookies.client.repair.scan import scan
-from bookies.client.transport import BookiePool
 from bookies.errors import ReplicationFailed
 from bookies.kernels import digest
 from bookies.model import ENTRY_HEADER_SIZE, BookieId, LedgerMetadata
@@ -30,12 +29,11 @@ _ledger_id = struct.Struct(">q").pack
 class LedgerCopier:
     """Writes entries of one ledger to the bookies that `record` names; the record need not be stored yet."""
 
-    def __init__(self, access: LedgerAccess, pool: BookiePool, record: LedgerMetadata) -> None:
+    def __init__(self, access: LedgerAccess, record: LedgerMetadata) -> None:
         password = record.password if record.password is not None else b""
         self._record = record
         self._keys = keys_of(record, password, record.digest_type)
         self._replicas = access.replicas(record)
-        self._pool = pool
 
     async def write(self, batch: EntryBatch) -> None:
         """Store every replica of these entries durably. Raises the error of a bookie that refused one."""
@@ -68,7 +66,7 @@ class LedgerCopier:
             for position in write_set(entry_id, len(ensemble), record.write_quorum):
                 held.setdefault(ensemble[position], []).append(entry_id)
         for bookie, ids in held.items():
-            result = await scan(self._replicas, self._pool, record.ledger_id, bookie, ids, None, None)
+            result = await scan(self._replicas, bookie, ids)
             if result.stopped is not None:
                 raise result.stopped
             if result.bad:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from bookies.client.base.keys import keys_of
 from bookies.client.read import LedgerReader
-from bookies.client.repair.recovery import recover_ledger
+from bookies.client.repair.recovery import RecoveryParts, recover_ledger
 from bookies.client.repair.replicas import LedgerReplicas
-from bookies.client.transport import BookiePool
+from bookies.client.transport import BookiePool, BookieWatcher
 from bookies.config import ClientConfig
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
@@ -17,32 +17,28 @@ from bookies.protocol.placement.candidates import Candidates
 from bookies.runtime.ports import Runtime
 
 
+@dataclass(frozen=True, slots=True)
 class LedgerAccess:
-    """Opens ledgers for administration. `password` and `digest_type` are used only for ledgers whose record has none.
+    """Access of an administration to any ledger.
 
-    `candidates`: the writable bookies in order of preference. `locate`: learns their locations, before any are chosen.
+    `password`, `digest_type`: used only for ledgers whose record has none.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        config: ClientConfig,
-        pool: BookiePool,
-        driver: MetadataDriver,
-        candidates: Callable[[], Candidates],
-        locate: Callable[[], Awaitable[None]],
-        *,
-        password: bytes,
-        digest_type: DigestType,
-    ) -> None:
-        self.runtime = runtime
-        self.pool = pool
-        self.driver = driver
-        self.candidates = candidates
-        self.locate = locate
-        self._config = config
-        self._password = password
-        self._digest_type = digest_type
+    runtime: Runtime
+    config: ClientConfig
+    pool: BookiePool
+    driver: MetadataDriver
+    watcher: BookieWatcher
+    password: bytes = b""
+    digest_type: DigestType = DigestType.CRC32
+
+    def candidates(self) -> Candidates:
+        """Return the writable bookies in order of preference."""
+        return self.watcher.candidates()
+
+    async def locate(self) -> None:
+        """Learn the bookies' locations, before any are chosen."""
+        await self.watcher.locate()
 
     async def read(self, ledger_id: int) -> Versioned:
         """Return the ledger's record. Raises `LedgerNotFound`."""
@@ -51,8 +47,8 @@ class LedgerAccess:
     async def reader(self, versioned: Versioned) -> LedgerReader:
         """Open the ledger without recovery. Raises as `LedgerReader.begin`."""
         record = versioned.metadata
-        keys = keys_of(record, self._password_of(record), self._digest_type)
-        return await LedgerReader.begin(self.pool, self.driver, self._config, keys, versioned)
+        keys = keys_of(record, self._password_of(record), self.digest_type)
+        return await LedgerReader.begin(self.pool, self.driver, self.config, keys, versioned)
 
     async def last_add_confirmed(self, versioned: Versioned) -> int:
         """Return the last entry of a sealed ledger, else the last add confirmed from its bookies.
@@ -71,20 +67,12 @@ class LedgerAccess:
         """Return the record, after a recovery unless it was closed before. Raises as `recover_ledger`."""
         record = (await self.read(ledger_id)).metadata
         await self.locate()
-        return await recover_ledger(
-            self.runtime,
-            self._config,
-            self.pool,
-            self.driver,
-            ledger_id,
-            password=self._password_of(record),
-            candidates=self.candidates,
-            digest_type=self._digest_type,
-        )
+        parts = RecoveryParts(self.runtime, self.config, self.pool, self.driver, self.candidates)
+        return await recover_ledger(parts, ledger_id, password=self._password_of(record), digest_type=self.digest_type)
 
     def replicas(self, record: LedgerMetadata) -> LedgerReplicas:
         password = self._password_of(record)
-        return LedgerReplicas(self.pool, keys_of(record, password, self._digest_type), password)
+        return LedgerReplicas(self.pool, keys_of(record, password, self.digest_type), password)
 
     def _password_of(self, record: LedgerMetadata) -> bytes:
-        return self._password if record.password is None else record.password
+        return self.password if record.password is None else record.password

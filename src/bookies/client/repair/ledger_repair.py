@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.repair.full_check import FullReplicaCheck
 from bookies.client.repair.replica_tools import ReplicaTools
-from bookies.client.repair.replication import Account, Move, avoiding, replicate_positions
+from bookies.client.repair.replication import Account, Copying, Move, avoiding, replicate_positions
 from bookies.errors import (
     BookieReadOnly,
     BookKeeperError,
@@ -305,9 +305,10 @@ class LedgerRepair:
         if replaced:
             circumstances, moves = rules.circumstances(), list[Move]()
             positions = most_urgent_first(job.verdict, replaced, circumstances.leaving)
-            choose, to_change = avoiding(access, list(circumstances.unwanted)), None if rules.is_dry else update
+            choose = avoiding(access, list(circumstances.unwanted))
+            copying = Copying(access, self._account, None if rules.is_dry else update)
             try:
-                await replicate_positions(access, fragment, positions, choose, to_change, self._account, moves)
+                await replicate_positions(copying, fragment, positions, choose, moves)
             finally:
                 done += [replacement for move in moves for replacement in move.replacements]
 

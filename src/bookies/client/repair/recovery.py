@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -104,34 +105,36 @@ class RecoveryPool(AddPool, Protocol):
     ) -> bytes: ...
 
 
+@dataclass(frozen=True, slots=True)
+class RecoveryParts:
+    """Parts of a client that a recovery uses. `candidates`: writable bookies in order of preference."""
+
+    runtime: Runtime
+    config: ClientConfig
+    pool: RecoveryPool
+    driver: MetadataDriver
+    candidates: Callable[[], Sequence[BookieId]]
+
+
 async def recover_ledger(
-    runtime: Runtime,
-    config: ClientConfig,
-    pool: RecoveryPool,
-    driver: MetadataDriver,
-    ledger_id: int,
-    *,
-    password: bytes,
-    candidates: Callable[[], Sequence[BookieId]],
-    digest_type: DigestType = DigestType.CRC32C,
+    parts: RecoveryParts, ledger_id: int, *, password: bytes, digest_type: DigestType = DigestType.CRC32C
 ) -> Versioned:
     """Fence the writer, find the end, close the ledger; return the CLOSED record.
 
     Returns at once if the ledger is closed.
 
-    `candidates`: writable bookies in order of preference, for replacements. `digest_type` is used only for ledgers
-    whose record has none.
+    `digest_type` is used only for ledgers whose record has none.
 
     Raises `LedgerNotFound`; `Unauthorized` (wrong password); `ClientClosed`; `BookieTimeout` and `RecoveryFailed` (with
     its cause): the end is undecided and no data is lost, repeat when more bookies answer.
     """
-    versioned = await driver.read_ledger(ledger_id)
+    versioned = await parts.driver.read_ledger(ledger_id)
     stored = versioned.metadata.password
     if stored is not None and stored != password:
         raise Unauthorized("the password is not the ledger's", ledger_id=ledger_id)
     if versioned.metadata.is_closed:
         return versioned
-    recovery = _Recovery(runtime, config, pool, driver, versioned, password, candidates, digest_type)
+    recovery = _Recovery(parts, versioned, password, digest_type)
     try:
         return await recovery.run()
     except BookKeeperError as cause:
@@ -168,27 +171,16 @@ class _Entries(NamedTuple):
 class _Recovery:
     """One run over one ledger that is not closed."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        config: ClientConfig,
-        pool: RecoveryPool,
-        driver: MetadataDriver,
-        versioned: Versioned,
-        password: bytes,
-        candidates: Callable[[], Sequence[BookieId]],
-        digest_type: DigestType,
-    ) -> None:
-        self._config = config
-        self._pool = pool
-        self._record = MetadataLoop(runtime, driver, versioned)
+    def __init__(self, parts: RecoveryParts, versioned: Versioned, password: bytes, digest_type: DigestType) -> None:
+        self._parts = parts
+        self._pool = parts.pool
+        self._record = MetadataLoop(parts.runtime, parts.driver, versioned)
         self._ledger_id = versioned.metadata.ledger_id
         self._digest_type = versioned.metadata.digest_type or digest_type
         self._password = password
         self._key = master_key(password)
         self._mac_key = mac_key(password)
-        self._candidates = candidates
-        self._may_batch = pool.has_batch_reads
+        self._may_batch = parts.pool.has_batch_reads
         self._last_seen = INVALID_ENTRY_ID  # highest entry in the answers to the fencing round
         self._suspects: frozenset[BookieId] = frozenset()  # could not be reached in this recovery: asked last
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -210,7 +202,7 @@ class _Recovery:
             length=fenced.length,
             is_recovery=True,
         )
-        write_back = _WriteBack(self._config, self._pool, pipeline, frames, self._candidates)
+        write_back = _WriteBack(self._parts, pipeline, frames)
         self._write_back = write_back
         end = await self._read_tail(metadata, start, write_back)  # S4
         await write_back.wait_confirmed()  # S5
@@ -404,16 +396,14 @@ class _WriteBack:
 
     def __init__(
         self,
-        config: ClientConfig,
-        pool: AddPool,
+        parts: RecoveryParts,
         pipeline: AddPipeline,
         frames: LedgerFrames,
-        candidates: Callable[[], Sequence[BookieId]],
     ) -> None:
         self._pipeline = pipeline
-        self._channel = AddChannel(pool, pipeline, self, frames, timeout_s=config.add_timeout_ms / 1000)
-        self._candidates = candidates
-        self._limit = config.memory_limit
+        self._channel = AddChannel(parts.pool, pipeline, self, frames, timeout_s=parts.config.add_timeout_ms / 1000)
+        self._candidates = parts.candidates
+        self._limit = parts.config.memory_limit
         self._held = 0  # bytes of frames not answered by every replica
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Future[None] | None = None  # entry confirmed or released, or failure

@@ -9,7 +9,7 @@ operation is repeated, never undone. The shell of `protocol/repair/fragments.py`
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 
 from bookies.client.base import EntryBatch
@@ -29,10 +29,8 @@ from bookies.client.read import LedgerReader
 from bookies.client.repair.copying import LedgerCopier, place_on_new_bookies
 from bookies.client.repair.ledger_access import LedgerAccess
 from bookies.client.repair.replicas import LedgerReplicas
-from bookies.client.repair.replication import Account, Move, OnProgress, avoiding, renew, replicate_positions
+from bookies.client.repair.replication import Account, Copying, Move, OnProgress, avoiding, renew, replicate_positions
 from bookies.client.repair.scan import ReplicaScan, scan, scan_list
-from bookies.client.transport import BookiePool, BookieWatcher
-from bookies.config import ClientConfig
 from bookies.errors import (
     BookieUnreachable,
     BookKeeperError,
@@ -42,10 +40,9 @@ from bookies.errors import (
     LedgerUnknownToBookie,
     ReadFailed,
 )
-from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
-from bookies.model import BookieId, DigestType, LedgerMetadata
+from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.placement.placement import fewest_changes, judge
 from bookies.protocol.quorums import write_set
@@ -59,7 +56,6 @@ from bookies.protocol.repair.fragments import (
     stored_in,
 )
 from bookies.protocol.repair.replicate import Replacement, check_finished, choose_targets, renewals
-from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
 LISTED_AT_ONCE = 32  # records that a listing reads at a time
@@ -94,32 +90,12 @@ class ReplicaTools:
     TimeoutError.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        config: ClientConfig,
-        pool: BookiePool,
-        driver: MetadataDriver,
-        watcher: BookieWatcher,
-        *,
-        password: bytes = b"",
-        digest_type: DigestType = DigestType.CRC32,
-        owner: str = OWNER,
-    ) -> None:
+    def __init__(self, access: LedgerAccess, owner: str = OWNER) -> None:
         self._owner = owner
-        self._random = runtime.random
-        self._pool = pool
-        self._driver = driver
-        self.access = LedgerAccess(
-            runtime,
-            config,
-            pool,
-            driver,
-            watcher.candidates,
-            watcher.locate,
-            password=password,
-            digest_type=digest_type,
-        )
+        self._random = access.runtime.random
+        self._pool = access.pool
+        self._driver = access.driver
+        self.access = access
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def open(self, ledger_id: int, *, timeout: float | None = None) -> LedgerReader:
@@ -171,14 +147,14 @@ class ReplicaTools:
         The entries are durable on return. Repeating the call does no harm. Raises the error of a bookie that refused an
         entry.
         """
-        await LedgerCopier(self.access, self._pool, record).write(batch)
+        await LedgerCopier(self.access, record).write(batch)
 
     async def check_entries(self, record: LedgerMetadata) -> None:
         """Read all replicas of all entries from the bookies that this record, stored or not, names.
 
         Raises `ReplicationFailed` if one is missing or damaged.
         """
-        await LedgerCopier(self.access, self._pool, record).check()
+        await LedgerCopier(self.access, record).check()
 
     async def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
         """Return the record with writable bookies in all its fragments. Raises `NotEnoughBookies`."""
@@ -330,8 +306,8 @@ class ReplicaTools:
         bookie = bookie_id(bookie)
         replicas = self.access.replicas(record)
         if is_listing:
-            return await scan_list(replicas, self._pool, record.ledger_id, bookie, ids)
-        return await scan(replicas, self._pool, record.ledger_id, bookie, ids, visit, pace)
+            return await scan_list(replicas, bookie, ids)
+        return await scan(replicas, bookie, ids, visit, pace)
 
     async def _check(
         self, fragment: Fragment, known: Collection[BookieId], percentage: float, replicas: LedgerReplicas
@@ -441,7 +417,6 @@ class ReplicaTools:
         wanted = _positions(fragment, positions)
         bytes_per_s = rate("bytes_per_s", bytes_per_s)
         moves: list[Move] = []
-
         choose = avoiding(self.access, bookie_ids("exclude", exclude))
         if switch("in_place", in_place):
 
@@ -450,14 +425,13 @@ class ReplicaTools:
 
         async with TimeLimit(timeout, f"copy entries {fragment.first} to {fragment.last} of {fragment.ledger_id}"):
             check_finished(fragment)
-            account = Account(pace or bytes_per_s, progress)
-            if update is not None:
-                await replicate_positions(self.access, fragment, wanted, choose, update, account, moves)
-            else:
-                async with ledger_locked(self._driver, fragment.ledger_id, self._owner) as lock:
+            async with AsyncExitStack() as held:
+                if update is None:
+                    lock = await held.enter_async_context(self.locked(fragment.ledger_id))
                     versioned = await self.access.read(fragment.ledger_id)
                     update = MetadataLoop(self.access.runtime, self._driver, versioned, lock)
-                    await replicate_positions(self.access, fragment, wanted, choose, update, account, moves)
+                copying = Copying(self.access, Account(pace or bytes_per_s, progress), update)
+                await replicate_positions(copying, fragment, wanted, choose, moves)
         return replace(moves[0], replacements=tuple(replacement for move in moves for replacement in move.replacements))
 
     async def plan_fragment(

@@ -44,6 +44,10 @@ class LedgerReplicas:
         self._keys = keys
         self._head = add_head(master_key(password), is_recovery=True)
 
+    async def list_entries(self, bookie: BookieId) -> list[range]:
+        """Return the entries that the bookie lists as held. Raises `LedgerUnknownToBookie`, `BookieUnreachable`."""
+        return await self._pool.list_entries(bookie, self._keys.ledger_id)
+
     async def read(self, bookie: BookieId, ids: Sequence[int]) -> list[bytes]:
         """Return the bodies of the first of these consecutive ids: at least one, verified. Raises if there is none."""
         batch = await self.read_batch(bookie, ids)

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.repair.ledger_access import LedgerAccess
@@ -180,29 +181,33 @@ class Account:
             self.report(ledger_id)
 
 
+class Copying(NamedTuple):
+    """Means of the copies of one ledger. The caller holds the ledger's lock.
+
+    `update`: changes the record and carries the lock; a copy stops when the lock is lost. None: moves are only planned.
+    """
+
+    access: LedgerAccess
+    account: Account
+    update: MetadataLoop | None
+
+
 async def replicate_positions(
-    access: LedgerAccess,
-    fragment: Fragment,
-    positions: Sequence[int],
-    choose: Choose,
-    update: MetadataLoop | None,
-    account: Account,
-    moves: list[Move],
+    copying: Copying, fragment: Fragment, positions: Sequence[int], choose: Choose, moves: list[Move]
 ) -> None:
     """Copy the entries of these positions, as many positions at a time as `choose` finds bookies for.
 
-    Each copy is added to `moves`. A fragment that lacks two replicas gets one if only one can be placed. `update`: as
-    in `replicate_with_fallback`; None: only plan the moves. Raises as that does, and `NotEnoughBookies` for the
-    positions that are left.
+    Each copy is added to `moves`. A fragment that lacks two replicas gets one if only one can be placed. Raises as
+    `replicate_with_fallback` does, and `NotEnoughBookies` for the positions that are left.
     """
     refusals: dict[BookieId, BookKeeperError] = {}
-    await access.locate()
+    await copying.access.locate()
     while positions:
         plan = partial(choose, fragment, positions)
-        if update is None:
+        if copying.update is None:
             move = Move(fragment.ledger_id, fragment.first, fragment.last, tuple(plan([])))
         else:
-            move = await replicate_with_fallback(access, fragment, plan, update, account, refusals)
+            move = await replicate_with_fallback(copying, fragment, plan, refusals)
         moves.append(move)
         done = [replacement.position for replacement in move.replacements]
         positions = [position for position in positions if position not in done]
@@ -210,21 +215,18 @@ async def replicate_positions(
 
 
 async def replicate_with_fallback(
-    access: LedgerAccess,
+    copying: Copying,
     fragment: Fragment,
     plan: Callable[[Collection[BookieId]], Sequence[Replacement]],
-    update: MetadataLoop,
-    account: Account,
-    refusals: dict[BookieId, BookKeeperError] | None = None,
+    refusals: dict[BookieId, BookKeeperError],
 ) -> Move:
-    """Copy to the bookies of a plan, and to others as long as one of them refuses. The caller holds the ledger's lock.
+    """Copy to the bookies of a plan, and to others as long as one of them refuses.
 
-    `update`: carries the lock; the copy stops when the lock is lost. `plan`: chooses among all bookies except its
-    argument. `refusals`: bookies that have refused already, with their errors; extended here. Raises as `plan` and
-    `replicate` do; if no bookie is left, the first refusal, which names the others.
+    `plan`: chooses among all bookies except its argument. `refusals`: bookies that have refused already, with their
+    errors; extended here. Raises as `plan` and `replicate` do; if no bookie is left, the first refusal, which names the
+    others.
     """
-    refusals = {} if refusals is None else refusals
-    await access.locate()
+    await copying.access.locate()
     while True:
         try:
             replacements = plan(list(refusals))
@@ -237,27 +239,23 @@ async def replicate_with_fallback(
                 first[1].args = (f"{first[1].message}; refused, too, by {others_text}",)
             raise first[1] from error
         try:
-            return await replicate(access, fragment, replacements, update, account)
+            return await replicate(copying, fragment, replacements)
         except CopyRefused as refused:
             if isinstance(refused.error, ClientClosed) or refused.bookie in refusals:
                 raise refused.error from refused
-            access.pool.copy_admission.refused(refused.error)
+            copying.access.pool.copy_admission.refused(refused.error)
             refusals[refused.bookie] = refused.error
 
 
-async def replicate(
-    access: LedgerAccess,
-    fragment: Fragment,
-    replacements: Sequence[Replacement],
-    update: MetadataLoop,
-    account: Account,
-) -> Move:
+async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence[Replacement]) -> Move:
     """Copy the entries of the positions to their new bookies, then name these in the record.
 
-    See `replicate_with_fallback`. Raises `FragmentNotFinished`, `VersionConflict` (the fragment has changed), the error
+    Raises `FragmentNotFinished`, `VersionConflict` (the fragment has changed), the error
     of an entry that no replica delivers, `CopyRefused`, `SessionExpired` (the lock is lost), and what a metadata update
     raises.
     """
+    access, account, update = copying
+    assert update is not None
     pool, loop = access.pool, asyncio.get_running_loop()
     copy = FragmentCopy(fragment, replacements)
     copy.swap.check_unchanged(update.current.metadata)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from bookies.client.base import EntryBatch
 from bookies.client.repair.replicas import LedgerReplicas
-from bookies.client.transport import BookiePool
 from bookies.errors import (
     BookieBusy,
     BookieUnreachable,
@@ -64,15 +63,13 @@ class ReplicaScan:
 
 async def scan(
     replicas: LedgerReplicas,
-    pool: BookiePool,
-    ledger_id: int,
     bookie: BookieId,
     ids: Sequence[int],
-    visit: Callable[[EntryBatch], None] | None,
-    pace: RateLimit | None,
+    visit: Callable[[EntryBatch], None] | None = None,
+    pace: RateLimit | None = None,
 ) -> ReplicaScan:
     """Scan a replica as in `Administration.scan_replica`. Raises `ClientClosed`."""
-    run = _Scan(replicas, pool, ledger_id, bookie, visit, pace)
+    run = _Scan(replicas, bookie, visit, pace)
     try:
         await run.all(ids)
     except BookieUnreachable as error:
@@ -81,11 +78,9 @@ async def scan(
     return run.result
 
 
-async def scan_list(
-    replicas: LedgerReplicas, pool: BookiePool, ledger_id: int, bookie: BookieId, ids: Sequence[int]
-) -> ReplicaScan:
+async def scan_list(replicas: LedgerReplicas, bookie: BookieId, ids: Sequence[int]) -> ReplicaScan:
     """Scan without reading: report only the entries that the bookie lacks. `size` stays 0. Raises `ClientClosed`."""
-    run = _Scan(replicas, pool, ledger_id, bookie, None, None)
+    run = _Scan(replicas, bookie, None, None)
     try:
         lacking = await run.lacking(ids)
     except BookieUnreachable as error:
@@ -99,14 +94,12 @@ class _Scan:
     def __init__(
         self,
         replicas: LedgerReplicas,
-        pool: BookiePool,
-        ledger_id: int,
         bookie: BookieId,
         visit: Callable[[EntryBatch], None] | None,
         pace: RateLimit | None,
     ) -> None:
         self.result = ReplicaScan(bookie)
-        self._replicas, self._pool, self._ledger_id, self._bookie = replicas, pool, ledger_id, bookie
+        self._replicas, self._bookie = replicas, bookie
         self._visit, self._pace = visit, pace
 
     async def all(self, ids: Sequence[int]) -> None:
@@ -126,7 +119,7 @@ class _Scan:
     async def lacking(self, ids: Sequence[int]) -> list[range]:
         """Return runs of ids that the bookie lacks, and note them as bad. They may include ids not asked for."""
         try:
-            held = await self._with_retries(lambda: self._pool.list_entries(self._bookie, self._ledger_id))
+            held = await self._with_retries(lambda: self._replicas.list_entries(self._bookie))
         except LedgerUnknownToBookie:
             held = []
         except (BookieUnreachable, ClientClosed):

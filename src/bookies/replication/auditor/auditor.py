@@ -15,20 +15,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bookies.client.client import Client
-from bookies.config import RecoveryConfig
-from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.absence import HURRY_S, due_in_s
 from bookies.replication.auditor.checks import Check, Endangered, Listings, LostBookies, Placement, Replicas
-from bookies.replication.base import Membership
-from bookies.replication.base.recovery_switch import Switch
 from bookies.replication.base.replication_records import Coverage, records
-from bookies.runtime.events import Events
-from bookies.runtime.ports import Clock
+from bookies.replication.base.task_parts import TaskParts
 from bookies.runtime.tasks import all_of
 
 WAITING = "waiting for its election"
@@ -52,26 +46,11 @@ class PassReport:
 class Auditor:
     """Elected auditor. `run` it; `last`: its last pass by the name of each check."""
 
-    def __init__(
-        self,
-        client: Client,
-        driver: MetadataDriver,
-        membership: Membership,
-        switch: Switch,
-        config: RecoveryConfig,
-        clock: Clock,
-        events: Events,
-    ) -> None:
+    def __init__(self, parts: TaskParts) -> None:
         self.last: dict[str, PassReport] = {}
         self.doing = WAITING
-        self._client = client
-        self._driver = driver
-        self._membership = membership
-        self._switch = switch
-        self._config = config
-        self._clock = clock
-        self._events = events
-        self._rate = RateLimit(config.audit_metadata_rate)
+        self._parts = parts
+        self._rate = RateLimit(parts.config.audit_metadata_rate)
         self._bookies_changed = asyncio.Event()
         self._audited: dict[BookieId, None] = {}
         self._hurried: tuple[BookieId, ...] = ()
@@ -84,22 +63,22 @@ class Auditor:
     async def run(self) -> None:
         """Audit until cancelled. Raises `MetadataError`; then call it again later."""
         self._audited, self._hurried = {}, ()
-        self._membership.listen(self._bookies_changed.set)
+        self._parts.membership.listen(self._bookies_changed.set)
         try:
             await all_of((self._follow_bookies(), self._patrol()))
         finally:
-            self._membership.unlisten(self._bookies_changed.set)
+            self._parts.membership.unlisten(self._bookies_changed.set)
             self.doing = WAITING
 
     # -- lost and absent bookies ---------------------------------------------------------------------------------
     async def _follow_bookies(self) -> None:
         loop = asyncio.get_running_loop()
-        membership, config = self._membership, self._config
+        membership, config = self._parts.membership, self._parts.config
         triggers = membership.triggered
         next_check: float = loop.time()
         while True:
             self._bookies_changed.clear()
-            await self._switch.wait_on()
+            await self._parts.switch.wait_on()
             await membership.refresh()
             if membership.triggered != triggers:
                 triggers = membership.triggered
@@ -122,13 +101,13 @@ class Auditor:
         check = LostBookies(lost)
         if not await self._pass([check], self._rate):
             return False
-        self._membership.note_named(check.named)
+        self._parts.membership.note_named(check.named)
         self._audited = dict.fromkeys(lost)
         return True
 
     async def _mark_endangered(self) -> bool:
         """Mark the ledgers that cannot wait for the delay; report whether there was anything to check."""
-        away = tuple(self._membership.absence.endangering(asyncio.get_running_loop().time()))
+        away = tuple(self._parts.membership.absence.endangering(asyncio.get_running_loop().time()))
         if away != self._hurried:
             self._hurried = ()  # A bookie that returned and is away again is checked again.
         if not away or away == self._hurried or all(bookie in self._audited for bookie in away):
@@ -138,7 +117,7 @@ class Auditor:
         return True
 
     async def _wait(self, timeout_s: float) -> None:
-        next_loss_s = self._membership.next_loss_s()
+        next_loss_s = self._parts.membership.next_loss_s()
         if next_loss_s is not None:
             timeout_s = min(timeout_s, next_loss_s, HURRY_S)
         self.doing = "watching the bookies"
@@ -150,7 +129,7 @@ class Auditor:
 
     # -- periodic checks -----------------------------------------------------------------------------------------
     async def _patrol(self) -> None:
-        config, store = self._config, self._driver.recovery
+        config, store = self._parts.config, self._parts.driver.recovery
         intervals = {
             AuditKind.ALL_LEDGERS: config.audit_ledgers_interval_s,
             AuditKind.REPLICAS: config.audit_replicas_interval_s,
@@ -158,9 +137,9 @@ class Auditor:
         }
         rate = RateLimit(config.audit_metadata_rate)
         while True:
-            await self._switch.wait_on()
+            await self._parts.switch.wait_on()
             due = {
-                kind: due_in_s(interval_s, await store.checked_at_ms(kind), self._clock.wall_ms())
+                kind: due_in_s(interval_s, await store.checked_at_ms(kind), self._parts.runtime.clock.wall_ms())
                 for kind, interval_s in intervals.items()
                 if interval_s
             }
@@ -170,35 +149,37 @@ class Auditor:
                 await asyncio.sleep(min([PATROL_S, *times]))
             elif await self._pass([self._check_of(kind) for kind in now_due], rate):
                 for kind in now_due:
-                    await store.set_checked_at_ms(kind, self._clock.wall_ms())
+                    await store.set_checked_at_ms(kind, self._parts.runtime.clock.wall_ms())
 
     def _check_of(self, kind: AuditKind) -> Check:
-        administration = self._client.administration()
+        administration = self._parts.client.administration()
         if kind is AuditKind.REPLICAS:
-            return Listings(administration, self._membership)
+            return Listings(administration, self._parts.membership)
         if kind is AuditKind.PLACEMENT:
-            return Placement(administration, self._config.recovery_repairs_placement)
-        return Replicas(administration, self._membership, self._config.audit_verification_percentage)
+            return Placement(administration, self._parts.config.recovery_repairs_placement)
+        return Replicas(administration, self._parts.membership, self._parts.config.audit_verification_percentage)
 
     # -- one pass ------------------------------------------------------------------------------------------------
     async def _pass(self, checks: Sequence[Check], rate: RateLimit) -> bool:
         """Run these checks on every record, and mark ledgers accordingly. False: switched off meanwhile."""
-        report = PassReport(tuple(check.name for check in checks), self._clock.wall_ms())
+        report = PassReport(tuple(check.name for check in checks), self._parts.runtime.clock.wall_ms())
         for check in checks:
             self.last[check.name] = report
         self.doing = f"looking for {' and '.join(report.checks)}"
         coverage = Coverage()
-        async for page in records(self._driver, rate, coverage):
-            if await self._switch.is_off():
+        async for page in records(self._parts.driver, rate, coverage):
+            if await self._parts.switch.is_off():
                 return False
             await self._inspect_page(page, checks, report)
             report.ledgers, report.unreadable = coverage.ledgers, coverage.unreadable_count
             report.unreadable_ids = coverage.unreadable
         report.facts = {name: value for check in checks for name, value in check.facts().items()}
-        report.ended_ms = self._clock.wall_ms()
-        self._events.info("audit.passed", checks="+".join(report.checks), ledgers=report.ledgers, marked=report.marked)
+        report.ended_ms = self._parts.runtime.clock.wall_ms()
+        self._parts.events.info(
+            "audit.passed", checks="+".join(report.checks), ledgers=report.ledgers, marked=report.marked
+        )
         if report.unreadable:
-            self._events.error("audit.unreadable_records", count=report.unreadable, first=coverage.unreadable[0])
+            self._parts.events.error("audit.unreadable_records", count=report.unreadable, first=coverage.unreadable[0])
         return True
 
     async def _inspect_page(self, page: Sequence[Versioned], checks: Sequence[Check], report: PassReport) -> None:
@@ -210,7 +191,7 @@ class Auditor:
                 report.marked += marked
 
         asks_bookies = any(check.asks_bookies for check in checks)
-        lanes = min(len(page), self._config.audit_ledgers_at_once if asks_bookies else READ_AT_ONCE)
+        lanes = min(len(page), self._parts.config.audit_ledgers_at_once if asks_bookies else READ_AT_ONCE)
         await all_of(work() for _ in range(lanes))
 
     async def _inspect(self, ledger: Versioned, checks: Sequence[Check]) -> int:
@@ -224,5 +205,7 @@ class Auditor:
                 replicas.update(dict.fromkeys(bad))
         if not is_bad:
             return 0
-        marked = await self._driver.recovery.mark(ledger.metadata.ledger_id, list(replicas), self._clock.wall_ms())
+        marked = await self._parts.driver.recovery.mark(
+            ledger.metadata.ledger_id, list(replicas), self._parts.runtime.clock.wall_ms()
+        )
         return int(marked)

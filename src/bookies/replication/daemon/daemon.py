@@ -22,6 +22,7 @@ from bookies.replication.auditor import Auditor
 from bookies.replication.auditor.election import lead
 from bookies.replication.base import Membership
 from bookies.replication.base.recovery_switch import Switch
+from bookies.replication.base.task_parts import TaskParts
 from bookies.replication.daemon.supervision import Supervised, supervise
 from bookies.replication.operator.status import (
     ProcessStatus,
@@ -69,10 +70,9 @@ class AutoRecovery:
         self._events = Events("recovery", runtime.clock)
         self.membership = Membership(driver, runtime.clock, config.lost_bookie_delay_s, self._events)
         self._switch = Switch(driver.recovery)
-        self.auditor = Auditor(client, driver, self.membership, self._switch, config, runtime.clock, self._events)
-        self.worker = Worker(
-            runtime, client, driver, self.membership, self._switch, config, owner, self.pace, self._events
-        )
+        parts = TaskParts(runtime, client, driver, config, owner, self.membership, self._switch, self._events)
+        self.auditor = Auditor(parts)
+        self.worker = Worker(parts, self.pace)
         self._tasks = [Supervised("auditor"), Supervised("worker"), Supervised("status")]
         self._record = StatusRecord(driver, self._name)
 

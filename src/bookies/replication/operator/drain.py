@@ -12,7 +12,7 @@ switched off, the operator sets its rate, and its progress is known exactly. Run
 intent, and the ledger's lock prevents that a ledger is copied twice.
 
 If the bookie is stopped, it counts as lost here, because the operator declares it. All other bookies count as lost only
-by the judgement of auto-recovery, as in `manual_repair.py`: by marks, and by reports of running processes, because this
+by the judgement of auto-recovery, as in `presumed_lost.py`: by marks, and by reports of running processes, because this
 process has just begun to watch. Source: metadata 8.11 and 8.12, client-protocol 7.4; pains 34.
 """
 
@@ -52,7 +52,8 @@ from bookies.protocol.repair.repair_work import Cause, Circumstances, RepairStat
 from bookies.replication.base import Membership
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.replication.base.store_outage import StoreOutageRetry
-from bookies.replication.operator.status import ProcessStatus, taken_for_lost, witnesses
+from bookies.replication.operator.presumed_lost import PresumedLost
+from bookies.replication.operator.status import ProcessStatus, witnesses
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
@@ -398,9 +399,8 @@ class Drain:
         store, ledger_id = self._driver.recovery, portion.ledger_id
         mark = await store.mark_of(ledger_id)
         is_marked = mark is not None
-        believed = taken_for_lost(None, self._witnesses)
-        claimed = [bookie for bookie in taken_for_lost(mark, ()) if bookie not in (*believed, self._bookie)]
-        await self._membership.settle([bookie for bookie in (*believed, *claimed) if bookie != self._bookie])
+        presumed = PresumedLost.of(mark, self._witnesses, [self._bookie])
+        await presumed.settle(self._membership)
         version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
         lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked, mark_version=version)
         if lock is None:
@@ -410,7 +410,7 @@ class Drain:
         totals = Totals()
         self._busy[ledger_id] = portion, totals
         try:
-            outcome = await self._repair(lock, portion, totals, (believed, claimed), mark)
+            outcome = await self._repair(lock, portion, totals, presumed, mark)
             if outcome is None:
                 self._finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
@@ -432,18 +432,18 @@ class Drain:
         lock: LedgerLock,
         portion: Portion,
         totals: Totals,
-        believed: tuple[Sequence[BookieId], Sequence[BookieId]],
+        presumed: PresumedLost,
         mark: Mark | None,
     ) -> Outcome | None:
         """Repair one ledger; None: it was deleted. Raises `MetadataError`.
 
-        believed: bookies reported as lost by processes, and those that only the mark names.
+        presumed: bookies that count as lost.
         mark: the ledger's mark.
         """
         ledger_id = lock.ledger_id
         self._blocked.pop(ledger_id, None)
         rules = RepairRules(
-            circumstances=partial(self._circumstances, *believed),
+            circumstances=partial(self._circumstances, presumed),
             grace=lambda ledger: 0.0 if self._may_seal(ledger) else UNLIMITED_S,
             lock=lock,
             on_trouble=self._outages.failed,
@@ -471,15 +471,9 @@ class Drain:
             self._finish(portion)
         return outcome
 
-    def _circumstances(self, reported: Sequence[BookieId], claimed: Sequence[BookieId]) -> Circumstances:
-        """Return the states of bookies, with this one first of those to be emptied.
-
-        `reported`: reported as lost by processes; `claimed`: only named by a mark.
-        """
-        membership = self._membership
-        known = membership.circumstances(
-            membership.long_away(reported), membership.long_away(claimed), declared=[self._bookie]
-        )
+    def _circumstances(self, presumed: PresumedLost) -> Circumstances:
+        """Return the states of bookies, with this one first of those to be emptied."""
+        known = presumed.circumstances(self._membership)
         return replace(known, leaving=sorted(known.leaving, key=lambda bookie: bookie != self._bookie))
 
     def _named_by_mark(self, mark: Mark | None) -> dict[BookieId, bool]:

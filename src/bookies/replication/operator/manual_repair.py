@@ -3,12 +3,7 @@
 Both judge with the same functions as the auditor and the workers. In addition the operator may declare bookies lost
 before the delay is over.
 
-This process has just begun to watch, so its own view cannot show how long a bookie has been away. Two sources know
-more. A *mark* that names the bookie: it was lost, had lost entries, or was to be emptied when the mark was written.
-*Witnesses*: processes that run auto-recovery, have watched all the time, and report which bookies count as lost.
-Neither proves that the bookie is not starting at this moment: a mark stays until a repair, and a witness's report may
-be some seconds old. So in a diagnosis, which changes nothing, a bookie that is named and not registered counts as lost.
-In a repair it must stay away for the time that workers require too (`Membership.long_away`).
+Which bookies count as lost for a process that has just begun to watch: `presumed_lost.py`.
 Source: metadata 8.3, 8.6, 8.7 and 8.12.
 """
 
@@ -33,7 +28,8 @@ from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair import FragmentVerdict
 from bookies.protocol.repair.repair_work import Assessment, Cause, Circumstances, RepairState, Wait, assess
 from bookies.replication.base import Membership
-from bookies.replication.operator.status import ProcessStatus, reports_on, taken_for_lost, witnesses
+from bookies.replication.operator.presumed_lost import PresumedLost
+from bookies.replication.operator.status import ProcessStatus, reports_on, witnesses
 
 SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
 TRIES = 3  # of a ledger that is marked again meanwhile
@@ -108,8 +104,9 @@ class ManualRepair:
         store = self._driver.recovery
         ledger = await self._administration.record(ledger_id)
         mark = await store.mark_of(ledger_id)
-        believed, claimed, has_witness = await self._believed(mark, lost)
-        circumstances = self._membership.circumstances(believed, claimed, declared=lost)
+        seen = await witnesses(self._driver)
+        presumed = PresumedLost.of(mark, seen, lost)
+        circumstances = self._membership.circumstances(presumed.reported, presumed.marked, declared=lost)
         verdicts: Sequence[FragmentVerdict] = ()
         assessment, trouble = Assessment(), None
         listed: list[BookieId] = []
@@ -125,7 +122,7 @@ class ManualRepair:
             verdicts = await full_check.run(ledger.metadata, check.fragments, dict.fromkeys(named, False))
             listed = list(full_check.bookies)
             assessment = assess(ledger.metadata, verdicts, circumstances)
-            assessment.waits = _advised(ledger_id, assessment.waits, has_witness)
+            assessment.waits = _advised(ledger_id, assessment.waits, bool(seen))
         return LedgerDiagnosis(
             ledger.metadata,
             mark,
@@ -166,11 +163,12 @@ class ManualRepair:
 
         for _ in range(TRIES):
             mark = await store.mark_of(ledger_id)
-            believed, claimed, has_witness = await self._believed(mark, lost)
-            await self._membership.settle([*believed, *claimed])
+            seen = await witnesses(self._driver)
+            presumed = PresumedLost.of(mark, seen, lost)
+            await presumed.settle(self._membership)
             async with ledger_locked(self._driver, ledger_id, owner, mark) as lock:
                 rules = RepairRules(
-                    circumstances=partial(self._circumstances, believed, claimed, lost),
+                    circumstances=partial(presumed.circumstances, self._membership),
                     grace=grace,
                     lock=lock,
                     on_trouble=self._on_trouble,
@@ -185,25 +183,8 @@ class ManualRepair:
             # It was marked again meanwhile, perhaps for something else.
         else:
             raise LedgerLocked("other processes keep marking the ledger; repeat the repair later", ledger_id=ledger_id)
-        outcome.waits = _advised(ledger_id, outcome.waits, has_witness)
+        outcome.waits = _advised(ledger_id, outcome.waits, bool(seen))
         return outcome, account.totals
-
-    async def _believed(
-        self, mark: Mark | None, lost: Sequence[BookieId]
-    ) -> tuple[list[BookieId], list[BookieId], bool]:
-        """Return the bookies that witnesses report as lost, beside `lost`; those that only a mark names; and whether
-        there is a witness."""
-        seen = await witnesses(self._driver)
-        believed = [bookie for bookie in taken_for_lost(None, seen) if bookie not in lost]
-        claimed = [bookie for bookie in taken_for_lost(mark, ()) if bookie not in (*lost, *believed)]
-        return believed, claimed, bool(seen)
-
-    def _circumstances(
-        self, believed: Sequence[BookieId], claimed: Sequence[BookieId], lost: Sequence[BookieId]
-    ) -> Circumstances:
-        """Return the present states of bookies, for a repair."""
-        long_away = self._membership.long_away
-        return self._membership.circumstances(long_away(believed), long_away(claimed), declared=lost)
 
     def _check_lost(self, lost: Collection[BookieId]) -> None:
         for bookie in lost:

@@ -22,23 +22,18 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from bookies.client.client import Client
 from bookies.client.repair.ledger_repair import LedgerRepair, Outcome, RepairRules
 from bookies.client.repair.replication import Account, Totals
-from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError, MetadataError
-from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import UNREAD, LedgerLock
 from bookies.model import BookieId, LedgerState
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.agenda import Agenda, Item, Share
 from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
-from bookies.replication.base import Membership
-from bookies.replication.base.recovery_switch import Switch
-from bookies.runtime.events import Events
-from bookies.runtime.ports import Runtime
+from bookies.replication.base.task_parts import TaskParts
 from bookies.runtime.tasks import all_of
 from bookies.runtime.throttle import throttle
 
@@ -72,37 +67,28 @@ class LedgerReport:
     tries: int
 
 
-class Worker:
-    """Replication worker of a process. `run` it; the other members are for its status. `owner`: name in its locks."""
+class _Bookies(NamedTuple):
+    """Bookies as the worker knows them: registered, writable and not avoided, and lost."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        client: Client,
-        driver: MetadataDriver,
-        membership: Membership,
-        switch: Switch,
-        config: RecoveryConfig,
-        owner: str,
-        pace: RateLimit,
-        events: Events,
-    ) -> None:
+    registered: Sequence[BookieId] = ()
+    targets: Sequence[BookieId] = ()
+    lost: Sequence[BookieId] = ()
+
+
+class Worker:
+    """Replication worker of a process. `run` it; the other members are for its status."""
+
+    def __init__(self, parts: TaskParts, pace: RateLimit) -> None:
         self.totals = Totals()
         self.reports: dict[int, LedgerReport] = {}
         self.busy: dict[int, float] = {}  # ledgers being repaired, since when by the loop's clock
         self.doing = "not started"
         self.acted_ms: int | None = None  # wall clock of the last repair
         self.trouble: str | None = None  # the last failure of the metadata store
-        self._runtime = runtime
-        self._client = client
-        self._driver = driver
-        self._membership = membership
-        self._switch = switch
-        self._config = config
-        self._owner = owner
-        self._events = events
+        self._parts = parts
+        config = parts.config
         self._agenda = Agenda(
-            config.recovery_backoff_ms / 1000, config.recovery_backoff_max_ms / 1000, runtime.random.randrange
+            config.recovery_backoff_ms / 1000, config.recovery_backoff_max_ms / 1000, parts.runtime.random.randrange
         )
         self._account = Account(pace, totals=self.totals)
         self._slots = asyncio.Semaphore(config.recovery_ledgers_at_once)
@@ -113,9 +99,7 @@ class Worker:
         self._wants_listing = asyncio.Event()
         self._is_idle = asyncio.Event()  # this worker's share is done
         self._ranking = asyncio.Lock()  # prevents that several lanes read the same records
-        self._known_registered: Sequence[BookieId] = ()
-        self._known_targets: Sequence[BookieId] = ()
-        self._known_lost: Sequence[BookieId] = ()
+        self._known = _Bookies()
 
     @property
     def waiting_count(self) -> int:
@@ -126,19 +110,19 @@ class Worker:
         """Repair until cancelled. Raises `MetadataError`; then call it again later. Holds no lock afterwards."""
         expired = asyncio.Event()
         watches = [
-            self._driver.on_session_expired(expired.set),
-            self._driver.recovery.watch_marks(self._wants_listing.set),
+            self._parts.driver.on_session_expired(expired.set),
+            self._parts.driver.recovery.watch_marks(self._wants_listing.set),
         ]
-        self._membership.listen(self._bookies_changed)
+        self._parts.membership.listen(self._bookies_changed)
         self._wants_listing.set()
         for ledger_id in list(self.busy):
             self._agenda.release(ledger_id)
         self.busy.clear()
         try:
-            lanes = [self._lane() for _ in range(self._config.recovery_ledgers_at_once)]
+            lanes = [self._lane() for _ in range(self._parts.config.recovery_ledgers_at_once)]
             await all_of((self._list(), self._follow_bookies(), _raise_when(expired), *lanes))
         finally:
-            self._membership.unlisten(self._bookies_changed)
+            self._parts.membership.unlisten(self._bookies_changed)
             for watch in watches:
                 watch.cancel()
             self.doing = "stopped"
@@ -153,7 +137,7 @@ class Worker:
                     await self._wants_listing.wait()
             begun = loop.time()
             try:
-                await self._switch.wait_on()
+                await self._parts.switch.wait_on()
                 begun = loop.time()  # The wait does not count as time of the listing.
                 self._wants_listing.clear()
                 await self._list_once()
@@ -175,7 +159,7 @@ class Worker:
             self._wants_listing.set()
 
     async def _list_once(self) -> None:
-        loop, store, agenda = asyncio.get_running_loop(), self._driver.recovery, self._agenda
+        loop, store, agenda = asyncio.get_running_loop(), self._parts.driver.recovery, self._agenda
         agenda.begin_listing(Share(*await store.queue_position()))
         begun = loop.time()
         listed: dict[int, dict[BookieId, float]] = {}
@@ -202,11 +186,11 @@ class Worker:
         loop = asyncio.get_running_loop()
         announced_at = loop.time()
         while True:
-            wait_s = self._membership.next_loss_s()
+            wait_s = self._parts.membership.next_loss_s()
             await asyncio.sleep(1.0 if wait_s is None else min(1.0, max(0.01, wait_s)))
             is_due = loop.time() - announced_at >= ANNOUNCED_S
             try:
-                await self._membership.refresh(is_forced=is_due)
+                await self._parts.membership.refresh(is_forced=is_due)
             except MetadataError as error:
                 await self._wait_for_store(error)
             else:
@@ -218,25 +202,23 @@ class Worker:
         if not error.retriable:
             raise error
         self.trouble = str(error)
-        await asyncio.sleep(STORE_PAUSE_S * self._runtime.random.uniform(0.5, 1.5))
+        await asyncio.sleep(STORE_PAUSE_S * self._parts.runtime.random.uniform(0.5, 1.5))
 
     def _bookies_changed(self) -> None:
         """Make ledgers due that wait for bookies which returned, or count as lost now."""
-        registered, targets = self._membership.registered, self._membership.targets
-        lost = self._membership.lost()
-        changed = [bookie for bookie in sorted(registered) if bookie not in self._known_registered]
-        changed += [bookie for bookie in lost if bookie not in self._known_lost]
+        membership, before = self._parts.membership, self._known
+        now = self._known = _Bookies(sorted(membership.registered), membership.targets, membership.lost())
+        changed = [bookie for bookie in now.registered if bookie not in before.registered]
+        changed += [bookie for bookie in now.lost if bookie not in before.lost]
         if changed:
             self._agenda.returned(changed)
             for ledger_id, report in list(self.reports.items()):
                 if any(bookie in changed for loss in report.losses for bookie, _ in loss.evidence):
                     self.reports[ledger_id] = _without_losses(report)
-        if any(bookie not in self._known_targets for bookie in targets):
+        if any(bookie not in before.targets for bookie in now.targets):
             self._agenda.targets_came()
-        if changed or targets != self._known_targets:
+        if changed or now.targets != before.targets:
             self._has_work.set()
-        self._known_registered, self._known_targets = sorted(registered), targets
-        self._known_lost = lost
 
     # -- repairing -----------------------------------------------------------------------------------------------
     async def _lane(self) -> None:
@@ -244,7 +226,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                await self._switch.wait_on()
+                await self._parts.switch.wait_on()
                 await self._rank()
             except MetadataError as error:
                 await self._wait_for_store(error)
@@ -285,8 +267,8 @@ class Worker:
             if not ids:
                 return
             await throttle(self._rate, len(ids))
-            lost = self._membership.lost()
-            for ledger_id, record in zip(ids, await self._driver.read_ledgers(ids), strict=True):
+            lost = self._parts.membership.lost()
+            for ledger_id, record in zip(ids, await self._parts.driver.read_ledgers(ids), strict=True):
                 missing = [*lost, *self._named.get(ledger_id, ())]
                 # A deleted or unreadable record is handled when the ledger is taken.
                 self._agenda.rank(
@@ -295,11 +277,11 @@ class Worker:
 
     async def _attempt(self, item: Item) -> None:
         """Lock a ledger and repair it; delete its mark, or record why not."""
-        store, ledger_id = self._driver.recovery, item.ledger_id
+        store, ledger_id = self._parts.driver.recovery, item.ledger_id
         version = None if item.version == UNREAD else item.version
-        lock = await store.lock(ledger_id, self._owner, needs_mark=True, mark_version=version)
+        lock = await store.lock(ledger_id, self._parts.owner, needs_mark=True, mark_version=version)
         if lock is None:  # Another process repairs it, or has done so; the next listing shows which.
-            self._agenda.postpone(ledger_id, self._now(), for_s=HELD_S * self._runtime.random.uniform(0.5, 1.5))
+            self._agenda.postpone(ledger_id, self._now(), for_s=HELD_S * self._parts.runtime.random.uniform(0.5, 1.5))
             self._agenda.stale(ledger_id)
             self._wants_listing.set()
             return
@@ -309,7 +291,7 @@ class Worker:
             await store.unlock(lock)
 
     async def _repair(self, item: Item, lock: LedgerLock) -> None:
-        ledger_id, store = item.ledger_id, self._driver.recovery
+        ledger_id, store = item.ledger_id, self._parts.driver.recovery
         marked_ms: int | None = item.ctime_ms
         if item.version == UNREAD and (mark := await store.mark_of(ledger_id)) is not None:
             seen, now, marked_ms = self._named.get(ledger_id, {}), self._now(), mark.ctime_ms
@@ -318,21 +300,21 @@ class Worker:
             circumstances=partial(self._circumstances, ledger_id),
             grace=self._grace_left,
             lock=lock,
-            percentage=self._config.audit_verification_percentage,
-            repairs_placement=self._config.recovery_repairs_placement,
-            may_lack=lambda: self._membership.may_lack(
+            percentage=self._parts.config.audit_verification_percentage,
+            repairs_placement=self._parts.config.recovery_repairs_placement,
+            may_lack=lambda: self._parts.membership.may_lack(
                 self._named.get(ledger_id, {}), marked_ms, self._named.get(ledger_id)
             ),
             slots=self._slots,
         )
-        repair = LedgerRepair(self._client.administration(), rules, self._account)
+        repair = LedgerRepair(self._parts.client.administration(), rules, self._account)
         before = self.reports.get(ledger_id)
         while True:
-            notes_version = self._membership.notes_version
+            notes_version = self._parts.membership.notes_version
             outcome = await repair.run(ledger_id, before.losses if before is not None else ())
             if outcome.state is not RepairState.HEALTHY or not await self._is_outdated(ledger_id, notes_version):
                 break
-        self.acted_ms = self._runtime.clock.wall_ms()
+        self.acted_ms = self._parts.runtime.clock.wall_ms()
         if outcome.state is not RepairState.HEALTHY:
             self._postpone(item, outcome)
         elif await store.done(lock):
@@ -347,7 +329,9 @@ class Worker:
     def _circumstances(self, ledger_id: int) -> Circumstances:
         """Return the states of bookies. Those named by the mark are only `claimed` lost: enough for copies, not for
         ending a writer."""
-        return self._membership.circumstances(claimed=self._membership.away_when_marked(self._named.get(ledger_id, {})))
+        return self._parts.membership.circumstances(
+            claimed=self._parts.membership.away_when_marked(self._named.get(ledger_id, {}))
+        )
 
     async def _is_outdated(self, ledger_id: int, notes_version: int) -> bool:
         """Report whether a ledger was found healthy with notes that are older than its mark.
@@ -355,15 +339,15 @@ class Worker:
         A mark may name a registered bookie: one that returned, or one that is to be emptied, which this process may not
         have read yet.
         """
-        named, registered = self._named.get(ledger_id, ()), self._membership.registered
+        named, registered = self._named.get(ledger_id, ()), self._parts.membership.registered
         if not named or any(bookie in registered for bookie in named):
-            await self._membership.read_notes()
-        return self._membership.notes_version != notes_version
+            await self._parts.membership.read_notes()
+        return self._parts.membership.notes_version != notes_version
 
     def _postpone(self, item: Item, outcome: Outcome) -> None:
         is_lost = bool(outcome.losses) and not outcome.waits
         wants_target = any(wait.cause is Cause.TARGET for wait in outcome.waits)
-        now, now_ms = self._now(), self._runtime.clock.wall_ms()
+        now, now_ms = self._now(), self._parts.runtime.clock.wall_ms()
         due_at = self._agenda.postpone(
             item.ledger_id,
             now,
@@ -385,13 +369,15 @@ class Worker:
             1 if before is None else before.tries + 1,
         )
         if before is None and len(self.reports) >= REPORTS_MAX:
-            self._events.warning("recovery.many_reports", ledger=item.ledger_id, kept=REPORTS_MAX)
+            self._parts.events.warning("recovery.many_reports", ledger=item.ledger_id, kept=REPORTS_MAX)
             return
         self.reports[item.ledger_id] = report
         if before is None or before.state is not report.state:
             why = [f"{loss.entries} are lost" for loss in report.losses]
             why += [f"waits for {wait.cause.value}: {wait.reason}" for wait in report.waits]
-            self._events.warning("recovery.not_repaired", ledger=item.ledger_id, state=report.state.value, why=why[0])
+            self._parts.events.warning(
+                "recovery.not_repaired", ledger=item.ledger_id, state=report.state.value, why=why[0]
+            )
 
     # -- writers of unfinished ledgers ---------------------------------------------------------------------------
     def _grace_left(self, ledger: Versioned) -> float:
@@ -406,12 +392,14 @@ class Worker:
         if known != record.ensembles:
             before = {}
         lost = self._circumstances(record.ledger_id).lost_at_the_end_of(record)
-        reasons: list[object] = [(bookie, self._membership.absence.away_since(bookie)) for bookie in lost]
+        reasons: list[object] = [(bookie, self._parts.membership.absence.away_since(bookie)) for bookie in lost]
         if record.state is LedgerState.IN_RECOVERY:
             reasons.append(record.state)
         since = {reason: before.get(reason, now) for reason in reasons}
         self._grace[record.ledger_id] = (record.ensembles, since)
-        return max(0.0, min(since.values(), default=now) + self._config.recovery_open_ledger_grace_ms / 1000 - now)
+        return max(
+            0.0, min(since.values(), default=now) + self._parts.config.recovery_open_ledger_grace_ms / 1000 - now
+        )
 
     def _forget(self, ledger_id: int) -> None:
         self.reports.pop(ledger_id, None)
