@@ -122,6 +122,9 @@ _SQL = {
     )
     for table in REGISTRATIONS
 }
+_READ = {
+    table: f"SELECT data, version, session, ctime_ms FROM ({sql.rows}) WHERE key = ?" for table, sql in _SQL.items()
+}
 _WITH_SESSIONS = (Table.NODES, *REGISTRATIONS)
 
 
@@ -275,8 +278,9 @@ class SqliteStore(TableStore):
     def _item(self, key: Key) -> Item | None:
         if isinstance(key.name, int) and not 0 <= key.name <= LEDGER_ID_MAX:
             return None
-        rows = self._rows(key.table, "key = :key", {"key": key.name})
-        return rows[0][1] if rows else None
+        assert self._connection is not None
+        row = self._connection.execute(_READ[key.table], (key.name,)).fetchone()
+        return None if row is None else Item(*row)
 
     def _put(self, key: Key, item: Item) -> None:
         assert self._connection is not None

@@ -143,15 +143,11 @@ class Outcome:
 
 def holds(condition: At | Exists | HeldBy | FreeFor, item: Item | None) -> bool:
     """Report whether a condition on a key holds. `item`: the item at the key."""
-    match condition:
-        case At():
-            return item is None if condition.version == 0 else item is not None and item.version == condition.version
-        case Exists():
-            return item is not None
-        case HeldBy():
-            return item is not None and item.session == condition.session
-        case FreeFor():
-            return item is None or item.session == condition.session
+    if isinstance(condition, At):
+        return item is None if condition.version == 0 else item is not None and item.version == condition.version
+    if item is None:
+        return isinstance(condition, FreeFor)
+    return isinstance(condition, Exists) or item.session == condition.session
 
 
 # -- the port ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ from bookies.metadata.shared.nodes import (
     Condition,
     Delete,
     Empty,
+    Exists,
     FreeFor,
+    HeldBy,
     Item,
     Key,
     Outcome,
@@ -69,34 +71,34 @@ class TableStore(ABC):
     # -- transactions --------------------------------------------------------------------------------------------
     def _transact(self, conditions: Sequence[Condition], changes: Sequence[Change]) -> Outcome:
         """Carry out a transaction, see `Nodes.commit`."""
-        sessions = [change.session for change in changes if isinstance(change, Put) and change.session]
-        if any(self._lease_left_ms(session) is None for session in sessions):
-            raise SessionExpired("the session with the metadata store has ended")
-        keys = [None if isinstance(condition, Empty) else condition.key for condition in conditions]
-        known = {key: self._item(key) for key in (*keys, *(change.key for change in changes)) if key is not None}
-        items = [None if key is None else known[key] for key in keys]
-        if all(map(self._is_met, conditions, items)):
-            effective = [change for change in changes if _has_effect(change, known[change.key])]
-            return Outcome(True, self._apply(effective, known), items)
-        holders = [
-            item.session
-            for condition, item in zip(conditions, items, strict=True)
-            if isinstance(condition, FreeFor) and item is not None and item.session != condition.session
-        ]
-        wait_ms = max((self._lease_left_ms(session) or 0 for session in holders), default=0)
-        return Outcome(False, self._counter(REVISION), items, wait_ms)
+        for change in changes:
+            if isinstance(change, Put) and change.session and self._lease_left_ms(change.session) is None:
+                raise SessionExpired("the session with the metadata store has ended")
+        known: dict[Key, Item | None] = {}
+        items: list[Item | None] = []
+        is_met, wait_ms = True, 0
+        for condition in conditions:
+            if isinstance(condition, Empty):
+                item, holds_now = None, self._is_empty(condition.table)
+            else:
+                item = known[condition.key] = self._item(condition.key)
+                holds_now = self._holds(condition, item)
+                if isinstance(condition, FreeFor) and item is not None and not holds_now:
+                    wait_ms = max(wait_ms, self._lease_left_ms(item.session) or 0)
+            items.append(item)
+            is_met = is_met and holds_now
+        if not is_met:
+            return Outcome(False, self._counter(REVISION), items, wait_ms)
+        for change in changes:
+            if change.key not in known:
+                known[change.key] = self._item(change.key)
+        effective = [change for change in changes if _has_effect(change, known[change.key])]
+        return Outcome(True, self._apply(effective, known), items)
 
-    def _is_met(self, condition: Condition, item: Item | None) -> bool:
-        if isinstance(condition, Empty):
-            return self._is_empty(condition.table)
-        table, name = condition.key
-        if (
-            isinstance(condition, At)
-            and condition.version == 0
-            and table is Table.LEDGERS
-            and self._is_spent(int(name))
-        ):
-            return False
+    def _holds(self, condition: At | Exists | HeldBy | FreeFor, item: Item | None) -> bool:
+        if isinstance(condition, At) and not condition.version and item is None:
+            table, name = condition.key
+            return table is not Table.LEDGERS or not self._is_spent(int(name))
         return holds(condition, item)
 
     def _apply(self, changes: Sequence[Change], known: Mapping[Key, Item | None]) -> int:
