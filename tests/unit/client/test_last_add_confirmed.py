@@ -28,6 +28,7 @@ from bookies.errors import (
     Unauthorized,
 )
 from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.shared.nodes import Table
 from bookies.model import BookieId
 from bookies.protocol.ledger.ledger import in_recovery
 from bookies.wire.messages import ReadLacRequest, ReadLacResponse, ReadRequest, ReadResponse, Request, Response
@@ -399,7 +400,8 @@ def test_a_tail_whose_session_was_lost_reaches_the_end() -> None:
         driver = other._driver
         assert isinstance(driver, MemoryDriver)
         await driver.require_session()
-        for watch in [watch for watch in driver._ledger_watches if watch.key == writer.ledger_id]:
+        ledger_watches = driver._watches._keys[Table.LEDGERS]
+        for watch in [watch for watch in ledger_watches if watch.key.name == writer.ledger_id]:
             watch.cancel()  # The session takes its watches with it, as ZooKeeper's do.
         driver.expire()
         await world.take_down(writer.metadata.last_ensemble[0])

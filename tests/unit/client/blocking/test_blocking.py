@@ -135,8 +135,9 @@ import os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import bookies
 from bookies.metadata.embedded.memory import shared_store
+from bookies.metadata.shared.nodes import INSTANCE_ID, Put
 
-shared_store("forked").initialize("x")
+shared_store("forked").commit([], [Put(INSTANCE_ID, b"x")])
 store = bookies.blocking.connect("memory:forked")
 assert store.bookies() == []
 child = os.fork()

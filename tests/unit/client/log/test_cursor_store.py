@@ -13,6 +13,7 @@ from bookies.client.log import Log
 from bookies.errors import CursorBehind, InvalidArgument, LogNotFound, LogTruncated, MetadataError
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.interface.driver import Step
+from bookies.metadata.shared.nodes import Table
 from bookies.protocol.log import Position
 
 Act = Callable[[World, Client, Log, list[Position]], Awaitable[None]]
@@ -71,7 +72,7 @@ def test_cursors_go_with_their_log() -> None:
     async def act(world: World, client: Client, log: Log, positions: list[Position]) -> None:
         await log.move_cursor("billing", positions[2])
         await log.delete()
-        assert world.store.record_names("") == []
+        assert world.store.list(Table.RECORDS).items == []
         with pytest.raises(LogNotFound):
             await log.cursors()
         await log.create()
