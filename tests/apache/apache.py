@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.fakes.adds import add_request
 
 from bookies.errors import Status
 from bookies.kernels import Records
 from bookies.wire import v3
 from bookies.wire.client import ResponseDecoder, encode_request
 from bookies.wire.messages import (
-    AddBatch,
     AddResponses,
     ReadLacRequest,
     ReadLacResponse,
@@ -104,7 +104,7 @@ class Connection:
         return self._txn_id
 
     def add(self, ledger_id: int, key: bytes, entry_id: int, body: bytes, *, is_recovery: bool = False) -> Status:
-        request = AddBatch(
+        request = add_request(
             v3.VERSION, ledger_id, key, [entry_id], Records.of([body]), -1, is_recovery, txn_ids=[self._next()]
         )
         response = self._ask(request)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.apache.apache import Connection, NotServing, apache_bookie
+from tests.fakes.adds import add_to
 
 from bookies.admin import cli
 from bookies.admin.verbs.convert import config_of
@@ -96,7 +97,7 @@ async def add(store: LedgerStore, ledger_id: int, entry_id: int, body: bytes) ->
         done.set_exception(error) if error is not None else done.set_result(None)
 
     records = Records.of([body])
-    store.add(ledger_id, KEY, [entry_id], records, -1, is_recovery=False, is_deferred_sync=False, done=answered)
+    add_to(store, ledger_id, KEY, [entry_id], records, -1, is_recovery=False, is_deferred_sync=False, done=answered)
     await done
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bookies.errors import Status
-from bookies.kernels import Records
+from bookies.kernels import Adds, Records
 from bookies.wire.availability import pack_availability
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     BatchReadRequest,
     BatchReadResponse,
@@ -74,7 +74,10 @@ class FakeBookie:
             if isinstance(request, ReadRequest) and request.previous_lac is not None and not self._has_news(request):
                 self._hold(connection, request)
                 return
-            responses = [self.answer(request)]
+            if isinstance(request, AddRequest):
+                responses = [self._add(request, part) for part in request.adds.parts()]
+            else:
+                responses = [self.answer(request)]
         delay_s = self.delay_s(request)
         for response in responses:
             if delay_s:
@@ -85,8 +88,6 @@ class FakeBookie:
 
     def answer(self, request: Request) -> Response:
         """What a well-behaved bookie says."""
-        if isinstance(request, AddBatch):
-            return self._add(request)
         if isinstance(request, ReadRequest):
             return self._long_poll(request) if request.previous_lac is not None else self._read(request)
         if isinstance(request, BatchReadRequest):
@@ -109,18 +110,19 @@ class FakeBookie:
         runs = [range(entry_id, entry_id + 1) for entry_id in sorted(ledger.entries)]
         return ListEntriesResponse(3, request.txn_id, Status.OK, request.ledger_id, pack_availability(runs))
 
-    def _add(self, batch: AddBatch) -> AddResponses:
-        ledger = self.ledgers.setdefault(batch.ledger_id, FakeLedger(batch.master_key))
+    def _add(self, request: AddRequest, adds: Adds) -> AddResponses:
+        ((ledger_id, entry_ids, records),) = adds.stretches()
+        ledger = self.ledgers.setdefault(ledger_id, FakeLedger(request.master_key))
         status = Status.OK
-        if ledger.master_key != batch.master_key:
+        if ledger.master_key != request.master_key:
             status = Status.UNAUTHORIZED
-        elif ledger.is_fenced and not batch.is_recovery:
+        elif ledger.is_fenced and not request.is_recovery:
             status = Status.FENCED
         else:
-            for index, entry_id in enumerate(batch.entry_ids):
-                ledger.entries[entry_id] = batch.records.body(index)
-            ledger.last_add_confirmed = max(ledger.last_add_confirmed, batch.last_add_confirmed)
-        return AddResponses(batch.version, status, batch.ledger_id, batch.entry_ids, batch.txn_ids)
+            for index, entry_id in enumerate(entry_ids):
+                ledger.entries[entry_id] = records.body(index)
+            ledger.last_add_confirmed = max(ledger.last_add_confirmed, *adds.lacs)
+        return AddResponses(request.version, status, ledger_id, entry_ids, request.txn_ids)
 
     def _find(self, ledger_id: int, entry_id: int) -> tuple[Status, bytes | None]:
         ledger = self.ledgers.get(ledger_id)

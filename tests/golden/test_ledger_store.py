@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
+from tests.fakes.adds import add_to
 from tests.fakes.records import FakeRecords
 
 from bookies.config import BookieConfig
@@ -124,8 +125,16 @@ async def probe_add(store: LedgerStore, ledger_id: int, key: bytes, entry_id: in
         future.set_result(type(error).__name__ if error else "accepted")
 
     try:
-        store.add(
-            ledger_id, key, [entry_id], Records.of([body]), -1, is_recovery=False, is_deferred_sync=False, done=done
+        add_to(
+            store,
+            ledger_id,
+            key,
+            [entry_id],
+            Records.of([body]),
+            -1,
+            is_recovery=False,
+            is_deferred_sync=False,
+            done=done,
         )
     except BookKeeperError as error:
         return type(error).__name__

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from array import array
 from typing import Any
 
 import pytest
+from tests.fakes.adds import add_request
 
 from bookies.errors import Status
-from bookies.kernels import Records
+from bookies.kernels import Adds, Records
 from bookies.model import DigestType
 from bookies.wire import digest, v2
 from bookies.wire.availability import pack_availability, parse_availability
 from bookies.wire.client import ResponseDecoder, encode_request
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -51,9 +53,9 @@ ENTRY, ENTRY_2, LAC_PACKET = VECTORS["E-CRC32C"], VECTORS["E-CRC32C-2"], VECTORS
 OK = Status.OK
 
 
-def add(version: int, body: bytes = ENTRY, key: bytes = KEY, txn: int | None = None, **flags: bool) -> AddBatch:
+def add(version: int, body: bytes = ENTRY, key: bytes = KEY, txn: int | None = None, **flags: bool) -> AddRequest:
     txn_ids = None if txn is None else [txn]
-    return AddBatch(version, 1, key, [0], Records.of([body]), -1, txn_ids=txn_ids, **flags)
+    return add_request(version, 1, key, [0], Records.of([body]), -1, txn_ids=txn_ids, **flags)
 
 
 def read(version: int, txn: int, entry: int, **more: Any) -> ReadRequest:
@@ -127,8 +129,14 @@ def normalized(message: Any) -> Any:
     for name in ("entry_ids", "txn_ids"):
         if getattr(message, name, None) is not None:
             setattr(message, name, list(getattr(message, name)))
-    if isinstance(message, AddBatch):
-        message.records = Records(message.records.data, list(message.records.starts))
+    if isinstance(message, AddRequest):
+        adds = message.adds
+        message.adds = Adds.of(
+            adds.first_ledger_id,
+            array("q", adds.entry_ids),
+            Records(adds.records.data, list(adds.records.starts)),
+            max(adds.lacs),
+        )
     return message
 
 

@@ -234,22 +234,28 @@ exhibit(
     "add.",
 )
 def _(patch: Patch) -> None:
-    original = LedgerStore._insert
-    stale: dict[tuple[int, int], float] = {}  # when each storage's ledger last accepted an add
+    original_check, original_store = LedgerStore._check_add, LedgerStore._store
+    accepted: dict[tuple[int, int], float] = {}  # when each storage's ledger last accepted an add
 
-    def insert(self: LedgerStore, parts: Any, ledger: Any, *arguments: Any) -> None:
-        now, key, header = asyncio.get_running_loop().time(), (id(self), ledger.ledger_id), ledger.header
-        if header.is_fenced and now - stale.get(key, -1.0) < 0.05:
-            ledger.header = replace(header, state=header.state & ~STATE_FENCED)
-            try:
-                original(self, parts, ledger, *arguments)
-            finally:
-                ledger.header = header
-        else:
-            original(self, parts, ledger, *arguments)
-        stale[key] = now
+    def check_add(parts: Any, ledger: Any, *arguments: Any, **flags: Any) -> None:
+        now = asyncio.get_running_loop().time()
+        if ledger is None or now - accepted.get((id(parts), ledger.ledger_id), -1.0) >= 0.05:
+            original_check(parts, ledger, *arguments, **flags)
+            return
+        header = ledger.header
+        ledger.header = replace(header, state=header.state & ~STATE_FENCED)
+        try:
+            original_check(parts, ledger, *arguments, **flags)
+        finally:
+            ledger.header = header
 
-    patch.setattr(LedgerStore, "_insert", insert)
+    def store(self: LedgerStore, parts: Any, ledgers: Any, *arguments: Any) -> None:
+        original_store(self, parts, ledgers, *arguments)
+        now = asyncio.get_running_loop().time()
+        accepted.update({(id(parts), ledger.ledger_id): now for ledger in ledgers})
+
+    patch.setattr(LedgerStore, "_check_add", staticmethod(check_add))
+    patch.setattr(LedgerStore, "_store", store)
 
 
 exhibit(

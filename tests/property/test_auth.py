@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes.adds import add_request
 
 from bookies.errors import Status
 from bookies.kernels import Records
@@ -20,7 +21,7 @@ from bookies.wire.auth import (
 )
 from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server, parse_directives
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -49,8 +50,8 @@ subjects = st.none() | st.lists(
 )
 
 
-def add(version: int, ledger_id: int) -> AddBatch:
-    return AddBatch(
+def add(version: int, ledger_id: int) -> AddRequest:
+    return add_request(
         version, ledger_id, bytes(20), [0], Records.of([bytes(40)]), -1, txn_ids=[1] if version == 3 else None
     )
 

@@ -92,7 +92,7 @@ def _check_arrivals(random: Random, batch_count: int, order: str) -> None:
             top = (300 - number) * batch_count
             entry_ids = list(range(top, top - batch_count, -1))
         bodies = [b"%d/%d" % (number, place) for place in range(len(entry_ids))]
-        cache.current.add(1, entry_ids, Records.of(bodies))
+        cache.current.add_run(1, entry_ids, Records.of(bodies))
         model.update(zip(entry_ids, bodies, strict=True))
         if number == 170:
             cache.rotate((LogMark(),))

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes.adds import add_request
 
 from bookies.errors import RemoteProtocolError, Status
 from bookies.kernels import Records
@@ -16,7 +17,7 @@ from bookies.wire.availability import parse_availability
 from bookies.wire.client import ResponseDecoder, encode_request
 from bookies.wire.digest import package_entry
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -58,7 +59,7 @@ flags = st.booleans()
 
 
 @st.composite
-def add_batches(draw: st.DrawFn, version: int) -> AddBatch:
+def add_batches(draw: st.DrawFn, version: int) -> AddRequest:
     ledger_id, first, count = draw(st.integers(0, 2)), draw(ids), draw(st.integers(1, 12))
     entry_ids = [(first + index) % (1 << 63) for index in range(count)]
     payload = draw(data)
@@ -67,7 +68,7 @@ def add_batches(draw: st.DrawFn, version: int) -> AddBatch:
         for entry_id in entry_ids
     ]
     lac = max(int.from_bytes(body[16:24], "big", signed=True) for body in bodies)
-    return AddBatch(
+    return add_request(
         version,
         ledger_id,
         draw(keys if version == 2 else keys | data),
@@ -157,12 +158,13 @@ def singles(messages: Sequence[Any]) -> list[Any]:
     """Batches taken apart, so that it does not matter how adds were merged."""
     found: list[Any] = []
     for message in messages:
-        if isinstance(message, AddBatch):
-            txns = message.txn_ids or [None] * len(message.records)
-            for index, (entry_id, txn_id) in enumerate(zip(message.entry_ids, txns, strict=True)):
-                shared = message.version, message.ledger_id, message.master_key
-                flags = message.is_recovery, message.is_high_priority, message.is_deferred_sync
-                found.append((*shared, entry_id, txn_id, message.records.body(index), flags))
+        if isinstance(message, AddRequest):
+            txns = iter(message.txn_ids or [None] * len(message.adds))
+            flags = message.is_recovery, message.is_high_priority, message.is_deferred_sync
+            for ledger_id, entry_ids, records in message.adds.stretches():
+                for index, entry_id in enumerate(entry_ids):
+                    shared = message.version, ledger_id, message.master_key
+                    found.append((*shared, entry_id, next(txns), records.body(index), flags))
         elif isinstance(message, AddResponses):
             status = message.status
             if message.version == 2 and status is Status.UNKNOWN_LEDGER_STATE:
@@ -182,9 +184,10 @@ def check_stream(expected: list[Any], stream: bytes, feeder: Callable[[], Feed],
     whole = feeder()(stream)
     assert singles(whole) == singles(expected)
     for message in whole:
-        if isinstance(message, AddBatch):
-            lacs = [message.records.body(index)[16:24] for index in range(len(message.records))]
-            assert message.last_add_confirmed == max(int.from_bytes(lac, "big", signed=True) for lac in lacs)
+        if isinstance(message, AddRequest):
+            for lac, (_, _, records) in zip(message.adds.lacs, message.adds.stretches(), strict=True):
+                lacs = [records.body(index)[16:24] for index in range(len(records))]
+                assert lac == max(int.from_bytes(each, "big", signed=True) for each in lacs)
     feed = feeder()
     single = [message for index in range(len(stream)) for message in feed(stream[index : index + 1])]
     assert singles(single) == singles(expected)
@@ -261,7 +264,7 @@ def test_changed_bytes(stream: bytes, changes: list[tuple[int, int]]) -> None:
 
 @given(add_batches(3), st.integers(0, 1 << 16), st.integers(0, 255))
 @settings(max_examples=150, deadline=None)
-def test_runs_of_v3_adds_accept_what_single_adds_do(batch: AddBatch, position: int, value: int) -> None:
+def test_runs_of_v3_adds_accept_what_single_adds_do(batch: AddRequest, position: int, value: int) -> None:
     """The fast way through a run against the general one: frame by frame, with one byte changed somewhere."""
     check_runs(b"".join(map(bytes, encode_request(batch))), position, value, lambda: RequestDecoder(SIZE_MAX).feed)
 

@@ -9,7 +9,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bookies.kernels import Records, SortedEntries
+from bookies.kernels import Adds, Records, SortedEntries
 from bookies.storage.cache import WriteCache
 from bookies.storage.cache.write_cache import AddRun, Generation
 from bookies.storage.journal import LogMark
@@ -38,7 +38,7 @@ def test_against_a_dictionary(arrivals: list, first: int, count_max: int, size_m
     model: dict[tuple[int, int], bytes] = {}
     for number, (ledger_id, entry_ids, rotates) in enumerate(arrivals):
         bodies = [_body(ledger_id, entry_id, number, place) for place, entry_id in enumerate(entry_ids)]
-        cache.current.add(ledger_id, entry_ids, Records.of(bodies))
+        cache.current.add_run(ledger_id, entry_ids, Records.of(bodies))
         model.update({(ledger_id, entry_id): body for entry_id, body in zip(entry_ids, bodies, strict=True)})
         if rotates and cache.snapshot is None:
             cache.rotate((LogMark(number),))
@@ -75,13 +75,11 @@ def test_mixed_runs_against_a_dictionary(arrivals: list, first: int, count_max: 
             case tuple():
                 ledger_id, entry_ids = arrival
                 bodies = [_body(ledger_id, entry_id, number, place) for place, entry_id in enumerate(entry_ids)]
-                cache.current.add(ledger_id, entry_ids, Records.of(bodies))
+                cache.current.add_run(ledger_id, entry_ids, Records.of(bodies))
                 model |= {(ledger_id, entry_id): body for entry_id, body in zip(entry_ids, bodies, strict=True)}
             case list():
                 bodies = [_body(*ids, number, place) for place, ids in enumerate(arrival)]
-                records = Records.of(bodies)
-                numbers = [array("q", column) for column in zip(*arrival, strict=True)]
-                cache.current.add_mixed(AddRun(*numbers, Records(records.data, array("q", records.starts))))
+                cache.current.add(Adds.of_many([(*ids, -1) for ids in arrival], bodies))
                 model |= dict(zip(arrival, bodies, strict=True))
     _check(cache, of_snapshot | model, first, count_max, size_max)
     assert cache.size >= sum(map(len, (of_snapshot | model).values()))

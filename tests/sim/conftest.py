@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from random import Random
 from typing import cast
 
 import pytest
+from tests.fakes.adds import add_to
 
 from bookies.config import BookieConfig
 from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed, Unauthorized
-from bookies.kernels import Records, digest, scan_records
+from bookies.kernels import Adds, Records, digest, scan_records
 from bookies.lab.sim.world.cluster import SimClock
 from bookies.lab.sim.world.disk import Loss, SimDisk
 from bookies.lab.sim.world.loop import Participant, SimLoop
 from bookies.lab.sim.world.workers import SimWorkers
 from bookies.model import DigestType
 from bookies.runtime.ports import Network, Runtime
-from bookies.storage.cache.write_cache import AddRun
 from bookies.storage.store import LedgerStore
 
 KEY = b"k" * 20
@@ -76,7 +74,8 @@ class Promises:
 
         ids = list(bodies)
         entry_ids: Sequence[int] = range(ids[0], ids[-1] + 1) if ids == list(range(ids[0], ids[-1] + 1)) else ids
-        store.add(
+        add_to(
+            store,
             ledger_id,
             KEY,
             entry_ids,
@@ -89,36 +88,28 @@ class Promises:
         return future
 
     async def add_mixed(self, store: LedgerStore, bodies: dict[tuple[int, int], bytes]) -> None:
-        """Send entries of many ledgers as one run, and those that it leaves one by one."""
-        waits: list[asyncio.Future[None]] = []
-        for each, body in bodies.items():
-            self.submitted.setdefault(each, []).append(body)
-        sizes: list[int] = []
+        """Send entries of many ledgers together; return when all are acknowledged."""
+        for ids, body in bodies.items():
+            self.submitted.setdefault(ids, []).append(body)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = set(bodies)
 
-        def done(future: asyncio.Future[None], some: AddRun, error: BaseException | None) -> None:
+        def done(part: Adds, error: BaseException | None) -> None:
             if error is not None:
                 future.set_exception(error)
                 return
-            for each in zip(some.ledger_ids, some.entry_ids, strict=True):
-                self.acknowledged[each] = bodies[each]
-            sizes.append(some.records.size)
-            if sum(sizes) == sum(accepted):
+            for ledger_id, entry_ids, _ in part.stretches():
+                for entry_id in entry_ids:
+                    self.acknowledged[ledger_id, entry_id] = bodies[ledger_id, entry_id]
+                    left.remove((ledger_id, entry_id))
+            if not left:
                 future.set_result(None)
 
-        accepted: list[int] = []
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        records = Records.of(list(bodies.values()))
-        numbers = [array("q", column) for column in zip(*bodies, strict=True)]
-        mixed = AddRun(*numbers, Records(records.data, array("q", records.starts)))
-        lacs = [entry_id - 1 for _, entry_id in bodies]
-        others = store.add_mixed(
-            KEY, mixed, lacs, is_recovery=False, accepted=accepted.append, done=partial(done, future)
-        )
-        waits += [future] if accepted else []
-        ids = list(bodies)
-        for ledger_id, entry_id in [ids[index] for index in others]:
-            waits.append(self.add(store, ledger_id, {entry_id: bodies[ledger_id, entry_id]}))
-        await asyncio.gather(*waits)
+        adds = Adds.of_many([(*ids, ids[1] - 1) for ids in bodies], list(bodies.values()))
+        refused = store.add(adds, KEY, is_recovery=False, is_deferred_sync=False, accepted=lambda size: None, done=done)
+        for _, error in refused:
+            raise error
+        await future
 
     def fence(self, store: LedgerStore, ledger_id: int) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

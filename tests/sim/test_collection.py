@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.fakes.adds import add_to
 from tests.fakes.offloaded import coming_back, forgotten
 from tests.fakes.records import BOOKIE, FakeRecords, Record, record
 
@@ -74,7 +75,7 @@ async def refusals(store: LedgerStore, body: Body, ledger_id: int) -> list[type[
 
     def add(is_recovery: bool) -> Callable[[Any], None]:
         flags = {"is_recovery": is_recovery, "is_deferred_sync": False}
-        return lambda done: store.add(ledger_id, KEY, [99], entry, 98, **flags, done=done)  # type: ignore[arg-type]
+        return lambda done: add_to(store, ledger_id, KEY, [99], entry, 98, **flags, done=done)  # type: ignore[arg-type]
 
     calls: list[Callable[[Any], None]] = [
         add(False),

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.fakes.adds import add_to
 
 from bookies.errors import (
     BookieBusy,
@@ -44,7 +45,8 @@ async def add(store: LedgerStore, ledger_id: int, body: bytes, key: bytes = KEY,
     """Add one entry. Raises what the storage refuses with, now or later."""
     future, done = outcome()
     entry_id = struct.unpack_from(">q", body, 8)[0]
-    store.add(
+    add_to(
+        store,
         ledger_id,
         key,
         [entry_id],
@@ -343,7 +345,7 @@ def test_nothing_is_acknowledged_before_it_is_durable(machine: Any, body: Body) 
                     early.append("acknowledged too early")
                 done(error)
 
-            store.add(ledger_id, KEY, [number], records, -1, is_recovery=False, is_deferred_sync=False, done=check)
+            add_to(store, ledger_id, KEY, [number], records, -1, is_recovery=False, is_deferred_sync=False, done=check)
             waits.append(future)
             if random.random() < 0.3:
                 await asyncio.sleep(random.random() / 1000)
@@ -529,7 +531,7 @@ def test_after_a_failure_of_the_journal_nobody_is_answered(machine: Any, body: B
         answers: list[object] = []
         for entry_id in range(1, 4):
             record = Records.of([body(1, entry_id, size=5000)])
-            store.add(1, KEY, [entry_id], record, 0, is_recovery=False, is_deferred_sync=False, done=answers.append)
+            add_to(store, 1, KEY, [entry_id], record, 0, is_recovery=False, is_deferred_sync=False, done=answers.append)
         store.fence(1, KEY, answers.append)
         await asyncio.sleep(1)
         assert not answers

@@ -17,7 +17,8 @@ from bookies.client.repair import recovery
 from bookies.client.transport import BookieWatcher
 from bookies.client.write.quorum_timeout import QuorumTimeout
 from bookies.errors import BookKeeperError
-from bookies.kernels import scan_records
+from bookies.kernels import Adds, scan_records
+from bookies.kernels.adds import COLUMNS
 from bookies.lab.sim.run import Simulation, mixed, simulate
 from bookies.lab.sim.world.disk import SimDisk, SimFile
 from bookies.metadata.shared import table_store
@@ -219,34 +220,39 @@ def sync_no_directory(patch: Patch) -> None:  # B-1, I-1
 
 
 def give_a_confirmed_end_to_another_ledger(patch: Patch) -> None:  # L-3, I-14
-    original = LedgerStore.add_mixed
+    original = LedgerStore.add
 
-    def mutant(self: LedgerStore, master_key, mixed, lacs, **rest):  # type: ignore[no-untyped-def]
-        return original(self, master_key, mixed, [*lacs[1:], *lacs[:1]], **rest)
+    def mutant(self: LedgerStore, adds: Adds, *arguments, **rest):  # type: ignore[no-untyped-def]
+        table, lacs = adds.table[:], adds.lacs
+        table[2::COLUMNS] = lacs[1:] + lacs[:1]
+        return original(self, Adds(table, adds.entry_ids, adds.records), *arguments, **rest)
 
-    patch.setattr(LedgerStore, "add_mixed", mutant)
+    patch.setattr(LedgerStore, "add", mutant)
 
 
 def answer_many_ledgers_before_the_sync(patch: Patch) -> None:  # B-1
-    original = LedgerStore.add_mixed
+    original = LedgerStore.add
 
-    def mutant(self: LedgerStore, master_key, mixed, lacs, *, done, **rest):  # type: ignore[no-untyped-def]
-        others = original(self, master_key, mixed, lacs, done=lambda run, error: None, **rest)
-        if stored := sorted(set(range(len(mixed))) - set(others)):
-            asyncio.get_running_loop().call_soon(done, mixed.picked(stored), None)
-        return others
+    def mutant(self: LedgerStore, adds: Adds, *arguments, done, **rest):  # type: ignore[no-untyped-def]
+        if adds.stretch_count == 1:
+            return original(self, adds, *arguments, done=done, **rest)
+        refused = original(self, adds, *arguments, done=lambda part, error: None, **rest)
+        for part in adds.parts():
+            if all(part.ledger_ids != other.ledger_ids for other, _ in refused):
+                asyncio.get_running_loop().call_soon(done, part, None)
+        return refused
 
-    patch.setattr(LedgerStore, "add_mixed", mutant)
+    patch.setattr(LedgerStore, "add", mutant)
 
 
 def store_entries_in_the_wrong_ledger(patch: Patch) -> None:  # B-1, I-27
-    original = Generation.add_mixed
+    original = Generation._add_mixed
 
     def mutant(self: Generation, run: AddRun) -> None:
         ids = run.ledger_ids
         original(self, AddRun(ids[1:] + ids[:1], run.entry_ids, run.records))
 
-    patch.setattr(Generation, "add_mixed", mutant)
+    patch.setattr(Generation, "_add_mixed", mutant)
 
 
 MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one that caught it, so that it is quick

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes.adds import add_to
 
-from bookies.kernels import Records
+from bookies.kernels import Adds, Records
 from bookies.lab.sim.run import simulate
 from bookies.lab.sim.world.witness import Witness
 from bookies.storage.gc import sealed_logs
@@ -35,8 +36,9 @@ def test_a_log_that_is_forgotten_and_not_removed_is_noticed(monkeypatch: pytest.
 def test_an_entry_of_a_ledger_that_was_deleted_is_noticed() -> None:
     told: list[tuple[str, str]] = []
 
-    def add(*arguments: Any, done: Any, **flags: Any) -> None:
-        done(None)
+    def add(adds: Adds, *arguments: Any, done: Any, **flags: Any) -> list[Any]:
+        done(adds, None)
+        return []
 
     store: Any = SimpleNamespace(record=lambda ledger_id: None)
     witness = Witness(store, lambda promise, text: told.append((promise, text)))
@@ -44,7 +46,8 @@ def test_an_entry_of_a_ledger_that_was_deleted_is_noticed() -> None:
     storage = witness.watch("b1", inner)
 
     def write(ledger_id: int) -> None:
-        storage.add(
+        add_to(
+            storage,
             ledger_id,
             b"",
             [3],

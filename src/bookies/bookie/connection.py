@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
         self._service = surroundings.service
         self._intake = surroundings.intake
         self._events = surroundings.events
-        self._decoder = RequestDecoder(surroundings.frame_size_max, mixes=True)
+        self._decoder = RequestDecoder(surroundings.frame_size_max)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._output: list[Buffer] = []
@@ -104,10 +104,10 @@ class Connection(asyncio.Protocol):
         self._answer_size += answer_size
         self._schedule_flush()
 
-    def send(self, frames: bytes) -> None:
+    def send(self, frames: list[Buffer]) -> None:
         """Send responses that are encoded already, with the others of this iteration."""
         if not self.is_closed:
-            self._output.append(frames)
+            self._output += frames
             self._schedule_flush()
 
     def _schedule_flush(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bookies.bookie.connection import Connection
@@ -21,13 +21,11 @@ from bookies.bookie.reads import Reads
 from bookies.bookie.state import BookieState, Phase
 from bookies.bookie.storage_port import Storage
 from bookies.errors import BookKeeperError, Status, status_of_error
+from bookies.kernels import Adds
 from bookies.runtime.events import Events
-from bookies.storage.cache.write_cache import AddRun
 from bookies.wire.auth import auth_disabled
 from bookies.wire.messages import (
-    AddBatch,
-    AddColumns,
-    AddResponses,
+    AddRequest,
     AuthRequest,
     BareResponse,
     BatchReadRequest,
@@ -45,7 +43,7 @@ from bookies.wire.messages import (
     WriteLacRequest,
     WriteLacResponse,
 )
-from bookies.wire.server import encode_answers, encode_mixed_answers
+from bookies.wire.server import encode_answers
 
 LAC_PACKET_SIZE_MIN = 16
 INFO_TOTAL, INFO_FREE = 1, 2
@@ -70,8 +68,7 @@ class Handlers:
         self._events = events
         self.on_add_latency: Callable[[float], None] | None = None  # of batches of ordinary adds, seconds
         self._handlers: Mapping[type, Callable[[Connection, Any], None]] = {
-            AddBatch: self._add,
-            AddColumns: self._add_mixed,
+            AddRequest: self._add,
             ReadRequest: reads.read,
             BatchReadRequest: reads.batch_read,
             WriteLacRequest: self._write_lac,
@@ -87,16 +84,8 @@ class Handlers:
     def handle(self, connection: Connection, requests: list[Request]) -> None:
         """See `connection.Service`."""
         handlers = self._handlers
-        index, count = 0, len(requests)
         try:
-            while index < count:
-                request = requests[index]
-                index += 1
-                if type(request) is AddBatch and index < count and request.txn_ids is None:
-                    start, index = index - 1, _end_of_shared(requests, index, request)
-                    if index - start > 1:
-                        self._add_many(connection, requests[start:index])  # type: ignore[arg-type]
-                        continue
+            for request in requests:
                 handlers[type(request)](connection, request)
         except Exception as error:  # noqa: BLE001  (our mistake, on one connection: the bookie goes on)
             self._events.error("request.broken", peer=connection.peer, error=error)
@@ -104,109 +93,49 @@ class Handlers:
         self._intake.check()
 
     # -- writes --------------------------------------------------------------------------------------------------
-    def _add_many(self, connection: Connection, batches: list[AddBatch]) -> None:
-        """Add v2 batches in one buffer, with one key and the same flags: like `_add` of each, at lower cost.
-
-        Only the order among ledgers may differ.
-        """
-        first = batches[0]
-        if self._state.phase is not Phase.STOPPING and self._state.may_add(first.is_high_priority):
-            begun = self._begun(first)
-            batches = self._store.add_many(
-                first.master_key,
-                batches,
-                is_recovery=first.is_recovery,
-                accepted=self._intake.accepted,
-                done=functools.partial(self._added_many, connection, begun),
-            )
-        for batch in batches:
-            self._add(connection, batch)
-
-    def _added_many(
-        self,
-        connection: Connection,
-        begun: float | None,
-        batches: Sequence[AddBatch],
-        size: int,
-        error: BaseException | None,
-    ) -> None:
-        self._felt(begun)
-        status = Status.OK if error is None else self._status(error, Operation.ADD)
-        connection.send(encode_answers(batches, status))
-        self._intake.answered(size)
-
-    def _add_mixed(self, connection: Connection, adds: AddColumns) -> None:
-        """Add entries of many ledgers, like `_add_many`, without an object for each ledger."""
-        others: Sequence[int] = range(len(adds.ledger_ids))
-        if self._state.phase is not Phase.STOPPING and self._state.may_add(adds.is_high_priority):
-            others = self._store.add_mixed(
-                adds.master_key,
-                AddRun(adds.ledger_ids, adds.entry_ids, adds.records),
-                adds.lacs,
-                is_recovery=adds.is_recovery,
-                accepted=self._intake.accepted,
-                done=functools.partial(self._added_mixed, connection, adds.version, self._begun(adds)),
-            )
-        if others:
-            self._add_many(connection, adds.batches(others))
-
-    def _added_mixed(
-        self, connection: Connection, version: int, begun: float | None, run: AddRun, error: BaseException | None
-    ) -> None:
-        self._felt(begun)
-        status = Status.OK if error is None else self._status(error, Operation.ADD)
-        connection.send(encode_mixed_answers(version, run.ledger_ids, run.entry_ids, status))
-        self._intake.answered(run.records.size)
-
-    def _begun(self, batch: AddBatch | AddColumns) -> float | None:
-        """Return the time if a caller measures how long a batch like this takes."""
-        is_felt = self.on_add_latency is not None and not batch.is_recovery
-        return asyncio.get_running_loop().time() if is_felt else None
-
-    def _felt(self, begun: float | None) -> None:
-        if begun is not None and self.on_add_latency is not None:
-            self.on_add_latency(asyncio.get_running_loop().time() - begun)
-
-    def _add(self, connection: Connection, batch: AddBatch) -> None:
-        """Add a batch. Source: wire-protocol 5.4."""
+    def _add(self, connection: Connection, request: AddRequest) -> None:
+        """Add entries of one or more ledgers. Source: wire-protocol 5.4."""
         if self._state.phase is Phase.STOPPING:
             # The closed connection is the answer. "Read-only" would be wrong: a writer may go on without this bookie
             # only by a failure.
             return
-        if not self._state.may_add(batch.is_high_priority):
-            self._answer_add(connection, batch, Status.READ_ONLY)
+        adds = request.adds
+        if not self._state.may_add(request.is_high_priority):
+            self._answer_adds(connection, request, adds, Status.READ_ONLY)
             return
-        size = batch.records.size
-        self._intake.accepted(size)
-        begun = self._begun(batch)
-        try:
-            self._store.add(
-                batch.ledger_id,
-                batch.master_key,
-                batch.entry_ids,
-                batch.records,
-                batch.last_add_confirmed,
-                is_recovery=batch.is_recovery,
-                is_deferred_sync=batch.is_deferred_sync and not batch.is_recovery,
-                done=functools.partial(self._added, connection, batch, size, begun),
-            )
-        except BookKeeperError as error:
-            self._intake.answered(size)
-            self._answer_add(connection, batch, status_of_error(error))
-        except BaseException:
-            self._intake.answered(size)  # a bug, which `handle` reports; accepted entries must not keep that status
-            raise
+        refused = self._store.add(
+            adds,
+            request.master_key,
+            is_recovery=request.is_recovery,
+            is_deferred_sync=request.is_deferred_sync and not request.is_recovery,
+            accepted=self._intake.accepted,
+            done=functools.partial(self._added, connection, request, self._begun(request)),
+        )
+        for part, error in refused:
+            self._answer_adds(connection, request, part, status_of_error(error))
 
     def _added(
-        self, connection: Connection, batch: AddBatch, size: int, begun: float | None, error: BaseException | None
+        self,
+        connection: Connection,
+        request: AddRequest,
+        begun: float | None,
+        part: Adds,
+        error: BaseException | None,
     ) -> None:
-        self._felt(begun)
-        self._answer_add(connection, batch, Status.OK if error is None else self._status(error, Operation.ADD))
-        self._intake.answered(size)
+        if begun is not None and self.on_add_latency is not None:
+            self.on_add_latency(asyncio.get_running_loop().time() - begun)
+        status = Status.OK if error is None else self._status(error, Operation.ADD)
+        self._answer_adds(connection, request, part, status)
+        self._intake.answered(part.records.size)
 
     @staticmethod
-    def _answer_add(connection: Connection, batch: AddBatch, status: Status) -> None:
-        connection.respond(AddResponses(batch.version, status, batch.ledger_id, batch.entry_ids, batch.txn_ids))
+    def _answer_adds(connection: Connection, request: AddRequest, part: Adds, status: Status) -> None:
+        connection.send(encode_answers(request, part, status))
+
+    def _begun(self, request: AddRequest) -> float | None:
+        """Return the time if a caller measures how long adds like these take."""
+        is_measured = self.on_add_latency is not None and not request.is_recovery
+        return asyncio.get_running_loop().time() if is_measured else None
 
     def _write_lac(self, connection: Connection, request: WriteLacRequest) -> None:
         """Store an explicit LAC. A fence does not prevent it; ledger and LAC are those in the body. Source:
@@ -283,14 +212,3 @@ class Handlers:
         if status is Status.IO_ERROR:
             self._events.error("request.failed", operation=operation.value, error=error)
         return status
-
-
-def _end_of_shared(requests: Sequence[Request], index: int, batch: AddBatch) -> int:
-    """Return the index after the batches from `index` on whose records share this one's buffer."""
-    data = batch.records.data
-    while index < len(requests):
-        request = requests[index]
-        if type(request) is not AddBatch or request.records.data is not data:
-            break
-        index += 1
-    return index

@@ -122,7 +122,6 @@ class SecureConnection(Connection):
         """Remove the gate if it is open."""
         if self._gate.is_open:
             self._service = self._surroundings.service
-            self._decoder.mixes = True
             if self._gate_deadline is not None:
                 self._gate_deadline.cancel()
         return self._gate.is_open
@@ -218,7 +217,7 @@ class SecureConnection(Connection):
             self._encrypted(transport)
 
     def _encrypted(self, transport: asyncio.Transport) -> None:
-        decoder = RequestDecoder(self._surroundings.frame_size_max, mixes=self._gate.is_open)
+        decoder = RequestDecoder(self._surroundings.frame_size_max)
         # TLS passes on all data it gets, and reports only what the inner transport refuses.
         self._continue_on(transport, decoder, part_size=UNSENT_SIZE_MIN)
         self._is_held = False

@@ -6,12 +6,11 @@ port, so mypy refuses one that lacks a way into the storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
-from bookies.kernels import Records
-from bookies.storage.cache.write_cache import AddRun
-from bookies.storage.engine.store_writes import B
+from bookies.kernels import Adds
+from bookies.storage.engine.store_writes import AddsDone, RefusedAdds
 from bookies.storage.journal.journal import Done
 
 
@@ -21,42 +20,17 @@ class Storage(Protocol):
     `StoreWrites`, `StoreReads` and `LedgerStore` describe the methods and their errors.
     """
 
-    # -- adds, in three ways that store the same ---------------------------------------------------------------------
     def add(
         self,
-        ledger_id: int,
+        adds: Adds,
         master_key: bytes,
-        entry_ids: Sequence[int],
-        records: Records,
-        last_add_confirmed: int,
         *,
         is_recovery: bool,
         is_deferred_sync: bool,
-        done: Done,
-    ) -> None: ...
-
-    def add_many(
-        self,
-        master_key: bytes,
-        batches: Sequence[B],
-        *,
-        is_recovery: bool,
         accepted: Callable[[int], None],
-        done: Callable[[Sequence[B], int, BaseException | None], None],
-    ) -> list[B]: ...
+        done: AddsDone,
+    ) -> list[RefusedAdds]: ...
 
-    def add_mixed(
-        self,
-        master_key: bytes,
-        mixed: AddRun,
-        lacs: Sequence[int],
-        *,
-        is_recovery: bool,
-        accepted: Callable[[int], None],
-        done: Callable[[AddRun, BaseException | None], None],
-    ) -> list[int]: ...
-
-    # -- other writes ------------------------------------------------------------------------------------------------
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None: ...
 
     def write_lac(

@@ -4,7 +4,8 @@
 or `native` forces one and fails if it is absent. Code outside this package does not depend on the choice.
 
 `Records` is the unit of the data path: entry bodies in the framing `uint32 length | body` that a journal group, an
-entry log and a batch-read response share, so an entry is framed once and never copied.
+entry log and a batch-read response share, so an entry is framed once and never copied. `Adds` are records with a table
+of the ledgers and entries that they belong to.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from bookies.kernels._python import Records
+from bookies.kernels.adds import Adds, table_of
 
 _choice = os.environ.get("BOOKIES_KERNELS", "")
 if _choice not in ("", "python", "native"):
@@ -41,11 +43,8 @@ crc32c = _implementation.crc32c
 scan_frames = _implementation.scan_frames
 scan_records = _implementation.scan_records
 gather_adds = _implementation.gather_adds
-gather_mixed_adds = _implementation.gather_mixed_adds
 find_ledger = _implementation.find_ledger
-pack_mixed_answers = _implementation.pack_mixed_answers
 pack_add_frames = _implementation.pack_add_frames
-pack_add_responses = _implementation.pack_add_responses
 pack_answers = _implementation.pack_answers
 scan_add_responses = _implementation.scan_add_responses
 verify_records = _implementation.verify_records
@@ -57,6 +56,7 @@ digest = _implementation.digest
 
 __all__ = [
     "NATIVE",
+    "Adds",
     "Frame",
     "SortedEntries",
     "Records",
@@ -65,18 +65,16 @@ __all__ = [
     "cut_runs",
     "digest",
     "entries",
-    "find_mixed",
+    "find_ledger",
     "gather_adds",
-    "gather_mixed_adds",
     "gather_payloads",
     "greatest_lac",
     "pack_add_frames",
-    "pack_add_responses",
     "pack_answers",
     "pack_locations",
-    "pack_mixed_answers",
     "scan_add_responses",
     "scan_frames",
     "scan_records",
+    "table_of",
     "verify_records",
 ]

@@ -54,8 +54,6 @@ bookies_crc_init()
 
 cdef int CRC32C = 3
 cdef int DUMMY = 4
-cdef int MIXED_LOOK = 16
-cdef int MIXED_MIN = 8
 cdef int GIL_RUNS = 1000
 cdef c_array.array _INT64 = array("q")
 cdef c_array.array _INT32 = array("i")
@@ -245,86 +243,80 @@ cdef Py_ssize_t _end_of_adds(
     return last
 
 
-cdef bint _is_mixed(const uint8_t[::1] buffer, _Starts frames, Py_ssize_t index) except -1:
-    """Whether nearly every one of the first adds is of another ledger than the one before it. Only they are read."""
-    cdef int64_t ledger_id = -1, before, changes = 0, size = 0
-    cdef Py_ssize_t item
-    for item in range(index, _end_of_adds(buffer, frames, index, MIXED_LOOK, &size)):
-        before = ledger_id
-        ledger_id = bookies_get64(&buffer[frames.at(item) + 28])
-        changes += ledger_id != before
-    return changes >= MIXED_MIN
+cdef int64_t _step_of(const int64_t *value, Py_ssize_t count) noexcept:
+    """The step of equally spaced numbers of one sign, 1 for a single one, 0 for others.
+
+    Differences of numbers with one sign cannot overflow.
+    """
+    cdef Py_ssize_t index
+    cdef int64_t step
+    if count < 2:
+        return 1
+    if (value[0] ^ value[1]) < 0:
+        return 0
+    step = value[1] - value[0]
+    for index in range(2, count):
+        if (value[0] ^ value[index]) < 0 or value[index] - value[index - 1] != step:
+            return 0
+    return step
+
+
+cdef void _put_row(
+    int64_t *row, int64_t ledger_id, const int64_t *entry_ids, Py_ssize_t first, Py_ssize_t stop, int64_t lac
+) noexcept:
+    """Write a row of a table of stretches: see `adds.Adds`."""
+    row[0] = ledger_id
+    row[1] = stop
+    row[2] = lac
+    row[3] = entry_ids[first]
+    row[4] = _step_of(entry_ids + first, stop - first)
 
 
 def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     """See `_python.gather_adds`."""
     cdef _Starts frames = _Starts(starts, buffer.shape[0])
-    cdef int64_t total = 0, size, at, end, lac, entry_lac, ledger_id, entry_ledger
-    cdef Py_ssize_t last = _end_of_adds(buffer, frames, index, frames.count, &total), item, first = 0
+    cdef int64_t total = 0, size, at, end, lac, entry_lac, ledger_id, entry_ledger, least, entry_id, step
+    cdef Py_ssize_t last = _end_of_adds(buffer, frames, index, frames.count, &total), item, first = 0, rows = 0
     cdef uint8_t *target
+    cdef int64_t *ids
     cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
     cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
     cdef c_array.array records = c_array.clone(_INT64, last - index + 1, zero=False)
-    cdef list runs = []
+    cdef c_array.array table = c_array.clone(_INT64, 5 * (last - index), zero=False)
     target = <uint8_t *>PyBytes_AS_STRING(data)
+    ids = <int64_t *>entry_ids.data.as_longlongs
     total = 0
     end = frames.at(index)
-    ledger_id = bookies_get64(&buffer[end + 28])
-    lac = -9223372036854775807 - 1
+    ledger_id = least = bookies_get64(&buffer[end + 28])
+    lac = bookies_get64(&buffer[end + 44])
     for item in range(last - index):
         at = end
         end = frames.at(index + item + 1)
         size = end - at - 28
         entry_ledger = bookies_get64(&buffer[at + 28])
-        records.data.as_longlongs[item] = total
-        if entry_ledger != ledger_id:
-            runs.append((ledger_id, _part(entry_ids, first, item), Records(data, _part(records, first, item + 1)), lac))
-            ledger_id, first, lac = entry_ledger, item, -9223372036854775807 - 1
-        entry_ids.data.as_longlongs[item] = bookies_get64(&buffer[at + 36])
+        entry_id = bookies_get64(&buffer[at + 36])
         entry_lac = bookies_get64(&buffer[at + 44])
-        if entry_lac > lac:
+        if entry_ledger != ledger_id:
+            _put_row(<int64_t *>table.data.as_longlongs + 5 * rows, ledger_id, ids, first, item, lac)
+            rows += 1
+            ledger_id, first, lac = entry_ledger, item, entry_lac
+            least = min(least, ledger_id)
+        elif entry_lac > lac:
             lac = entry_lac
+        least = min(least, entry_id)
+        ids[item] = entry_id
+        records.data.as_longlongs[item] = total
         bookies_put32(target + total, <uint32_t>size)
         memcpy(target + total + 4, &buffer[at + 28], size)
         total += 4 + size
     item = last - index
     records.data.as_longlongs[item] = total
-    runs.append((ledger_id, _part(entry_ids, first, item), Records(data, _part(records, first, item + 1)), lac))
-    return last, runs
-
-
-def gather_mixed_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
-    """See `_python.gather_mixed_adds`."""
-    cdef _Starts frames = _Starts(starts, buffer.shape[0])
-    cdef int64_t total = 0, size, at, end
-    cdef Py_ssize_t last, item
-    cdef uint8_t *target
-    if not _is_mixed(buffer, frames, index):
-        return None
-    last = _end_of_adds(buffer, frames, index, frames.count, &total)
-    cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
-    cdef c_array.array ledger_ids = c_array.clone(_INT64, last - index, zero=False)
-    cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
-    cdef c_array.array lacs = c_array.clone(_INT64, last - index, zero=False)
-    cdef c_array.array records = c_array.clone(_INT64, last - index + 1, zero=False)
-    target = <uint8_t *>PyBytes_AS_STRING(data)
-    total = 0
-    end = frames.at(index)
-    for item in range(last - index):
-        at = end
-        end = frames.at(index + item + 1)
-        size = end - at - 28
-        records.data.as_longlongs[item] = total
-        ledger_ids.data.as_longlongs[item] = bookies_get64(&buffer[at + 28])
-        entry_ids.data.as_longlongs[item] = bookies_get64(&buffer[at + 36])
-        lacs.data.as_longlongs[item] = bookies_get64(&buffer[at + 44])
-        if ledger_ids.data.as_longlongs[item] < 0 or entry_ids.data.as_longlongs[item] < 0:
-            return None
-        bookies_put32(target + total, <uint32_t>size)
-        memcpy(target + total + 4, &buffer[at + 28], size)
-        total += 4 + size
-    records.data.as_longlongs[last - index] = total
-    return last, Records(data, records), ledger_ids, entry_ids, lacs
+    _put_row(<int64_t *>table.data.as_longlongs + 5 * rows, ledger_id, ids, first, item, lac)
+    rows += 1
+    c_array.resize(table, 5 * rows)
+    step = table.data.as_longlongs[4]
+    spaced = range(ids[0], <object>ids[0] + step * <object>(last - index), step) if rows == 1 and step else entry_ids
+    return last, table, spaced, Records(data, _numbers(records)), least
 
 
 def find_ledger(list runs, Py_ssize_t first, int64_t ledger_id):
@@ -529,75 +521,31 @@ def pack_add_frames(
     return frames, _numbers(starts), length
 
 
-cdef uint8_t *_put_responses(
-    uint8_t *target, uint32_t header, int status, int64_t ledger_id, object entry_ids, Py_ssize_t count
-) except NULL:
-    """Write the responses to `count` adds of one ledger; where the next one belongs."""
-    cdef Py_ssize_t index
-    cdef int64_t entry_id = 0, step = 0
-    cdef bint is_range = isinstance(entry_ids, range)
-    if is_range and count:
-        entry_id, step = entry_ids.start, entry_ids.step
-    for index in range(count):
-        if not is_range:
-            entry_id = entry_ids[index]
-        bookies_put32(target, 24)
-        bookies_put32(target + 4, header)
-        bookies_put32(target + 8, <uint32_t>status)
-        bookies_put64(target + 12, ledger_id)
-        bookies_put64(target + 20, entry_id)
-        entry_id += step
-        target += 28
-    return target
-
-
-def pack_add_responses(int version, int status, int64_t ledger_id, entry_ids):
-    """See `_python.pack_add_responses`."""
-    cdef Py_ssize_t count = len(entry_ids)
-    cdef bytes frames = PyBytes_FromStringAndSize(NULL, 28 * count)
-    cdef uint32_t header = 1 if version == 0 else <uint32_t>version << 24 | 1 << 16
-    _put_responses(<uint8_t *>PyBytes_AS_STRING(frames), header, status, ledger_id, entry_ids, count)
-    return frames
-
-
-def pack_answers(int version, int status, runs):
+def pack_answers(int version, int status, c_array.array table, entry_ids):
     """See `_python.pack_answers`."""
-    cdef uint32_t header = 1 if version == 0 else <uint32_t>version << 24 | 1 << 16
-    cdef Py_ssize_t count = 0, left, some
-    cdef uint8_t *target
-    cdef list parts = list(runs)
-    for _, entry_ids in parts:
-        count += len(entry_ids)
-    cdef bytes frames = PyBytes_FromStringAndSize(NULL, 28 * count)
-    target = <uint8_t *>PyBytes_AS_STRING(frames)
-    left = count
-    for ledger_id, entry_ids in parts:
-        some = len(entry_ids)
-        if some > left:
-            raise IndexError("entry ids that change")
-        left -= some
-        target = _put_responses(target, header, status, ledger_id, entry_ids, some)
-    if left:
-        raise IndexError("entry ids that change")
-    return frames
-
-
-def pack_mixed_answers(int version, int status, c_array.array ledger_ids, c_array.array entry_ids):
-    """See `_python.pack_mixed_answers`."""
-    cdef Py_ssize_t count = len(ledger_ids), item
-    if len(entry_ids) != count:
-        raise ValueError("an entry id for each ledger id")
+    cdef Py_ssize_t count = len(entry_ids), rows = len(table), row, index = 0
     cdef uint32_t header = 1 if version == 0 else <uint32_t>version << 24 | 1 << 16
     cdef bytes frames = PyBytes_FromStringAndSize(NULL, 28 * count)
     cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(frames)
-    for item in range(count):
-        bookies_put32(target, 24)
-        bookies_put32(target + 4, header)
-        bookies_put32(target + 8, <uint32_t>status)
-        bookies_put64(target + 12, ledger_ids.data.as_longlongs[item])
-        bookies_put64(target + 20, entry_ids.data.as_longlongs[item])
-        target += 28
-    return frames
+    cdef int64_t ledger_id, stop, entry_id, step
+    cdef c_array.array ids = None
+    if isinstance(entry_ids, array):
+        ids = entry_ids
+    for row in range(0, rows - rows % 5, 5):
+        ledger_id, stop = table.data.as_longlongs[row], table.data.as_longlongs[row + 1]
+        entry_id, step = table.data.as_longlongs[row + 3], table.data.as_longlongs[row + 4]
+        if stop < index or stop > count or (step == 0 and ids is None):
+            raise ValueError("stretches that do not cover the entries in order")
+        while index < stop:
+            bookies_put32(target, 24)
+            bookies_put32(target + 4, header)
+            bookies_put32(target + 8, <uint32_t>status)
+            bookies_put64(target + 12, ledger_id)
+            bookies_put64(target + 20, entry_id if step else <int64_t>ids.data.as_longlongs[index])
+            entry_id += step
+            target += 28
+            index += 1
+    return frames if index == count else frames[:28 * index]
 
 
 def scan_add_responses(const uint8_t[::1] buffer, starts, Py_ssize_t index):

@@ -14,7 +14,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Generic, TypeVar
@@ -155,16 +155,17 @@ def scan_records(buffer: bytes, start: int, end: int, size_max: int) -> tuple[Se
 
 def gather_adds(
     buffer: bytes, starts: Sequence[int], index: int
-) -> tuple[int, list[tuple[int, Sequence[int], Records, int]]]:
+) -> tuple[int, array[int], Sequence[int], Records, int]:
     """Gather the v2 ADD frames from frame `index` on that share header and key.
 
     `starts`: as from `scan_frames`. The caller has checked that frame `index` is an ADD with a body of at least 24
-    bytes. Returns (index of the first frame not consumed, (ledger id, entry ids, records, greatest LAC) for each
-    stretch of one ledger). The records of all stretches are one buffer.
+    bytes. Returns (index of the first frame not consumed, the table, entry ids and records of `Adds`, least of all
+    ledger and entry ids).
     """
     first = starts[index]
     head = buffer[first + 4 : first + 28]
     starts_with = buffer.startswith
+    ends: Sequence[int]
     if isinstance(starts, range):
         taken = len(starts) - 1 - index
         for count, at in enumerate(starts[index:-1]):
@@ -174,7 +175,7 @@ def gather_adds(
         size = starts.step - 24
         frames = starts[index : index + taken]
         data = _U32.pack(size - 4).join([b"", *[buffer[at + 28 : at + starts.step] for at in frames]])
-        ends = list(range(0, len(data) + 1, size))
+        ends = range(0, len(data) + 1, size)
         ledger_ids, entry_ids, lacs = (_column(data, offset, size, taken) for offset in (4, 12, 20))
     else:
         parts: list[bytes] = []
@@ -186,50 +187,32 @@ def gather_adds(
             parts += _u32(end - at - 28), buffer[at + 28 : end]
         data = b"".join(parts)
         taken = len(ids)
-        ends = list(accumulate([4 + len(body) for body in parts[1::2]], initial=0))
+        ends = _as_range_or_array(list(accumulate([4 + len(body) for body in parts[1::2]], initial=0)))
         ledger_ids, entry_ids, lacs = map(list, zip(*ids, strict=True))
-    runs: list[tuple[int, Sequence[int], Records, int]] = []
+    table = array("q")
     start = 0
     while start < taken:
         ledger_id = ledger_ids[start]
         stop = start + 1
         while stop < taken and ledger_ids[stop] == ledger_id:
             stop += 1
-        records = Records(data, _as_range(ends[start : stop + 1]))
-        runs.append((ledger_id, _as_range(entry_ids[start:stop]), records, max(lacs[start:stop])))
+        step = _step_of(entry_ids[start:stop])
+        table.extend((ledger_id, stop, max(lacs[start:stop]), entry_ids[start], step))
         start = stop
-    return index + taken, runs
+    first_id, step = table[3], table[4] if len(table) == 5 else 0
+    all_ids = range(first_id, first_id + step * taken, step) if step else array("q", entry_ids)
+    return index + taken, table, all_ids, Records(data, ends), min(min(ledger_ids), min(entry_ids))
 
 
-def gather_mixed_adds(
-    buffer: bytes, starts: Sequence[int], index: int
-) -> tuple[int, Records, array[int], array[int], array[int]] | None:
-    """Gather ADD frames, like `gather_adds`, where nearly every add is of another ledger than its predecessor; else
-    None.
+def _step_of(numbers: list[int]) -> int:
+    """Return the step of equally spaced numbers of one sign, 1 for a single one, 0 for others."""
+    spaced = _as_range(numbers)
+    return spaced.step if isinstance(spaced, range) and (spaced[0] < 0) == (spaced[-1] < 0) else 0
 
-    Returns (index of the first frame not consumed, records, ledger ids, entry ids, LACs), one of each for every
-    record, ids not negative; the starts of the records are an array too. None also when an id is negative.
-    """
-    first = starts[index]
-    head = buffer[first + 4 : first + 28]
-    ledger_id, changes = -1, 0
-    for at, end in pairwise(starts[index : index + _MIXED_LOOK + 1]):
-        if end - at < 52 or buffer[at + 4 : at + 28] != head:
-            break
-        ledger_id, before = _ids_at(buffer, at + 28)[0], ledger_id
-        changes += ledger_id != before
-    if changes < _MIXED_MIN:
-        return None
-    last, runs = gather_adds(buffer, starts, index)
-    data = runs[0][2].data
-    ends = array("q", [0])
-    for _, _, records, _ in runs:
-        ends.extend(records.starts[1:])
-    ids = [_ids_at(data, at + 4) for at in ends[:-1]]
-    ledger_ids, entry_ids, lacs = (array("q", column) for column in zip(*ids, strict=True))
-    if min(ledger_ids) < 0 or min(entry_ids) < 0:
-        return None
-    return last, Records(data, ends), ledger_ids, entry_ids, lacs
+
+def _as_range_or_array(numbers: list[int]) -> Sequence[int]:
+    spaced = _as_range(numbers)
+    return spaced if isinstance(spaced, range) else array("q", numbers)
 
 
 def find_ledger(runs: Sequence[array[int]], first: int, ledger_id: int) -> list[int]:
@@ -354,28 +337,31 @@ def _pack_uniform_adds(
     return bytes(frames)
 
 
-def pack_add_responses(version: int, status: int, ledger_id: int, entry_ids: Sequence[int]) -> bytes:
-    """Return v2 ADD responses with their length words. `version` 0 uses its own header form. Source: wire-protocol
-    2.4."""
+def pack_answers(version: int, status: int, table: array[int], entry_ids: Sequence[int]) -> bytes:
+    """Return v2 ADD responses with their length words, one for each entry of a table of stretches (see `Adds`).
+
+    `version` 0 uses its own header form. Source: wire-protocol 2.4.
+    """
     header = 1 if version == 0 else version << 24 | 1 << 16
+    frames: list[bytes] = []
+    start = 0
+    for at in range(0, len(table), 5):
+        ledger_id, stop, _, first, step = table[at : at + 5]
+        if not start <= stop <= len(entry_ids):
+            raise ValueError("stretches that do not cover the entries in order")
+        ids = range(first, first + step * (stop - start), step) if step else entry_ids[start:stop]
+        frames.append(_pack_stretch_answers(header, status, ledger_id, ids))
+        start = stop
+    return b"".join(frames)
+
+
+def _pack_stretch_answers(header: int, status: int, ledger_id: int, entry_ids: Sequence[int]) -> bytes:
     if len(entry_ids) < _COLUMNS_MIN:
         pack = _ADD_RESPONSE.pack
         return b"".join([pack(24, header, status, ledger_id, entry_id) for entry_id in entry_ids])
     responses = bytearray(_ADD_RESPONSE.pack(24, header, status, ledger_id, 0) * len(entry_ids))
     _set_column(responses, 20, 28, array("q", entry_ids))
     return bytes(responses)
-
-
-def pack_answers(version: int, status: int, runs: Iterable[tuple[int, Sequence[int]]]) -> bytes:
-    """Return the responses, like `pack_add_responses`, of (ledger id, entry ids) pairs, one after the other."""
-    return b"".join([pack_add_responses(version, status, ledger_id, entry_ids) for ledger_id, entry_ids in runs])
-
-
-def pack_mixed_answers(version: int, status: int, ledger_ids: array[int], entry_ids: array[int]) -> bytes:
-    """Return the responses, like `pack_add_responses`, of one entry of each of these ledgers."""
-    header = 1 if version == 0 else version << 24 | 1 << 16
-    pairs = zip(ledger_ids, entry_ids, strict=True)
-    return b"".join([_ADD_RESPONSE.pack(24, header, status, *ids) for ids in pairs])
 
 
 def scan_add_responses(

@@ -23,8 +23,7 @@ from typing import Protocol
 from bookies.errors import BookKeeperError, Status, TlsFailed, Unauthorized
 from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server
 from bookies.wire.messages import (
-    AddBatch,
-    AddColumns,
+    AddRequest,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -254,9 +253,10 @@ class BookieGate:
         """Return the steps of a refusal. Source: wire-protocol 5.1, the table."""
         refused = Status.UNAUTHORIZED
         match request:
-            case AddBatch() if request.version != V3:
-                return [Send(AddResponses(request.version, refused, request.ledger_id, request.entry_ids))]
-            case AddBatch():
+            case AddRequest() if request.version != V3:
+                stretches = request.adds.stretches()
+                return [Send(AddResponses(request.version, refused, ledger, ids)) for ledger, ids, _ in stretches]
+            case AddRequest():
                 return [Send(BareResponse(V3, txn_id, Operation.ADD, refused)) for txn_id in request.txn_ids or ()]
             case ReadRequest() if request.version != V3:
                 return [Send(ReadResponse(request.version, 0, refused, request.ledger_id, request.entry_id))]
@@ -277,7 +277,7 @@ def auth_disabled(request: AuthRequest) -> AuthResponse:
 
 
 def _bare(request: Request, operation: Operation) -> BareResponse:
-    assert not isinstance(request, AddBatch | AddColumns)
+    assert not isinstance(request, AddRequest)
     return BareResponse(V3, request.txn_id, operation, Status.UNAUTHORIZED)
 
 

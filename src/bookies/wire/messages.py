@@ -1,6 +1,6 @@
 """Requests and responses as values, independent of the protocol version.
 
-The add path never makes an object per entry: consecutive adds on a connection travel as one `AddBatch`, whose entries
+The add path never makes an object per entry: consecutive adds on a connection travel as one `AddRequest`, whose entries
 are `Records`, the framing that journal, entry log and batch-read response share:
 
     record := uint32 length, big-endian | length bytes (the entry body: header, digest, payload)
@@ -12,12 +12,11 @@ the byte. `txn_id` is the transaction id of v3, and for v2 batch reads the reque
 from __future__ import annotations
 
 import enum
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bookies.errors import Status
-from bookies.kernels import Records
+from bookies.kernels import Adds
 
 Buffer = bytes | bytearray | memoryview
 
@@ -38,57 +37,20 @@ class Operation(enum.Enum):
 
 
 @dataclass(slots=True)
-class AddBatch:
-    """Adds of one ledger that arrived one after the other with the same key and flags.
+class AddRequest:
+    """Adds that arrived one after the other with the same key and flags, of one or more ledgers.
 
-    `entry_ids` has one id per record: a `range` where they are consecutive (the normal case), else a list. `txn_ids`:
-    v3 only, one per record. `last_add_confirmed`: the greatest LAC in the bodies. The ledger id is the one in the
-    bodies (wire-protocol 5.4).
+    `txn_ids`: v3 only, one for each entry; such a request has one ledger. The ledger ids are those in the bodies
+    (wire-protocol 5.4).
     """
 
     version: int
-    ledger_id: int
     master_key: bytes
-    entry_ids: Sequence[int]
-    records: Records
-    last_add_confirmed: int
+    adds: Adds
     is_recovery: bool = False
     is_high_priority: bool = False
     is_deferred_sync: bool = False
     txn_ids: Sequence[int] | None = None
-
-
-@dataclass(slots=True)
-class AddColumns:
-    """Adds of v2 with one key and the same flags that arrived one after the other, nearly all of different ledgers.
-
-    `ledger_ids`, `entry_ids` (not negative) and `lacs`: one for each of `records`, whose starts are an array.
-    """
-
-    version: int
-    master_key: bytes
-    ledger_ids: array[int]
-    entry_ids: array[int]
-    lacs: array[int]
-    records: Records
-    is_recovery: bool = False
-    is_high_priority: bool = False
-
-    def batches(self, indices: Sequence[int]) -> list[AddBatch]:
-        """Return the adds at `indexes`, each as a batch."""
-        return [
-            AddBatch(
-                self.version,
-                self.ledger_ids[index],
-                self.master_key,
-                range(self.entry_ids[index], self.entry_ids[index] + 1),
-                self.records.slice(index, index + 1),
-                self.lacs[index],
-                self.is_recovery,
-                self.is_high_priority,
-            )
-            for index in indices
-        ]
 
 
 @dataclass(slots=True)
@@ -195,8 +157,7 @@ class InvalidRequest:
 
 
 Request = (
-    AddBatch
-    | AddColumns
+    AddRequest
     | ReadRequest
     | BatchReadRequest
     | AuthRequest

@@ -6,30 +6,34 @@ Source: wire-protocol 1.3.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bookies import kernels
 from bookies.errors import Status
+from bookies.kernels import Adds
 from bookies.wire import v2, v3
 from bookies.wire.framing import FrameReader
-from bookies.wire.messages import AddBatch, Buffer, InvalidRequest, Operation, Request, Response, StartTlsRequest
+from bookies.wire.messages import (
+    AddRequest,
+    AddResponses,
+    Buffer,
+    InvalidRequest,
+    Operation,
+    Request,
+    Response,
+    StartTlsRequest,
+)
 
 
 class RequestDecoder:
-    """Decode the requests of one connection, adds of one ledger that follow each other merged.
-
-    Batches with one key and the same flags that follow each other share the buffer of their records.
+    """Decode the requests of one connection, adds with one key and the same flags that follow each other merged.
 
     `stops_at_start_tls`: decode nothing behind a START_TLS request until it is decided; the bytes behind it may be
     TLS records. They wait in `take_rest`, to be fed here again when they turn out to be plain.
-
-    `mixes`: adds of many ledgers in turn may come as `AddColumns`.
     """
 
-    def __init__(self, frame_size_max: int, *, stops_at_start_tls: bool = False, mixes: bool = False) -> None:
+    def __init__(self, frame_size_max: int, *, stops_at_start_tls: bool = False) -> None:
         self.is_v2 = False
-        self.mixes = mixes
         self._frames = FrameReader(frame_size_max)
         self._stops_at_start_tls = stops_at_start_tls
         self._rest = b""
@@ -75,57 +79,34 @@ class RequestDecoder:
         if opcode != v2.OPCODE_ADD or end - at < v2.ADD_SIZE_MIN or version >= v2.UNSUPPORTED:
             requests.append(v2.parse_request(buffer, at, end))
             return index + 1
-        if self.mixes and (mixed := v2.parse_mixed_adds(buffer, starts, index)) is not None:
-            requests.append(mixed[1])
-            return mixed[0]
-        index, batches = v2.parse_adds(buffer, starts, index)
-        for batch in batches:
-            if batch.ledger_id < 0 or _least(batch.entry_ids) < 0:
-                requests.extend(_refuse_negative_ids(batch))
-            else:
-                requests.append(batch)
+        index, request, least = v2.parse_adds(buffer, starts, index)
+        if least < 0:
+            requests.extend(_refuse_negative_ids(request))
+        else:
+            requests.append(request)
         return index
 
 
-def _least(numbers: Sequence[int]) -> int:
-    return min(numbers[0], numbers[-1]) if isinstance(numbers, range) else min(numbers)
-
-
-def _refuse_negative_ids(batch: AddBatch) -> list[Request]:
+def _refuse_negative_ids(request: AddRequest) -> Iterator[Request]:
     """The adds one by one, those with a negative id refused. Source: wire-protocol 5.4."""
-    requests: list[Request] = []
-    for index, entry_id in enumerate(batch.entry_ids):
-        if batch.ledger_id < 0 or entry_id < 0:
-            refused = batch.version, 0, Operation.ADD, Status.BAD_REQUEST, batch.ledger_id, entry_id
-            requests.append(InvalidRequest(*refused))
-        else:
-            last_add_confirmed = int.from_bytes(batch.records.body(index)[16:24], "big", signed=True)
-            requests.append(
-                AddBatch(
-                    batch.version,
-                    batch.ledger_id,
-                    batch.master_key,
-                    range(entry_id, entry_id + 1),
-                    batch.records.slice(index, index + 1),
-                    last_add_confirmed,
-                    is_recovery=batch.is_recovery,
-                    is_high_priority=batch.is_high_priority,
-                )
-            )
-    return requests
+    version = request.version
+    for ledger_id, entry_ids, records in request.adds.stretches():
+        for index, entry_id in enumerate(entry_ids):
+            if ledger_id < 0 or entry_id < 0:
+                yield InvalidRequest(version, 0, Operation.ADD, Status.BAD_REQUEST, ledger_id, entry_id)
+                continue
+            last_add_confirmed = int.from_bytes(records.body(index)[16:24], "big", signed=True)
+            one = range(entry_id, entry_id + 1), records.slice(index, index + 1).alone()
+            adds = Adds.of(ledger_id, *one, last_add_confirmed)
+            yield AddRequest(version, request.master_key, adds, request.is_recovery, request.is_high_priority)
 
 
-def encode_answers(batches: Sequence[AddBatch], status: Status) -> bytes:
-    """The answers to batches of one version of v2, one after the other, as `encode_response` has them."""
-    answers = [(batch.ledger_id, batch.entry_ids) for batch in batches]
-    frames: bytes = kernels.pack_answers(batches[0].version & 0xFF, v2.CODE_OF_STATUS[status], answers)
-    return frames
-
-
-def encode_mixed_answers(version: int, ledger_ids: array[int], entry_ids: array[int], status: Status) -> bytes:
-    """The answers to some of `AddColumns`."""
-    frames: bytes = kernels.pack_mixed_answers(version & 0xFF, v2.CODE_OF_STATUS[status], ledger_ids, entry_ids)
-    return frames
+def encode_answers(request: AddRequest, adds: Adds, status: Status) -> list[Buffer]:
+    """Return the answers to all entries of a request, or to some of its stretches (in v3 always to all)."""
+    if request.txn_ids is not None:
+        answers = AddResponses(request.version, status, adds.first_ledger_id, adds.entry_ids, request.txn_ids)
+        return v3.pack_response(answers)
+    return [kernels.pack_answers(request.version & 0xFF, v2.CODE_OF_STATUS[status], adds.table, adds.entry_ids)]
 
 
 def encode_response(response: Response) -> list[Buffer]:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from bookies import kernels
 from bookies.errors import LocalProtocolError, RemoteProtocolError, Status
+from bookies.kernels import Adds, table_of
 from bookies.model import MASTER_KEY_SIZE
 from bookies.wire import protobuf
 from bookies.wire.messages import (
-    AddBatch,
-    AddColumns,
+    AddRequest,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -110,27 +110,14 @@ def add_head(master_key: bytes, *, is_recovery: bool = False, is_high_priority: 
     return pack_header(VERSION, OPCODE_ADD, flags) + master_key
 
 
-def parse_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, list[AddBatch]]:
+def parse_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, AddRequest, int]:
     """Gather the adds with one key and the same flags from frame `index` on, an ADD of at least `ADD_SIZE_MIN` bytes.
 
-    Returns (index of the first frame that is not one of them, batches whose records are one buffer).
+    Returns (index of the first frame that is not one of them, their request, least of their ledger and entry ids).
     """
     version, key, is_recovery, is_high_priority = _parse_add_head(buffer, starts, index)
-    index, runs = kernels.gather_adds(buffer, starts, index)
-    return index, [
-        AddBatch(version, ledger_id, key, entry_ids, records, last_add_confirmed, is_recovery, is_high_priority)
-        for ledger_id, entry_ids, records, last_add_confirmed in runs
-    ]
-
-
-def parse_mixed_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, AddColumns] | None:
-    """Gather adds like `parse_adds` when nearly every add changes the ledger; None: there are too few changes."""
-    gathered = kernels.gather_mixed_adds(buffer, starts, index)
-    if gathered is None:
-        return None
-    version, key, is_recovery, is_high_priority = _parse_add_head(buffer, starts, index)
-    index, records, ledger_ids, entry_ids, lacs = gathered
-    return index, AddColumns(version, key, ledger_ids, entry_ids, lacs, records, is_recovery, is_high_priority)
+    index, table, entry_ids, records, least = kernels.gather_adds(buffer, starts, index)
+    return index, AddRequest(version, key, Adds(table, entry_ids, records), is_recovery, is_high_priority), least
 
 
 def _parse_add_head(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, bytes, bool, bool]:
@@ -193,7 +180,7 @@ def _parse_fencing_key(version: int, flags: int, buffer: bytes, at: int, end: in
 
 def pack_request(request: Request) -> list[Buffer]:
     """The frame or frames of a request. Raises LocalProtocolError for what v2 cannot say."""
-    if isinstance(request, AddBatch):
+    if isinstance(request, AddRequest):
         return _pack_adds(request)
     if isinstance(request, AuthRequest):
         auth = AUTH_MESSAGE.pack({"authPluginName": request.plugin, "payload": request.payload})
@@ -232,14 +219,14 @@ def _pack_plain_batch_read(request: BatchReadRequest) -> bytes:
     return _PLAIN_BATCH_READ.pack(_PLAIN_BATCH_READ.size - 4, header, request.ledger_id, request.entry_id, *limits)
 
 
-def _pack_adds(batch: AddBatch) -> list[Buffer]:
-    if batch.is_deferred_sync:
+def _pack_adds(request: AddRequest) -> list[Buffer]:
+    if request.is_deferred_sync:
         raise LocalProtocolError("deferred-sync adds have no v2 encoding")
-    head = add_head(batch.master_key, is_recovery=batch.is_recovery, is_high_priority=batch.is_high_priority)
-    head = pack_header(batch.version, OPCODE_ADD, head[2] << 8 | head[3]) + batch.master_key
+    head = add_head(request.master_key, is_recovery=request.is_recovery, is_high_priority=request.is_high_priority)
+    head = pack_header(request.version, OPCODE_ADD, head[2] << 8 | head[3]) + request.master_key
     parts: list[Buffer] = []
-    for index in range(len(batch.records)):
-        body = batch.records.body(index)
+    for index in range(len(request.adds.records)):
+        body = request.adds.records.body(index)
         parts += (len(head) + len(body)).to_bytes(4, "big"), head, body
     return [b"".join(parts)]
 
@@ -292,7 +279,7 @@ def pack_response(response: Response) -> list[Buffer]:
         opcode, request_id = OPCODE_READ, b""
     elif isinstance(response, AddResponses):
         code = CODE_OF_STATUS[response.status]
-        return [kernels.pack_add_responses(response.version & 0xFF, code, response.ledger_id, response.entry_ids)]
+        return [kernels.pack_answers(response.version & 0xFF, code, *table_of(response.ledger_id, response.entry_ids))]
     elif isinstance(response, AuthResponse):
         auth = AUTH_MESSAGE.pack({"authPluginName": response.plugin, "payload": response.payload})
         return protobuf.frame([pack_header(response.version, OPCODE_AUTH), *auth])

@@ -13,11 +13,10 @@ from typing import Any
 
 from bookies import kernels
 from bookies.errors import LocalProtocolError, RemoteProtocolError, Status
-from bookies.kernels import Records
+from bookies.kernels import Adds, Records
 from bookies.wire import protobuf, schema, v2, v3_reads
 from bookies.wire.messages import (
-    AddBatch,
-    AddColumns,
+    AddRequest,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -110,8 +109,8 @@ def parse_requests(buffer: bytes, starts: Sequence[int], index: int, requests: l
         bodies.append(body)
         last_add_confirmed = max(last_add_confirmed, body_lac)
         index += 1
-    ids, records, txns = _as_range(entry_ids), Records.of(bodies), _as_range(txn_ids)
-    requests.append(AddBatch(VERSION, ledger_id, master_key, ids, records, last_add_confirmed, **flags, txn_ids=txns))
+    adds = Adds.of(ledger_id, _as_range(entry_ids), Records.of(bodies), last_add_confirmed)
+    requests.append(AddRequest(VERSION, master_key, adds, **flags, txn_ids=_as_range(txn_ids)))
     return index
 
 
@@ -166,12 +165,11 @@ def _request_of(values: Values) -> Request:
 
 
 def pack_request(request: Request) -> list[Buffer]:
-    """The frame of a request, or the frames of a batch of adds (which needs `txn_ids`)."""
-    if isinstance(request, AddBatch):
-        return _pack_add_batch(request)
+    """The frame of a request, or the frames of adds (which need `txn_ids`)."""
+    if isinstance(request, AddRequest):
+        return [_pack_adds(request)]
     if isinstance(request, ReadRequest) and v3_reads.is_plain(request):
         return [v3_reads.pack_read(request)]
-    assert not isinstance(request, AddColumns)
     operation, fields = _fields_of_request(request)
     header: Values = {"version": VERSION, "operation": CODE_OF_OPERATION[operation], "txnId": request.txn_id}
     if isinstance(request, ReadRequest) and request.is_high_priority:
@@ -216,19 +214,20 @@ def _fields_of_request(request: Request) -> tuple[Operation, Values]:
             raise LocalProtocolError(f"{type(request).__name__} has no v3 encoding")
 
 
-def _pack_add_batch(batch: AddBatch) -> list[Buffer]:
-    if batch.txn_ids is None or len(batch.txn_ids) != len(batch.records):
+def _pack_adds(request: AddRequest) -> bytes:
+    adds = request.adds
+    if request.txn_ids is None or len(request.txn_ids) != len(adds):
         raise LocalProtocolError("v3 adds need one transaction id each")
     shape = AddShape(
-        batch.ledger_id,
-        batch.master_key,
-        is_recovery=batch.is_recovery,
-        is_high_priority=batch.is_high_priority,
-        is_deferred_sync=batch.is_deferred_sync,
+        adds.first_ledger_id,
+        request.master_key,
+        is_recovery=request.is_recovery,
+        is_high_priority=request.is_high_priority,
+        is_deferred_sync=request.is_deferred_sync,
     )
-    data, starts = batch.records.data, batch.records.starts
+    data, starts = adds.records.data, adds.records.starts
     bodies = [data[at + 4 : end] for at, end in pairwise(starts)]
-    return [shape.pack(zip(batch.txn_ids, batch.entry_ids, bodies, strict=True))]
+    return shape.pack(zip(request.txn_ids, adds.entry_ids, bodies, strict=True))
 
 
 def adds_as_v3(frames: bytes, first_txn_id: int, *, is_deferred_sync: bool = False) -> tuple[bytes, int]:
@@ -237,14 +236,12 @@ def adds_as_v3(frames: bytes, first_txn_id: int, *, is_deferred_sync: bool = Fal
     Transaction ids are consecutive from `first_txn_id` on, in the order of the frames.
     """
     starts, _ = kernels.scan_frames(frames, 0, len(frames))
-    index, (batch,) = v2.parse_adds(frames, starts, 0)
+    index, request, _ = v2.parse_adds(frames, starts, 0)
     assert index == len(starts) - 1
     assert starts[-1] == len(frames)
-    txn_id = first_txn_id + len(batch.records)
-    batch.txn_ids, batch.is_deferred_sync = range(first_txn_id, txn_id), is_deferred_sync
-    (packed,) = _pack_add_batch(batch)
-    assert isinstance(packed, bytes)
-    return packed, txn_id
+    txn_id = first_txn_id + len(request.adds)
+    request.txn_ids, request.is_deferred_sync = range(first_txn_id, txn_id), is_deferred_sync
+    return _pack_adds(request), txn_id
 
 
 # Responses

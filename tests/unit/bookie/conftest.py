@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, TypeVar
 
 import pytest
+from tests.fakes.adds import add_request
 
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig
@@ -26,7 +27,7 @@ from bookies.runtime.ports import Runtime
 from bookies.wire import digest
 from bookies.wire.client import ResponseDecoder, encode_request
 from bookies.wire.framing import FrameReader
-from bookies.wire.messages import AddBatch, Request, Response
+from bookies.wire.messages import AddRequest, Request, Response
 
 T = TypeVar("T")
 SIZE_MAX = 5 << 20
@@ -39,14 +40,14 @@ def package(ledger_id: int, entry_id: int, payload: bytes, *, lac: int | None = 
     return digest.package_entry(DigestType.CRC32C, b"", ledger_id, entry_id, lac, len(payload), payload)
 
 
-def adds(ledger_id: int, entry_ids: Sequence[int], *, version: int = 2, size: int = 100, **fields: Any) -> AddBatch:
+def adds(ledger_id: int, entry_ids: Sequence[int], *, version: int = 2, size: int = 100, **fields: Any) -> AddRequest:
     """Adds of entries whose payload says who they are."""
     lac = fields.pop("lac", None)
     bodies = [package(ledger_id, each, b"%d/%d " % (ledger_id, each) * (size // 8), lac=lac) for each in entry_ids]
     last = max(entry_ids) - 1 if lac is None else lac
     txn_ids = [1000 + each for each in entry_ids] if version == 3 else None
     key = fields.pop("key", KEY)
-    return AddBatch(version, ledger_id, key, entry_ids, Records.of(bodies), last, txn_ids=txn_ids, **fields)
+    return add_request(version, ledger_id, key, entry_ids, Records.of(bodies), last, txn_ids=txn_ids, **fields)
 
 
 class RawClient(asyncio.Protocol):
@@ -95,10 +96,10 @@ class RawClient(asyncio.Protocol):
         self.send(request)
         return await self.response("v3" if request.version == 3 else "v2")
 
-    async def add(self, batch: AddBatch) -> list[Response]:
+    async def add(self, batch: AddRequest) -> list[Response]:
         self.send(batch)
         wire = "v3" if batch.version == 3 else "v2"
-        return [await self.response(wire) for _ in batch.entry_ids]
+        return [await self.response(wire) for _ in batch.adds.entry_ids]
 
     async def closed(self) -> None:
         """Wait for the end of what the bookie sends, and let go."""

@@ -12,6 +12,7 @@ import pathlib
 from typing import Any
 
 import pytest
+from tests.fakes.adds import add_request
 
 from bookies.bookie.server import BookieServer
 from bookies.errors import Status
@@ -19,7 +20,7 @@ from bookies.kernels import Records
 from bookies.model import DigestType
 from bookies.wire import digest
 from bookies.wire.client import ResponseDecoder
-from bookies.wire.messages import AddBatch, GetBookieInfoResponse, ReadResponse, WriteLacRequest
+from bookies.wire.messages import GetBookieInfoResponse, ReadResponse, WriteLacRequest
 
 from .conftest import KEY
 
@@ -135,7 +136,7 @@ class Replay:
         if entry:
             payload, lac, length = entry
             body = digest.package_entry(DigestType.CRC32C, b"", ledger_id, number, lac, length, payload)
-            request = AddBatch(3, ledger_id, KEY, [number], Records.of([body]), lac, txn_ids=[1])
+            request = add_request(3, ledger_id, KEY, [number], Records.of([body]), lac, txn_ids=[1])
         else:
             body = digest.package_lac(DigestType.CRC32C, b"", ledger_id, number)
             request = WriteLacRequest(3, 1, ledger_id, number, KEY, body)

@@ -10,6 +10,7 @@ import pathlib
 import re
 
 import pytest
+from tests.fakes.adds import add_request
 
 from bookies.errors import Status
 from bookies.kernels import Records
@@ -19,7 +20,6 @@ from bookies.wire import digest, v3
 from bookies.wire.availability import pack_availability
 from bookies.wire.client import ResponseDecoder
 from bookies.wire.messages import (
-    AddBatch,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -324,7 +324,7 @@ def test_row_19_entries_are_stored_as_they_come(world: World) -> None:
         first, second = package(1, 0, b"x", lac=9), package(1, 0, b"x", lac=-1)
         assert digest.verify_entry(DigestType.CRC32C, b"", first, 1, 0)
         for entry in (first, second):
-            batch = AddBatch(2, 1, KEY, [0], Records.of([entry]), 9)
+            batch = add_request(2, 1, KEY, [0], Records.of([entry]), 9)
             assert (await client.add(batch))[0].status is Status.OK
         assert (await client.ask(ReadRequest(2, 5, 1, 0))).body in (first, second)
 

@@ -58,7 +58,7 @@ def test_a_batch_is_stored_answered_once_and_read_back(world: World, version: in
             answer = await client.ask(ReadRequest(version, 3, 7, entry_id))
             assert answer.status is Status.OK
             assert answer.entry_id == entry_id
-            assert answer.body == batch.records.body(entry_id % 100)
+            assert answer.body == batch.adds.records.body(entry_id % 100)
             assert answer.max_lac == (98 if version == 3 else None)
 
     world.run(body)
@@ -418,7 +418,7 @@ def test_records_share_the_connection_s_buffer_until_they_are_stored(world: Worl
         sizes = [0, 1, 63, 64, 65, 4095, 100_000, 1_000_000]
         bodies = [package(1, index, bytes([index]) * size) for index, size in enumerate(sizes)]
         batch = adds(1, range(len(sizes)))
-        batch.records = Records.of(bodies)
+        batch.adds.records = Records.of(bodies)
         await client.add(batch)
         for index, expected in enumerate(bodies):
             assert (await client.ask(ReadRequest(2, 0, 1, index))).body == expected

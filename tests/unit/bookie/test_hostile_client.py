@@ -125,7 +125,7 @@ async def be_honest(client: RawClient, version: int) -> None:
         found = await client.ask(ReadRequest(version, 5000 + entry_id, HONEST_LEDGER, entry_id))
         assert isinstance(found, ReadResponse)
         assert (found.status, found.ledger_id, found.entry_id) == (Status.OK, HONEST_LEDGER, entry_id)
-        expected = adds(HONEST_LEDGER, range(entry_id, entry_id + 1)).records.body(0)
+        expected = adds(HONEST_LEDGER, range(entry_id, entry_id + 1)).adds.records.body(0)
         assert bytes(found.body or b"") == bytes(expected)
 
 

@@ -6,10 +6,11 @@ from random import Random
 
 import pytest
 
-from bookies import kernels
 from bookies.errors import Status
+from bookies.kernels import Adds
+from bookies.storage.cache import write_cache
 from bookies.wire import digest
-from bookies.wire.messages import AddBatch, AddResponses, BareResponse, ReadRequest, ReadResponse, Request
+from bookies.wire.messages import AddRequest, AddResponses, BareResponse, ReadRequest, ReadResponse, Request
 
 from .conftest import KEY, RawClient, World, adds
 
@@ -18,11 +19,11 @@ OTHER_KEY = digest.master_key(b"other")
 Found = dict[tuple[int, int], list[Status]]
 
 
-@pytest.fixture(autouse=True, params=["mixed", "batches"])
+@pytest.fixture(autouse=True, params=["mixed", "runs"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both as one run of entries of many ledgers and, as where there are fewer, as a batch of each."""
-    if request.param == "batches":
-        monkeypatch.setattr(kernels, "gather_mixed_adds", lambda *_: None)
+    """In the cache as one mixed run of many ledgers and, as where there are fewer, as a run of each."""
+    if request.param == "runs":
+        monkeypatch.setattr(write_cache, "MIXED_MIN", 1 << 30)
 
 
 async def answers(client: RawClient, count: int) -> Found:
@@ -60,7 +61,7 @@ def test_ledgers_in_turn_are_one_group_of_the_journal(world: World) -> None:
         assert after["entries_added"] - before["entries_added"] == 400
         assert after["journal_groups"] - before["journal_groups"] <= 2
         assert server._intake.adds_size == 0
-        expected = {(each.ledger_id, each.entry_ids[0]): each.records.body(0) for each in batches}
+        expected = {(each.adds.first_ledger_id, each.adds.entry_ids[0]): each.adds.records.body(0) for each in batches}
         assert await stored(client, set(expected)) == expected
 
     world.run(body)
@@ -70,10 +71,10 @@ def test_ledgers_in_turn_are_one_group_of_the_journal(world: World) -> None:
 def test_what_is_special_is_answered_as_if_it_had_come_alone(journals: int) -> None:
     """The same requests, first frame by frame and then in as few reads as there can be."""
     rng = Random(4)
-    requests: list[AddBatch] = []
+    requests: list[AddRequest] = []
     for _ in range(300):
         # 5 is fenced, from 40 on nobody knows them. Never one twice running: what merges is refused as a whole.
-        ledgers = {1, 2, 3, 4, 5, 6, 7, 8, 40, 41, 42} - {each.ledger_id for each in requests[-1:]}
+        ledgers = {1, 2, 3, 4, 5, 6, 7, 8, 40, 41, 42} - {each.adds.first_ledger_id for each in requests[-1:]}
         ledger_id = rng.choice(sorted(ledgers))
         first = rng.choice([0, 1, 2, 50, 5000, 1 << 40])
         ids = list(range(first, first + rng.choice([1, 1, 1, 3])))
@@ -84,8 +85,8 @@ def test_what_is_special_is_answered_as_if_it_had_come_alone(journals: int) -> N
         requests.append(
             adds(ledger_id, ids, key=key, is_recovery=recovers, size=rng.randrange(20, 400))
         )  # Copies differ, too.
-    ids_of = {(each.ledger_id, entry_id) for each in requests for entry_id in each.entry_ids}
-    count = sum(len(each.entry_ids) for each in requests)
+    ids_of = {(each.adds.first_ledger_id, entry_id) for each in requests for entry_id in each.adds.entry_ids}
+    count = sum(len(each.adds.entry_ids) for each in requests)
     settings = {"journal_directories": tuple(f"/journal{number}" for number in range(journals))}
 
     async def play(world: World, *, together: bool) -> tuple[Found, dict[tuple[int, int], bytes | Status]]:
@@ -101,7 +102,7 @@ def test_what_is_special_is_answered_as_if_it_had_come_alone(journals: int) -> N
         else:
             for request in requests:
                 client.send(request)
-                for key, statuses in (await answers(client, len(request.entry_ids))).items():
+                for key, statuses in (await answers(client, len(request.adds.entry_ids))).items():
                     found.setdefault(key, []).extend(statuses)
         assert server._intake.adds_size == 0
         world.forget_last()
@@ -189,20 +190,16 @@ def test_a_mistake_half_way_ends_one_connection_and_nothing_else(
         await answers(client, 4)
         parts = server.store._open()
         target, name = (parts.cache.current, "add") if failing == "cache" else (parts.journals[1], "append")
-        calls = 0
 
         class Broken:
-            """In place of what fails: the third insertion, or whatever goes to the second journal."""
+            """In place of what fails: an insertion half way, or whatever goes to the second journal."""
 
             def __getattr__(self, attribute: str) -> object:
                 return getattr(target, attribute)
 
-            def add(self, *arguments: object) -> None:
-                nonlocal calls
-                calls += 1
-                if calls == 3:
-                    raise ZeroDivisionError("a mistake")
-                target.add(*arguments)  # type: ignore[union-attr, arg-type]
+            def add(self, adds: Adds) -> None:
+                target.add(adds.picked((0, 1)))  # type: ignore[union-attr]
+                raise ZeroDivisionError("a mistake")
 
             def append(self, *arguments: object) -> None:
                 raise ZeroDivisionError("a mistake")
@@ -260,6 +257,6 @@ def test_of_two_copies_in_one_read_the_later_one_counts(world: World, first: lis
         newer = adds(1, [5], size=200)
         client.send(adds(1, first, size=40), adds(2, [5]), newer, adds(2, [6]))
         await answers(client, len(first) + 3)
-        assert await stored(client, {(1, 5)}) == {(1, 5): newer.records.body(0)}
+        assert await stored(client, {(1, 5)}) == {(1, 5): newer.adds.records.body(0)}
 
     world.run(body)

@@ -14,7 +14,7 @@ from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.runtime import aio
 from bookies.runtime.events import Events
 from bookies.wire.client import encode_request
-from bookies.wire.messages import AddBatch, Request
+from bookies.wire.messages import AddRequest, Request
 
 from .conftest import SIZE_MAX, adds
 
@@ -29,7 +29,7 @@ class Sink:
         self.came = asyncio.Event()
 
     def handle(self, connection: Connection, requests: list[Request]) -> None:
-        self.size += sum(each.records.size for each in requests if isinstance(each, AddBatch))
+        self.size += sum(each.adds.records.size for each in requests if isinstance(each, AddRequest))
         self.came.set()
 
 
@@ -63,7 +63,7 @@ def test_a_connection_that_comes_while_all_are_paused_is_paused_too(run: Callabl
             intake.answered(2)
             assert transport.is_reading()
             await sending
-            while sink.size < batch.records.size:
+            while sink.size < batch.adds.records.size:
                 sink.came.clear()
                 await sink.came.wait()
         finally:

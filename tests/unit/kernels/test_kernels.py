@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bookies.kernels import Records, _python
+from bookies.kernels import Adds, Records, _python, table_of
 
 CRC32, HMAC, CRC32C, DUMMY = 1, 2, 3, 4
 KEY = b"k" * 20
@@ -257,62 +257,44 @@ class TestPythonKernels:
         index = 0
         while index < len(frames):
             expected = naive_gather_adds(buffer, list(starts), index)
-            index, runs = self.module.gather_adds(buffer, starts, index)
+            index, *columns, least = self.module.gather_adds(buffer, starts, index)
+            adds = Adds(*columns)
             found = []
-            for found_id, entry_ids, records, lac in runs:
-                assert isinstance(records, Records)
+            for (found_id, entry_ids, records), lac in zip(adds.stretches(), adds.lacs, strict=True):
                 bodies = [records.body(i) for i in range(len(records))]
                 assert records.tobytes() == Records.of(bodies).data
-                assert records.data is runs[0][2].data
                 found.append((found_id, list(entry_ids), bodies, lac))
             assert (index, found) == expected
-            assert b"".join([records.tobytes() for _, _, records, _ in runs]) == runs[0][2].data
+            assert adds.records.size == len(adds.records.data)
+            assert least == min(number for ledger, ids, _, _ in found for number in (ledger, *ids))
 
     @examples(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=70))
     def test_gather_adds_of_ledgers_in_turn(self, adds: list[tuple[int, int, int]]) -> None:
         given = [(HEAD, ledger_id, entry_id, -1, 0, [bytes(size)], DUMMY, b"") for ledger_id, entry_id, size in adds]
         buffer = b"".join([self.module.pack_add_frames(*each)[0] for each in given])
         starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
-        index, runs = self.module.gather_adds(buffer, starts, 0)
+        index, *columns, _ = self.module.gather_adds(buffer, starts, 0)
+        found = Adds(*columns)
         assert index == len(adds)
-        assert [(each, i) for each, ids, _, _ in runs for i in ids] == [(each, i) for each, i, _ in adds]
-        assert [len(records.body(i)) - 32 for *_, records, _ in runs for i in range(len(records))] == [
+        runs = list(found.stretches())
+        assert [(each, i) for each, ids, _ in runs for i in ids] == [(each, i) for each, i, _ in adds]
+        assert [len(records.body(i)) - 32 for *_, records in runs for i in range(len(records))] == [
             size for *_, size in adds
         ]
         assert len(runs) == len(list(itertools.groupby(ledger_id for ledger_id, *_ in adds)))
+        assert isinstance(found.entry_ids, array if len(runs) > 1 else range | array)
 
-    @examples(
-        st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=70),
-        st.integers(0, 20),
-        st.booleans(),
-    )
-    def test_gather_mixed_adds(self, adds: list[tuple[int, int, int]], index: int, is_cut: bool) -> None:
-        given = [(HEAD, ledger_id, entry_id, -1, 0, [bytes(size)], DUMMY, b"") for ledger_id, entry_id, size in adds]
-        other = b"\x02\x01\x00\x01" + HEAD[4:]
-        given[len(adds) // 2] = (other, *given[len(adds) // 2][1:]) if is_cut else given[len(adds) // 2]
-        buffer = b"".join([self.module.pack_add_frames(*each)[0] for each in given])
-        starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
-        index = min(index, len(adds) - 1)
-        last, runs = self.module.gather_adds(buffer, starts, index)
-        taken = adds[index:last]
-        found = self.module.gather_mixed_adds(buffer, starts, index)
-        if len(list(itertools.groupby(ledger_id for ledger_id, *_ in taken[:16]))) < 8:
-            assert found is None
-            return
-        end, records, ledger_ids, entry_ids, lacs = found
-        assert (end, records.data) == (last, runs[0][2].data)
-        assert (ledger_ids.typecode, entry_ids.typecode, lacs.typecode, records.starts.typecode) == ("q",) * 4
-        assert list(zip(ledger_ids, entry_ids, lacs, strict=True)) == [(*each[:2], -1) for each in taken]
-        assert [len(records.body(at)) - 32 for at in range(len(records))] == [size for *_, size in taken]
-
-    @pytest.mark.parametrize("ids", [(-1, 5), (5, -1)])
-    def test_gather_mixed_adds_leaves_negative_ids_to_others(self, ids: tuple[int, int]) -> None:
-        heads = [struct.pack(">qqqq", ledger_id, 0, -1, 0) for ledger_id in range(20)]
-        heads[17] = struct.pack(">qqqq", *ids, -1, 0)
+    @examples(st.lists(st.tuples(st.integers(-1, 2), i64), min_size=1, max_size=12))
+    def test_gather_adds_with_ids_of_any_size(self, ids: list[tuple[int, int]]) -> None:
+        heads = [struct.pack(">qqqq", *each, -1, 0) for each in ids]
         buffer = b"".join([struct.pack(">I", 24 + 32) + HEAD + head for head in heads])
         starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
-        assert self.module.gather_mixed_adds(buffer, starts, 0) is None
-        assert self.module.gather_mixed_adds(buffer[: starts[17]], starts[:18], 0)[0] == 17
+        _, *columns, least = self.module.gather_adds(buffer, starts, 0)
+        adds = Adds(*columns)
+        assert [(ledger_id, i) for ledger_id, entry_ids, _ in adds.stretches() for i in entry_ids] == ids
+        assert least == min(map(min, ids))
+        expected = b"".join([struct.pack(">IIiqq", 24, 0x02010000, 7, *each) for each in ids])
+        assert self.module.pack_answers(2, 7, adds.table, adds.entry_ids) == expected
 
     @examples(
         st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 40)), max_size=9), max_size=5),
@@ -373,29 +355,22 @@ class TestPythonKernels:
         with pytest.raises(ValueError, match="for each record"):
             self.module.SortedEntries([(ledger_ids, entry_ids, Records(b"", starts))])
 
-    @examples(
-        st.lists(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 2), max_size=20),
-        st.integers(0, 2),
-        st.integers(0, 200),
-    )
-    def test_mixed_answers(self, ids: list[tuple[int, int]], version: int, status: int) -> None:
-        ledger_ids, entry_ids = (array("q", [each[column] for each in ids]) for column in (0, 1))
-        expected = self.module.pack_answers(version, status, [(ledger_id, [entry_id]) for ledger_id, entry_id in ids])
-        assert self.module.pack_mixed_answers(version, status, ledger_ids, entry_ids) == expected
-        with pytest.raises(ValueError, match=r"entry|longer|shorter"):
-            self.module.pack_mixed_answers(version, status, ledger_ids, array("q", [*entry_ids, 1]))
+    @pytest.mark.parametrize("row", [(1, 3, -1, 0, 1), (1, -1, -1, 0, 1)])
+    def test_answers_to_stretches_that_do_not_cover_the_entries(self, row: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match="do not cover"):
+            self.module.pack_answers(2, 0, array("q", row), range(2))
 
     def test_gather_adds_in_any_order_of_ids(self) -> None:
         ids, lacs = [*range(60), 99, *range(3, 63)], [*range(50, -71, -1)]
         heads = [struct.pack(">qqqq", 1, entry, lac, 0) for entry, lac in zip(ids, lacs, strict=True)]
         buffer = b"".join([struct.pack(">I", 24 + 32) + HEAD + head for head in heads])
         starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
-        index, [(_, entry_ids, _, lac)] = self.module.gather_adds(buffer, starts, 0)
-        assert (index, list(entry_ids), lac) == (121, ids, 50)
+        index, table, entry_ids, _, _ = self.module.gather_adds(buffer, starts, 0)
+        assert (index, list(entry_ids), list(table)) == (121, ids, [1, 121, 50, 0, 0])
 
     def test_gather_adds_makes_ranges_of_what_is_uniform(self) -> None:
         frames, starts, _ = self.module.pack_add_frames(HEAD, 7, 40, -1, 0, [bytes(100)] * 64, CRC32C, b"")
-        _, [(_, entry_ids, records, _)] = self.module.gather_adds(frames, starts, 0)
+        _, _, entry_ids, records, _ = self.module.gather_adds(frames, starts, 0)
         assert entry_ids == range(40, 104)
         assert isinstance(records.starts, range)
 
@@ -404,7 +379,7 @@ class TestPythonKernels:
         ids += range(more)
         word = b"\x00\x00\x00\x01" if version == 0 else bytes((version, 1, 0, 0))
         frames = [struct.pack(">I4siqq", 24, word, status, ledger_id, entry_id) for entry_id in ids]
-        packed = self.module.pack_add_responses(version, status, ledger_id, ids)
+        packed = self.module.pack_answers(version, status, *table_of(ledger_id, ids)) if ids else b""
         assert packed == b"".join(frames)
         if ids:
             starts, _ = self.module.scan_frames(packed, 0, SIZE_MAX)
@@ -415,20 +390,16 @@ class TestPythonKernels:
     def test_scan_add_responses_in_runs(self, runs: list[tuple[int, int, int]]) -> None:
         if not runs:
             return
-        buffer = b"".join([self.module.pack_add_responses(2, code, ledger, range(n)) for ledger, code, n in runs])
+        buffer = b"".join([self.module.pack_answers(2, code, *table_of(ledger, range(n))) for ledger, code, n in runs])
         starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
         index, taken = self.module.scan_add_responses(buffer, starts, 0)
         assert index == sum(n for *_, n in runs)
         found = [(ledger_id, code, entry_id) for code, ledger_id, ids in taken for entry_id in ids]
         assert found == [(ledger, code, i) for ledger, code, n in runs for i in range(n)]
         assert len(taken) == len(list(itertools.groupby((ledger, code) for ledger, code, _ in runs)))
-        for code in {code for _, code, _ in runs}:
-            some = [(ledger, range(n)) for ledger, each, n in runs if each == code]
-            expected = b"".join([self.module.pack_add_responses(2, code, ledger, ids) for ledger, ids in some])
-            assert self.module.pack_answers(2, code, some) == expected
 
     def test_scan_add_responses_stops_at_other_frames(self) -> None:
-        responses = self.module.pack_add_responses(2, 0, 1, range(60))
+        responses = self.module.pack_answers(2, 0, *table_of(1, range(60)))
         read = b"\x00\x00\x00\x18\x02\x02\x00\x00" + bytes(20)
         buffer = responses + read + responses
         starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 
 import pytest
+from tests.fakes.adds import add_request
 
 from bookies.errors import Status, TlsFailed, Unauthorized
 from bookies.kernels import Records
@@ -32,7 +34,7 @@ from bookies.wire.auth import (
 from bookies.wire.client import ResponseDecoder
 from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -68,9 +70,9 @@ V3_REQUESTS: list[tuple[Request, Operation]] = [
 ]
 
 
-def adds(version: int) -> AddBatch:
+def adds(version: int) -> AddRequest:
     records = Records.of([bytes(40), bytes(40)])
-    return AddBatch(version, 7, KEY, [1, 2], records, -1, txn_ids=[11, 12] if version == 3 else None)
+    return add_request(version, 7, KEY, [1, 2], records, -1, txn_ids=[11, 12] if version == 3 else None)
 
 
 def sasl() -> SaslExchange:
@@ -93,7 +95,7 @@ def test_nothing_demanded_is_open_at_once() -> None:
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_v2_adds_and_reads_are_refused_and_the_rest_closes(version: int) -> None:
     refusal = Refused(NOT_AUTHENTICATED)
-    assert gate().received(adds(version)) == [Send(AddResponses(version, REFUSED, 7, [1, 2])), refusal]
+    assert gate().received(adds(version)) == [Send(AddResponses(version, REFUSED, 7, array("q", [1, 2]))), refusal]
     read = ReadRequest(version, 0, 7, -1)
     assert gate().received(read) == [Send(ReadResponse(version, 0, REFUSED, 7, -1)), refusal]
     for operation in (Operation.ADD, Operation.READ):

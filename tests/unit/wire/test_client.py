@@ -9,7 +9,7 @@ from bookies.errors import RemoteProtocolError, Status
 from bookies.wire import v2
 from bookies.wire.client import ResponseDecoder, adds_as_v3, encode_request
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     BareResponse,
     Operation,
@@ -89,15 +89,15 @@ def test_adds_as_v3(is_recovery: bool, is_high_priority: bool, is_deferred_sync:
     frames_v3, txn_id = adds_as_v3(packed, 1 << 14, is_deferred_sync=is_deferred_sync)
     assert txn_id == (1 << 14) + 61
     (batch,) = RequestDecoder(SIZE_MAX).feed(frames_v3)
-    assert isinstance(batch, AddBatch)
-    assert (batch.version, batch.ledger_id, batch.master_key) == (3, 5, KEY)
-    assert (batch.entry_ids, batch.txn_ids) == (range(100, 161), range(1 << 14, txn_id))
+    assert isinstance(batch, AddRequest)
+    assert (batch.version, batch.adds.first_ledger_id, batch.master_key) == (3, 5, KEY)
+    assert (batch.adds.entry_ids, batch.txn_ids) == (range(100, 161), range(1 << 14, txn_id))
     assert (batch.is_recovery, batch.is_high_priority) == (is_recovery, is_high_priority)
     assert batch.is_deferred_sync == is_deferred_sync
     assert b"".join(encode_request(batch)) == frames_v3
     (original,) = RequestDecoder(SIZE_MAX).feed(packed)
-    assert isinstance(original, AddBatch)
-    assert original.records.tobytes() == batch.records.tobytes()
+    assert isinstance(original, AddRequest)
+    assert original.adds.records.tobytes() == batch.adds.records.tobytes()
 
 
 def test_what_a_bookie_says_about_start_tls_later_is_dropped() -> None:

@@ -10,7 +10,7 @@ from bookies.kernels import Records
 from bookies.wire import v2
 from bookies.wire.client import encode_request
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     InvalidRequest,
     Operation,
     ReadLacRequest,
@@ -63,27 +63,32 @@ def test_what_is_neither_closes() -> None:
 
 def test_adds_of_one_read_are_one_batch() -> None:
     (batch,) = RequestDecoder(SIZE_MAX).feed(adds(40, 100))
-    assert isinstance(batch, AddBatch)
-    assert (batch.version, batch.ledger_id, batch.master_key, batch.entry_ids) == (2, 5, KEY, range(40, 140))
-    assert (batch.last_add_confirmed, batch.is_recovery, batch.txn_ids) == (39, False, None)
-    assert len(batch.records) == 100
+    assert isinstance(batch, AddRequest)
+    assert (batch.version, batch.adds.first_ledger_id, batch.master_key, batch.adds.entry_ids) == (
+        2,
+        5,
+        KEY,
+        range(40, 140),
+    )
+    assert (max(batch.adds.lacs), batch.is_recovery, batch.txn_ids) == (39, False, None)
+    assert len(batch.adds.records) == 100
     assert frames(batch) == adds(40, 100)
 
 
-def test_batches_end_where_something_changes() -> None:
+def test_requests_end_where_key_or_flags_change_and_stretches_where_the_ledger_does() -> None:
     data = adds(0, 3) + adds(0, 2, 6) + adds(3, 1) + adds(4, 2, is_recovery=True) + frames(V2_READ) + adds(6, 1, size=9)
     found = RequestDecoder(SIZE_MAX).feed(data)
     summary = [
-        (request.ledger_id, list(request.entry_ids), request.is_recovery) if isinstance(request, AddBatch) else request
+        ([(ledger_id, list(ids)) for ledger_id, ids, _ in request.adds.stretches()], request.is_recovery)
+        if isinstance(request, AddRequest)
+        else request
         for request in found
     ]
     assert summary == [
-        (5, [0, 1, 2], False),
-        (6, [0, 1], False),
-        (5, [3], False),
-        (5, [4, 5], True),
+        ([(5, [0, 1, 2]), (6, [0, 1]), (5, [3])], False),
+        ([(5, [4, 5])], True),
         V2_READ,
-        (5, [6], False),
+        ([(5, [6])], False),
     ]
 
 
@@ -92,17 +97,17 @@ def test_an_add_cut_off_waits() -> None:
     decoder = RequestDecoder(SIZE_MAX)
     (first,) = decoder.feed(data[:-1])
     (second,) = decoder.feed(data[-1:])
-    assert isinstance(first, AddBatch)
-    assert isinstance(second, AddBatch)
-    assert (list(first.entry_ids), list(second.entry_ids)) == (list(range(9)), [9])
+    assert isinstance(first, AddRequest)
+    assert isinstance(second, AddRequest)
+    assert (list(first.adds.entry_ids), list(second.adds.entry_ids)) == (list(range(9)), [9])
 
 
 def test_adds_with_negative_ids_are_refused_alone() -> None:
     found = RequestDecoder(SIZE_MAX).feed(adds(-2, 4))
     refused = [InvalidRequest(2, 0, Operation.ADD, Status.BAD_REQUEST, 5, entry_id) for entry_id in (-2, -1)]
     assert found[:2] == refused
-    rest = [request for request in found[2:] if isinstance(request, AddBatch)]
-    assert [list(batch.entry_ids) for batch in rest] == [[0], [1]]
+    rest = [request for request in found[2:] if isinstance(request, AddRequest)]
+    assert [list(batch.adds.entry_ids) for batch in rest] == [[0], [1]]
     assert b"".join([frames(batch) for batch in rest]) == adds(-2, 4)[len(adds(-2, 2)) :]
     found = RequestDecoder(SIZE_MAX).feed(adds(0, 2, -5))
     assert found == [InvalidRequest(2, 0, Operation.ADD, Status.BAD_REQUEST, -5, entry_id) for entry_id in (0, 1)]
@@ -112,8 +117,8 @@ def test_the_last_add_confirmed_of_a_refused_add_does_not_count() -> None:
     refused, _, _ = kernels.pack_add_frames(v2.add_head(KEY), 5, -7, 1000, 0, [b"x"], 3, b"")
     accepted, _, _ = kernels.pack_add_frames(v2.add_head(KEY), 5, 0, -1, 0, [b"x"], 3, b"")
     _, batch = RequestDecoder(SIZE_MAX).feed(refused + accepted)
-    assert isinstance(batch, AddBatch)
-    assert batch.last_add_confirmed == -1
+    assert isinstance(batch, AddRequest)
+    assert max(batch.adds.lacs) == -1
 
 
 def test_a_bad_length_behind_good_frames_raises() -> None:
@@ -139,9 +144,9 @@ def test_decoded_batches_share_nothing_with_the_buffer() -> None:
     data = bytearray(adds(0, 60))
     (batch,) = RequestDecoder(SIZE_MAX).feed(data)
     data[:] = bytes(len(data))
-    assert isinstance(batch, AddBatch)
+    assert isinstance(batch, AddRequest)
     assert frames(batch) == adds(0, 60)
-    assert isinstance(batch.records, Records)
+    assert isinstance(batch.adds.records, Records)
 
 
 def test_other_v3_requests_pass() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.fakes.adds import add_request
 
 from bookies.errors import LocalProtocolError, RemoteProtocolError, Status
 from bookies.kernels import Records
 from bookies.wire import v2
 from bookies.wire.messages import (
-    AddBatch,
     AuthRequest,
     BareResponse,
     BatchReadRequest,
@@ -174,8 +174,8 @@ def test_what_v2_cannot_say() -> None:
         ReadRequest(2, 0, 5, -1, previous_lac=0),
         ReadRequest(2, 0, 5, -1, is_fencing=True),
         ReadRequest(2, 0, 5, -1, b"short", is_fencing=True),
-        AddBatch(2, 5, KEY, [9], records, 0, is_deferred_sync=True),
-        AddBatch(2, 5, b"short", [9], records, 0),
+        add_request(2, 5, KEY, [9], records, 0, is_deferred_sync=True),
+        add_request(2, 5, b"short", [9], records, 0),
     ):
         with pytest.raises(LocalProtocolError):
             v2.pack_request(request)

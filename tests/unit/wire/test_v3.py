@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.fakes.adds import add_request
 
 from bookies.errors import LocalProtocolError, RemoteProtocolError, Status
 from bookies.kernels import Records
@@ -12,7 +13,7 @@ from bookies.model import DigestType
 from bookies.wire import protobuf, schema, v3
 from bookies.wire.digest import package_entry
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     AuthResponse,
     BareResponse,
@@ -116,19 +117,19 @@ def test_adds_that_contradict_their_body_are_refused(changes: dict[str, Any], id
     assert decode(add(0, **changes)) == [refused]
     before, found, after = decode(add(7, 8), add(0, **changes), add(8, 9))
     assert found == refused
-    assert isinstance(before, AddBatch)
-    assert isinstance(after, AddBatch)
+    assert isinstance(before, AddRequest)
+    assert isinstance(after, AddRequest)
 
 
 def test_runs_of_adds_merge() -> None:
     (batch,) = decode(*[add(entry_id, 100 + entry_id) for entry_id in range(300)])
-    assert isinstance(batch, AddBatch)
-    assert (batch.entry_ids, batch.txn_ids) == (range(300), range(100, 400))
-    assert [batch.records.body(index) for index in range(300)] == [body(entry_id) for entry_id in range(300)]
-    assert batch.last_add_confirmed == -1
+    assert isinstance(batch, AddRequest)
+    assert (batch.adds.entry_ids, batch.txn_ids) == (range(300), range(100, 400))
+    assert [batch.adds.records.body(index) for index in range(300)] == [body(entry_id) for entry_id in range(300)]
+    assert max(batch.adds.lacs) == -1
     (batch,) = decode(*[add(e, t, body=body(e, lac)) for e, t, lac in ((4, 9, 3), (2, 8, 1), (9, 1 << 63, 2))])
-    assert isinstance(batch, AddBatch)
-    assert (batch.entry_ids, batch.txn_ids, batch.last_add_confirmed) == ([4, 2, 9], [9, 8, 1 << 63], 3)
+    assert isinstance(batch, AddRequest)
+    assert (list(batch.adds.entry_ids), batch.txn_ids, max(batch.adds.lacs)) == ([4, 2, 9], [9, 8, 1 << 63], 3)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_runs_of_adds_merge() -> None:
 )
 def test_adds_that_differ_do_not_merge(changes: dict[str, Any]) -> None:
     found = decode(add(0), add(1, **changes), add(2, **changes) if "ledgerId" not in changes else add(2))
-    sizes = [len(request.records) for request in found if isinstance(request, AddBatch)]
+    sizes = [len(request.adds.records) for request in found if isinstance(request, AddRequest)]
     assert sizes == ([1, 1, 1] if "ledgerId" in changes else [1, 2])
 
 
@@ -144,7 +145,7 @@ def test_priority_and_flags() -> None:
     high = add(0, flag=1, writeFlags=3)
     high["header"]["priority"] = 1
     (batch,) = decode(high)
-    assert isinstance(batch, AddBatch)
+    assert isinstance(batch, AddRequest)
     assert (batch.is_high_priority, batch.is_recovery, batch.is_deferred_sync) == (True, True, True)
 
 
@@ -215,8 +216,8 @@ def test_what_v3_cannot_say() -> None:
     for request in (
         BatchReadRequest(3, 1, 5, 0, 1, 1),
         InvalidRequest(3, 1, Operation.ADD, Status.BAD_REQUEST),
-        AddBatch(3, 5, KEY, [0], records, -1),
-        AddBatch(3, 5, KEY, [0], records, -1, txn_ids=[1, 2]),
+        add_request(3, 5, KEY, [0], records, -1),
+        add_request(3, 5, KEY, [0], records, -1, txn_ids=[1, 2]),
         ReadRequest(3, 1, 5, -1, KEY, is_fencing=True, wants_piggyback=True),
     ):
         with pytest.raises(LocalProtocolError):

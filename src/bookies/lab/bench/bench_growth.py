@@ -24,7 +24,7 @@ from bookies.admin.shared.common import quiet_logs
 from bookies.admin.shared.histogram import Histogram
 from bookies.admin.shared.report import Report, Table
 from bookies.config import BookieConfig
-from bookies.kernels import gather_adds, pack_add_frames
+from bookies.kernels import Adds, gather_adds, pack_add_frames
 from bookies.lab.bench.bench_drive import rss_mb
 from bookies.model import DigestType
 from bookies.runtime import aio
@@ -113,7 +113,7 @@ class _Growth:
         frames, starts, _ = pack_add_frames(
             _HEAD, ledger_id, first, first - 1, first * PAYLOAD_SIZE, self._payloads, int(DigestType.CRC32C), b""
         )
-        _, [(_, entry_ids, records, last_add_confirmed)] = gather_adds(frames, starts, 0)
+        _, table, entry_ids, records, _ = gather_adds(frames, starts, 0)
         while self._pending >= WINDOW or self._store.is_congested:
             if self._failure is not None:
                 raise self._failure
@@ -122,18 +122,14 @@ class _Growth:
                 self._store.when_uncongested(self._progressed.set)
             await self._progressed.wait()
         self._pending += 1
-        self._store.add(
-            ledger_id,
-            KEY,
-            entry_ids,
-            records,
-            last_add_confirmed,
-            is_recovery=False,
-            is_deferred_sync=False,
-            done=self._done,
+        adds = Adds(table, entry_ids, records)
+        refused = self._store.add(
+            adds, KEY, is_recovery=False, is_deferred_sync=False, accepted=lambda size: None, done=self._done
         )
+        for part, error in refused:
+            self._done(part, error)
 
-    def _done(self, error: BaseException | None) -> None:
+    def _done(self, part: Adds, error: BaseException | None) -> None:
         self._pending -= 1
         self._failure = self._failure or error
         self._progressed.set()

@@ -24,15 +24,16 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice, repeat
 from operator import attrgetter, lt
 
-from bookies.kernels import Records, find_ledger
+from bookies.kernels import Adds, Records, find_ledger
 from bookies.storage.cache.merge import concat_runs, gathered_in_windows, merge_runs
 from bookies.storage.journal import LogMark
 
 RUN_OVERHEAD = 300  # bytes of Python objects for each run, counted so that tiny adds cannot outgrow the budget
 NUMBER_SIZE, OBJECT_SIZE = 8, 40  # bytes of a number in an array; in a list, where each is an object
+MIXED_MIN = 8  # stretches; adds with fewer become runs of their ledgers
 MIXED_OVERHEAD = 600  # bytes of Python objects for each mixed run
 MIXED_ENTRY_SIZE = 100  # bytes per entry of a mixed run: numbers, the ledger's place in a set, a place when sorted
 NUMBERS_SIZE = 100  # bytes of ids, and of starts, that `RUN_OVERHEAD` includes: the size of a range
@@ -106,15 +107,16 @@ class AddRun:
     def __len__(self) -> int:
         return len(self.ledger_ids)
 
-    def picked(self, indices: Sequence[int]) -> AddRun:
-        """Return a copy with only these entries, in a buffer of its own."""
-        starts, data = self.records.starts, self.records.data
-        pieces = [data[starts[index] : starts[index + 1]] for index in indices]
-        return AddRun(
-            array("q", [self.ledger_ids[index] for index in indices]),
-            array("q", [self.entry_ids[index] for index in indices]),
-            Records(b"".join(pieces), array("q", accumulate(map(len, pieces), initial=0))),
-        )
+    @staticmethod
+    def of(adds: Adds) -> AddRun:
+        """Return all entries of these adds; they share its buffer."""
+        ledger_ids, entry_ids, starts = adds.ledger_ids, adds.entry_ids, adds.records.starts
+        if len(ledger_ids) < len(entry_ids):
+            ledger_ids, start = array("q"), 0
+            for ledger_id, stop, _, _, _ in adds.rows():
+                ledger_ids.extend(repeat(ledger_id, stop - start))
+                start = stop
+        return AddRun(ledger_ids, _as_array(entry_ids), Records(adds.records.data, _as_array(starts)))
 
     def stretches(self) -> Iterator[tuple[int, int, int]]:
         """Yield (ledger id, first index, index after the last) of consecutive entries of one ledger."""
@@ -274,11 +276,18 @@ class Generation:
     def holds(self, ledger_id: int) -> bool:
         return ledger_id in self._ledgers or ledger_id in self._mixed_ledgers
 
-    def add(self, ledger_id: int, entry_ids: Sequence[int], records: Records) -> None:
+    def add(self, adds: Adds) -> None:
+        """Insert entries: as one mixed run if nearly every entry is of another ledger, else as runs of the ledgers."""
+        if adds.stretch_count >= MIXED_MIN and len(adds) < 2 * adds.stretch_count:
+            self._add_mixed(AddRun.of(adds))
+            return
+        for ledger_id, entry_ids, records in adds.stretches():
+            self.add_run(ledger_id, entry_ids, records)
+
+    def add_run(self, ledger_id: int, entry_ids: Sequence[int], records: Records) -> None:
+        """Insert entries of one ledger, in any order."""
         if ledger_id in self._mixed_ledgers:
-            starts = array("q", [at - records.starts[0] for at in records.starts])
-            ledger_ids = array("q", [ledger_id]) * len(entry_ids)
-            self.add_mixed(AddRun(ledger_ids, array("q", entry_ids), Records(records.tobytes(), starts)))
+            self._add_mixed(AddRun.of(Adds.of(ledger_id, entry_ids, records.alone(), -1)))
             return
         runs = self._ledgers.get(ledger_id)
         if runs is None:
@@ -289,7 +298,7 @@ class Generation:
         else:
             self.size += records.size + runs.add(Run(*merge_runs([(entry_ids, records)])))
 
-    def add_mixed(self, mixed: AddRun) -> None:
+    def _add_mixed(self, mixed: AddRun) -> None:
         self.mixed.append(mixed)
         self._mixed_ids.append(mixed.ledger_ids)
         self._mixed_ledgers.update(mixed.ledger_ids)
@@ -477,6 +486,10 @@ def _numbers_size(numbers: Sequence[int]) -> int:
     if isinstance(numbers, range):
         return 0
     return max(0, len(numbers) * (OBJECT_SIZE if isinstance(numbers, list | tuple) else NUMBER_SIZE) - NUMBERS_SIZE)
+
+
+def _as_array(numbers: Sequence[int]) -> array[int]:
+    return numbers if isinstance(numbers, array) else array("q", numbers)
 
 
 def _is_ascending(entry_ids: Sequence[int]) -> bool:

@@ -447,7 +447,7 @@ class Restorer:
         if not isinstance(entry_ids, range):
             run = range(entry_ids[0], entry_ids[0] + len(entry_ids))
             entry_ids = run if list(run) == entry_ids else entry_ids
-        self._cache.current.add(ledger.ledger_id, entry_ids, records)
+        self._cache.current.add_run(ledger.ledger_id, entry_ids, records)
         highest = entry_ids[-1] if isinstance(entry_ids, range) else max(entry_ids)
         ledger.last_entry_id = max(ledger.last_entry_id, highest)
         lac = kernels.greatest_lac(records.data, records.starts)

@@ -20,20 +20,19 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
 
 from bookies.errors import (
     BookieBusy,
     BookieReadOnly,
+    BookKeeperError,
     DataUnknown,
     InvalidArgument,
     LedgerFenced,
     StorageError,
     Unauthorized,
 )
-from bookies.kernels import Records
+from bookies.kernels import Adds
 from bookies.runtime.ports import Buffer
-from bookies.storage.cache.write_cache import AddRun
 from bookies.storage.engine.opening import StorageParts
 from bookies.storage.engine.store_access import StoreAccess
 from bookies.storage.index.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
@@ -46,23 +45,8 @@ MASTER_KEY_SIZE_MAX = 512  # bytes; key and explicit LAC share a header of 1024
 EXPLICIT_LAC_SIZE_MAX = 256
 
 
-class Batch(Protocol):
-    """Adds of one ledger. `last_add_confirmed`: the greatest LAC in their bodies."""
-
-    @property
-    def ledger_id(self) -> int: ...
-
-    @property
-    def entry_ids(self) -> Sequence[int]: ...
-
-    @property
-    def records(self) -> Records: ...
-
-    @property
-    def last_add_confirmed(self) -> int: ...
-
-
-B = TypeVar("B", bound=Batch)
+AddsDone = Callable[[Adds, BaseException | None], None]  # stretches that are durable, or could not become so
+RefusedAdds = tuple[Adds, BookKeeperError]
 
 
 class StoreWrites(StoreAccess):
@@ -88,260 +72,147 @@ class StoreWrites(StoreAccess):
 
     def add(
         self,
-        ledger_id: int,
+        adds: Adds,
         master_key: bytes,
-        entry_ids: Sequence[int],
-        records: Records,
-        last_add_confirmed: int,
         *,
         is_recovery: bool,
         is_deferred_sync: bool,
-        done: Done,
-    ) -> None:
-        """Store entries; `done(None)` when they are durable, `done(error)` for an error that is detected later.
+        accepted: Callable[[int], None],
+        done: AddsDone,
+    ) -> list[RefusedAdds]:
+        """Store entries of one or more ledgers; return the stretches that are refused, with the reasons.
 
-        One id per record, in any order. An unknown ledger is created with the key. A deferred sync is answered like any
-        other add. Raises: Unauthorized, LedgerFenced (never for recovery), BookieReadOnly, InvalidArgument,
-        StorageError, BookieBusy (the cache is full and flushes fail).
+        `accepted(bytes)` is called at once for stretches that are not refused, later `done(part, None)` when they are
+        durable or `done(part, error)` for an error. Every stretch is returned or reported, once. An unknown ledger is
+        created with the key. A deferred sync is answered like any other add. Reasons: Unauthorized, LedgerFenced (never
+        for recovery), BookieReadOnly, InvalidArgument, DataUnknown, StorageError, BookieBusy (the cache is full and
+        flushes fail).
+
+        Stretches that need no special handling are stored together. Each of the others, which include all later
+        stretches of their ledgers, is stored by itself; this keeps the order within a ledger.
 
         A full cache accepts adds while flushes succeed: received requests are in memory anyhow, and the caller stops
         receiving while `is_congested`.
         """
-        parts = self._open()
+        try:
+            parts = self._open()
+        except StorageError as error:
+            return [(adds, error)]
         if not self.is_writable and not (is_recovery and self.takes_priority):
-            raise BookieReadOnly(self.read_only_reason, ledger_id=ledger_id)
-        if records.size * 2 < len(records.data):
-            records = records.alone()  # otherwise a few bytes would keep a large buffer alive that is not counted
-        low, high = _extent(entry_ids)
-        if ledger_id < 0 or low < 0 or high > ENTRY_ID_MAX:
-            raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=low)
-        ledger = parts.index.get(ledger_id)
-        if ledger is not None and ledger.header.master_key == master_key and ledger_id not in self._waiting:
-            # The most frequent case: equivalent to `_add`, without a lookup, a creation or a wait.
-            self._insert(parts, ledger, done, entry_ids, records, high, last_add_confirmed, is_recovery)
-            return
-        self._with_header(
-            ledger_id, done, self._add, master_key, entry_ids, records, high, last_add_confirmed, is_recovery
-        )
+            return [(adds, BookieReadOnly(self.read_only_reason, ledger_id=adds.first_ledger_id))]
+        ledgers, special = self._plain_ledgers(parts, adds, master_key)
+        if not special:
+            self._store(parts, ledgers, adds, accepted, done)
+            return []
+        left = set(special)
+        if ledgers:
+            plain = adds.picked([number for number in range(adds.stretch_count) if number not in left])
+            self._store(parts, ledgers, plain, accepted, done)
+        refused: list[RefusedAdds] = []
+        for number in special:
+            part = adds.picked((number,))
+            try:
+                self._add_stretch(part, master_key, done, is_recovery=is_recovery)
+                accepted(part.records.size)
+            except BookKeeperError as error:
+                refused.append((part, error))
+        return refused
 
-    def _add(
-        self,
-        ledger_id: int,
-        done: Done,
-        master_key: bytes,
-        entry_ids: Sequence[int],
-        records: Records,
-        last_entry_id: int,
-        last_add_confirmed: int,
-        is_recovery: bool,
-    ) -> None:
+    def _plain_ledgers(self, parts: StorageParts, adds: Adds, master_key: bytes) -> tuple[list[Ledger], list[int]]:
+        """Return the ledgers of stretches that need no special handling, and the numbers of the other stretches."""
+        ledgers: list[Ledger] = []
+        special: list[int] = []
+        if parts.checkpointer.is_failing:
+            return ledgers, list(range(adds.stretch_count))  # each one needs space in the cache
+        behind: set[int] = set()  # ledgers with a stretch among the special ones
+        ledger_of, is_removed, waiting = parts.index.get, parts.removals.get, self._waiting
+        for number, (ledger_id, last_entry_id) in enumerate(adds.last_entries()):
+            ledger = ledger_of(ledger_id)
+            if (
+                ledger is None
+                or not ledger.is_key_logged
+                or ledger.header.state
+                or ledger.header.master_key != master_key
+                or last_entry_id > ENTRY_ID_MAX
+                or ledger_id in waiting
+                or is_removed(ledger_id) is not None
+                or ledger_id in behind
+            ):
+                special.append(number)
+                behind.add(ledger_id)
+            else:
+                ledgers.append(ledger)
+        return ledgers, special
+
+    def _add_stretch(self, part: Adds, master_key: bytes, done: AddsDone, *, is_recovery: bool) -> None:
+        """Store a stretch whose ledger may be unknown, not in memory, fenced or quarantined, or have another key."""
+        ((ledger_id, last_entry_id),) = part.last_entries()
+        if ledger_id < 0 or min(part.entry_ids) < 0 or last_entry_id > ENTRY_ID_MAX:
+            raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=min(part.entry_ids))
+        self._with_header(ledger_id, partial(done, part), self._add, part, master_key, is_recovery)
+
+    def _add(self, ledger_id: int, done: Done, part: Adds, master_key: bytes, is_recovery: bool) -> None:
         parts = self._open()
         ledger = parts.index.get(ledger_id)
         if ledger is not None:
             self._check_key(ledger, master_key)
-        self._check_add(parts, ledger, ledger_id, entry_ids, is_recovery)
+        self._check_add(parts, ledger, ledger_id, part.entry_ids[0], is_recovery=is_recovery)
         ledger = self._authorized(ledger_id, master_key)
-        self._insert(parts, ledger, done, entry_ids, records, last_entry_id, last_add_confirmed, is_recovery)
+        self._store(parts, [ledger], part, _ignore_size, lambda _, error: done(error))
 
     @staticmethod
     def _check_add(
-        parts: StorageParts, ledger: Ledger | None, ledger_id: int, entry_ids: Sequence[int], is_recovery: bool
+        parts: StorageParts, ledger: Ledger | None, ledger_id: int, entry_id: int, *, is_recovery: bool
     ) -> None:
-        parts.removals.check_add(ledger_id, entry_ids[0], is_recovery=is_recovery)
+        parts.removals.check_add(ledger_id, entry_id, is_recovery=is_recovery)
         if ledger is None:
             if parts.index.catalog.holes and not is_recovery:
-                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
+                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_id)
         elif ledger.header.state and not is_recovery:
             if ledger.header.is_uncertain:
                 # Not "fenced", because the writer may continue with another bookie.
-                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
+                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_id)
             if ledger.header.is_fenced:
-                raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
+                raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_id)
         if parts.cache.is_exhausted and parts.checkpointer.is_failing:
             # Only recovery adds get here; others are refused because the bookie is read-only.
             problem = parts.checkpointer.problem
             raise BookieBusy(
-                f"the write cache is full and cannot be flushed: {problem}", ledger_id=ledger_id, entry_id=entry_ids[0]
+                f"the write cache is full and cannot be flushed: {problem}", ledger_id=ledger_id, entry_id=entry_id
             )
 
-    def _insert(
+    def _store(
         self,
         parts: StorageParts,
-        ledger: Ledger,
-        done: Done,
-        entry_ids: Sequence[int],
-        records: Records,
-        last_entry_id: int,
-        last_add_confirmed: int,
-        is_recovery: bool,
+        ledgers: Sequence[Ledger],
+        adds: Adds,
+        accepted: Callable[[int], None],
+        done: AddsDone,
     ) -> None:
-        """Insert into the cache, then queue for the journal.
+        """Insert into the cache, then queue for the journal. `ledgers`: one for each stretch.
 
         R-7: insert in storage first, then queue for the journal, so all records before a mark can be flushed.
         """
-        self._check_add(parts, ledger, ledger.ledger_id, entry_ids, is_recovery)
-        parts.cache.current.add(ledger.ledger_id, entry_ids, records)
-        if last_entry_id > ledger.last_entry_id:
-            ledger.last_entry_id = last_entry_id
-        self._journal(ledger, _buffer_of(records), records.size, done)
-        self._entry_count += len(entry_ids)
-        if last_add_confirmed > ledger.last_add_confirmed:
-            ledger.last_add_confirmed = last_add_confirmed
-            if self._watchers:
-                self._watchers.wake(ledger.ledger_id, last_add_confirmed)
-        parts.checkpointer.inserted()
-
-    def add_many(
-        self,
-        master_key: bytes,
-        batches: Sequence[B],
-        *,
-        is_recovery: bool,
-        accepted: Callable[[int], None],
-        done: Callable[[Sequence[B], int, BaseException | None], None],
-    ) -> list[B]:
-        """Store the batches, of several ledgers and in one buffer, that need no special handling; return the others.
-
-        For each journal `accepted(bytes)` is called at once, and `done(batches, bytes, None)` when they are durable.
-        The caller passes the returned batches to `add` one by one. They include all later batches of their ledgers,
-        which keeps the order within a ledger. Never raises the error of a batch.
-        """
-        plain, others = self._partition(master_key, batches, is_recovery=is_recovery)
-        if not plain:
-            return others
-        parts = self._open()
-        held, is_failing = sum([batch.records.size for _, batch in plain]), parts.checkpointer.is_failing
-        is_shared = held * 2 >= len(plain[0][1].records.data)  # otherwise they would keep an uncounted buffer alive
-        stored: list[list[B]] = [[] for _ in parts.journals]
-        add, journal_count, watchers = parts.cache.current.add, len(parts.journals), self._watchers
-        try:
-            for number, (ledger, batch) in enumerate(plain):
-                if is_failing and parts.cache.is_exhausted:
-                    others += [other for _, other in plain[number:]]
-                    break
-                entry_ids, last_add_confirmed = batch.entry_ids, batch.last_add_confirmed
-                add(ledger.ledger_id, entry_ids, batch.records if is_shared else batch.records.alone())
-                if entry_ids[-1] > ledger.last_entry_id:
-                    ledger.last_entry_id = entry_ids[-1]
-                stored[ledger.ledger_id % journal_count].append(batch)
-                self._entry_count += len(entry_ids)
-                if last_add_confirmed > ledger.last_add_confirmed:
-                    ledger.last_add_confirmed = last_add_confirmed
-                    if watchers:
-                        watchers.wake(ledger.ledger_id, last_add_confirmed)
-        finally:  # all cached entries must be journaled, even after an exception
-            for journal, journal_batches in zip(parts.journals, stored, strict=True):
-                if journal_batches:
-                    buffers, size = _stretches(journal_batches)
-                    journal.append(buffers, size, partial(done, journal_batches, size))
-                    accepted(size)
-        parts.checkpointer.inserted()
-        return others
-
-    def add_mixed(
-        self,
-        master_key: bytes,
-        mixed: AddRun,
-        lacs: Sequence[int],
-        *,
-        is_recovery: bool,
-        accepted: Callable[[int], None],
-        done: Callable[[AddRun, BaseException | None], None],
-    ) -> list[int]:
-        """Store entries of a mixed run as `add_many` does; return the indices of the others.
-
-        Ids must not be negative. `lacs`: the last add confirmed in each body. `done`: called once for each journal.
-        """
-        ledgers, others = self._plain_ledgers(master_key, mixed, is_recovery=is_recovery)
-        if not ledgers:
-            return others
-        parts = self._open()
-        if parts.checkpointer.is_failing:
-            return list(range(len(mixed)))  # `add` accepts them one by one while there is space
-        if others:
-            left = set(others)
-            chosen = [index for index in range(len(mixed)) if index not in left]
-            mixed, lacs = mixed.picked(chosen), [lacs[index] for index in chosen]
-        parts.cache.current.add_mixed(mixed)
+        parts.cache.current.add(adds)
         try:
             watchers = self._watchers
-            for ledger, entry_id, lac in zip(ledgers, mixed.entry_ids, lacs, strict=True):
-                if entry_id > ledger.last_entry_id:
-                    ledger.last_entry_id = entry_id
+            for ledger, (_, last_entry_id), lac in zip(ledgers, adds.last_entries(), adds.lacs, strict=True):
+                if last_entry_id > ledger.last_entry_id:
+                    ledger.last_entry_id = last_entry_id
                 if lac > ledger.last_add_confirmed:
                     ledger.last_add_confirmed = lac
                     if watchers:
                         watchers.wake(ledger.ledger_id, lac)
-            self._entry_count += len(mixed)
+            self._entry_count += len(adds)
         finally:  # all cached entries must be journaled, even after an exception
-            for journal, run in _by_journal(parts.journals, mixed):
-                journal.append((run.records.data,), run.records.size, partial(done, run))
-                accepted(run.records.size)
+            if len(ledgers) == 1:
+                self._journal(ledgers[0], adds.records.tobytes(), adds.records.size, partial(done, adds))
+                accepted(adds.records.size)
+            else:
+                for journal, part in _by_journal(parts.journals, adds):
+                    journal.append((part.records.data,), part.records.size, partial(done, part))
+                    accepted(part.records.size)
         parts.checkpointer.inserted()
-        return others
-
-    def _plain_ledgers(self, master_key: bytes, mixed: AddRun, *, is_recovery: bool) -> tuple[list[Ledger], list[int]]:
-        """Return the ledgers of entries that need no special handling, and the indices of the other entries."""
-        parts = self._open_for_adds(is_recovery=is_recovery)
-        if parts is None:
-            return [], list(range(len(mixed)))
-        plain: list[Ledger] = []
-        others: list[int] = []
-        for index, ledger_id in enumerate(mixed.ledger_ids):
-            ledger = self._plain_ledger(parts, ledger_id, master_key)
-            if ledger is None or mixed.entry_ids[index] > ENTRY_ID_MAX:
-                others.append(index)
-            else:
-                plain.append(ledger)
-        return plain, others
-
-    def _partition(
-        self, master_key: bytes, batches: Sequence[B], *, is_recovery: bool
-    ) -> tuple[list[tuple[Ledger, B]], list[B]]:
-        """Return the batches that need no special handling, and the others; see `add_many`."""
-        parts = self._open_for_adds(is_recovery=is_recovery)
-        if parts is None:
-            return [], list(batches)
-        plain: list[tuple[Ledger, B]] = []
-        others: list[B] = []
-        behind: set[int] = set()  # ledgers with a batch among the others
-        for batch in batches:
-            ledger_id, entry_ids = batch.ledger_id, batch.entry_ids
-            ledger = self._plain_ledger(parts, ledger_id, master_key)
-            if (
-                ledger is None
-                or not isinstance(entry_ids, range)
-                or entry_ids.step < 0
-                or not 0 <= entry_ids[0] <= entry_ids[-1] <= ENTRY_ID_MAX
-                or ledger_id in behind
-            ):
-                others.append(batch)
-                behind.add(ledger_id)
-            else:
-                plain.append((ledger, batch))
-        return plain, others
-
-    def _open_for_adds(self, *, is_recovery: bool) -> StorageParts | None:
-        """Return the parts; None while such adds are refused (`add` raises the reason)."""
-        try:
-            parts = self._open()
-        except StorageError:
-            return None
-        return parts if self.is_writable or (is_recovery and self.takes_priority) else None
-
-    def _plain_ledger(self, parts: StorageParts, ledger_id: int, master_key: bytes) -> Ledger | None:
-        """Return the ledger if entries with this key need no special handling; None: use `add`."""
-        ledger = parts.index.get(ledger_id)
-        if (
-            ledger is None
-            or not ledger.is_key_logged
-            or ledger.header.state
-            or ledger.header.master_key != master_key
-            or ledger_id in self._waiting
-            or parts.removals.get(ledger_id) is not None
-        ):
-            return None
-        return ledger
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
         """Refuse ordinary adds from now on; `done(None)` when that is durable. Creates an unknown ledger.
@@ -443,44 +314,18 @@ class StoreWrites(StoreAccess):
         self._journal_of(ledger.ledger_id).append(buffers, size, done)
 
 
-def _by_journal(journals: Sequence[Journal], mixed: AddRun) -> Iterator[tuple[Journal, AddRun]]:
-    """Yield each journal with its part of the run; with a single journal the run itself."""
+def _ignore_size(size: int) -> None:
+    """Ignore the size of adds that the caller counts itself."""
+
+
+def _by_journal(journals: Sequence[Journal], adds: Adds) -> Iterator[tuple[Journal, Adds]]:
+    """Yield each journal with its stretches; with a single journal the adds themselves."""
     if len(journals) == 1:
-        yield journals[0], mixed
+        yield journals[0], adds
         return
     chosen: list[list[int]] = [[] for _ in journals]
-    for index, ledger_id in enumerate(mixed.ledger_ids):
-        chosen[ledger_id % len(journals)].append(index)
-    for journal, indices in zip(journals, chosen, strict=True):
-        if indices:
-            yield journal, mixed.picked(indices)
-
-
-def _extent(entry_ids: Sequence[int]) -> tuple[int, int]:
-    """Return (lowest, highest)."""
-    if isinstance(entry_ids, range) and entry_ids.step > 0:
-        return entry_ids[0], entry_ids[-1]
-    return min(entry_ids), max(entry_ids)
-
-
-def _buffer_of(records: Records) -> Buffer:
-    if records.size == len(records.data):
-        return records.data
-    return memoryview(records.data)[records.starts[0] : records.starts[-1]]
-
-
-def _stretches(batches: Sequence[Batch]) -> tuple[list[Buffer], int]:
-    """Return (pieces of the buffer, bytes) for batches that lie in one buffer, in its order."""
-    data = batches[0].records.data
-    pieces: list[Buffer] = []
-    start = stop = batches[0].records.starts[0]
-    size = 0
-    for batch in batches:
-        starts = batch.records.starts
-        if starts[0] != stop:
-            pieces.append(memoryview(data)[start:stop])
-            size += stop - start
-            start = starts[0]
-        stop = starts[-1]
-    pieces.append(data if stop - start == len(data) else memoryview(data)[start:stop])
-    return pieces, size + stop - start
+    for number, ledger_id in enumerate(adds.ledger_ids):
+        chosen[ledger_id % len(journals)].append(number)
+    for journal, numbers in zip(journals, chosen, strict=True):
+        if numbers:
+            yield journal, adds.picked(numbers)

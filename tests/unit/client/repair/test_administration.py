@@ -32,7 +32,7 @@ from bookies.protocol.quorums import write_set
 from bookies.protocol.repair import Fragment
 from bookies.protocol.repair.fragments import ReplicaState
 from bookies.wire.digest import master_key
-from bookies.wire.messages import AddBatch, AddResponses, BatchReadRequest
+from bookies.wire.messages import AddRequest, AddResponses, BatchReadRequest
 
 PASSWORD = b"s3cret"
 OK, MISSING, UNAVAILABLE = ReplicaState.OK, ReplicaState.MISSING, ReplicaState.UNAVAILABLE
@@ -303,7 +303,7 @@ def test_a_fragment_is_copied_and_then_the_record_says_so(quorums: str, wire: st
         assert (record.last_entry_id, record.length) == (before.last_entry_id, before.length)
         assert_replicated(world, record, 299)
         assert list(world.bookies[spare].ledgers[ledger_id].entries) == list(fragment.stored(1)), "D-22"
-        adds = [request for request in world.bookies[spare].requests if isinstance(request, AddBatch)]
+        adds = [request for request in world.bookies[spare].requests if isinstance(request, AddRequest)]
         assert all(request.is_recovery for request in adds)
         assert news[-1].entries == len(fragment.stored(1))
         assert news[-1].size > 0
@@ -365,9 +365,11 @@ def test_a_copy_that_is_refused_changes_no_record_and_can_be_repeated() -> None:
         refused: list[int] = []
 
         def refuse(request: Any) -> list[Any] | None:
-            if isinstance(request, AddBatch) and request.entry_ids[-1] >= 2000:
-                refused.extend(request.entry_ids)
-                return [AddResponses(request.version, Status.FENCED, ledger_id, request.entry_ids, request.txn_ids)]
+            if isinstance(request, AddRequest) and request.adds.entry_ids[-1] >= 2000:
+                refused.extend(request.adds.entry_ids)
+                return [
+                    AddResponses(request.version, Status.FENCED, ledger_id, request.adds.entry_ids, request.txn_ids)
+                ]
             return None
 
         world.bookies[spare].intercept = refuse

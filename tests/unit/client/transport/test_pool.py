@@ -31,7 +31,7 @@ from bookies.kernels import pack_add_frames, scan_records
 from bookies.model import BookieId, DigestType
 from bookies.wire import digest
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     BareResponse,
     BatchReadRequest,
@@ -108,7 +108,7 @@ def test_statuses_become_errors_with_their_facts() -> None:
             (Status.BAD_REQUEST, WriteFailed),
         ]:
             world.bookies[B1].intercept = lambda request, status=status: [
-                AddResponses(2, status, request.ledger_id, request.entry_ids)
+                AddResponses(2, status, request.adds.first_ledger_id, request.adds.entry_ids)
             ]
             sink = Sink()
             pool.send_adds(B1, 7, range(3, 5), frames(3, 2), sink)
@@ -377,7 +377,7 @@ def test_fencing_alone_uses_v2_and_needs_the_right_key() -> None:
         await settle()
         assert [ids for ids, _ in sink.failed] == [[3]]
         assert sink.acknowledged == [4]
-        recovery = [each for each in world.bookies[B1].requests if isinstance(each, AddBatch) and each.is_recovery]
+        recovery = [each for each in world.bookies[B1].requests if isinstance(each, AddRequest) and each.is_recovery]
         assert len(recovery) == 1
 
     play(act, 1)

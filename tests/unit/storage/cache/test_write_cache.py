@@ -19,7 +19,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def fill(cache: WriteCache, first: int, size: int) -> None:
-    cache.current.add(1, [first], Records.of([bytes(size)]))
+    cache.current.add_run(1, [first], Records.of([bytes(size)]))
 
 
 def test_a_generation_carries_the_marks_of_its_beginning() -> None:
@@ -85,7 +85,7 @@ def test_what_is_counted_is_what_is_in_memory_whatever_the_order(order: str, cou
     try:
         before = tracemalloc.get_traced_memory()[0]
         while not cache.is_due:
-            cache.current.add(1, next(batches), Records(bytes(size), range(0, size + 1, 44)))
+            cache.current.add_run(1, next(batches), Records(bytes(size), range(0, size + 1, 44)))
         used = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
@@ -97,7 +97,7 @@ def test_what_is_counted_is_what_is_in_memory_whatever_the_order(order: str, cou
 def test_a_flush_gets_few_runs_whatever_the_order(order: str, count: int) -> None:
     cache, size = WriteCache(2 * MIB, (LogMark(),)), 44 * count
     for entry_ids in itertools.islice(arrivals(order, count), 5_000 // count):
-        cache.current.add(1, entry_ids, Records(bytes(size), range(0, size + 1, 44)))
+        cache.current.add_run(1, entry_ids, Records(bytes(size), range(0, size + 1, 44)))
     assert len(list(cache.current.runs())) <= 10
 
 
@@ -105,14 +105,14 @@ def test_large_runs_are_not_gathered_again_while_they_arrive() -> None:
     cache = WriteCache(1024 * MIB, (LogMark(),))
     data = bytes(10 * 64 * KIB)
     for _ in range(40):
-        cache.current.add(1, range(10), Records(data, range(0, len(data) + 1, 64 * KIB)))
+        cache.current.add_run(1, range(10), Records(data, range(0, len(data) + 1, 64 * KIB)))
     assert all(run.records.data is data for run in cache.runs_of(1))
 
 
 def test_large_runs_that_do_not_overlap_are_flushed_as_they_are() -> None:
     cache, data = WriteCache(1024 * MIB, (LogMark(),)), bytes(10 * KIB)
     for first in (0, 30, 10, 20):
-        cache.current.add(1, range(first, first + 10), Records(data, range(0, len(data) + 1, KIB)))
+        cache.current.add_run(1, range(first, first + 10), Records(data, range(0, len(data) + 1, KIB)))
     runs = [run for _, run in cache.current.runs()]
     assert [run.first for run in runs] == [0, 10, 20, 30]
     assert all(run.records.data is data for run in runs)

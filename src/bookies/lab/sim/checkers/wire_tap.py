@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bookies.errors import RemoteProtocolError, Status
+from bookies.kernels import Adds
 from bookies.lab.sim.checkers.ack_counting import AckChecker
 from bookies.lab.sim.checkers.ledger_length import LedgerLengthChecker
 from bookies.lab.sim.checkers.memory_limit import MemoryLimitChecker
@@ -38,7 +39,7 @@ from bookies.protocol.quorums import write_set
 from bookies.runtime.ports import Buffer
 from bookies.wire.client import ResponseDecoder
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     BatchReadRequest,
     BatchReadResponse,
@@ -180,8 +181,9 @@ class WireTap:
 
     # -- requests ------------------------------------------------------------------------------------------------
     def _check_request(self, line: _Line, request: Request) -> None:
-        if isinstance(request, AddBatch):
-            self._check_adds(line, request)
+        if isinstance(request, AddRequest):
+            for part in request.adds.parts():
+                self._check_adds(line, part, is_recovery=request.is_recovery)
         elif isinstance(request, WriteLacRequest):
             if line.role != "writer":
                 self._report("I-30", f"{line.client} announces an end of ledger {request.ledger_id}")
@@ -197,21 +199,22 @@ class WireTap:
         elif isinstance(request, ReadRequest | BatchReadRequest):
             self._check_plain_read(line, request.ledger_id, request.entry_id)
 
-    def _check_adds(self, line: _Line, batch: AddBatch) -> None:
-        ledger_id = batch.ledger_id
-        if line.role == "reader" or (line.role != "writer" and not batch.is_recovery):
-            message = "a recovery add" if batch.is_recovery else "an add"
+    def _check_adds(self, line: _Line, adds: Adds, *, is_recovery: bool) -> None:
+        """Check a stretch."""
+        ledger_id = adds.first_ledger_id
+        if line.role == "reader" or (line.role != "writer" and not is_recovery):
+            message = "a recovery add" if is_recovery else "an add"
             self._report("I-30", f"{line.client} sends {message} of ledger {ledger_id}")
-        self._check_lac(line, ledger_id, batch.last_add_confirmed, is_recovery=batch.is_recovery)
-        if batch.is_recovery:
-            self.lengths.wrote_back(line.client, ledger_id, max(batch.entry_ids))
+        self._check_lac(line, ledger_id, adds.lacs[0], is_recovery=is_recovery)
+        if is_recovery:
+            self.lengths.wrote_back(line.client, ledger_id, max(adds.entry_ids))
             return
         records = self._open_records(ledger_id)
         if self.memory_limit is not None and records and line.bookie in records[0].last_ensemble:
-            sizes = [(entry_id, len(batch.records.body(index))) for index, entry_id in enumerate(batch.entry_ids)]
+            sizes = [(entry_id, len(adds.records.body(index))) for index, entry_id in enumerate(adds.entry_ids)]
             self.memory_limit.sent(line.client, line.near, line.bookie, ledger_id, sizes)
-        for index, entry_id in enumerate(batch.entry_ids):
-            body = batch.records.body(index)
+        for index, entry_id in enumerate(adds.entry_ids):
+            body = adds.records.body(index)
             header_lac = self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
             self._announced[ledger_id] = max(header_lac, self._announced.get(ledger_id, -1))
             positions = frozenset(

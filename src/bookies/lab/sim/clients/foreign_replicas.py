@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 from functools import partial
 
-from bookies.errors import BookKeeperError
-from bookies.kernels import Records, digest
+from bookies.kernels import Adds, Records, digest
 from bookies.lab.sim.checkers import Story
 from bookies.lab.sim.world.cluster import SimBookie
 from bookies.model import DigestType, LedgerMetadata
@@ -17,14 +16,12 @@ def plant(bookie: SimBookie, record: LedgerMetadata, story: Story, entry_id: int
     """Let a bookie store an entry with this last add confirmed in its header. False: the bookie is down or refuses."""
     if bookie.server is None or bookie.participant is None:
         return False
-    add = partial(bookie.server.storage.add, is_recovery=True, is_deferred_sync=False, done=_ignore)
+    add = partial(
+        bookie.server.storage.add, is_recovery=True, is_deferred_sync=False, accepted=lambda size: None, done=_ignore
+    )
     records = Records.of([package(record, story, entry_id, last_add_confirmed)])
-    ids = range(entry_id, entry_id + 1)
-    try:
-        bookie.participant.call(add, story.ledger_id, master_key(story.password), ids, records, last_add_confirmed)
-    except BookKeeperError:
-        return False
-    return True
+    adds = Adds.of(story.ledger_id, range(entry_id, entry_id + 1), records, last_add_confirmed)
+    return not bookie.participant.call(add, adds, master_key(story.password))
 
 
 def package(record: LedgerMetadata, story: Story, entry_id: int, last_add_confirmed: int) -> bytes:
@@ -35,5 +32,5 @@ def package(record: LedgerMetadata, story: Story, entry_id: int, last_add_confir
     return b"".join((head, digest(digest_type, mac_key(story.password), head, payload), payload))
 
 
-def _ignore(error: BaseException | None) -> None:
+def _ignore(part: Adds, error: BaseException | None) -> None:
     """Ignore the outcome: the checks that read the replica detect whether it was stored."""

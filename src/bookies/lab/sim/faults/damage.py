@@ -28,7 +28,7 @@ from bookies.errors import (
     ReadFailed,
     Unauthorized,
 )
-from bookies.kernels import Records, digest
+from bookies.kernels import Adds, Records, digest
 from bookies.lab.sim.world.cluster import SimClock
 from bookies.lab.sim.world.disk import PROCESS_DIES, SimDisk
 from bookies.lab.sim.world.loop import Participant, SimLoop
@@ -179,17 +179,17 @@ def build(seed: object, *, is_clean: bool, skip: int = 0) -> Base:
 
 async def _add(store: LedgerStore, ledger_id: int, entry_id: int, body: bytes) -> None:
     future: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-    records = Records.of([body])
-    store.add(
-        ledger_id,
+    adds = Adds.of(ledger_id, range(entry_id, entry_id + 1), Records.of([body]), entry_id - 1)
+    refused = store.add(
+        adds,
         KEY,
-        [entry_id],
-        records,
-        entry_id - 1,
         is_recovery=False,
         is_deferred_sync=False,
-        done=future.set_result,
+        accepted=lambda size: None,
+        done=lambda _, error: future.set_result(error),
     )
+    for _, reason in refused:
+        raise reason
     if (error := await future) is not None:
         raise error
 

@@ -7,7 +7,7 @@ from typing import Any
 from bookies.errors import LocalProtocolError, Status
 from bookies.kernels import Records
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     BareResponse,
     BatchReadRequest,
@@ -61,8 +61,8 @@ KINDS = (
 
 def kinds_of(request: Request) -> tuple[tuple[str, ...], int]:
     """Return the names of a request, the most precise first, and its entry; -1: about no single entry."""
-    if isinstance(request, AddBatch):
-        return (("recovery-add",) if request.is_recovery else ("add",)), request.entry_ids[0]
+    if isinstance(request, AddRequest):
+        return (("recovery-add",) if request.is_recovery else ("add",)), request.adds.entry_ids[0]
     if isinstance(request, BatchReadRequest):
         return (("recovery-read", "batch-read") if request.is_fencing else ("batch-read", "read")), request.entry_id
     if isinstance(request, ReadRequest):
@@ -85,9 +85,11 @@ def kinds_of(request: Request) -> tuple[tuple[str, ...], int]:
 
 def key_of(message: Any) -> tuple[object, ...]:
     """Return a key that an answer shares with its request."""
-    if isinstance(message, AddBatch | AddResponses):
+    if isinstance(message, AddRequest | AddResponses):
         if message.txn_ids is not None:
             return V3, message.txn_ids[0]
+        if isinstance(message, AddRequest):
+            return "add", message.adds.first_ledger_id, message.adds.entry_ids[0]
         return "add", message.ledger_id, message.entry_ids[0]
     if message.version == V3:
         return V3, message.txn_id
@@ -103,8 +105,10 @@ def key_of(message: Any) -> tuple[object, ...]:
 def pack_answer(request: Request, status: Status, body: bytes) -> bytes:
     """Return the frame of a bookie's answer with this status. `body`: of a read that is answered OK."""
     response: Response
-    if isinstance(request, AddBatch):
-        response = AddResponses(request.version, status, request.ledger_id, request.entry_ids, request.txn_ids)
+    if isinstance(request, AddRequest):
+        response = AddResponses(
+            request.version, status, request.adds.first_ledger_id, request.adds.entry_ids, request.txn_ids
+        )
     elif isinstance(request, ReadRequest):
         response = ReadResponse(request.version, request.txn_id, status, request.ledger_id, request.entry_id, body)
     elif isinstance(request, BatchReadRequest):

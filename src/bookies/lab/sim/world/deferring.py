@@ -11,13 +11,12 @@ Source: client-protocol 2.18, B-1; X-53.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
-from bookies.errors import BookKeeperError
-from bookies.kernels import Records
+from bookies.kernels import Adds
 from bookies.lab.sim.world.storage_wrapper import StorageWrapper
-from bookies.storage.cache.write_cache import AddRun
-from bookies.storage.engine.store_writes import B
+from bookies.storage.engine.store_writes import AddsDone, RefusedAdds
 from bookies.storage.journal.journal import Done
 from bookies.storage.store import LedgerStore
 
@@ -28,80 +27,56 @@ class Deferring(StorageWrapper):
     def __init__(self, store: LedgerStore) -> None:
         super().__init__(store)
         self._ledgers = store
-        self._waiting: dict[int, list[Callable[[], None]]] = {}  # ledger -> adds, in order
+        self._waiting: dict[int, list[Callable[[], list[RefusedAdds]]]] = {}  # ledger -> adds, in order
         self._failures: dict[int, BaseException] = {}  # ledger -> why an acknowledged entry could not be stored
 
     def add(
         self,
-        ledger_id: int,
+        adds: Adds,
         master_key: bytes,
-        entry_ids: Sequence[int],
-        records: Records,
-        last_add_confirmed: int,
         *,
         is_recovery: bool,
         is_deferred_sync: bool,
-        done: Done,
-    ) -> None:
-        """Acknowledge an add with deferred sync, and queue it.
+        accepted: Callable[[int], None],
+        done: AddsDone,
+    ) -> list[RefusedAdds]:
+        """Acknowledge stretches with deferred sync, and queue them.
 
         Other adds, adds that the storage would refuse, and the first entries of a ledger go to the storage at once.
         """
-
-        def store(done: Done) -> None:
-            self.inner.add(
-                ledger_id,
-                master_key,
-                entry_ids,
-                records,
-                last_add_confirmed,
-                is_recovery=is_recovery,
-                is_deferred_sync=is_deferred_sync,
-                done=done,
-            )
-
-        header = self._ledgers.resident_header(ledger_id) if self._ledgers.is_writable else None
-        is_known = header is not None and header.master_key == master_key and not header.is_fenced
-        if not is_known or not is_deferred_sync or is_recovery:
+        if is_deferred_sync and not is_recovery:
+            return [
+                refused for part in adds.parts() for refused in self._add_deferred(part, master_key, accepted, done)
+            ]
+        for ledger_id in adds.ledger_ids:
             self.prepare(ledger_id)
-            store(done)
-            return
+        return self.inner.add(
+            adds,
+            master_key,
+            is_recovery=is_recovery,
+            is_deferred_sync=is_deferred_sync,
+            accepted=accepted,
+            done=done,
+        )
 
-        def stored(error: BaseException | None) -> None:
+    def _add_deferred(
+        self, part: Adds, master_key: bytes, accepted: Callable[[int], None], done: AddsDone
+    ) -> list[RefusedAdds]:
+        ledger_id = part.first_ledger_id
+        store = partial(self.inner.add, part, master_key, is_recovery=False, is_deferred_sync=True)
+        header = self._ledgers.resident_header(ledger_id) if self._ledgers.is_writable else None
+        if header is None or header.master_key != master_key or header.is_fenced:
+            self.prepare(ledger_id)
+            return store(accepted=accepted, done=done)
+
+        def stored(part: Adds, error: BaseException | None) -> None:
             if error is not None:
                 self._failures[ledger_id] = error
 
-        self._waiting.setdefault(ledger_id, []).append(lambda: store(stored))
-        asyncio.get_running_loop().call_soon(done, None)
-
-    def add_many(
-        self,
-        master_key: bytes,
-        batches: Sequence[B],
-        *,
-        is_recovery: bool,
-        accepted: Callable[[int], None],
-        done: Callable[[Sequence[B], int, BaseException | None], None],
-    ) -> list[B]:
-        """Store adds that must all be durable, after the queued ones of their ledgers."""
-        for batch in batches:
-            self.prepare(batch.ledger_id)
-        return self.inner.add_many(master_key, batches, is_recovery=is_recovery, accepted=accepted, done=done)
-
-    def add_mixed(
-        self,
-        master_key: bytes,
-        mixed: AddRun,
-        lacs: Sequence[int],
-        *,
-        is_recovery: bool,
-        accepted: Callable[[int], None],
-        done: Callable[[AddRun, BaseException | None], None],
-    ) -> list[int]:
-        """Store adds that must all be durable, after the queued ones of their ledgers."""
-        for ledger_id in mixed.ledger_ids:
-            self.prepare(ledger_id)
-        return self.inner.add_mixed(master_key, mixed, lacs, is_recovery=is_recovery, accepted=accepted, done=done)
+        accepted(part.records.size)
+        self._waiting.setdefault(ledger_id, []).append(lambda: store(accepted=_ignore_size, done=stored))
+        asyncio.get_running_loop().call_soon(done, part, None)
+        return []
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
         self.prepare(ledger_id)
@@ -118,7 +93,9 @@ class Deferring(StorageWrapper):
     def prepare(self, ledger_id: int) -> None:
         """Pass the ledger's queued adds to the storage."""
         for store in self._waiting.pop(ledger_id, ()):
-            try:
-                store()
-            except BookKeeperError as error:
+            for _, error in store():
                 self._failures[ledger_id] = error
+
+
+def _ignore_size(size: int) -> None:
+    """Ignore the size of an add that was counted when it was queued."""

@@ -8,15 +8,15 @@ a bookie that has lost a disk. Source: storage 10.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from bookies.bookie.storage_port import Storage
 from bookies.errors import DataUnknown, StorageError
-from bookies.kernels import Records
+from bookies.kernels import Adds
 from bookies.lab.sim.world.storage_wrapper import StorageWrapper
-from bookies.storage.cache.write_cache import AddRun
-from bookies.storage.engine.store_writes import B
+from bookies.storage.engine.store_writes import AddsDone, RefusedAdds
 from bookies.storage.journal.journal import Done
 
 
@@ -38,56 +38,28 @@ class FaultyStorage(StorageWrapper):
     # -- refusing: one by one ----------------------------------------------------------------------------------------
     def add(
         self,
-        ledger_id: int,
+        adds: Adds,
         master_key: bytes,
-        entry_ids: Sequence[int],
-        records: Records,
-        last_add_confirmed: int,
         *,
         is_recovery: bool,
         is_deferred_sync: bool,
-        done: Done,
-    ) -> None:
-        if self._faults.refusals > 0 and not is_recovery:
-            self._faults.refusals -= 1
-            raise StorageError("the disk refuses this entry", ledger_id=ledger_id)
-        self.inner.add(
-            ledger_id,
-            master_key,
-            entry_ids,
-            records,
-            last_add_confirmed,
-            is_recovery=is_recovery,
-            is_deferred_sync=is_deferred_sync,
-            done=done,
+        accepted: Callable[[int], None],
+        done: AddsDone,
+    ) -> list[RefusedAdds]:
+        add = partial(
+            self.inner.add, is_recovery=is_recovery, is_deferred_sync=is_deferred_sync, accepted=accepted, done=done
         )
-
-    def add_many(
-        self,
-        master_key: bytes,
-        batches: Sequence[B],
-        *,
-        is_recovery: bool,
-        accepted: Callable[[int], None],
-        done: Callable[[Sequence[B], int, BaseException | None], None],
-    ) -> list[B]:
-        if self._faults.refusals > 0:
-            return list(batches)
-        return self.inner.add_many(master_key, batches, is_recovery=is_recovery, accepted=accepted, done=done)
-
-    def add_mixed(
-        self,
-        master_key: bytes,
-        mixed: AddRun,
-        lacs: Sequence[int],
-        *,
-        is_recovery: bool,
-        accepted: Callable[[int], None],
-        done: Callable[[AddRun, BaseException | None], None],
-    ) -> list[int]:
-        if self._faults.refusals > 0:
-            return list(range(len(mixed)))
-        return self.inner.add_mixed(master_key, mixed, lacs, is_recovery=is_recovery, accepted=accepted, done=done)
+        if self._faults.refusals <= 0 or is_recovery:
+            return add(adds, master_key)
+        refused: list[RefusedAdds] = []
+        for part in adds.parts():
+            if self._faults.refusals > 0:
+                self._faults.refusals -= 1
+                error = StorageError("the disk refuses this entry", ledger_id=part.first_ledger_id)
+                refused.append((part, error))
+            else:
+                refused += add(part, master_key)
+        return refused
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
         self.inner.fence(ledger_id, master_key, done)

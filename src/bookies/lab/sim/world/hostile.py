@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
@@ -26,7 +26,7 @@ from bookies.model import FRAME_SIZE_MAX, BookieId, BookieInfo, BookieMode, Endp
 from bookies.runtime.ports import Listener, Network
 from bookies.wire.availability import pack_availability
 from bookies.wire.messages import (
-    AddBatch,
+    AddRequest,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -121,7 +121,7 @@ class HostileBookie:
     def answer(self, request: Request) -> Response:
         """Return the honest answer to a request."""
         match request:
-            case AddBatch():
+            case AddRequest():
                 return self._add(request)
             case ReadRequest():
                 return self._read(request)
@@ -157,14 +157,16 @@ class HostileBookie:
                 assert isinstance(request, InvalidRequest), request
                 return BareResponse(request.version, request.txn_id, request.operation, request.status)
 
-    def _add(self, batch: AddBatch) -> AddResponses:
-        ledger = self._ledgers.setdefault(batch.ledger_id, _Ledger())
-        status = Status.FENCED if ledger.is_fenced and not batch.is_recovery else Status.OK
+    def _add(self, request: AddRequest) -> AddResponses:
+        """Store and answer a request of one stretch."""
+        ((ledger_id, entry_ids, records),) = request.adds.stretches()
+        ledger = self._ledgers.setdefault(ledger_id, _Ledger())
+        status = Status.FENCED if ledger.is_fenced and not request.is_recovery else Status.OK
         if status is Status.OK:
-            for index, entry_id in enumerate(batch.entry_ids):
-                ledger.entries[entry_id] = bytes(batch.records.body(index))
-            ledger.last_add_confirmed = max(ledger.last_add_confirmed, batch.last_add_confirmed)
-        return AddResponses(batch.version, status, batch.ledger_id, batch.entry_ids, batch.txn_ids)
+            for index, entry_id in enumerate(entry_ids):
+                ledger.entries[entry_id] = bytes(records.body(index))
+            ledger.last_add_confirmed = max(ledger.last_add_confirmed, *request.adds.lacs)
+        return AddResponses(request.version, status, ledger_id, entry_ids, request.txn_ids)
 
     def _fence(self, request: ReadRequest | BatchReadRequest) -> _Ledger:
         ledger = self._ledgers.setdefault(request.ledger_id, _Ledger())
@@ -221,7 +223,7 @@ class HostileConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            requests = self._decoder.feed(data)
+            requests = list(_stretch_by_stretch(self._decoder.feed(data)))
         except RemoteProtocolError:
             self.hang_up()
             return
@@ -268,6 +270,15 @@ def pack(response: Response) -> list[bytes]:
         frames.append(data[:size])
         data = data[size:]
     return frames
+
+
+def _stretch_by_stretch(requests: Iterable[Request]) -> Iterator[Request]:
+    """Yield the requests, with adds of several ledgers as a request for each stretch."""
+    for request in requests:
+        if isinstance(request, AddRequest) and request.adds.stretch_count > 1:
+            yield from (dataclasses.replace(request, adds=part) for part in request.adds.parts())
+        else:
+            yield request
 
 
 # -- misdeeds: each receives the connection and the honest answer ------------------------------------------------------

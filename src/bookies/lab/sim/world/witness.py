@@ -23,14 +23,13 @@ from collections.abc import Callable, Sequence
 from bookies.bookie.server import BookieServer
 from bookies.bookie.storage_port import Storage
 from bookies.errors import LedgerUnknownToBookie
-from bookies.kernels import Records
+from bookies.kernels import Adds
 from bookies.lab.sim.world.sim_metadata import Commit, SimStore
 from bookies.lab.sim.world.storage_wrapper import StorageWrapper
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorums import write_set
 from bookies.protocol.quorums.quorum import stored_ids
-from bookies.storage.cache.write_cache import AddRun
-from bookies.storage.engine.store_writes import B
+from bookies.storage.engine.store_writes import AddsDone, RefusedAdds
 from bookies.storage.journal.journal import Done
 from bookies.storage.store import LedgerStore
 
@@ -100,9 +99,9 @@ class Witness:
             if not is_recovery and not is_deferred_sync:
                 self._promised.setdefault((bookie, ledger_id), set()).update(entry_ids)
             if was_fenced and not is_recovery:
-                self.report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {entry_ids}")
+                self.report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {[*entry_ids]}")
             if was_deleted:
-                self.report("I-29", f"{bookie} deleted ledger {ledger_id}, then acknowledged {entry_ids}")
+                self.report("I-29", f"{bookie} deleted ledger {ledger_id}, then acknowledged {[*entry_ids]}")
 
         return acknowledged
 
@@ -291,75 +290,35 @@ class _WitnessedStorage(StorageWrapper):
 
     def add(
         self,
-        ledger_id: int,
+        adds: Adds,
         master_key: bytes,
-        entry_ids: Sequence[int],
-        records: Records,
-        last_add_confirmed: int,
         *,
         is_recovery: bool,
         is_deferred_sync: bool,
-        done: Done,
-    ) -> None:
-        acknowledged = self._witness.adding(
-            self._bookie, ledger_id, is_recovery=is_recovery, is_deferred_sync=is_deferred_sync
-        )
-        self.inner.add(
-            ledger_id,
+        accepted: Callable[[int], None],
+        done: AddsDone,
+    ) -> list[RefusedAdds]:
+        acknowledged = {
+            ledger_id: self._witness.adding(
+                self._bookie, ledger_id, is_recovery=is_recovery, is_deferred_sync=is_deferred_sync
+            )
+            for ledger_id in adds.ledger_ids
+        }
+
+        def watched_done(part: Adds, error: BaseException | None) -> None:
+            for ledger_id, entry_ids, _ in part.stretches() if error is None else ():
+                acknowledged[ledger_id](entry_ids)
+            if error is None and part.stretch_count > 1:
+                self._witness.mixed_count += len(part)
+            done(part, error)
+
+        return self.inner.add(
+            adds,
             master_key,
-            entry_ids,
-            records,
-            last_add_confirmed,
             is_recovery=is_recovery,
             is_deferred_sync=is_deferred_sync,
-            done=_after(lambda: acknowledged(entry_ids), done),
-        )
-
-    def add_many(
-        self,
-        master_key: bytes,
-        batches: Sequence[B],
-        *,
-        is_recovery: bool,
-        accepted: Callable[[int], None],
-        done: Callable[[Sequence[B], int, BaseException | None], None],
-    ) -> list[B]:
-        acknowledged = {
-            batch.ledger_id: self._witness.adding(self._bookie, batch.ledger_id, is_recovery=is_recovery)
-            for batch in batches
-        }
-
-        def watched_done(stored: Sequence[B], size: int, error: BaseException | None) -> None:
-            for batch in stored if error is None else ():
-                acknowledged[batch.ledger_id](batch.entry_ids)
-            done(stored, size, error)
-
-        return self.inner.add_many(master_key, batches, is_recovery=is_recovery, accepted=accepted, done=watched_done)
-
-    def add_mixed(
-        self,
-        master_key: bytes,
-        mixed: AddRun,
-        lacs: Sequence[int],
-        *,
-        is_recovery: bool,
-        accepted: Callable[[int], None],
-        done: Callable[[AddRun, BaseException | None], None],
-    ) -> list[int]:
-        acknowledged = {
-            ledger_id: self._witness.adding(self._bookie, ledger_id, is_recovery=is_recovery)
-            for ledger_id in mixed.ledger_ids
-        }
-
-        def watched_done(stored: AddRun, error: BaseException | None) -> None:
-            if error is None:
-                self._witness.mixed_count += len(stored)
-                for ledger_id, entry_id in zip(stored.ledger_ids, stored.entry_ids, strict=True):
-                    acknowledged[ledger_id]((entry_id,))
-            done(stored, error)
-
-        return self.inner.add_mixed(
-            master_key, mixed, lacs, is_recovery=is_recovery, accepted=accepted, done=watched_done
+            accepted=accepted,
+            done=watched_done,
         )
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:

@@ -1,0 +1,51 @@
+"""Adds of one ledger, in one line: as a request, and given to a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bookies.bookie.storage_port import Storage
+from bookies.kernels import Adds, Records
+from bookies.storage.journal.journal import Done
+from bookies.wire.messages import AddRequest
+
+
+def add_request(
+    version: int,
+    ledger_id: int,
+    master_key: bytes,
+    entry_ids: Sequence[int],
+    records: Records,
+    last_add_confirmed: int,
+    is_recovery: bool = False,
+    is_high_priority: bool = False,
+    is_deferred_sync: bool = False,
+    txn_ids: Sequence[int] | None = None,
+) -> AddRequest:
+    adds = Adds.of(ledger_id, entry_ids, records, last_add_confirmed)
+    return AddRequest(version, master_key, adds, is_recovery, is_high_priority, is_deferred_sync, txn_ids)
+
+
+def add_to(
+    store: Storage,
+    ledger_id: int,
+    master_key: bytes,
+    entry_ids: Sequence[int],
+    records: Records,
+    last_add_confirmed: int,
+    *,
+    is_recovery: bool,
+    is_deferred_sync: bool = False,
+    done: Done,
+) -> None:
+    """Add entries of one ledger. Raises the error of adds that are refused."""
+    refused = store.add(
+        Adds.of(ledger_id, entry_ids, records, last_add_confirmed),
+        master_key,
+        is_recovery=is_recovery,
+        is_deferred_sync=is_deferred_sync,
+        accepted=lambda size: None,
+        done=lambda _, error: done(error),
+    )
+    for _, error in refused:
+        raise error
