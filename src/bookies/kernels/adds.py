@@ -79,7 +79,7 @@ class Adds:
             start = stop
 
     def parts(self) -> Iterator[Adds]:
-        """Yield each stretch by itself, in a buffer of its own."""
+        """Yield each stretch separately, in a buffer of its own."""
         for number in range(self.stretch_count):
             yield self.picked((number,))
 

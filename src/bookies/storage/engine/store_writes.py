@@ -89,7 +89,7 @@ class StoreWrites(StoreAccess):
         flushes fail).
 
         Stretches that need no special handling are stored together. Each of the others, which include all later
-        stretches of their ledgers, is stored by itself; this keeps the order within a ledger.
+        stretches of their ledgers, is stored separately; this keeps the order within a ledger.
 
         A full cache accepts adds while flushes succeed: received requests are in memory anyhow, and the caller stops
         receiving while `is_congested`.
