@@ -90,5 +90,5 @@ def test_there_and_back(tmp_path: pathlib.Path) -> None:
         assert "the target is complete and equal" in done("metadata", "migrate", f"file:{store}", f"file:{back}")
         shown = done("metadata", "show", "--metadata", f"file:{back}")
         assert next(line.split()[-1] for line in shown.splitlines() if line.startswith("instance id")) in instance_id
-        assert f"next {LEDGERS}, {(LEDGERS + 8) // 9} spent" in shown
+        assert f"next {LEDGERS}, {(LEDGERS + 8) // 9} used by deleted ledgers" in shown
     assert os.listdir(back) == ["metadata.db"]
