@@ -8,14 +8,14 @@ from tests.sim.recovery_world import World, run
 
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.balance import BalancePlan
-from bookies.replication.operator import Balance
+from bookies.replication.operator import Balance, Operator
 
 TOLERANCE = 0.1
 
 
 def balance_of(world: World, pace: RateLimit | None = None) -> Balance:
     user = world.user
-    return Balance(user.runtime, user.client, user.driver, user.name, pace)
+    return Balance(Operator(user.runtime, user.client, user.driver, user.name), pace)
 
 
 async def planned(world: World) -> BalancePlan:

@@ -15,8 +15,9 @@ from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.repair_work import Cause, RepairState, Wait
 from bookies.replication.base.store_outage import AWAY_S
-from bookies.replication.operator import Drain
-from bookies.replication.operator.drain import DrainPlan, DrainProgress, DrainResult
+from bookies.replication.operator import Drain, Operator
+from bookies.replication.operator.drain import DrainPlan, DrainResult
+from bookies.replication.operator.drain_work import DrainProgress
 
 B1 = BookieId("b1")
 QUORUMS = ((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2), (5, 3, 2))
@@ -24,7 +25,7 @@ QUORUMS = ((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2), (5, 3, 2))
 
 def drain_of(world: World, bookie: BookieId = B1, **options: Any) -> Drain:
     user = world.user
-    return Drain(user.runtime, user.client, user.driver, bookie, user.name, **options)
+    return Drain(Operator(user.runtime, user.client, user.driver, user.name), bookie, **options)
 
 
 async def drained(world: World, drain: Drain, *, waits: bool = False, begins: bool = True) -> DrainResult:

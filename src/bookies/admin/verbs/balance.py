@@ -29,9 +29,11 @@ def _run(arguments: argparse.Namespace) -> Report:
 
 async def _balance(session: Session, arguments: argparse.Namespace) -> Report:
     from bookies.protocol.pacing import RateLimit
-    from bookies.replication.operator import Balance
+    from bookies.replication.operator import Balance, Operator
 
-    balance = Balance(session.runtime, session.client, session.driver, operator_name(), RateLimit(arguments.rate))
+    balance = Balance(
+        Operator(session.runtime, session.client, session.driver, operator_name()), RateLimit(arguments.rate)
+    )
     plan = await balance.plan(arguments.tolerance / 100)
     facts = described(plan) | {"dry_run": arguments.dry_run}
     if arguments.dry_run or not plan.moves:

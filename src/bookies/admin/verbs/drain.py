@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from bookies.metadata.shared.bookie_notes import Notes
     from bookies.model import BookieId
     from bookies.replication.operator import Drain
-    from bookies.replication.operator.drain import Blocked, DrainPlan, DrainProgress, DrainResult
+    from bookies.replication.operator.drain import DrainPlan, DrainResult
+    from bookies.replication.operator.drain_work import Blocked, DrainProgress
 
 RATE_ASSUMED = 32 * 1024 * 1024  # bytes per second, until a rate is measured
 SHOWN = 20  # obstacles that are printed, one per line
@@ -160,18 +161,11 @@ def _notes_text(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace, n
 
 async def _drain(session: Session, arguments: argparse.Namespace) -> Report | int:
     from bookies.protocol.pacing import RateLimit
-    from bookies.replication.operator import Drain
+    from bookies.replication.operator import Drain, Operator
 
     bookie = await check_known(session, arguments.bookie)
-    drain = Drain(
-        session.runtime,
-        session.client,
-        session.driver,
-        bookie,
-        operator_name(),
-        pace=RateLimit(arguments.rate),
-        seals=arguments.seal_open,
-    )
+    operator = Operator(session.runtime, session.client, session.driver, operator_name())
+    drain = Drain(operator, bookie, pace=RateLimit(arguments.rate), seals=arguments.seal_open)
     if arguments.cancel:
         was = await drain.cancel()
         text = f"writers may use {bookie} again" if was else f"{bookie} was not being emptied"

@@ -135,7 +135,7 @@ class AutoRecovery:
         reports = sorted(
             worker.reports.values(), key=lambda report: (-len(report.losses), report.fewest or 0, report.since_ms)
         )
-        doing = {"auditor": self.auditor.doing, "worker": worker.doing, "status": "writes this"}
+        doing = {"auditor": self.auditor.doing, "worker": worker.activity.doing, "status": "writes this"}
         tasks: list[dict[str, Any]] = [
             {
                 "task": task.name,
@@ -158,8 +158,8 @@ class AutoRecovery:
             "bytes_per_s_allowed": round(self.pace.bytes_per_s),
             "metadata_operations": self._driver.operations.total,
             "metadata_operations_by_name": self._driver.operations.by_name(),
-            "acted_ms": worker.acted_ms,
-            "trouble": worker.trouble,
+            "acted_ms": worker.activity.acted_ms,
+            "trouble": worker.activity.trouble,
         }
         now_ms = self._runtime.clock.wall_ms()
         return ProcessStatus(

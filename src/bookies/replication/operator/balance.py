@@ -14,10 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from bookies.client.base.metadata_loop import MetadataLoop
-from bookies.client.client import Client
 from bookies.client.repair.replication import Account, CopyProgress
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, MetadataError, VersionConflict
-from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.metadata.shared import BookieNotes
@@ -28,7 +26,7 @@ from bookies.protocol.repair.balance import BalanceMove, BalancePlan, Movable, g
 from bookies.protocol.repair.drain import Forecast, interleaved, portion_of
 from bookies.protocol.repair.fragments import fragments_to_check
 from bookies.replication.base.replication_records import Coverage, records
-from bookies.runtime.ports import Runtime
+from bookies.replication.operator.operator_parts import Operator
 from bookies.runtime.tasks import all_of
 
 LANES = 8  # moves at a time
@@ -67,17 +65,13 @@ class _Ledger:
 
 
 class Balance:
-    """Balance of a cluster. `owner`: name in its locks."""
+    """Balance of a cluster."""
 
-    def __init__(
-        self, runtime: Runtime, client: Client, driver: MetadataDriver, owner: str, pace: RateLimit | None = None
-    ) -> None:
-        self._client = client
-        self._driver = driver
-        self._owner = owner
+    def __init__(self, operator: Operator, pace: RateLimit | None = None) -> None:
+        runtime, self._client, self._driver, self._owner = operator
         self._pace = pace or RateLimit(None)
-        self._updating = partial(MetadataLoop, runtime, driver)
-        self._notes = BookieNotes(driver, runtime.clock.wall_ms)
+        self._updating = partial(MetadataLoop, runtime, self._driver)
+        self._notes = BookieNotes(self._driver, runtime.clock.wall_ms)
 
     async def plan(self, tolerance: float) -> BalancePlan:
         """Plan the moves; change nothing. `tolerance`: fraction of its share that a bookie may exceed it by.

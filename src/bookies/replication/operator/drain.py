@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from bookies.client.client import Client
 from bookies.client.repair.ledger_repair import UNLIMITED_S, LedgerRepair, Outcome, RepairRules, not_sealed
 from bookies.client.repair.replication import Account, Totals
 from bookies.config import RecoveryConfig
@@ -38,7 +37,6 @@ from bookies.errors import (
     NotEnoughBookies,
     VersionConflict,
 )
-from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.bookie_places import note_place
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, Mark
@@ -52,10 +50,11 @@ from bookies.protocol.repair.repair_work import Cause, Circumstances, RepairStat
 from bookies.replication.base import Membership
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.replication.base.store_outage import StoreOutageRetry
+from bookies.replication.operator.drain_work import LOCKED, Blocked, DrainProgress, DrainWork, described
+from bookies.replication.operator.operator_parts import Operator
 from bookies.replication.operator.presumed_lost import PresumedLost
 from bookies.replication.operator.status import ProcessStatus, witnesses
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
 LANES = 8  # ledgers at a time
@@ -64,24 +63,7 @@ STATE_S = 5.0  # between two notes of the progress
 STOP_S = 2.0  # for a last note after an interrupt
 AGAIN_S = 5.0  # before the next attempt at ledgers that wait for something
 STORE_TRIES = 3  # rounds for ledgers that failed at the store, although it answers again
-LOCKED = "whoever is repairing it"  # part of the text that the drain's note stores
 DELAY_S = RecoveryConfig().lost_bookie_delay_s  # if the store has none, because no process runs auto-recovery
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """Entries first..last of a ledger that cannot be moved from the bookie now; `last` -1: all from `first` on.
-
-    cause, reason: the kind of obstacle, and its text.
-    can_be_sealed: sealing the ledger would help.
-    """
-
-    ledger_id: int
-    first: int
-    last: int
-    cause: str
-    reason: str
-    can_be_sealed: bool = False
 
 
 @dataclass(slots=True)
@@ -115,25 +97,6 @@ class DrainPlan:
         return sum(portion.size for portion in self.portions)
 
 
-@dataclass(frozen=True, slots=True)
-class DrainProgress:
-    """Progress of a drain.
-
-    size_done, size: bytes, estimated.
-    waits_for: ledgers that cannot be moved now, with the first obstacle of each.
-    trouble: error of the metadata store since its last answer.
-    """
-
-    ledgers_done: int
-    ledgers: int
-    entries: int
-    size_done: int
-    size: int
-    remaining_s: float | None
-    waits_for: Sequence[Blocked] = ()
-    trouble: str | None = None
-
-
 @dataclass(slots=True)
 class DrainResult:
     """Result of a drain.
@@ -160,25 +123,16 @@ class DrainResult:
 class Drain:
     """Drain of one bookie. `start` first, `stop` at the end.
 
-    owner: name in the locks and the intent.
     seals: seal ledgers whose writer still adds to the bookie; the writer fails.
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        client: Client,
-        driver: MetadataDriver,
-        bookie: BookieId,
-        owner: str,
-        *,
-        pace: RateLimit | None = None,
-        seals: bool = False,
+        self, operator: Operator, bookie: BookieId, *, pace: RateLimit | None = None, seals: bool = False
     ) -> None:
+        runtime, client, driver, self._owner = operator
         self._driver = driver
         self._outages = StoreOutageRetry(driver)
         self._bookie = bookie
-        self._owner = owner
         self._pace = pace or RateLimit(None)
         self._seals = seals
         self._wall_ms = runtime.clock.wall_ms
@@ -186,14 +140,8 @@ class Drain:
         self._notes = BookieNotes(driver, runtime.clock.wall_ms)
         self._events = Events("drain", runtime.clock)
         self._membership = Membership(driver, runtime.clock, DELAY_S, self._events, writes_delay=False)
-        self._blocked: dict[int, list[Blocked]] = {}
-        self._busy: dict[int, tuple[Portion, Totals]] = {}
-        self._done = Totals()
-        self._total: dict[int, Portion] = {}  # all work, finished or not
-        self._finished: dict[int, Portion] = {}
-        self._expected_to_wait: dict[int, None] = {}  # by the plan
+        self._work = DrainWork()
         self._is_cancelled = False
-        self._marked: dict[int, None] = {}
         self._witnesses: list[ProcessStatus] = []
 
     async def start(self) -> None:
@@ -308,13 +256,12 @@ class Drain:
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        self._total = {portion.ledger_id: portion for portion in plan.portions}
-        self._expected_to_wait = dict.fromkeys(blocked.ledger_id for blocked in plan.blocked)
-        forecast = Forecast(len(self._total), plan.size, begun)
+        work = self._work = DrainWork(plan.portions, plan.blocked)
+        forecast = Forecast(len(work.total), plan.size, begun)
         result = DrainResult()
         watching = loop.create_task(self._watch(forecast, result, report, begun))
         try:
-            await self._outages.run(lambda: self._rounds(self._left(), forecast, result, waits=waits))
+            await self._outages.run(lambda: self._rounds(work.left, forecast, result, waits=waits))
         except asyncio.CancelledError:
             with contextlib.suppress(MetadataError, TimeoutError):
                 async with asyncio.timeout(STOP_S):
@@ -324,15 +271,12 @@ class Drain:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         result.took_s = loop.time() - begun
-        result.entries, result.size = self._done.entries, self._done.size
+        result.entries, result.size = work.done.entries, work.done.size
         result.is_cancelled = self._is_cancelled
-        result.marked = sorted(self._marked)
+        result.marked = sorted(work.marked)
         end = "it is empty" if result.is_empty else f"{len(result.blocked):,} ledgers are in the way"
         await self._outages.run(lambda: self._note(end))
         return result
-
-    def _left(self) -> list[Portion]:
-        return [portion for ledger_id, portion in self._total.items() if ledger_id not in self._finished]
 
     async def _rounds(
         self, portions: Sequence[Portion], forecast: Forecast, result: DrainResult, *, waits: bool
@@ -343,8 +287,8 @@ class Drain:
             await self._outages.unlock()
             self._witnesses = await witnesses(self._driver)
             self._outages.trouble = None
-            before, began = len(self._finished), loop.time()
-            await self._work(interleaved(todo))
+            before, began = len(self._work.finished), loop.time()
+            await self._process(interleaved(todo))
             left: dict[int, Portion] = {}
 
             async def collect(ledger: Versioned, left: dict[int, Portion] = left) -> None:
@@ -354,12 +298,14 @@ class Drain:
                     return
 
             result.unreadable = await self._visit_records(collect)
-            self._settle(todo, left)
+            self._work.settle(todo, left)
             if not left:
                 result.is_empty, result.blocked = not result.unreadable, []
                 return
-            result.blocked = [blocked for ledger_id in sorted(left) for blocked in self._blocked.get(ledger_id, ())]
-            if len(self._finished) == before and all(ledger_id in self._blocked for ledger_id in left):
+            result.blocked = [
+                blocked for ledger_id in sorted(left) for blocked in self._work.blocked.get(ledger_id, ())
+            ]
+            if len(self._work.finished) == before and all(ledger_id in self._work.blocked for ledger_id in left):
                 causes = {blocked.cause for blocked in result.blocked}
                 tries += Cause.STORE.value in causes
                 is_passing = LOCKED in causes or (Cause.STORE.value in causes and tries < STORE_TRIES)
@@ -370,20 +316,7 @@ class Drain:
                 forecast.idled(loop.time() - began)
             todo = list(left.values())
 
-    def _settle(self, done: Sequence[Portion], left: Mapping[int, Portion]) -> None:
-        """Apply a new listing of the records: finish ledgers that others have moved, and add new ones."""
-        for portion in done:
-            if portion.ledger_id not in left:
-                self._finish(portion)
-        for ledger_id, portion in left.items():
-            self._finished.pop(ledger_id, None)
-            self._total.setdefault(ledger_id, portion)
-
-    def _finish(self, portion: Portion) -> None:
-        self._finished[portion.ledger_id] = portion
-        self._blocked.pop(portion.ledger_id, None)
-
-    async def _work(self, portions: Sequence[Portion]) -> None:
+    async def _process(self, portions: Sequence[Portion]) -> None:
         waiting: Iterator[Portion] = iter(portions)
 
         async def lane() -> None:
@@ -396,7 +329,7 @@ class Drain:
 
     async def _ledger(self, portion: Portion) -> None:
         """Process one ledger under its lock; afterwards it is finished, or its obstacle is known."""
-        store, ledger_id = self._driver.recovery, portion.ledger_id
+        store, ledger_id, work = self._driver.recovery, portion.ledger_id, self._work
         mark = await store.mark_of(ledger_id)
         is_marked = mark is not None
         presumed = PresumedLost.of(mark, self._witnesses, [self._bookie])
@@ -405,26 +338,26 @@ class Drain:
         lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked, mark_version=version)
         if lock is None:
             holder = (await store.locks()).get(ledger_id, "another process")
-            self._blocked[ledger_id] = [Blocked(ledger_id, 0, -1, LOCKED, f"{holder} has its lock")]
+            work.blocked[ledger_id] = [Blocked(ledger_id, 0, -1, LOCKED, f"{holder} has its lock")]
             return
         totals = Totals()
-        self._busy[ledger_id] = portion, totals
+        work.busy[ledger_id] = portion, totals
         try:
             outcome = await self._repair(lock, portion, totals, presumed, mark)
             if outcome is None:
-                self._finish(portion)
+                work.finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
                 await store.done(lock)
-            elif outcome.state is not RepairState.HEALTHY and ledger_id not in self._blocked:
-                self._marked[ledger_id] = None
+            elif outcome.state is not RepairState.HEALTHY and ledger_id not in work.blocked:
+                work.marked[ledger_id] = None
                 known = self._membership.circumstances()
                 named = [bookie for bookie in outcome.bookies if bookie in known.registered or bookie in known.lost]
                 # A bookie that is away for less than the delay is not named: workers would treat it as lost.
                 await store.mark(ledger_id, named, self._wall_ms())
         finally:
-            self._busy.pop(ledger_id, None)
-            self._done.entries += totals.entries
-            self._done.size += totals.size
+            work.busy.pop(ledger_id, None)
+            work.done.entries += totals.entries
+            work.done.size += totals.size
             await self._outages.unlock(lock)
 
     async def _repair(
@@ -441,7 +374,7 @@ class Drain:
         mark: the ledger's mark.
         """
         ledger_id = lock.ledger_id
-        self._blocked.pop(ledger_id, None)
+        self._work.blocked.pop(ledger_id, None)
         rules = RepairRules(
             circumstances=partial(self._circumstances, presumed),
             grace=lambda ledger: 0.0 if self._may_seal(ledger) else UNLIMITED_S,
@@ -463,12 +396,14 @@ class Drain:
         except (ClientClosed, MetadataError):
             raise
         except BookKeeperError as error:
-            self._blocked[ledger_id] = [self._waiting(ledger_id, not_sealed(error, self._membership.circumstances()))]
+            self._work.blocked[ledger_id] = [
+                self._waiting(ledger_id, not_sealed(error, self._membership.circumstances()))
+            ]
             return Outcome(RepairState.WAITING)
         if is_stored_on(record.metadata, self._bookie):
-            self._blocked[ledger_id] = self._reasons(record, outcome)
+            self._work.blocked[ledger_id] = self._reasons(record, outcome)
         else:
-            self._finish(portion)
+            self._work.finish(portion)
         return outcome
 
     def _circumstances(self, presumed: PresumedLost) -> Circumstances:
@@ -531,32 +466,15 @@ class Drain:
                 except MetadataError as error:
                     self._events.warning("drain.state_not_noted", bookie=self._bookie, error=error)
 
+    @property
+    def copies(self) -> list[Totals]:
+        """Return the totals of what this process has copied."""
+        return self._work.copies
+
     def progress(self, forecast: Forecast) -> DrainProgress:
         """Return the progress of finished ledgers, and of those in progress here. Others' ledgers count when done."""
-        in_progress = [pair for pair in self._busy.values() if pair[0].ledger_id not in self._finished]
-        size_done = sum(portion.size for portion in self._finished.values())
-        shares = [min(1.0, totals.size / portion.size) if portion.size else 0.0 for portion, totals in in_progress]
-        size_done += round(sum(share * portion.size for share, (portion, _) in zip(shares, in_progress, strict=True)))
-        entries = self._done.entries + sum(totals.entries for _, totals in self._busy.values())
         now = asyncio.get_running_loop().time()
-        sizes = [portion.size for ledger_id, portion in self._total.items() if not self._waits(ledger_id)]
-        forecast.set_work(len(sizes), sum(sizes))
-        remaining_s = forecast.remaining_s(len(self._finished) + sum(shares), size_done, now, self._pace.charge(0, now))
-        waits_for = [blocked[0] for blocked in self._blocked.values()]
-        size = sum(portion.size for portion in self._total.values())
-        ledgers_done, ledgers = len(self._finished), len(self._total)
-        return DrainProgress(
-            ledgers_done, ledgers, entries, size_done, size, remaining_s, waits_for, self._outages.trouble
-        )
-
-    def _waits(self, ledger_id: int) -> bool:
-        if ledger_id in self._finished or ledger_id in self._busy:
-            return False
-        blocked = self._blocked.get(ledger_id)
-        if blocked is None:
-            return ledger_id in self._expected_to_wait
-        # A lock ends soon, with its holder's session at the latest. Then the ledger has been copied, or is copied here.
-        return any(obstacle.cause != LOCKED for obstacle in blocked)
+        return self._work.progress(forecast, now, self._pace.charge(0, now), self._outages.trouble)
 
     async def _note(self, state: str) -> None:
         if not await self._notes.set_draining_state(self._bookie, state):
@@ -602,14 +520,3 @@ class Drain:
                 ) from error
         await note_place(self._driver, self._bookie, None)
         await self._notes.end_draining(self._bookie)
-
-
-def described(progress: DrainProgress, *, goes_on: bool = True) -> str:
-    """Return the progress as a line of text."""
-    text = f"{progress.ledgers_done:,} of {progress.ledgers:,} ledgers, {progress.entries:,} entries copied"
-    if progress.remaining_s is not None and goes_on:
-        text += f", about {progress.remaining_s:,.0f} s left"
-    if progress.waits_for:
-        text += f"; {len(progress.waits_for):,} ledgers wait, {progress.waits_for[0].ledger_id} for "
-        text += progress.waits_for[0].cause
-    return text

@@ -75,6 +75,27 @@ class _Bookies(NamedTuple):
     lost: Sequence[BookieId] = ()
 
 
+class _Signals(NamedTuple):
+    """Signals between listing and lanes. `is_idle`: this worker's share is done."""
+
+    has_work: asyncio.Event
+    wants_listing: asyncio.Event
+    is_idle: asyncio.Event
+
+
+@dataclass(slots=True)
+class Activity:
+    """Activity of a worker.
+
+    acted_ms: wall clock of the last repair.
+    trouble: the last failure of the metadata store.
+    """
+
+    doing: str = "not started"
+    acted_ms: int | None = None
+    trouble: str | None = None
+
+
 class Worker:
     """Replication worker of a process. `run` it; the other members are for its status."""
 
@@ -82,9 +103,7 @@ class Worker:
         self.totals = Totals()
         self.reports: dict[int, LedgerReport] = {}
         self.busy: dict[int, float] = {}  # ledgers being repaired, since when by the loop's clock
-        self.doing = "not started"
-        self.acted_ms: int | None = None  # wall clock of the last repair
-        self.trouble: str | None = None  # the last failure of the metadata store
+        self.activity = Activity()
         self._parts = parts
         config = parts.config
         self._agenda = Agenda(
@@ -95,9 +114,7 @@ class Worker:
         self._rate = RateLimit(config.recovery_metadata_rate)
         self._named: dict[int, dict[BookieId, float]] = {}  # by marks of ledgers on the agenda, and when seen first
         self._grace: dict[int, tuple[object, dict[object, float]]] = {}  # unfinished ledgers: ensembles, reasons since
-        self._has_work = asyncio.Event()  # wakes the lanes
-        self._wants_listing = asyncio.Event()
-        self._is_idle = asyncio.Event()  # this worker's share is done
+        self._signals = _Signals(asyncio.Event(), asyncio.Event(), asyncio.Event())
         self._ranking = asyncio.Lock()  # prevents that several lanes read the same records
         self._known = _Bookies()
 
@@ -111,10 +128,10 @@ class Worker:
         expired = asyncio.Event()
         watches = [
             self._parts.driver.on_session_expired(expired.set),
-            self._parts.driver.recovery.watch_marks(self._wants_listing.set),
+            self._parts.driver.recovery.watch_marks(self._signals.wants_listing.set),
         ]
         self._parts.membership.listen(self._bookies_changed)
-        self._wants_listing.set()
+        self._signals.wants_listing.set()
         for ledger_id in list(self.busy):
             self._agenda.release(ledger_id)
         self.busy.clear()
@@ -125,7 +142,7 @@ class Worker:
             self._parts.membership.unlisten(self._bookies_changed)
             for watch in watches:
                 watch.cancel()
-            self.doing = "stopped"
+            self.activity.doing = "stopped"
 
     # -- listing -------------------------------------------------------------------------------------------------
     async def _list(self) -> None:
@@ -134,16 +151,16 @@ class Worker:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LISTING_MAX_S):
-                    await self._wants_listing.wait()
+                    await self._signals.wants_listing.wait()
             begun = loop.time()
             try:
                 await self._parts.switch.wait_on()
                 begun = loop.time()  # The wait does not count as time of the listing.
-                self._wants_listing.clear()
+                self._signals.wants_listing.clear()
                 await self._list_once()
             except MetadataError as error:
                 await self._wait_for_store(error)
-                self._wants_listing.set()
+                self._signals.wants_listing.set()
             await self._pause(LISTING_SHARE * (loop.time() - begun))
 
     async def _pause(self, at_least_s: float) -> None:
@@ -153,10 +170,10 @@ class Worker:
         await asyncio.sleep(shortest_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, longest_s - shortest_s)):
-                await self._is_idle.wait()
-        self._is_idle.clear()
+                await self._signals.is_idle.wait()
+        self._signals.is_idle.clear()
         if self._agenda.is_idle and (self._agenda.has_others or self._agenda.is_cut):
-            self._wants_listing.set()
+            self._signals.wants_listing.set()
 
     async def _list_once(self) -> None:
         loop, store, agenda = asyncio.get_running_loop(), self._parts.driver.recovery, self._agenda
@@ -173,13 +190,13 @@ class Worker:
                         {bookie: seen.get(bookie, begun) for bookie in mark.replicas} if is_read else seen
                     )
             self._named |= listed
-            self._has_work.set()
+            self._signals.has_work.set()
         takes_up = agenda.is_idle and agenda.has_others
         agenda.end_listing(await store.locked_ids() if takes_up else (), loop.time())
         self._named = listed
         for ledger_id in [ledger_id for ledger_id in self.reports if ledger_id not in self._agenda]:
             self._forget(ledger_id)
-        self._has_work.set()
+        self._signals.has_work.set()
 
     async def _follow_bookies(self) -> None:
         """Update the agenda when a bookie begins to count as lost, and when operators announce a change."""
@@ -201,7 +218,7 @@ class Worker:
         """Pause after a retriable failure of the store; raise any other."""
         if not error.retriable:
             raise error
-        self.trouble = str(error)
+        self.activity.trouble = str(error)
         await asyncio.sleep(STORE_PAUSE_S * self._parts.runtime.random.uniform(0.5, 1.5))
 
     def _bookies_changed(self) -> None:
@@ -218,7 +235,7 @@ class Worker:
         if any(bookie not in before.targets for bookie in now.targets):
             self._agenda.targets_came()
         if changed or now.targets != before.targets:
-            self._has_work.set()
+            self._signals.has_work.set()
 
     # -- repairing -----------------------------------------------------------------------------------------------
     async def _lane(self) -> None:
@@ -236,7 +253,7 @@ class Worker:
                 await self._wait()
                 continue
             self.busy[item.ledger_id] = loop.time()
-            self.doing = f"repairing ledger {item.ledger_id}"
+            self.activity.doing = f"repairing ledger {item.ledger_id}"
             try:
                 await self._attempt(item)
             except MetadataError as error:
@@ -251,13 +268,13 @@ class Worker:
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
         due_at = self._agenda.next_due()
-        self._has_work.clear()
-        self._is_idle.set()
+        self._signals.has_work.clear()
+        self._signals.is_idle.set()
         if not self.busy:
-            self.doing = "waiting for something to repair"
+            self.activity.doing = "waiting for something to repair"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if due_at is None else max(0.01, due_at - loop.time())):
-                await self._has_work.wait()
+                await self._signals.has_work.wait()
 
     async def _rank(self) -> None:
         """Read the records of the ledgers that may be next, and rank these by urgency."""
@@ -283,7 +300,7 @@ class Worker:
         if lock is None:  # Another process repairs it, or has done so; the next listing shows which.
             self._agenda.postpone(ledger_id, self._now(), for_s=HELD_S * self._parts.runtime.random.uniform(0.5, 1.5))
             self._agenda.stale(ledger_id)
-            self._wants_listing.set()
+            self._signals.wants_listing.set()
             return
         try:
             await self._repair(item, lock)
@@ -314,7 +331,7 @@ class Worker:
             outcome = await repair.run(ledger_id, before.losses if before is not None else ())
             if outcome.state is not RepairState.HEALTHY or not await self._is_outdated(ledger_id, notes_version):
                 break
-        self.acted_ms = self._parts.runtime.clock.wall_ms()
+        self.activity.acted_ms = self._parts.runtime.clock.wall_ms()
         if outcome.state is not RepairState.HEALTHY:
             self._postpone(item, outcome)
         elif await store.done(lock):
@@ -324,7 +341,7 @@ class Worker:
         else:  # The mark was renewed meanwhile, or another process has deleted it.
             self._agenda.postpone(ledger_id, self._now(), for_s=AGAIN_S)
             self._agenda.stale(ledger_id)
-            self._wants_listing.set()
+            self._signals.wants_listing.set()
 
     def _circumstances(self, ledger_id: int) -> Circumstances:
         """Return the states of bookies. Those named by the mark are only `claimed` lost: enough for copies, not for

@@ -15,7 +15,8 @@ from bookies.admin.verbs.drain import _carry_out, _stopped
 from bookies.errors import MetadataError
 from bookies.metadata.shared.bookie_notes import Maintenance, Note
 from bookies.model import BookieId
-from bookies.replication.operator.drain import DrainPlan, DrainProgress
+from bookies.replication.operator.drain import DrainPlan
+from bookies.replication.operator.drain_work import DrainProgress
 
 NOW_MS = 1_700_000_000_000
 

@@ -14,7 +14,7 @@ from bookies.lab.sim.checkers import History
 from bookies.lab.sim.world import SimClient, SimCluster
 from bookies.metadata.shared import BookieNotes
 from bookies.model import BookieId
-from bookies.replication.operator import Balance, Drain
+from bookies.replication.operator import Balance, Drain, Operator
 from bookies.replication.operator.balance import BalanceProgress
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Operators:
         """Continue another operator's drain, or begin one; sometimes cancel it at the end."""
         for begun in (await self._notes(client).read()).draining:
             bookie = begun
-        drain = Drain(client.runtime, client.client, client.driver, bookie, client.name)
+        drain = Drain(Operator(client.runtime, client.client, client.driver, client.name), bookie)
         client.participant.on_kill(lambda: self._count(drain))
         await drain.start()
         try:
@@ -84,14 +84,14 @@ class Operators:
 
     def _count(self, drain: Drain) -> None:
         """Count the entries that a drain has copied, once."""
-        done = [drain._done, *(totals for _, totals in drain._busy.values())]
+        done = drain.copies
         self._history.count("entries copied by repairs", sum(totals.entries for totals in done))
         self._history.count("entries renewed by repairs", sum(totals.renewed for totals in done))
         for totals in done:
             totals.entries = totals.renewed = 0
 
     async def _balance(self, client: SimClient, bookie: BookieId) -> None:
-        balance = Balance(client.runtime, client.client, client.driver, client.name)
+        balance = Balance(Operator(client.runtime, client.client, client.driver, client.name))
         entries = 0
 
         def report(progress: BalanceProgress) -> None:

@@ -22,7 +22,7 @@ from bookies.metadata.shared import BookieNotes
 from bookies.model import BookieId
 from bookies.protocol.repair.repair_work import RepairState
 from bookies.replication.daemon import AutoRecovery
-from bookies.replication.operator import Drain
+from bookies.replication.operator import Drain, Operator
 
 # Short intervals save virtual time. Audits that query bookies are off unless a scenario enables them.
 SETTINGS: dict[str, object] = {
@@ -117,7 +117,8 @@ async def maintain(stage: Stage, given: Given) -> None:
 
 def _drain(stage: Stage, given: Given) -> tuple[Any, Drain]:
     client = stage.client(given["client"])
-    return client, Drain(client.runtime, client.client, client.driver, BookieId(given["bookie"]), given["client"])
+    operator = Operator(client.runtime, client.client, client.driver, given["client"])
+    return client, Drain(operator, BookieId(given["bookie"]))
 
 
 @step("CLIENT drain BOOKIE [ENDING]", "drains the bookie; fails with `BookKeeperError` if ledgers prevent it")
