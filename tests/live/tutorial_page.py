@@ -28,6 +28,7 @@ from tests.live.page import Block, Command, blocks_of, is_shown
 
 QUERY = re.compile(
     r"bk (status|bookie list|ledger (show|explain|read)|log (show|read|cursors)|recovery (status|list))\b"
+    r"|python read\.py$"
 )
 FIRST_TERMINAL = ""
 OUTPUT_TIMEOUT_S = 60.0

@@ -22,7 +22,7 @@ from bookies.client import client
 from bookies.client.base import keys
 from bookies.client.base.budget import MemoryBudget
 from bookies.client.read import reader_state
-from bookies.client.repair import administration, recovery, replication
+from bookies.client.repair import bookie_recovery, recovery, replica_tools, replication
 from bookies.client.write import LedgerWriter, adds, writer
 from bookies.client.write.send_scheduler import FifoLock
 from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
@@ -508,12 +508,13 @@ def _(patch: Patch) -> None:
 
 @mutant("a fragment that may still receive entries is copied", "X-70", profile="fragments")
 def _(patch: Patch) -> None:
-    original = administration.fragments_to_check
+    original = replica_tools.fragments_to_check
 
     def fragments_to_check(*arguments):  # type: ignore[no-untyped-def]
         return [replace(each, is_finished=True) for each in original(*arguments)]
 
-    patch.setattr(administration, "fragments_to_check", fragments_to_check)
+    for user in (replica_tools, bookie_recovery):
+        patch.setattr(user, "fragments_to_check", fragments_to_check)
 
 
 # -- the reader ----------------------------------------------------------------------------------------------------

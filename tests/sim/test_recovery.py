@@ -8,10 +8,12 @@ import pytest
 from tests.sim.recovery_world import World, run
 
 from bookies.errors import LedgerFenced, StorageError
+from bookies.kernels import Adds
 from bookies.lab.sim.world.disk import PROCESS_DIES
 from bookies.model import BookieId, BookieMode, LedgerState
 from bookies.protocol.repair.repair_work import Cause, RepairState
 from bookies.replication.operator.status import read_status, reports_on
+from bookies.storage.engine.store_writes import RefusedAdds
 
 B1, B2 = BookieId("b1"), BookieId("b2")
 QUORUMS = ((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2), (5, 3, 2))
@@ -276,8 +278,8 @@ def test_a_bookie_that_has_lost_a_ledger_and_is_full_is_replaced() -> None:
         store = world.cluster.bookies[name].server
         assert store is not None
 
-        def refuse(*arguments: object, **flags: object) -> None:
-            raise StorageError("the disk is full")
+        def refuse(adds: Adds, *arguments: object, **flags: object) -> list[RefusedAdds]:
+            return [(adds, StorageError("the disk is full"))]
 
         store.store.add = refuse  # type: ignore[method-assign]
         await world.until_whole([ledger_id])
