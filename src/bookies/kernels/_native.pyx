@@ -265,11 +265,14 @@ cdef void _put_row(
     int64_t *row, int64_t ledger_id, const int64_t *entry_ids, Py_ssize_t first, Py_ssize_t stop, int64_t lac
 ) noexcept:
     """Write a row of a table of stretches: see `adds.Adds`."""
+    cdef Py_ssize_t index
     row[0] = ledger_id
     row[1] = stop
     row[2] = lac
-    row[3] = entry_ids[first]
+    row[3] = row[5] = entry_ids[first]
     row[4] = _step_of(entry_ids + first, stop - first)
+    for index in range(first + 1, stop):
+        row[5] = max(row[5], entry_ids[index])
 
 
 def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
@@ -282,7 +285,7 @@ def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
     cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
     cdef c_array.array records = c_array.clone(_INT64, last - index + 1, zero=False)
-    cdef c_array.array table = c_array.clone(_INT64, 5 * (last - index), zero=False)
+    cdef c_array.array table = c_array.clone(_INT64, 6 * (last - index), zero=False)
     target = <uint8_t *>PyBytes_AS_STRING(data)
     ids = <int64_t *>entry_ids.data.as_longlongs
     total = 0
@@ -297,7 +300,7 @@ def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
         entry_id = bookies_get64(&buffer[at + 36])
         entry_lac = bookies_get64(&buffer[at + 44])
         if entry_ledger != ledger_id:
-            _put_row(<int64_t *>table.data.as_longlongs + 5 * rows, ledger_id, ids, first, item, lac)
+            _put_row(<int64_t *>table.data.as_longlongs + 6 * rows, ledger_id, ids, first, item, lac)
             rows += 1
             ledger_id, first, lac = entry_ledger, item, entry_lac
             least = min(least, ledger_id)
@@ -311,9 +314,9 @@ def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
         total += 4 + size
     item = last - index
     records.data.as_longlongs[item] = total
-    _put_row(<int64_t *>table.data.as_longlongs + 5 * rows, ledger_id, ids, first, item, lac)
+    _put_row(<int64_t *>table.data.as_longlongs + 6 * rows, ledger_id, ids, first, item, lac)
     rows += 1
-    c_array.resize(table, 5 * rows)
+    c_array.resize(table, 6 * rows)
     step = table.data.as_longlongs[4]
     spaced = range(ids[0], <object>ids[0] + step * <object>(last - index), step) if rows == 1 and step else entry_ids
     return last, table, spaced, Records(data, _numbers(records)), least
@@ -531,7 +534,7 @@ def pack_answers(int version, int status, c_array.array table, entry_ids):
     cdef c_array.array ids = None
     if isinstance(entry_ids, array):
         ids = entry_ids
-    for row in range(0, rows - rows % 5, 5):
+    for row in range(0, rows - rows % 6, 6):
         ledger_id, stop = table.data.as_longlongs[row], table.data.as_longlongs[row + 1]
         entry_id, step = table.data.as_longlongs[row + 3], table.data.as_longlongs[row + 4]
         if stop < index or stop > count or (step == 0 and ids is None):

@@ -196,10 +196,10 @@ def gather_adds(
         stop = start + 1
         while stop < taken and ledger_ids[stop] == ledger_id:
             stop += 1
-        step = _step_of(entry_ids[start:stop])
-        table.extend((ledger_id, stop, max(lacs[start:stop]), entry_ids[start], step))
+        span = entry_ids[start:stop]
+        table.extend((ledger_id, stop, max(lacs[start:stop]), span[0], _step_of(span), max(span)))
         start = stop
-    first_id, step = table[3], table[4] if len(table) == 5 else 0
+    first_id, step = table[3], table[4] if len(table) == 6 else 0
     all_ids = range(first_id, first_id + step * taken, step) if step else array("q", entry_ids)
     return index + taken, table, all_ids, Records(data, ends), min(min(ledger_ids), min(entry_ids))
 
@@ -345,8 +345,8 @@ def pack_answers(version: int, status: int, table: array[int], entry_ids: Sequen
     header = 1 if version == 0 else version << 24 | 1 << 16
     frames: list[bytes] = []
     start = 0
-    for at in range(0, len(table), 5):
-        ledger_id, stop, _, first, step = table[at : at + 5]
+    for at in range(0, len(table), 6):
+        ledger_id, stop, _, first, step, _ = table[at : at + 6]
         if not start <= stop <= len(entry_ids):
             raise ValueError("stretches that do not cover the entries in order")
         ids = range(first, first + step * (stop - start), step) if step else entry_ids[start:stop]

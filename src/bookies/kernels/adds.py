@@ -9,19 +9,19 @@ from itertools import accumulate
 
 from bookies.kernels._python import Records
 
-COLUMNS = 5  # of a table of stretches
+COLUMNS = 6  # of a table of stretches
 
-Row = tuple[int, int, int, int, int]
+Row = tuple[int, int, int, int, int, int]
 
 
 @dataclass(slots=True)  # never changed; "frozen" would make construction, which is frequent, three times as expensive
 class Adds:
     """Entries of any number of ledgers, in the order of their arrival, with their records in one buffer.
 
-    `table` has five int64 numbers for each stretch, which is a sequence of adds of one ledger: ledger id, index after
-    the last entry, greatest last add confirmed (LAC) of the bodies, first entry id, step between entry ids. Step 0: the
-    ids are not equally spaced, and stand in `entry_ids`. One ledger is one stretch; ten thousand ledgers in turn are
-    fifty thousand numbers and no objects.
+    `table` has six int64 numbers for each stretch, which is a sequence of adds of one ledger: ledger id, index after
+    the last entry, greatest last add confirmed (LAC) of the bodies, first entry id, step between entry ids, greatest
+    entry id. Step 0: the ids are not equally spaced, and stand in `entry_ids`. One ledger is one stretch; ten thousand
+    ledgers in turn are sixty thousand numbers and no objects.
 
     `entry_ids`: one for each record; a `range` only if there is one stretch, else an array of int64.
     """
@@ -52,20 +52,15 @@ class Adds:
         """Return the greatest LAC of each stretch."""
         return self.table[2::COLUMNS]
 
-    def rows(self) -> Iterator[Row]:
-        """Yield (ledger id, index after the last entry, greatest LAC, first entry id, step) of each stretch."""
-        numbers = iter(self.table)
-        return zip(numbers, numbers, numbers, numbers, numbers, strict=True)
+    @property
+    def greatest_ids(self) -> array[int]:
+        """Return the greatest entry id of each stretch."""
+        return self.table[5::COLUMNS]
 
-    def last_entries(self) -> Iterator[tuple[int, int]]:
-        """Yield (ledger id, greatest entry id) of each stretch."""
-        start = 0
-        for ledger_id, stop, _, first, step in self.rows():
-            if step > 0:
-                yield ledger_id, first + step * (stop - start - 1)
-            else:
-                yield ledger_id, first if step else max(self.entry_ids[start:stop])
-            start = stop
+    def rows(self) -> Iterator[Row]:
+        """Yield the numbers of each stretch: see `table`."""
+        numbers = iter(self.table)
+        return zip(numbers, numbers, numbers, numbers, numbers, numbers, strict=True)
 
     def stretches(self) -> Iterator[tuple[int, Sequence[int], Records]]:
         """Yield (ledger id, entry ids, records) of each stretch. The records share one buffer."""
@@ -73,7 +68,7 @@ class Adds:
             yield self.table[0], self.entry_ids, self.records
             return
         start = 0
-        for ledger_id, stop, _, first, step in self.rows():
+        for ledger_id, stop, _, first, step, _ in self.rows():
             ids = range(first, first + step * (stop - start), step) if step else self.entry_ids[start:stop]
             yield ledger_id, ids, self.records.slice(start, stop)
             start = stop
@@ -116,7 +111,7 @@ class Adds:
         """Return entries of many ledgers: (ledger id, entry id, LAC) and body of each, each a stretch of its own."""
         table = array("q")
         for index, (ledger_id, entry_id, lac) in enumerate(entries, 1):
-            table.extend((ledger_id, index, lac, entry_id, 1))
+            table.extend((ledger_id, index, lac, entry_id, 1, entry_id))
         ends = array("q", accumulate([4 + len(body) for body in bodies], initial=0))
         return Adds(table, array("q", [entry_id for _, entry_id, _ in entries]), Records(Records.of(bodies).data, ends))
 
@@ -125,7 +120,8 @@ def table_of(
     ledger_id: int, entry_ids: Sequence[int], last_add_confirmed: int = -1
 ) -> tuple[array[int], Sequence[int]]:
     """Return the table of one stretch, and its entry ids as `Adds` has them."""
-    count = len(entry_ids)
+    count, first, greatest = len(entry_ids), entry_ids[0], max(entry_ids[0], entry_ids[-1])
     if isinstance(entry_ids, range):
-        return array("q", (ledger_id, count, last_add_confirmed, entry_ids.start, entry_ids.step)), entry_ids
-    return array("q", (ledger_id, count, last_add_confirmed, entry_ids[0], 0)), array("q", entry_ids)
+        return array("q", (ledger_id, count, last_add_confirmed, first, entry_ids.step, greatest)), entry_ids
+    ids = array("q", entry_ids)
+    return array("q", (ledger_id, count, last_add_confirmed, first, 0, max(ids))), ids

@@ -355,7 +355,7 @@ class TestPythonKernels:
         with pytest.raises(ValueError, match="for each record"):
             self.module.SortedEntries([(ledger_ids, entry_ids, Records(b"", starts))])
 
-    @pytest.mark.parametrize("row", [(1, 3, -1, 0, 1), (1, -1, -1, 0, 1)])
+    @pytest.mark.parametrize("row", [(1, 3, -1, 0, 1, 2), (1, -1, -1, 0, 1, 0)])
     def test_answers_to_stretches_that_do_not_cover_the_entries(self, row: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match="do not cover"):
             self.module.pack_answers(2, 0, array("q", row), range(2))
@@ -366,7 +366,7 @@ class TestPythonKernels:
         buffer = b"".join([struct.pack(">I", 24 + 32) + HEAD + head for head in heads])
         starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
         index, table, entry_ids, _, _ = self.module.gather_adds(buffer, starts, 0)
-        assert (index, list(entry_ids), list(table)) == (121, ids, [1, 121, 50, 0, 0])
+        assert (index, list(entry_ids), list(table)) == (121, ids, [1, 121, 50, 0, 0, 99])
 
     def test_gather_adds_makes_ranges_of_what_is_uniform(self) -> None:
         frames, starts, _ = self.module.pack_add_frames(HEAD, 7, 40, -1, 0, [bytes(100)] * 64, CRC32C, b"")

@@ -113,7 +113,7 @@ class AddRun:
         ledger_ids, entry_ids, starts = adds.ledger_ids, adds.entry_ids, adds.records.starts
         if len(ledger_ids) < len(entry_ids):
             ledger_ids, start = array("q"), 0
-            for ledger_id, stop, _, _, _ in adds.rows():
+            for ledger_id, stop, *_ in adds.rows():
                 ledger_ids.extend(repeat(ledger_id, stop - start))
                 start = stop
         return AddRun(ledger_ids, _as_array(entry_ids), Records(adds.records.data, _as_array(starts)))

@@ -126,14 +126,14 @@ class StoreWrites(StoreAccess):
             return ledgers, list(range(adds.stretch_count))  # each one needs space in the cache
         behind: set[int] = set()  # ledgers with a stretch among the special ones
         ledger_of, is_removed, waiting = parts.index.get, parts.removals.get, self._waiting
-        for number, (ledger_id, last_entry_id) in enumerate(adds.last_entries()):
+        for number, (ledger_id, greatest_id) in enumerate(zip(adds.ledger_ids, adds.greatest_ids, strict=True)):
             ledger = ledger_of(ledger_id)
             if (
                 ledger is None
                 or not ledger.is_key_logged
                 or ledger.header.state
                 or ledger.header.master_key != master_key
-                or last_entry_id > ENTRY_ID_MAX
+                or greatest_id > ENTRY_ID_MAX
                 or ledger_id in waiting
                 or is_removed(ledger_id) is not None
                 or ledger_id in behind
@@ -146,8 +146,8 @@ class StoreWrites(StoreAccess):
 
     def _add_stretch(self, part: Adds, master_key: bytes, done: AddsDone, *, is_recovery: bool) -> None:
         """Store a stretch whose ledger may be unknown, not in memory, fenced or quarantined, or have another key."""
-        ((ledger_id, last_entry_id),) = part.last_entries()
-        if ledger_id < 0 or min(part.entry_ids) < 0 or last_entry_id > ENTRY_ID_MAX:
+        ledger_id = part.first_ledger_id
+        if ledger_id < 0 or min(part.entry_ids) < 0 or part.greatest_ids[0] > ENTRY_ID_MAX:
             raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=min(part.entry_ids))
         self._with_header(ledger_id, partial(done, part), self._add, part, master_key, is_recovery)
 
@@ -196,9 +196,9 @@ class StoreWrites(StoreAccess):
         parts.cache.current.add(adds)
         try:
             watchers = self._watchers
-            for ledger, (_, last_entry_id), lac in zip(ledgers, adds.last_entries(), adds.lacs, strict=True):
-                if last_entry_id > ledger.last_entry_id:
-                    ledger.last_entry_id = last_entry_id
+            for ledger, greatest_id, lac in zip(ledgers, adds.greatest_ids, adds.lacs, strict=True):
+                if greatest_id > ledger.last_entry_id:
+                    ledger.last_entry_id = greatest_id
                 if lac > ledger.last_add_confirmed:
                     ledger.last_add_confirmed = lac
                     if watchers:
