@@ -24,7 +24,7 @@ from bookies.metadata.etcd.etcd_port import (
     WrittenAt,
 )
 from bookies.metadata.etcd.etcd_values import ATTEMPTS_MAX, Values, there_at
-from bookies.metadata.formats import pack_ledger, parse_ledger
+from bookies.metadata.formats import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
 from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
@@ -152,15 +152,17 @@ class Ledgers:
             raise not_found(ledger_id)
         return Versioned(parse_ledger(ledger_id, item.value), item.mod_revision)
 
-    def _written(self, key: str, ledger_id: int, data: bytes, revision: int) -> Versioned:
-        return self._versioned(key, ledger_id, KeyValue(key, data, revision, revision, 1, 0))
+    def _written(self, key: str, metadata: LedgerMetadata, data: bytes, revision: int) -> Versioned:
+        self._values.remember(key, revision)
+        return Versioned(as_stored(metadata, data), revision)
 
     async def create(self, metadata: LedgerMetadata) -> Versioned:
         """Create a record, see `MetadataDriver.create_ledger`."""
         ledger_id = metadata.ledger_id
         if metadata.ctime_ms is None or not metadata.stores_ctime:
             metadata = metadata.replace(ctime_ms=self._wall_ms())
-        data, key = _pack(metadata), self._key(metadata)
+        metadata = _with_ctime(metadata)
+        data, key = pack_ledger(metadata), self._key(metadata)
         attempts = 0
         while True:
             list_key, spent, version = self._spent.around(ledger_id)
@@ -175,7 +177,7 @@ class Ledgers:
                     raise
                 continue
             if answer.is_met:
-                return self._written(key, ledger_id, data, answer.revision)
+                return self._written(key, metadata, data, answer.revision)
             records, lists = answer.items
             self._spent.remember(list_key, lists[0] if lists else None)
             if records:
@@ -193,7 +195,8 @@ class Ledgers:
 
     async def write(self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None) -> Versioned:
         """Write a record, see `MetadataDriver.write_ledger`. After a lost answer, the record shows the outcome."""
-        data, ledger_id = _pack(metadata), metadata.ledger_id
+        metadata, ledger_id = _with_ctime(metadata), metadata.ledger_id
+        data = pack_ledger(metadata)
         key = self._key(metadata)
         conditions: list[Condition] = [there_at(key, expected_version)]
         if lock is not None:
@@ -208,7 +211,7 @@ class Ledgers:
                     raise
                 continue
             if answer.is_met:
-                return self._written(key, ledger_id, data, answer.revision)
+                return self._written(key, metadata, data, answer.revision)
             stored = self._versioned(key, ledger_id, answer.items[0][0] if answer.items[0] else None)
             if attempts and answer.items[0][0].value == data:
                 return stored
@@ -272,9 +275,9 @@ class Ledgers:
             start = items[-1].key + "\0"  # the next possible key
 
 
-def _pack(metadata: LedgerMetadata) -> bytes:
-    """Return a record with its time of creation, if that is known."""
-    return pack_ledger(metadata.replace(stores_ctime=metadata.ctime_ms is not None))
+def _with_ctime(metadata: LedgerMetadata) -> LedgerMetadata:
+    """Return a record that stores its time of creation, if that is known."""
+    return metadata.replace(stores_ctime=metadata.ctime_ms is not None)
 
 
 class LedgerIds:

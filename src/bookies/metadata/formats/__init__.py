@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bookies.metadata.formats.serde import pack_ledger, parse_ledger
+from bookies.metadata.formats.serde import as_stored, pack_ledger, parse_ledger
 
-__all__ = ["pack_ledger", "parse_ledger"]
+__all__ = ["as_stored", "pack_ledger", "parse_ledger"]

@@ -106,7 +106,7 @@ def parse_ledger(ledger_id: int, data: bytes, ctime_ms: int | None = None) -> Le
     return metadata
 
 
-def as_stored(metadata: LedgerMetadata, data: bytes, ctime_ms: int) -> LedgerMetadata:
+def as_stored(metadata: LedgerMetadata, data: bytes, ctime_ms: int | None = None) -> LedgerMetadata:
     """Return what `parse_ledger` returns for `data`, the packed `metadata`; in format 3 without parsing."""
     if metadata.format_version != 3:
         return parse_ledger(metadata.ledger_id, data, ctime_ms)

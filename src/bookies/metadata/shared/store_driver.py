@@ -30,7 +30,7 @@ from bookies.errors import (
     SessionExpired,
     StorageError,
 )
-from bookies.metadata.formats import pack_ledger, parse_ledger
+from bookies.metadata.formats import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.formats.serde import is_bookie_id, pack_bookie_info, parse_bookie_info
 from bookies.metadata.interface import MetadataDriver, Watch
 from bookies.metadata.interface.driver import (
@@ -294,7 +294,7 @@ class StoreDriver(MetadataDriver):
         put = Put(_ledger(metadata.ledger_id), pack_ledger(metadata), ctime_ms=self._wall_ms())
         outcome = await self._commit("create_ledger", [At(put.key, 0)], put)
         if outcome.is_done:
-            return self._written(put, outcome.version, put.ctime_ms)
+            return self._written(metadata, put.data, outcome.version, put.ctime_ms)
         if outcome.items[0] is None:
             raise deleted_before(metadata.ledger_id)
         stored = self._versioned(metadata.ledger_id, outcome.items[0])
@@ -336,7 +336,7 @@ class StoreDriver(MetadataDriver):
         if not outcome.is_done:
             check_version(stored.version, expected_version, ledger_id=ledger_id)
             raise lock_lost(ledger_id)  # the only other condition
-        return self._written(put, outcome.version, stored.ctime_ms)
+        return self._written(metadata, put.data, outcome.version, stored.ctime_ms)
 
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
         key = _ledger(ledger_id)
@@ -355,8 +355,9 @@ class StoreDriver(MetadataDriver):
         page = await self.run("ledger_ids", self._store.list, Table.LEDGERS, "", ledger_id, PAGE_COUNT, False)
         return [int(name) for name, _ in page.items]
 
-    def _written(self, put: Put, version: int, ctime_ms: int) -> Versioned:
-        return self._versioned(int(put.key.name), Item(put.data, version, ctime_ms=ctime_ms))
+    def _written(self, metadata: LedgerMetadata, data: bytes, version: int, ctime_ms: int) -> Versioned:
+        self._remember(metadata.ledger_id, version)
+        return Versioned(as_stored(metadata, data, ctime_ms), version)
 
     def _versioned(self, ledger_id: int, item: Item | None) -> Versioned:
         self._remember(ledger_id, MISSING if item is None else item.version)

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, SessionExpired
-from bookies.metadata.formats import pack_ledger, parse_ledger
-from bookies.metadata.formats.serde import as_stored
+from bookies.metadata.formats import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
 from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
