@@ -32,6 +32,7 @@ from benchmarks.suite import ending, java
 from benchmarks.suite.servers import ApacheCluster, Cluster, OurCluster
 
 from bookies.admin.shared import UsageError
+from bookies.admin.shared.command_line import add_options
 from bookies.admin.shared.common import run_async
 from bookies.client.client import Client
 from bookies.errors import BookKeeperError
@@ -39,11 +40,11 @@ from bookies.lab.bench.bench_recovery import (
     BOOKIES,
     DELAY_S,
     LEASE_MS,
+    OPTIONS,
     REPORT_MS,
     Bench,
     Counted,
     Space,
-    configure,
     limit,
 )
 from bookies.metadata.uri import connect
@@ -203,7 +204,7 @@ def until_ended(main: Callable[[], Awaitable[T]]) -> T:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    configure(parser)
+    add_options(parser, OPTIONS)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--json", metavar="FILE", help="every run, one JSON document")
