@@ -80,9 +80,9 @@ class Terminal:
     def expect(self, shown: tuple[str, ...], timeout_s: float) -> None:
         """Wait until a command that may still run has printed this, and forget the output."""
         with self._changed:
-            is_printed = self._changed.wait_for(lambda: matches(shown, self._printed()), timeout_s)
+            is_printed = self._changed.wait_for(lambda: matches(shown, self._lines()), timeout_s)
             assert is_printed, f"expected:\n{text_of(shown)}\nprinted:\n{self._text}"
-            self._text = self._text[len(self._printed()) :]
+            self._text = self._text[len(self._lines()) :]
 
     def close(self) -> None:
         """Kill the shell and what runs in it, but not what `bk up` has started."""
@@ -98,6 +98,11 @@ class Terminal:
 
     def _printed(self) -> str:
         return self._text.partition(self._end)[0]
+
+    def _lines(self) -> str:
+        """Return the complete lines: an unbuffered Python writes a line and its end separately."""
+        printed = self._printed()
+        return printed[: printed.rfind("\n") + 1]
 
     def _read(self) -> None:
         assert self._shell.stdout is not None
