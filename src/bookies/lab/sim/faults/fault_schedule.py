@@ -32,27 +32,7 @@ class FaultPlan:
     gap_ms: float = 300.0
     count_max: int = 1_000_000
     durations_s: tuple[float, ...] = (0.02, 0.2, 1.0, 5.0)  # mostly below time-outs, sometimes above all of them
-    weights: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "crash bookie": 3,
-            "crash bookie in a disk call": 3,
-            "crash bookie at an await": 2,
-            "crash all bookies": 0.3,
-            "pause bookie": 1,
-            "cut connection": 4,
-            "partition": 2,
-            "isolate": 1,
-            "slow host": 1.5,
-            "repeat messages": 1,
-            "slow disk": 1.5,
-            "metadata trouble": 1.5,
-            "expire session": 0.7,
-            "kill client": 2,
-            "kill client at an await": 2,
-            "pause client": 1.5,
-            "turn a clock": 0.5,
-        }
-    )
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
