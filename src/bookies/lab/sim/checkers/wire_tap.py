@@ -32,7 +32,7 @@ from bookies.lab.sim.checkers.ack_counting import AckChecker
 from bookies.lab.sim.checkers.ledger_length import LedgerLengthChecker
 from bookies.lab.sim.checkers.memory_limit import MemoryLimitChecker
 from bookies.lab.sim.world.network import SimNetwork, SimTransport
-from bookies.lab.sim.world.sim_metadata import Commit, SimStore
+from bookies.lab.sim.world.sim_metadata import Commit, SimStore, write_set_of
 from bookies.lab.sim.world.witness import Witness
 from bookies.model import BookieId, LedgerMetadata, LedgerState, fragments_of
 from bookies.protocol.quorums import write_set
@@ -252,7 +252,7 @@ class WireTap:
             return
         if entry_id < 0:
             return
-        if line.bookie not in _write_set(record, entry_id):
+        if line.bookie not in write_set_of(record, entry_id):
             self._report(
                 "I-10",
                 f"{line.client} asks {line.bookie} for entry {entry_id} of ledger {ledger_id}, which {record!r} does "
@@ -340,7 +340,7 @@ class WireTap:
         """Report whether every bookie that some record lists for an entry reported it missing to this client (I-32)."""
         denied = self.denials.get((client, ledger_id, entry_id), {})
         return any(
-            all(bookie in denied for bookie in _write_set(record, entry_id)) for record in self._records(ledger_id)
+            all(bookie in denied for bookie in write_set_of(record, entry_id)) for record in self._records(ledger_id)
         )
 
 
@@ -349,8 +349,3 @@ def _positions(record: LedgerMetadata, entry_id: int, bookie: str) -> list[int]:
     ensemble = record.ensemble_at(entry_id)
     positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
     return [position for position in positions if ensemble[position] == bookie]
-
-
-def _write_set(record: LedgerMetadata, entry_id: int) -> list[str]:
-    ensemble = record.ensemble_at(entry_id)
-    return [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]

@@ -328,11 +328,11 @@ class SimCluster:
         self._expire_later(client.driver)
 
     def expire_session(self, name: str) -> None:
-        """Expire a participant's metadata session, as the store does after a missed lease."""
-        driver = self.bookies[name].driver if name in self.bookies else self.clients[name].driver
-        if driver is not None:
+        """Expire a participant's metadata session, if it has one, as the store does after a missed lease."""
+        process = self.bookies.get(name) or self.clients.get(name)
+        if process is not None and process.driver is not None:
             self.trace.note(name, "loses its metadata session")
-            driver.expire()
+            process.driver.expire()
 
     # -- the end -------------------------------------------------------------------------------------------------
     async def heal(self) -> None:

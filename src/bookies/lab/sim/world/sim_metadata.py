@@ -27,7 +27,8 @@ from bookies.metadata.interface.driver import BookieSet, Versioned
 from bookies.metadata.shared.nodes import Change, Key, Nodes, Outcome, Put, Table
 from bookies.metadata.shared.recovery import Node, NodeStore, SharedRecovery
 from bookies.metadata.shared.store_recovery import StoreNodes
-from bookies.model import BookieMode, LedgerMetadata
+from bookies.model import BookieId, BookieMode, LedgerMetadata
+from bookies.protocol.quorums import write_set
 from bookies.runtime.tasks import Tasks
 
 T = TypeVar("T")
@@ -46,6 +47,12 @@ class Commit:
     author: str
     before: LedgerMetadata | None
     after: LedgerMetadata | None
+
+
+def write_set_of(record: LedgerMetadata, entry_id: int) -> list[BookieId]:
+    """Return the bookies that a record lists for an entry, in the order of the entry's write set."""
+    ensemble = record.ensemble_at(entry_id)
+    return [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]
 
 
 class SimStore:
