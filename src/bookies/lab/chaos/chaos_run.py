@@ -81,6 +81,22 @@ class Report:
     counts: dict[str, int]
 
 
+class _Schedule:
+    """Calls by their time. `is_closing`: no more faults begin, so calls do not prolong theirs."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, int, Callable[[], None]]] = []
+        self.is_closing = False
+        self._numbers = itertools.count()
+
+    def add(self, at_s: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self.calls, (at_s, next(self._numbers), call))
+
+    def run_until(self, now_s: float) -> None:
+        while self.calls and self.calls[0][0] <= now_s:
+            heapq.heappop(self.calls)[2]()
+
+
 @dataclass
 class Chaos:
     """One run in `directory`, which exists and is empty. `progress` is called with a line every `progress_s`.
@@ -104,20 +120,20 @@ class Chaos:
         self._random = random.Random(self.seed)
         settings = BOOKIE_SETTINGS | (HEALING_SETTINGS if self.heals else {})
         self._cluster = LocalCluster(self.directory / "bk-data", self.bookies, lease_ms=LEASE_MS, settings=settings)
-        self._weights = WEIGHTS | (HEALING_WEIGHTS if self.heals else {})
         self._healers = HealerProcesses(self.directory, self._cluster.metadata_uri, LEASE_MS)
         self._healing = HealingCheck(self.checker)
         self._clients: list[ClientProcess] = []
         self._proxy: ProxyProcess  # from `_start` on
-        self._hostile: ChaosProcess | None = None
         self._helpers: list[ChaosProcess] = []  # the proxy and the hostile bookie
-        self._due: list[tuple[float, int, Callable[[], None]]] = []  # calls that end a fault, by time
-        self._numbers = itertools.count()
-        self._is_healing = False
+        self._ends = _Schedule()  # calls that end a fault
         self._impaired: dict[str, None] = {}  # bookies that are dead or stopped
         self._starting: dict[str, float] = {}  # impaired bookies that are starting, and since when
         self._broken_links: dict[str, None] = {}
         self._begin = self._shown = time.monotonic()
+
+    @property
+    def _weights(self) -> dict[str, float]:
+        return WEIGHTS | (HEALING_WEIGHTS if self.heals else {})
 
     def run(self) -> Report:
         """Run to the end. No process is left, also after an error."""
@@ -161,8 +177,7 @@ class Chaos:
         if self.is_hostile:
             parameters = {"name": "hostile", "metadata": self._cluster.metadata_uri, "seed": str(self.seed)}
             log = self.directory / "hostile.log"
-            self._hostile = ChaosProcess("chaos_hostile", log, {**parameters, "lease_ms": LEASE_MS})
-            self._helpers.append(self._hostile)
+            self._helpers.append(ChaosProcess("chaos_hostile", log, {**parameters, "lease_ms": LEASE_MS}))
         if self.heals:
             self._healers.start()
         for role, count in ROLES:
@@ -178,11 +193,10 @@ class Chaos:
     def _heal(self) -> None:
         """End all faults now, and wait until every bookie serves again."""
         self._show("healing")
-        self._is_healing = True
+        self._ends.is_closing = True
         deadline = time.monotonic() + HEAL_S
-        while (self._due or self._starting) and time.monotonic() < deadline:
-            while self._due:
-                heapq.heappop(self._due)[2]()
+        while (self._ends.calls or self._starting) and time.monotonic() < deadline:
+            self._ends.run_until(float("inf"))
             self._conduct(time.monotonic() + TICK_S)
         for bookie in self._cluster.bookies:
             self._proxy.order("heal", bookie=bookie.id)
@@ -207,11 +221,11 @@ class Chaos:
 
     def _end_hostile(self) -> None:
         """End the hostile bookie. The last check does not need it: every entry is on a good bookie too."""
-        if self._hostile is not None:
-            if self._hostile.has_ended():
-                self.checker.violated("bookies live", f"the hostile bookie ended: {self._hostile.last_words()}")
-            self._hostile.end_input()
-            self._hostile.wait(SLACK_S)
+        for hostile in self._helpers[1:]:
+            if hostile.has_ended():
+                self.checker.violated("bookies live", f"the hostile bookie ended: {hostile.last_words()}")
+            hostile.end_input()
+            hostile.wait(SLACK_S)
 
     async def _check(self, last_check: LastCheck) -> None:
         from bookies.client.connect import connect
@@ -275,8 +289,7 @@ class Chaos:
         """End faults that are due, read histories and restart ended processes, until a time."""
         while True:
             now = time.monotonic()
-            while self._due and self._due[0][0] <= now:
-                heapq.heappop(self._due)[2]()
+            self._ends.run_until(now)
             self._check_clients()
             self._check_bookies()
             self._check_starts()
@@ -288,7 +301,7 @@ class Chaos:
             time.sleep(max(0.0, min(TICK_S, until - now)))
 
     def _later(self, delay_s: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._numbers), act))
+        self._ends.add(time.monotonic() + delay_s, act)
 
     def _check_clients(self) -> None:
         for client in list(self._clients):
@@ -411,7 +424,7 @@ class Chaos:
     def _flap(self, name: str, count: int) -> None:
         """Let a bookie's registration end and return, `count` times."""
         bookie = self._bookie(name)
-        if not bookie.is_running() or name in self._starting or self._is_healing:
+        if not bookie.is_running() or name in self._starting or self._ends.is_closing:
             return  # It was killed meanwhile.
         if name not in self._impaired and len(self._impaired) >= self._impaired_max:
             return  # Too many others are impaired meanwhile.

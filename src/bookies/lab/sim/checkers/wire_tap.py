@@ -107,9 +107,9 @@ class WireTap:
             line = _Line(near, role, far.host)
             if role in RECOVERING:
                 self.lengths.joined(near, far.host)
-            near.on_write = lambda data: self._asked(line, data)
-            far.on_write = lambda data: self._answered(line, data)
-            near.on_read = lambda size: self._read(line, size)
+            near.outgoing.on_write = lambda data: self._asked(line, data)
+            near.incoming.on_write = lambda data: self._answered(line, data)
+            near.incoming.on_read = lambda size: self._read(line, size)
 
     def _asked(self, line: _Line, data: Buffer) -> None:
         if line.is_garbled:

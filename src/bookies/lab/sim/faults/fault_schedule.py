@@ -275,9 +275,9 @@ class Faults:
         self._block(pairs)
 
     def _repeat_messages(self) -> None:
-        network = self._cluster.network
-        network.repeat_probability = self._random.choice((0.05, 0.3))
-        self._later(self._duration_s(), partial(setattr, network, "repeat_probability", 0.0))
+        conditions = self._cluster.network.conditions
+        conditions.repeat_probability = self._random.choice((0.05, 0.3))
+        self._later(self._duration_s(), partial(setattr, conditions, "repeat_probability", 0.0))
 
     # -- metadata ------------------------------------------------------------------------------------------------
     def _metadata_trouble(self) -> None:

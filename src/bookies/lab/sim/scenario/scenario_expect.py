@@ -121,13 +121,13 @@ async def fenced(stage: Stage, bookies: list[str], is_fenced: bool) -> None:
 # -- clients -------------------------------------------------------------------------------------------------------
 @step("expect CLIENT confirmed NUMBER", "the last add confirmed that its writer or reader knows")
 async def confirmed(stage: Stage, client: str, number: int) -> None:
-    known = (stage.writers.get(client) or stage.reader(client)).last_add_confirmed
+    known = (stage.actors[client].writer or stage.reader(client)).last_add_confirmed
     check(known == number, f"expected the LAC {number}; {client} knows {known}")
 
 
 @step("expect CLIENT shown NUMBER", "the highest entry that any of its reads returned; -1: none")
 async def shown(stage: Stage, client: str, number: int) -> None:
-    highest = stage.shown.get(client, -1)
+    highest = stage.actors[client].shown
     check(highest == number, f"{client} was shown {highest}")
 
 

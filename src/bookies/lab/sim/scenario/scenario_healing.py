@@ -64,23 +64,25 @@ async def heal(stage: Stage, client: str, options: dict[str, str]) -> None:
     recovery = AutoRecovery(process.runtime, process.client, process.driver, config, BookieId(process.name), client)
     for part in idle:
         getattr(recovery, part).run = _idle
-    stage.healers[client] = recovery
+    stage.actors[client].recovery = recovery
     name = f"auto-recovery of {process.name}"
-    stage.healing[client] = process.participant.create_task(recovery.run(), name=name)
+    stage.actors[client].healing = process.participant.create_task(recovery.run(), name=name)
 
 
 @step("CLIENT rest", "stops both in an orderly way")
 async def rest(stage: Stage, client: str) -> None:
     _healer(stage, client)
-    task = stage.healing.pop(client)
-    task.cancel()
-    await asyncio.wait((task,))
+    task, stage.actors[client].healing = stage.actors[client].healing, None
+    if task is not None:
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 def _healer(stage: Stage, name: str) -> AutoRecovery:
-    if name not in stage.healers:
+    recovery = stage.actors[name].recovery
+    if recovery is None:
         raise ScenarioFailure(f"{name} does not take part in auto-recovery; start it with `{name} heal`")
-    return stage.healers[name]
+    return recovery
 
 
 # -- administration ------------------------------------------------------------------------------------------------
@@ -175,21 +177,15 @@ async def cookie(stage: Stage, bookie: str, is_there: bool) -> None:
 
 async def end_healing(stage: Stage) -> list[str]:
     """End the auto-recovery processes in an orderly way. Return the locks that living ones have left."""
-    for name, task in stage.healing.items():
-        participant = stage.client(name).participant if stage.is_alive(name) else None
-        if participant is None:
-            continue
-        participant.resume()
-        task.cancel()
-        await asyncio.wait((task,))
-    problems: list[str] = []
-    if stage.healing and stage.observer is not None:
-        store = await _store(stage)
-        killed = [name for name in stage.healing if not stage.is_alive(name)]
-        problems += [
-            f"ledger {ledger_id} is locked by {owner}"
-            for ledger_id, owner in (await store.locks()).items()
-            if owner not in killed
-        ]
-        await stage.observer.close()
-    return problems
+    healing = {name: actor.healing for name, actor in stage.actors.items() if actor.healing is not None}
+    for name, task in healing.items():
+        if stage.is_alive(name):
+            stage.client(name).participant.resume()
+            task.cancel()
+            await asyncio.wait((task,))
+    if not healing or stage.observer is None:
+        return []
+    killed = [name for name in healing if not stage.is_alive(name)]
+    locks = await (await _store(stage)).locks()
+    await stage.observer.close()
+    return [f"ledger {ledger_id} is locked by {owner}" for ledger_id, owner in locks.items() if owner not in killed]

@@ -40,7 +40,7 @@ async def create(
     )
     story = Story(ledger.ledger_id, password, ack_quorum, client.name, is_advanced="advanced" in flags)
     stage.history.stories[ledger.ledger_id] = stage.story = story
-    stage.writers[name] = ledger
+    stage.actors[name].writer = ledger
     if "deferred_sync" in flags:
         stage.deferred.append(ledger.ledger_id)
 
@@ -137,7 +137,7 @@ async def recover(stage: Stage, client: SimClient, name: str, options: Options) 
     story = stage.ledger
     acknowledged = story.confirmed
     ledger = await client.client.recover(story.ledger_id, password=_password(stage, options))
-    stage.readers[name] = ledger
+    stage.actors[name].reader = ledger
     if not ledger.metadata.is_closed or ledger.last_add_confirmed < acknowledged - 1:
         stage.history.violated("I-26", f"recovered to {ledger.metadata!r}, {acknowledged} were acknowledged")
     stage.history.ended(story, client.name, ledger.metadata.last_entry_id, ledger.metadata.length)
@@ -145,7 +145,8 @@ async def recover(stage: Stage, client: SimClient, name: str, options: Options) 
 
 @operation("CLIENT open [OPTIONS] [ENDING]", "opens for reading, without recovery")
 async def open_ledger(stage: Stage, client: SimClient, name: str, options: Options) -> None:
-    stage.readers[name] = await client.client.open(stage.ledger.ledger_id, password=_password(stage, options))
+    password = _password(stage, options)
+    stage.actors[name].reader = await client.client.open(stage.ledger.ledger_id, password=password)
 
 
 async def _read(stage: Stage, name: str, entries: Any, first: int, last: int | None = None) -> None:
@@ -154,7 +155,7 @@ async def _read(stage: Stage, name: str, entries: Any, first: int, last: int | N
     async for entry in entries:
         check(entry.id == expected, f"{name} was given entry {entry.id} instead of {expected}")
         stage.history.read(stage.ledger, stage.client(name).name, entry)
-        stage.shown[name] = max(stage.shown.get(name, -1), entry.id)
+        stage.actors[name].shown = max(stage.actors[name].shown, entry.id)
         expected += 1
     check(last in (None, expected - 1), f"{name} was given entries up to {expected - 1}")
 

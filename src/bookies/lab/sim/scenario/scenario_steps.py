@@ -41,7 +41,7 @@ async def start(stage: Stage, bookies: list[str]) -> None:
 @step("client CLIENT OPTIONS", "settings of a client that has not started yet, as in `ClientConfig`")
 async def client(stage: Stage, client: str, options: dict[str, str]) -> None:
     check(host_of(client) not in stage.cluster.clients, f"{client} has been started")
-    stage.settings[client] = settings_of(ClientConfig, options)
+    stage.actors[client].settings = settings_of(ClientConfig, options)
 
 
 @step("bookies OPTIONS", "settings of bookies that start for the first time later, as in `BookieConfig`")
@@ -180,8 +180,7 @@ async def break_connections(stage: Stage, host: str, hosts: list[str]) -> None:
 async def crash_client(stage: Stage, client: str) -> None:
     stage.client(client)
     stage.cluster.kill_client(host_of(client))
-    stage.writers.pop(client, None)
-    stage.readers.pop(client, None)
+    stage.actors[client].writer = stage.actors[client].reader = None
 
 
 @step("crash BOOKIES", "their processes die; what they wrote to files remains", loss=PROCESS_DIES)

@@ -185,7 +185,7 @@ class SimCluster:
         bookie.driver = driver
         self.trace.note(name, f"starts (life {bookie.lives})")
         started: asyncio.Future[bool] = self.loop.create_future()
-        failures = bookie.disk.failure_count
+        disk_life, failures = bookie.disk.life, bookie.disk.life.failure_count
 
         async def live() -> None:
             try:
@@ -199,7 +199,7 @@ class SimCluster:
             except Exception as error:  # noqa: BLE001
                 # A process that cannot start exits. Its supervisor restarts it, see `_life_ended`.
                 self.trace.note(name, f"could not start: {type(error).__name__}: {error}")
-                if not isinstance(error, MetadataError) and bookie.disk.failure_count == failures:
+                if not isinstance(error, MetadataError) and disk_life.failure_count == failures:
                     bookie.is_lost = True
                     text = f"{name} does not start after its crash: {type(error).__name__}: {error}"
                     self.problems.append(text)
