@@ -1,4 +1,4 @@
-"""Main program of the processes of `bk chaos`: parameters are one JSON object, the end of the input ends it."""
+"""Main program of processes of `bk chaos` and `bk demo`: parameters are a JSON object, the end of the input ends it."""
 
 from __future__ import annotations
 
