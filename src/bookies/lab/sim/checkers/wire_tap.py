@@ -25,6 +25,7 @@ Source: client-protocol 8.1, 8.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from bookies.errors import RemoteProtocolError, Status
 from bookies.kernels import Adds
@@ -51,6 +52,7 @@ from bookies.wire.messages import (
 )
 from bookies.wire.server import RequestDecoder
 
+T = TypeVar("T")
 FRAME_SIZE_MAX = 1 << 24
 ROLES = ("writer", "recoverer", "reader", "checker")
 RECOVERING = ("recoverer", "checker")
@@ -73,6 +75,14 @@ class _Line:
         # Answers that the client has not received, each with `size` at its end:
         self.failures: list[tuple[int, int]] = []  # failed adds: size, ledger
         self.shown: list[tuple[int, int, int]] = []  # entries that a recovery requests: size, ledger, entry
+
+    def decode(self, feed: Callable[[bytes], list[T]], data: Buffer) -> list[T]:
+        """Return the messages in the data; none after an undecodable message, in either direction."""
+        try:
+            return [] if self.is_garbled else feed(bytes(data))
+        except RemoteProtocolError:
+            self.is_garbled = True
+            return []
 
 
 class WireTap:
@@ -112,28 +122,14 @@ class WireTap:
             near.incoming.on_read = lambda size: self._read(line, size)
 
     def _asked(self, line: _Line, data: Buffer) -> None:
-        if line.is_garbled:
-            return
-        try:
-            requests = line.requests.feed(bytes(data))
-        except RemoteProtocolError:
-            line.is_garbled = True
-            return
-        for request in requests:
+        for request in line.decode(line.requests.feed, data):
             self._check_request(line, request)
 
     def _answered(self, line: _Line, data: Buffer) -> None:
         line.size += memoryview(data).nbytes
-        if line.is_garbled:
-            return
         if line.answers is None:
             line.answers = ResponseDecoder("v2" if line.requests.is_v2 else "v3", FRAME_SIZE_MAX)
-        try:
-            responses = line.answers.feed(bytes(data))
-        except RemoteProtocolError:
-            line.is_garbled = True
-            return
-        for response in responses:
+        for response in line.decode(line.answers.feed, data):
             self._check_response(line, response)
 
     def _read(self, line: _Line, size: int) -> None:
