@@ -31,7 +31,7 @@ class ChaosProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BK_")}
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"bookies.lab.chaos.{module}", json.dumps(parameters)],
+                [sys.executable, "-P", "-m", module, json.dumps(parameters)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if has_output else file,
                 stderr=file,
@@ -88,7 +88,7 @@ class ProxyProcess(ChaosProcess):
     """
 
     def __init__(self, bookies: list[str], log: pathlib.Path) -> None:
-        super().__init__("chaos_proxy", log, {"bookies": bookies}, has_output=True)
+        super().__init__("bookies.lab.chaos.chaos_proxy", log, {"bookies": bookies}, has_output=True)
         line = self.read_line()
         if not line:
             self.kill()
@@ -122,7 +122,7 @@ class ClientProcess(ChaosProcess):
         self.is_stopped = False
         history = str(directory / f"{self.name}.history")
         parameters |= {"role": role, "history": history, "seed": f"{seed}/{self.name}"}
-        super().__init__("chaos_client", directory / f"{self.name}.log", parameters)
+        super().__init__("bookies.lab.chaos.chaos_client", directory / f"{self.name}.log", parameters)
         self._history = HistoryReader(history)
 
     def read_new(self) -> Iterator[dict[str, Any]]:

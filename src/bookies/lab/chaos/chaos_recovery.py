@@ -47,12 +47,14 @@ class HealerProcesses:
     def start(self) -> None:
         self.healers = [self._start_healer(number) for number in range(HEALERS)]
         log = self._directory / "watcher.log"
-        self._watcher = ChaosProcess("chaos_healer", log, {"what": "watch", **self._parameters}, has_output=True)
+        self._watcher = ChaosProcess(
+            "bookies.lab.chaos.chaos_healer", log, {"what": "watch", **self._parameters}, has_output=True
+        )
 
     def _start_healer(self, number: int) -> ChaosProcess:
         name = f"healer{number + 1}"
         parameters = {"what": "heal", "name": name, **self._parameters}
-        return ChaosProcess("chaos_healer", self._directory / f"{name}.log", parameters)
+        return ChaosProcess("bookies.lab.chaos.chaos_healer", self._directory / f"{name}.log", parameters)
 
     def restart(self, number: int) -> None:
         """Kill a healer and start another one in its place."""

@@ -177,7 +177,9 @@ class Chaos:
         if self.is_hostile:
             parameters = {"name": "hostile", "metadata": self._cluster.metadata_uri, "seed": str(self.seed)}
             log = self.directory / "hostile.log"
-            self._helpers.append(ChaosProcess("chaos_hostile", log, {**parameters, "lease_ms": LEASE_MS}))
+            self._helpers.append(
+                ChaosProcess("bookies.lab.chaos.chaos_hostile", log, {**parameters, "lease_ms": LEASE_MS})
+            )
         if self.heals:
             self._healers.start()
         for role, count in ROLES:

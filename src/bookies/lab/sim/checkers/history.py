@@ -84,8 +84,8 @@ class History:
         self.violations: list[str] = []
         self.counts: dict[str, int] = {}
         self.is_over = False  # the run has ended: the clean-up code of its clients is not checked
-        self.witness: Witness
-        self.tap: WireTap
+        self.witness: Witness | None = None
+        self.tap: WireTap | None = None
         self.writer_settings: WriterSettingsChecker
         self.record_of: Callable[[int], LedgerMetadata | None] = lambda _: None  # of a ledger, now; None: deleted
         self.on_violation: Callable[[], None] | None = None
@@ -95,8 +95,10 @@ class History:
     def committed(self, commit: Commit) -> None:
         """Check a record at the moment of its commit."""
         story = self.stories.get(commit.after.ledger_id) if commit.after else None
-        self.tap.committed(commit)
-        self.witness.check_commit(commit, story.confirmed if story else 0)
+        if self.tap is not None:
+            self.tap.committed(commit)
+        if self.witness is not None:
+            self.witness.check_commit(commit, story.confirmed if story else 0)
         self.writer_settings.check_commit(commit)
 
     def violated(self, invariant: str, text: str) -> None:
@@ -140,8 +142,10 @@ class History:
             self.violated("I-23", f"{name}: entry {first} was acknowledged after a failed append or a close")
         if self.stories.get(story.ledger_id) is story and story.ends and last > story.ends[0][1]:
             self.violated("I-5", f"{name}: entry {last} was acknowledged beyond the end {story.ends[0][1]}")
-        self.witness.check_acknowledgement(story.ledger_id, first, last)
-        self.tap.check_acknowledgement(story.ledger_id, first, last, story.seen.begun.__getitem__)
+        if self.witness is not None:
+            self.witness.check_acknowledgement(story.ledger_id, first, last)
+        if self.tap is not None:
+            self.tap.check_acknowledgement(story.ledger_id, first, last, story.seen.begun.__getitem__)
         self.writer_settings.check_acknowledgement(story.ledger_id, first, last)
         for entry_id in range(first, last + 1):
             story.seen.acknowledged[entry_id] = self.instant()

@@ -140,6 +140,7 @@ def _check_length(history: History, story: Story, metadata: LedgerMetadata) -> N
     if metadata.length == exact:
         return
     history.count("inexact lengths")
+    assert history.tap is not None
     lengths = history.tap.lengths
     closer, reason = lengths.closers.get(story.ledger_id, ""), lengths.unexcused.get(story.ledger_id)
     text = f"ledger {story.ledger_id} is closed with length {metadata.length}, not {exact}"

@@ -137,7 +137,7 @@ class LogWorkload(Roles):
         log_history.succeeded(self._now_s(), client.name, writer, number, payloads, last)
         self.history.count("entries acknowledged", len(payloads))
         record = self.cluster.store.record(last.ledger_id)
-        if record is not None and record.state is LedgerState.OPEN:
+        if witness is not None and record is not None and record.state is LedgerState.OPEN:
             witness.check_acknowledgement(last.ledger_id, last.entry_id, last.entry_id)
 
     async def _end(self, client: SimClient) -> None:

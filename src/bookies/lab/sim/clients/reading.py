@@ -55,7 +55,7 @@ class Readers:
     def _check_denied(self, client: SimClient, story: Story, error: EntryNotFound) -> None:
         """Check I-32: a client raises `EntryNotFound` only if every replica was reported as missing."""
         tap = self._history.tap
-        if error.entry_id is None or error.entry_id < 0:
+        if tap is None or error.entry_id is None or error.entry_id < 0:
             return
         if not tap.is_denied_by_all(client.name, story.ledger_id, error.entry_id):
             text = f"{client.name} reports that entry {error.entry_id} of ledger {story.ledger_id} does not exist"
@@ -78,7 +78,7 @@ class Readers:
         now = self._history.record_of(story.ledger_id)
         is_current = is_current and now is not None and now == record and now.state is LedgerState.OPEN
         is_current &= not story.is_advanced
-        if is_current and last < (least := tap.headers.get((story.ledger_id, acknowledged), -1)):
+        if tap is not None and is_current and last < (least := tap.headers.get((story.ledger_id, acknowledged), -1)):
             self._history.violated("I-27", f"the end of {ledger!r} was read as {last}, but {least} was announced")
         self._check_end(story, ledger, known, last)
 

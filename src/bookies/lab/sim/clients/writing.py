@@ -176,7 +176,7 @@ class Writers:
         was_switched = client.name in self._switched
         may_change = config.ensemble_changes_allowed or was_switched
         checker.created(ledger.metadata, config, ensemble, is_timed=is_timed, may_change=may_change)
-        if config.delay_ensemble_change or not config.ensemble_changes_allowed or was_switched:
+        if tap is not None and (config.delay_ensemble_change or not config.ensemble_changes_allowed or was_switched):
             tap.excuse_late(ledger.ledger_id)
 
     def _maybe_switch(self, client: SimClient, ledger: LedgerWriter) -> None:
@@ -187,7 +187,8 @@ class Writers:
         self._switched[client.name] = None
         if is_allowed:
             self._history.writer_settings.switched(ledger.ledger_id)
-        self._history.tap.excuse_late(ledger.ledger_id)
+        if self._history.tap is not None:
+            self._history.tap.excuse_late(ledger.ledger_id)
         client.client.allow_ensemble_changes(is_allowed)
 
     async def departed(self, client: SimClient) -> None:

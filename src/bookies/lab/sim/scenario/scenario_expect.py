@@ -31,8 +31,8 @@ async def record(stage: Stage, state: str, number: int | None) -> None:
 @step("expect length of ENTRIES", "the length in the store's record is that of these entries' payloads")
 async def length(stage: Stage, entries: range) -> None:
     expected = sum(len(payload_of(stage.ledger.ledger_id, entry_id)) for entry_id in entries)
-    found = stage.record
-    check(found is not None and found.length == expected, f"expected the length {expected}, found {found!r}")
+    metadata = stage.record
+    check(metadata and metadata.length == expected, f"expected the length {expected}, found {metadata!r}")
 
 
 @step("expect no record", "the ledger was deleted")
@@ -42,8 +42,8 @@ async def no_record(stage: Stage) -> None:
 
 @step("expect fragments FRAGMENTS", "the ensembles in the store's record, by their first entries")
 async def fragments(stage: Stage, fragments: object) -> None:
-    found = stage.record
-    check(found is not None and found.ensembles == fragments, f"expected {fragments!r}, found {found!r}")
+    metadata = stage.record
+    check(metadata and metadata.ensembles == fragments, f"expected {fragments!r}, found {metadata!r}")
 
 
 @step("expect COUNT commits by CLIENT", "how often it changed the ledger's record, including the creation")
@@ -101,8 +101,8 @@ async def lac_in(stage: Stage, lac: int, number: int, bookies: list[str]) -> Non
     await entry_on(stage, number, bookies)
     for name in bookies:
         body = await _ask(stage, name, lambda server: server.storage.read(stage.ledger.ledger_id, number), b"")
-        found = int.from_bytes((body or b"")[LAC_OFFSET : LAC_OFFSET + 8], "big", signed=True)
-        check(found == lac, f"{name}: expected the LAC {lac}, found {found}")
+        actual = int.from_bytes((body or b"")[LAC_OFFSET : LAC_OFFSET + 8], "big", signed=True)
+        check(actual == lac, f"{name}: expected the LAC {lac}, found {actual}")
 
 
 @step("expect fenced BOOKIES", "each of them refuses the ledger's writer", is_fenced=True)
