@@ -314,7 +314,7 @@ _ROWS: dict[str, tuple[str, Any]] = {
 }
 
 
-def _profile(text: str) -> Profile:
+def parse_profile(text: str) -> Profile:
     """Return the profile of these rows. Raises `KeyError` or `TypeError` for unknown rows and items."""
     values: dict[str, Any] = {}
     for row in re.split(r"\n {4}(?=\w)", text)[1:]:
@@ -329,7 +329,7 @@ def _profile(text: str) -> Profile:
 
 for _row in re.split(r"\n(?=\w)", LISTS.strip()):
     NAMED[_row.partition(" ")[0]] = _items(_row.partition(" ")[2])
-PROFILES = {block.partition(":")[0]: _profile(block) for block in TEXT.strip().split("\n\n")}
+PROFILES = {block.partition(":")[0]: parse_profile(block) for block in TEXT.strip().split("\n\n")}
 
 CONFIGURATIONS = ((3, 3, 2), (3, 2, 2), (6, 2, 2), (5, 3, 2), (4, 3, 2), (1, 1, 1))  # of the profile "small"
 
@@ -342,7 +342,7 @@ def small_profile(seed: int, quorums: tuple[int, int, int]) -> Profile:
     """
     random = Random(f"{seed}/scope")
     choose = random.choice
-    return _profile(f"""
+    return parse_profile(f"""
     run      bookies {min(7, quorums[0] + choose((0, 1, 2, 2)))}, duration_s 3, lease_s 0.5
     plan     writers 1, recoverers {random.randint(1, 2)}, readers {random.randint(0, 1)},
              deleters {int(random.random() < 0.1)}, delete_ms 60, quorums {"/".join(map(str, quorums))},
