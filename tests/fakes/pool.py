@@ -14,6 +14,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any, TypeVar
 
+from tests.fakes.scenes import scenes_of
 from tests.fakes.world import LoopClock
 
 from bookies import errors
@@ -347,3 +348,6 @@ def play(
         return result
     finally:
         loop.close()
+
+
+on_stage = scenes_of(play)

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from tests.fakes.bookie import FakeBookie
+from tests.fakes.scenes import scenes_of
 
 from bookies.client.client import Client
 from bookies.config import ClientConfig
@@ -107,3 +108,6 @@ def play(act: Callable[[World], Coroutine[Any, Any, T]], bookie_count: int = 3, 
         return result
     finally:
         loop.close()
+
+
+in_world = scenes_of(play)

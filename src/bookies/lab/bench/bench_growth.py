@@ -13,18 +13,17 @@ import logging
 import os
 import pathlib
 import random
-import shutil
 import statistics
-import tempfile
 import time
 from typing import Any
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.common import quiet_logs
 from bookies.admin.shared.histogram import Histogram
-from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.report import Report
 from bookies.config import BookieConfig
 from bookies.kernels import Adds, gather_adds, pack_add_frames
+from bookies.lab.bench.bench_common import data_directory, figures
 from bookies.lab.bench.bench_drive import rss_mb
 from bookies.model import DigestType
 from bookies.runtime import aio
@@ -45,21 +44,15 @@ def run(arguments: argparse.Namespace) -> Report:
         if (number := getattr(arguments, name)) < 1:
             raise UsageError(f"--{name.replace('_', '-')} {number}: must be 1 or more")
     share = 10 if arguments.quick else 1
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="bk-bench-", dir=os.environ.get("BK_BENCH_DIRECTORY")))
-    try:
+    with data_directory() as directory, quiet_logs(logging.ERROR):
         growth = _Growth(
-            directory,
+            pathlib.Path(directory),
             total=max(1, arguments.ledgers // share),
             open_count=max(1, arguments.open_ledgers // share),
             entry_count=max(1, arguments.entries // share),
             quiet=arguments.json,
         )
-        with quiet_logs(logging.ERROR):
-            result = aio.run(growth.run())
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    rows = [(name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}") for name, value in result.items()]
-    return Report(result, [Table(("figure", "value"), rows, (1,))])
+        return figures(aio.run(growth.run()))
 
 
 class _Growth:

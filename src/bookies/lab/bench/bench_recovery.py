@@ -22,7 +22,6 @@ import argparse
 import asyncio
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -35,7 +34,8 @@ from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import Option
 from bookies.admin.shared.common import run_async, size_text
 from bookies.admin.shared.histogram import Histogram
-from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.report import Report
+from bookies.lab.bench.bench_common import data_directory, figures, own_cluster
 from bookies.lab.bench.bench_drive import memory_kib
 
 if TYPE_CHECKING:
@@ -105,36 +105,18 @@ def limit(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     """Measure and print the table. Return 1 if the cluster was not fully replicated in time."""
-    from bookies.admin.cluster import LocalCluster
-
     limit(arguments)
     settings = {
         "auto_recovery": True,
         "lost_bookie_delay_s": DELAY_S,
         "recovery_report_interval_ms": REPORT_MS,
     }
-    directory = tempfile.mkdtemp(prefix="bk-bench-", dir=os.environ.get("BK_BENCH_DIRECTORY"))
-    cluster = LocalCluster(os.path.join(directory, "bk-data"), BOOKIES, lease_ms=LEASE_MS, settings=settings)
-    try:
-        cluster.start()
+    with (
+        data_directory() as directory,
+        own_cluster(f"{directory}/bk-data", BOOKIES, lease_ms=LEASE_MS, settings=settings) as cluster,
+    ):
         result = run_async(partial(_measure, cluster, directory, arguments))
-    finally:
-        cluster.stop()
-        shutil.rmtree(directory, ignore_errors=True)
-    rows = [(name.replace("_", " "), _text(value)) for name, value in _flat(result)]
-    return Report(result, [Table(("figure", "value"), rows, (1,))], int(result["whole_after_s"] is None))
-
-
-def _flat(result: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    for name, value in result.items():
-        if isinstance(value, dict):
-            yield from ((f"  {inner}", figure) for inner, figure in value.items())
-        else:
-            yield name, value
-
-
-def _text(value: object) -> str:
-    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return figures(result, int(result["whole_after_s"] is None), spaced=True)
 
 
 async def _measure(cluster: LocalCluster, directory: str, arguments: argparse.Namespace) -> dict[str, Any]:

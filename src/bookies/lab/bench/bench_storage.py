@@ -13,8 +13,6 @@ import asyncio
 import os
 import pathlib
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -23,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from bookies.admin.shared.command_line import Option
 from bookies.admin.shared.common import run_async
 from bookies.admin.shared.histogram import Histogram
-from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.report import Report
 from bookies.admin.verbs.control import ask
+from bookies.lab.bench.bench_common import data_directory, figures, own_cluster
 from bookies.storage.disks.directories import CONTROL_FILE
 
 if TYPE_CHECKING:
@@ -68,8 +67,6 @@ def run(arguments: argparse.Namespace) -> Report:
         from bookies.lab.bench import bench_growth
 
         return bench_growth.run(arguments)
-    from bookies.admin.cluster import LocalCluster
-
     scale = 1 if arguments.quick else 10
     settings = {
         **SETTINGS,
@@ -77,21 +74,13 @@ def run(arguments: argparse.Namespace) -> Report:
         "compaction_rate_size": arguments.rate,
         "entry_log_size_max": 4 * scale << 20,
     }
-    directory = tempfile.mkdtemp(prefix="bk-bench-", dir=os.environ.get("BK_BENCH_DIRECTORY"))
-    quiet = LocalCluster(
-        os.path.join(directory, "quiet"), bookies=1, settings=settings | {"checkpoint_interval_ms": NEVER_MS}
-    )
-    busy = LocalCluster(os.path.join(directory, "busy"), bookies=1, settings=settings)
-    try:
-        quiet.start()
-        busy.start()
-        result = run_async(partial(_measure, quiet, busy, scale))
-    finally:
-        quiet.stop()
-        busy.stop()
-        shutil.rmtree(directory, ignore_errors=True)
-    rows = [(name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}") for name, value in result.items()]
-    return Report(result, [Table(("figure", "value"), rows, (1,))])
+    still = settings | {"checkpoint_interval_ms": NEVER_MS}
+    with (
+        data_directory() as directory,
+        own_cluster(f"{directory}/quiet", 1, settings=still) as quiet,
+        own_cluster(f"{directory}/busy", 1, settings=settings) as busy,
+    ):
+        return figures(run_async(partial(_measure, quiet, busy, scale)))
 
 
 async def _measure(quiet: LocalCluster, busy: LocalCluster, scale: int) -> dict[str, Any]:

@@ -16,9 +16,8 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bookies.admin.shared.common import run_async
-from bookies.admin.shared.lines import read_lines
 from bookies.config import ClientConfig
+from bookies.lab.chaos.chaos_child import input_ends, run_child
 from bookies.lab.chaos.chaos_history import History, payload_of
 from bookies.model import LedgerMetadata
 
@@ -237,12 +236,12 @@ def _print_tasks() -> None:
         task.print_stack(file=sys.stderr)
 
 
-async def live(arguments: argparse.Namespace, history: History) -> int:
+async def live(arguments: argparse.Namespace) -> int:
     """Run one client until standard input ends."""
     from bookies.client.connect import connect
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print_tasks)
-    choices = random.Random(arguments.seed)
+    history, choices = History(arguments.history), random.Random(arguments.seed)
     config = dataclasses.replace(CONFIG, wire=choices.choice(("v2", "v2", "v3")))
     opening = connect(arguments.metadata, config=config, timeout=CONNECT_S)
     client = None
@@ -252,35 +251,15 @@ async def live(arguments: argparse.Namespace, history: History) -> int:
         quorums for quorums in QUORUMS if quorums[0] <= arguments.bookies and quorums[2] >= arguments.least_ack_quorum
     ]
     chaos = ChaosClient(client, history, choices, sizes)
-    act = {"writer": chaos.write, "recoverer": chaos.recover, "reader": chaos.read, "tailer": chaos.tail}[
-        arguments.role
-    ]
-    ending = asyncio.create_task(_wait_input_ends(chaos.stopping))
+    acts = {"writer": chaos.write, "recoverer": chaos.recover, "reader": chaos.read, "tailer": chaos.tail}
+    ending = asyncio.create_task(input_ends())
+    ending.add_done_callback(lambda _: chaos.stopping.set())
     while not chaos.stopping.is_set():
-        await act()
+        await acts[arguments.role]()
     await ending
     await history.attempt("disconnect", BOUND_S, client.close())
     return 0
 
 
-async def _wait_input_ends(stopping: asyncio.Event) -> None:
-    async for _ in read_lines(sys.stdin.fileno()):
-        pass
-    stopping.set()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=("writer", "recoverer", "reader", "tailer"))
-    parser.add_argument("--metadata", required=True)
-    parser.add_argument("--history", required=True)
-    parser.add_argument("--seed", required=True)
-    parser.add_argument("--bookies", type=int, required=True)
-    parser.add_argument("--least-ack-quorum", type=int, required=True)
-    arguments = parser.parse_args()
-    history = History(arguments.history)
-    return run_async(lambda: live(arguments, history))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_child(live)

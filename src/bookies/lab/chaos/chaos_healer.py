@@ -1,6 +1,6 @@
 """Auto-recovery processes of `bk chaos`: healers and a watcher. They run until their standard input ends.
 
-`heal NAME` is `bk recovery run` with the settings of the chaos run. `watch` adds up the reports of all processes of
+`heal` is `bk recovery run` with the settings of the chaos run. `watch` adds up the reports of all processes of
 auto-recovery, also of killed ones, and prints the totals at the end as one JSON object.
 """
 
@@ -10,12 +10,10 @@ import argparse
 import asyncio
 import contextlib
 import json
-import sys
 from typing import TYPE_CHECKING
 
-from bookies.admin.shared.common import run_async
-from bookies.admin.shared.lines import read_lines
 from bookies.errors import BookKeeperError
+from bookies.lab.chaos.chaos_child import input_ends, run_child
 
 if TYPE_CHECKING:
     from bookies.replication.operator.status import ProcessStatus
@@ -56,7 +54,7 @@ async def heal(arguments: argparse.Namespace) -> int:
         arguments.name,
     )
     work = asyncio.create_task(RecoveryProcess(participant).run())
-    await _wait_input_ends()
+    await input_ends()
     work.cancel()
     await asyncio.wait((work,))
     return 0
@@ -90,7 +88,7 @@ async def watch(arguments: argparse.Namespace) -> int:
     sums = Sums()
     await driver.open()
     try:
-        ending = asyncio.create_task(_wait_input_ends())
+        ending = asyncio.create_task(input_ends())
         while not ending.done():
             with contextlib.suppress(BookKeeperError):  # The store is stopped at times; later reports are cumulative.
                 sums.leads(await driver.recovery.auditor())
@@ -103,21 +101,9 @@ async def watch(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _wait_input_ends() -> None:
-    async for _ in read_lines(sys.stdin.fileno()):
-        pass
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("heal", "watch"))
-    parser.add_argument("--name", default="")
-    parser.add_argument("--metadata", required=True)
-    parser.add_argument("--lease-ms", type=int, required=True)
-    arguments = parser.parse_args()
-    work = heal if arguments.what == "heal" else watch
-    return run_async(lambda: work(arguments))
+async def main(arguments: argparse.Namespace) -> int:
+    return await (heal if arguments.what == "heal" else watch)(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_child(main)

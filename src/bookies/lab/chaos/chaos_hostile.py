@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 
-from bookies.admin.shared.common import run_async
-from bookies.admin.shared.lines import read_lines
+from bookies.lab.chaos.chaos_child import input_ends, run_child
 
 HOST = "127.0.0.1"
 
@@ -25,8 +23,7 @@ async def live(arguments: argparse.Namespace) -> int:
             runtime.network, driver, arguments.name, random.Random(arguments.seed), host=HOST, honesty=0.7
         )
         await bookie.start()
-        async for _ in read_lines(sys.stdin.fileno()):
-            pass
+        await input_ends()
         await driver.unregister(bookie.bookie_id)
         await bookie.stop()
     finally:
@@ -34,15 +31,5 @@ async def live(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("name")
-    parser.add_argument("--metadata", required=True)
-    parser.add_argument("--seed", required=True)
-    parser.add_argument("--lease-ms", type=int, required=True)
-    arguments = parser.parse_args()
-    return run_async(lambda: live(arguments))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_child(live)

@@ -13,7 +13,7 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bookies.errors import BookKeeperError
@@ -21,14 +21,17 @@ from bookies.lab.chaos.chaos_history import HistoryReader
 
 
 class ChaosProcess:
-    """One process and its log. `log` receives stderr, and stdout unless `has_output`."""
+    """Process of a module of `lab/chaos`. `log` receives stderr, and stdout unless `has_output`.
 
-    def __init__(self, module: str, arguments: list[str], log: pathlib.Path, *, has_output: bool = False) -> None:
+    `parameters`: what its main program receives, see `chaos_child`.
+    """
+
+    def __init__(self, module: str, log: pathlib.Path, parameters: Mapping[str, object], *, has_output: bool = False):
         self.log = log
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BK_")}
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *arguments],
+                [sys.executable, "-P", "-m", module, json.dumps(parameters)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if has_output else file,
                 stderr=file,
@@ -42,6 +45,15 @@ class ChaosProcess:
 
     def has_ended(self) -> bool:
         return self.process.poll() is not None
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process."""
+        self.process.send_signal(number)
+
+    def read_line(self) -> bytes:
+        """Return the next line of its output; b"" if it has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
 
     def end_input(self) -> None:
         """Ask the process to end."""
@@ -76,9 +88,8 @@ class ProxyProcess(ChaosProcess):
     """
 
     def __init__(self, bookies: list[str], log: pathlib.Path) -> None:
-        super().__init__("bookies.lab.chaos.chaos_proxy", bookies, log, has_output=True)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        super().__init__("bookies.lab.chaos.chaos_proxy", log, {"bookies": bookies}, has_output=True)
+        line = self.read_line()
         if not line:
             self.kill()
             raise BookKeeperError(f"the proxy did not start: {self.last_words()}")
@@ -93,36 +104,26 @@ class ProxyProcess(ChaosProcess):
     def finish(self) -> dict[str, int]:
         """Stop the proxy and return its statistics."""
         self.end_input()
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.read_line()
         statistics: dict[str, int] = json.loads(line) if line else {}
         self.kill()
         return statistics
 
 
 class ClientProcess(ChaosProcess):
-    """Client process, see `chaos_client`. `name`: role, number, and the count of its restarts, from 1."""
+    """Client process, see `chaos_client`. `name`: role, number, and the count of its restarts, from 1.
 
-    def __init__(
-        self,
-        role: str,
-        number: int,
-        life: int,
-        directory: pathlib.Path,
-        metadata_uri: str,
-        seed: str,
-        bookies: int,
-        least_ack_quorum: int,
-    ) -> None:
+    `parameters`: `metadata`, `bookies`, `least_ack_quorum`.
+    """
+
+    def __init__(self, role: str, number: int, life: int, directory: pathlib.Path, seed: int, **parameters: object):
         self.role, self.number, self.life = role, number, life
         self.name = f"{role}{number}.{life}"
         self.is_stopped = False
-        history = directory / f"{self.name}.history"
-        arguments = [role, "--metadata", metadata_uri, "--history", str(history)]
-        arguments += ["--seed", f"{seed}/{self.name}", "--bookies", str(bookies)]
-        arguments += ["--least-ack-quorum", str(least_ack_quorum)]
-        super().__init__("bookies.lab.chaos.chaos_client", arguments, directory / f"{self.name}.log")
-        self._history = HistoryReader(str(history))
+        history = str(directory / f"{self.name}.history")
+        parameters |= {"role": role, "history": history, "seed": f"{seed}/{self.name}"}
+        super().__init__("bookies.lab.chaos.chaos_client", directory / f"{self.name}.log", parameters)
+        self._history = HistoryReader(history)
 
     def read_new(self) -> Iterator[dict[str, Any]]:
         return self._history.read_new()
@@ -133,7 +134,7 @@ class ClientProcess(ChaosProcess):
 
     def print_tasks(self) -> None:
         """Make the process print to its log what each of its tasks waits for."""
-        self.process.send_signal(signal.SIGUSR1)
+        self.send(signal.SIGUSR1)
 
 
 def last_line(log: pathlib.Path) -> str:

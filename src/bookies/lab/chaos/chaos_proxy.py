@@ -16,6 +16,7 @@ When its input ends, also by the conductor's death, it continues stopped process
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -25,8 +26,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from bookies.admin.shared.common import run_async
 from bookies.admin.shared.lines import read_lines
+from bookies.lab.chaos.chaos_child import run_child
 
 PIECE_SIZE = 64 * 1024
 HOST = "127.0.0.1"
@@ -188,12 +189,9 @@ class Proxy:
         return 0
 
 
-def main() -> int:
-    async def serve() -> int:
-        return await Proxy(sys.argv[1:]).run()
-
-    return run_async(serve)
+async def main(arguments: argparse.Namespace) -> int:
+    return await Proxy(arguments.bookies).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_child(main)

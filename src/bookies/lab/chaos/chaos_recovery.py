@@ -39,24 +39,22 @@ class HealerProcesses:
 
     def __init__(self, directory: pathlib.Path, metadata_uri: str, lease_ms: int) -> None:
         self._directory = directory
-        self._arguments = ["--metadata", metadata_uri, "--lease-ms", str(lease_ms)]
+        self._parameters = {"metadata": metadata_uri, "lease_ms": lease_ms}
         self.healers: list[ChaosProcess] = []
         self.stopped: dict[int, None] = {}  # numbers of healers stopped by SIGSTOP
         self._watcher: ChaosProcess | None = None
 
     def start(self) -> None:
         self.healers = [self._start_healer(number) for number in range(HEALERS)]
+        log = self._directory / "watcher.log"
         self._watcher = ChaosProcess(
-            "bookies.lab.chaos.chaos_healer",
-            ["watch", *self._arguments],
-            self._directory / "watcher.log",
-            has_output=True,
+            "bookies.lab.chaos.chaos_healer", log, {"what": "watch", **self._parameters}, has_output=True
         )
 
     def _start_healer(self, number: int) -> ChaosProcess:
         name = f"healer{number + 1}"
-        arguments = ["heal", "--name", name, *self._arguments]
-        return ChaosProcess("bookies.lab.chaos.chaos_healer", arguments, self._directory / f"{name}.log")
+        parameters = {"what": "heal", "name": name, **self._parameters}
+        return ChaosProcess("bookies.lab.chaos.chaos_healer", self._directory / f"{name}.log", parameters)
 
     def restart(self, number: int) -> None:
         """Kill a healer and start another one in its place."""
@@ -78,8 +76,7 @@ class HealerProcesses:
                 problems.append(f"healer{number} does not end")
         assert self._watcher is not None
         self._watcher.end_input()
-        assert self._watcher.process.stdout is not None
-        line = self._watcher.process.stdout.readline()
+        line = self._watcher.read_line()
         if not line:
             problems.append(f"the watcher ended: {self._watcher.last_words()}")
         return (json.loads(line) if line else {}), problems

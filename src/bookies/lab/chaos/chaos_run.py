@@ -6,7 +6,6 @@ simulator, a seed therefore determines the plan of faults and not the run. The c
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import pathlib
@@ -82,6 +81,22 @@ class Report:
     counts: dict[str, int]
 
 
+class _Schedule:
+    """Calls by their time. `is_closing`: no more faults begin, so calls do not prolong theirs."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, int, Callable[[], None]]] = []
+        self.is_closing = False
+        self._numbers = itertools.count()
+
+    def add(self, at_s: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self.calls, (at_s, next(self._numbers), call))
+
+    def run_until(self, now_s: float) -> None:
+        while self.calls and self.calls[0][0] <= now_s:
+            heapq.heappop(self.calls)[2]()
+
+
 @dataclass
 class Chaos:
     """One run in `directory`, which exists and is empty. `progress` is called with a line every `progress_s`.
@@ -105,19 +120,20 @@ class Chaos:
         self._random = random.Random(self.seed)
         settings = BOOKIE_SETTINGS | (HEALING_SETTINGS if self.heals else {})
         self._cluster = LocalCluster(self.directory / "bk-data", self.bookies, lease_ms=LEASE_MS, settings=settings)
-        self._weights = WEIGHTS | (HEALING_WEIGHTS if self.heals else {})
         self._healers = HealerProcesses(self.directory, self._cluster.metadata_uri, LEASE_MS)
         self._healing = HealingCheck(self.checker)
         self._clients: list[ClientProcess] = []
-        self._proxy: ProxyProcess | None = None
-        self._hostile: ChaosProcess | None = None
-        self._due: list[tuple[float, int, Callable[[], None]]] = []  # calls that end a fault, by time
-        self._numbers = itertools.count()
-        self._is_healing = False
+        self._proxy: ProxyProcess  # from `_start` on
+        self._helpers: list[ChaosProcess] = []  # the proxy and the hostile bookie
+        self._ends = _Schedule()  # calls that end a fault
         self._impaired: dict[str, None] = {}  # bookies that are dead or stopped
         self._starting: dict[str, float] = {}  # impaired bookies that are starting, and since when
         self._broken_links: dict[str, None] = {}
         self._begin = self._shown = time.monotonic()
+
+    @property
+    def _weights(self) -> dict[str, float]:
+        return WEIGHTS | (HEALING_WEIGHTS if self.heals else {})
 
     def run(self) -> Report:
         """Run to the end. No process is left, also after an error."""
@@ -132,7 +148,6 @@ class Chaos:
             self._show(f"checking {len(self.checker.stories):,} ledgers")
             run_async(lambda: self._check(last_check))
             self._end_healers()
-            assert self._proxy is not None
             self.counts.update({f"connections {name}": count for name, count in self._proxy.finish().items()})
         finally:
             self._stop()
@@ -153,15 +168,18 @@ class Chaos:
     def _start(self) -> None:
         (self.directory / "clients").mkdir()
         self._proxy = ProxyProcess([bookie.id for bookie in self._cluster.bookies], self.directory / "proxy.log")
+        self._helpers.append(self._proxy)
         for bookie in self._cluster.bookies:
             bookie.settings["advertised_port"] = self._proxy.ports[bookie.id]
         self._cluster.start()
         for bookie in self._cluster.bookies:
             self._proxy.order("backend", bookie=bookie.id, port=bookie.port)
         if self.is_hostile:
-            arguments = ["hostile", "--metadata", self._cluster.metadata_uri, "--seed", str(self.seed)]
-            arguments += ["--lease-ms", str(LEASE_MS)]
-            self._hostile = ChaosProcess("bookies.lab.chaos.chaos_hostile", arguments, self.directory / "hostile.log")
+            parameters = {"name": "hostile", "metadata": self._cluster.metadata_uri, "seed": str(self.seed)}
+            log = self.directory / "hostile.log"
+            self._helpers.append(
+                ChaosProcess("bookies.lab.chaos.chaos_hostile", log, {**parameters, "lease_ms": LEASE_MS})
+            )
         if self.heals:
             self._healers.start()
         for role, count in ROLES:
@@ -170,22 +188,18 @@ class Chaos:
         self._begin = self._shown = time.monotonic()
 
     def _start_client(self, role: str, number: int, life: int) -> None:
-        directory, uri = self.directory / "clients", self._cluster.metadata_uri
-        least_ack_quorum = 2 if self.is_hostile else 1
-        self._clients.append(
-            ClientProcess(role, number, life, directory, uri, str(self.seed), self.bookies, least_ack_quorum)
-        )
+        parameters = {"metadata": self._cluster.metadata_uri, "bookies": self.bookies}
+        parameters["least_ack_quorum"] = 2 if self.is_hostile else 1
+        self._clients.append(ClientProcess(role, number, life, self.directory / "clients", self.seed, **parameters))
 
     def _heal(self) -> None:
         """End all faults now, and wait until every bookie serves again."""
         self._show("healing")
-        self._is_healing = True
+        self._ends.is_closing = True
         deadline = time.monotonic() + HEAL_S
-        while (self._due or self._starting) and time.monotonic() < deadline:
-            while self._due:
-                heapq.heappop(self._due)[2]()
+        while (self._ends.calls or self._starting) and time.monotonic() < deadline:
+            self._ends.run_until(float("inf"))
             self._conduct(time.monotonic() + TICK_S)
-        assert self._proxy is not None
         for bookie in self._cluster.bookies:
             self._proxy.order("heal", bookie=bookie.id)
 
@@ -209,11 +223,11 @@ class Chaos:
 
     def _end_hostile(self) -> None:
         """End the hostile bookie. The last check does not need it: every entry is on a good bookie too."""
-        if self._hostile is not None:
-            if self._hostile.has_ended():
-                self.checker.violated("bookies live", f"the hostile bookie ended: {self._hostile.last_words()}")
-            self._hostile.end_input()
-            self._hostile.wait(SLACK_S)
+        for hostile in self._helpers[1:]:
+            if hostile.has_ended():
+                self.checker.violated("bookies live", f"the hostile bookie ended: {hostile.last_words()}")
+            hostile.end_input()
+            hostile.wait(SLACK_S)
 
     async def _check(self, last_check: LastCheck) -> None:
         from bookies.client.connect import connect
@@ -260,9 +274,8 @@ class Chaos:
         self._clients.clear()
         self._healers.kill()
         self._cluster.stop()
-        for process in (self._proxy, self._hostile):
-            if process is not None:
-                process.kill()
+        for process in self._helpers:
+            process.kill()
 
     # -- fault injection -----------------------------------------------------------------------------------------
     def _inject_faults(self, deadline: float) -> None:
@@ -278,8 +291,7 @@ class Chaos:
         """End faults that are due, read histories and restart ended processes, until a time."""
         while True:
             now = time.monotonic()
-            while self._due and self._due[0][0] <= now:
-                heapq.heappop(self._due)[2]()
+            self._ends.run_until(now)
             self._check_clients()
             self._check_bookies()
             self._check_starts()
@@ -291,7 +303,7 @@ class Chaos:
             time.sleep(max(0.0, min(TICK_S, until - now)))
 
     def _later(self, delay_s: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._numbers), act))
+        self._ends.add(time.monotonic() + delay_s, act)
 
     def _check_clients(self) -> None:
         for client in list(self._clients):
@@ -369,19 +381,15 @@ class Chaos:
             self._remove(client)
             self._start_client(client.role, client.number, client.life + 1)
             return
-        assert self._proxy is not None
-        self._proxy.order("stopped", pid=client.pid)
         self.checker.stopped(client.name)
         client.is_stopped = True
-        client.process.send_signal(signal.SIGSTOP)
+        self._stop_process(client)
         self._later(self._duration_s(), lambda: self._continue_client(client))
 
     def _continue_client(self, client: ClientProcess) -> None:
-        assert self._proxy is not None
-        client.process.send_signal(signal.SIGCONT)
+        self._continue_process(client)
         client.is_stopped = False
         self.checker.continued(client.name)
-        self._proxy.order("continued", pid=client.pid)
 
     @property
     def _impaired_max(self) -> int:
@@ -401,24 +409,30 @@ class Chaos:
         elif fault == "flap bookie":
             self._flap(bookie.id, self._random.choice(FLAPS))
         else:
-            self._stop_bookie(bookie)
+            self._stop_process(bookie)
             self._later(self._duration_s(), lambda: self._continue_bookie(bookie.id))
 
-    def _stop_bookie(self, bookie: LocalBookie) -> None:
-        assert self._proxy is not None
-        self._proxy.order("stopped", pid=bookie.pid)
-        bookie.send(signal.SIGSTOP)
+    def _stop_process(self, process: LocalBookie | ChaosProcess) -> None:
+        self._proxy.order("stopped", pid=process.pid)
+        process.send(signal.SIGSTOP)
+
+    def _continue_process(self, process: LocalBookie | ChaosProcess) -> None:
+        process.send(signal.SIGCONT)
+        self._proxy.order("continued", pid=process.pid)
+
+    def _bookie(self, name: str) -> LocalBookie:
+        return next(bookie for bookie in self._cluster.bookies if bookie.id == name)
 
     def _flap(self, name: str, count: int) -> None:
         """Let a bookie's registration end and return, `count` times."""
-        bookie = next(bookie for bookie in self._cluster.bookies if bookie.id == name)
-        if not bookie.is_running() or name in self._starting or self._is_healing:
+        bookie = self._bookie(name)
+        if not bookie.is_running() or name in self._starting or self._ends.is_closing:
             return  # It was killed meanwhile.
         if name not in self._impaired and len(self._impaired) >= self._impaired_max:
             return  # Too many others are impaired meanwhile.
         self._impaired[name] = None
         self.counts["registrations that went and came"] += 1
-        self._stop_bookie(bookie)
+        self._stop_process(bookie)
 
         def continue_bookie() -> None:
             self._continue_bookie(name)
@@ -437,27 +451,19 @@ class Chaos:
         if fault == "kill healer":
             healers.restart(number)
             return
-        assert self._proxy is not None
-        process = healers.healers[number]
-        self._proxy.order("stopped", pid=process.pid)
         healers.stopped[number] = None
-        process.process.send_signal(signal.SIGSTOP)
+        self._stop_process(healers.healers[number])
         self._later(self._duration_s(), lambda: self._continue_healer(number))
 
     def _continue_healer(self, number: int) -> None:
-        assert self._proxy is not None
-        process = self._healers.healers[number]
-        process.process.send_signal(signal.SIGCONT)
+        self._continue_process(self._healers.healers[number])
         self._healers.stopped.pop(number, None)
-        self._proxy.order("continued", pid=process.pid)
 
     def _continue_bookie(self, name: str) -> None:
-        bookie = next(bookie for bookie in self._cluster.bookies if bookie.id == name)
+        bookie = self._bookie(name)
         if not bookie.is_running() or name not in self._impaired or name in self._starting:
             return  # It was killed meanwhile; that fault restarts it.
-        assert self._proxy is not None
-        bookie.send(signal.SIGCONT)
-        self._proxy.order("continued", pid=bookie.pid)
+        self._continue_process(bookie)
         del self._impaired[name]
 
     def _kill_all_bookies(self) -> None:
@@ -471,7 +477,7 @@ class Chaos:
             self._later(self._duration_s(), lambda name=bookie.id: self._restart(name))  # type: ignore[misc]
 
     def _restart(self, name: str) -> None:
-        bookie = next(bookie for bookie in self._cluster.bookies if bookie.id == name)
+        bookie = self._bookie(name)
         if bookie.process is not None and bookie.is_running():
             return
         self._cluster.begin_restart(name)
@@ -493,7 +499,6 @@ class Chaos:
                 self._later(PAUSE_S, lambda name=bookie.id: self._restart(name))  # type: ignore[misc]
             elif bookie.serves():
                 del self._starting[bookie.id]
-                assert self._proxy is not None
                 self._proxy.order("backend", bookie=bookie.id, port=bookie.port)
                 self._impaired.pop(bookie.id, None)
             elif time.monotonic() - self._starting[bookie.id] > START_S:
@@ -501,7 +506,6 @@ class Chaos:
                 self._starting[bookie.id] = time.monotonic()
 
     def _hit_link(self, fault: str) -> None:
-        assert self._proxy is not None
         names = [bookie.id for bookie in self._cluster.bookies if bookie.id not in self._broken_links]
         if not names:
             return
@@ -524,7 +528,5 @@ class Chaos:
         self._later(self._duration_s(), lambda: self._heal_link(name))
 
     def _heal_link(self, name: str) -> None:
-        assert self._proxy is not None
         self._proxy.order("heal", bookie=name)
-        with contextlib.suppress(KeyError):
-            del self._broken_links[name]
+        self._broken_links.pop(name, None)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import CLUSTER, DIGEST, MACHINE, Option, verb
-from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.report import Report
 from bookies.lab.bench import bench_placement, bench_recovery, bench_storage
+from bookies.lab.bench.bench_common import data_directory, figures, own_cluster
 
 
 def _run(arguments: argparse.Namespace) -> Report:
@@ -34,13 +31,8 @@ def _run(arguments: argparse.Namespace) -> Report:
 
             return bench_suite.run(arguments, lambda case: measure(case, uri, pids))
         result = measure(arguments, uri, pids)
-    table = Table(("figure", "value"), [(name, _text(value)) for name, value in result.items()])
-    text = [str(result["ledger"])] if arguments.verb == "fill" else [table]
-    return Report(result, text, int(bool(result.get("errors"))))
-
-
-def _text(value: Any) -> str:
-    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    report = figures(result, int(bool(result.get("errors"))), digits=1)
+    return report._replace(text=[str(result["ledger"])]) if arguments.verb == "fill" else report
 
 
 @contextlib.contextmanager
@@ -54,14 +46,8 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[tuple[str, list[int]]]:
     elif arguments.metadata:
         yield arguments.metadata, []
     else:
-        directory = tempfile.mkdtemp(prefix="bk-bench-", dir=os.environ.get("BK_BENCH_DIRECTORY"))
-        cluster = LocalCluster(os.path.join(directory, "bk-data"), bookies=arguments.bookies)
-        try:
-            cluster.start()
+        with data_directory() as directory, own_cluster(f"{directory}/bk-data", arguments.bookies) as cluster:
             yield cluster.metadata_uri, cluster.pids()
-        finally:
-            cluster.stop()
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 _MEASURED = (  # options of all verbs that measure with clients

@@ -20,6 +20,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     java = _check_machine(arguments)
     directory = _directory(arguments)
-    show = _silent if arguments.json else _show
+    show = _ignore if arguments.json else partial(print, flush=True)
     began = time.monotonic()
     cluster = LocalCluster(
         os.path.join(directory, "bk-data"), bookies=BOOKIES, lease_ms=LEASE_MS, detach=arguments.keep
@@ -80,11 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return _finish(arguments, directory, report, show)
 
 
-def _show(text: str) -> None:
-    print(text, flush=True)
-
-
-def _silent(text: str) -> None:
+def _ignore(text: str) -> None:
     """Print nothing: with --json only the document goes to stdout."""
 
 
@@ -244,9 +241,8 @@ def _write(
 def _writer(
     cluster: LocalCluster, source: Source, run_name: str, roll: int, gates: list[int]
 ) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
-    command = [sys.executable, "-m", "bookies.lab.demo.demo_writer"]
-    command += ["--metadata", cluster.metadata_uri, "--input", source.path, "--run", run_name, "--roll", str(roll)]
-    command += [f"--gate={place}" for place in gates]
+    given = {"metadata": cluster.metadata_uri, "input": source.path, "run": run_name, "roll": roll, "gates": gates}
+    command = [sys.executable, "-m", "bookies.lab.demo.demo_writer", json.dumps(given)]
     with open(os.path.join(cluster.directory, "writer.log"), "a") as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdin is not None
@@ -300,9 +296,8 @@ async def _ledgers(uri: str, run_name: str) -> list[tuple[int, int]]:
 
 
 def _spark(uri: str, ledgers: list[tuple[int, int]], source: Source) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bookies.lab.demo.demo_spark", "--metadata", uri, "--ledgers", json.dumps(ledgers)]
-    if source.is_flights:
-        command.append("--flights")
+    given = {"metadata": uri, "ledgers": ledgers, "flights": source.is_flights}
+    command = [sys.executable, "-m", "bookies.lab.demo.demo_spark", json.dumps(given)]
     # Spark is a group of processes in a session of its own, and must end with this process, also after SIGKILL: the
     # system then closes this process's end of the pipe, and `demo_spark` ends the group.
     ours, theirs = os.pipe()[::-1]

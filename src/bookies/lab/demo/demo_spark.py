@@ -2,6 +2,9 @@
 
 The digest depends on every row's place and content, not on the order in which Spark delivers rows: it is the sum of the
 first 60 bits of md5("place:content") of each row. Prints one JSON document.
+
+Its parameters are one JSON object: `metadata`, `ledgers` (pairs of ledger id and place of its first line), `flights`:
+the input is flights.csv, so delays are computed by carrier.
 """
 
 from __future__ import annotations
@@ -27,11 +30,7 @@ def line_digest(place: int, line: bytes) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--metadata", required=True)
-    parser.add_argument("--ledgers", required=True, help="JSON: [[ledger id, place of its first line], ...]")
-    parser.add_argument("--flights", action="store_true", help="the input is flights.csv: compute delays by carrier")
-    arguments = parser.parse_args()
+    arguments = argparse.Namespace(**json.loads(sys.argv[1]))
     threading.Thread(target=_end_with_owner, daemon=True).start()
     from bookies.spark.base import java
 
@@ -77,7 +76,7 @@ def _session() -> Any:
 def _read(spark: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     from pyspark.sql import functions as f
 
-    places = {int(ledger): int(place) for ledger, place in json.loads(arguments.ledgers)}
+    places = {int(ledger): int(place) for ledger, place in arguments.ledgers}
     entries = (
         spark.read.format("bookkeeper")
         .option("bookkeeper.metadataServiceUri", arguments.metadata)

@@ -4,8 +4,9 @@ Ledgers of one run carry the labels `demo` (the run's name) and `part` (their pl
 sealed was left by a dead writer: it is recovered to its exact last entry, and writing continues at the line after it.
 Prints JSON lines to stdout: {"ledger", "part"}, {"recovered", "entries"}, {"confirmed", ...}, {"done"}.
 
-`--gate LINE`: that line and those after it are appended only after a line has arrived on stdin. The demo thus kills a
-process before the file has ended.
+Its parameters are one JSON object: `metadata`, `input` (the file), `run` (the run's name), `roll` (entries per ledger),
+and `gates`: lines which, with those after them, are appended only after a line has arrived on stdin. The demo thus
+kills a process before the file has ended.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from bookies.admin.shared.common import run_async
 from bookies.admin.shared.lines import read_lines
 from bookies.errors import ClientClosed
+from bookies.lab.chaos.chaos_child import run_child
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -157,7 +158,7 @@ async def write(arguments: argparse.Namespace) -> int:
 
     async with connect(arguments.metadata) as client:
         part, place = await take_over(client, arguments.run)
-        meter, gates = Meter(place), Gates(arguments.gate)
+        meter, gates = Meter(place), Gates(arguments.gates)
         with open(arguments.input, "rb") as file:  # noqa: ASYNC230 - one local file, read in large pieces
             lines = itertools.islice((line.removesuffix(b"\n") for line in file), place, None)
             while chunk := list(itertools.islice(lines, arguments.roll)):
@@ -177,17 +178,5 @@ async def write(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    for name in ("metadata", "input", "run"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--roll", type=int, default=50_000, help="entries per ledger (default 50000)")
-    parser.add_argument(
-        "--gate", type=int, action="append", default=[], metavar="LINE", help="wait for permission before this line"
-    )
-    arguments = parser.parse_args()
-    return run_async(lambda: write(arguments))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_child(write)

@@ -91,8 +91,8 @@ class Simulation:
             lease_s=profile.lease_s,
             defers_syncs=profile.defers_syncs,
         )
-        self.cluster.network.stall_probability = profile.stall_probability
-        self.cluster.network.stall_ms = profile.stall_ms
+        conditions = self.cluster.network.conditions
+        conditions.stall_probability, conditions.stall_ms = profile.stall_probability, profile.stall_ms
         self.history.witness = self.cluster.witness = Witness(self.cluster.store, self.history.violated)
         self.history.tap = WireTap(
             self.cluster.network, self.cluster.store, self.history.witness, self.history.violated, self.history.instant

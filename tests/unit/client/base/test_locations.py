@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.fakes.world import PORT, World, play
+from tests.fakes.world import PORT, World, in_world, play
 
 from bookies.client.base.locations import Locations, policy_of
 from bookies.config import ClientConfig
@@ -45,24 +45,22 @@ def where(found: Locations) -> list[str | None]:
     return [found.topology.location(bookie) for bookie in ALL]
 
 
-def test_what_was_written_down_counts_more_than_what_bookies_say() -> None:
-    async def act(world: World) -> None:
-        runtime = world.runtime("asker")
-        runtime.disk.replace_bytes("racks", b"h2 /file\nb3 /file\n")
-        await publish(world, B1, "/said/")
-        await publish(world, B2, "/said", host="h2")
-        await publish(world, B3, "/said")
-        assert where(await begun(world)) == ["/said", "/said", "/said"]
-        assert where(await begun(world, runtime, locations_file="racks")) == ["/said", "/file", "/file"]
-        pairs = "b3=pairs"
-        found = await begun(world, runtime, locations_file="racks", fault_domains=pairs)
-        assert where(found) == ["/said", "/file", "/pairs"]
-        assert found.topology.host(B2) == "h2"
-        assert found.addresses == {bookie: (host, PORT) for bookie, host in zip(ALL, ("b1", "h2", "b3"), strict=True)}
-        assert dict(found.domains) == {B1: "/said", B2: "/file", B3: "/pairs"}
-        assert len(found.domains) == 3
-
-    play(act)
+@in_world()
+async def test_what_was_written_down_counts_more_than_what_bookies_say(world: World) -> None:
+    runtime = world.runtime("asker")
+    runtime.disk.replace_bytes("racks", b"h2 /file\nb3 /file\n")
+    await publish(world, B1, "/said/")
+    await publish(world, B2, "/said", host="h2")
+    await publish(world, B3, "/said")
+    assert where(await begun(world)) == ["/said", "/said", "/said"]
+    assert where(await begun(world, runtime, locations_file="racks")) == ["/said", "/file", "/file"]
+    pairs = "b3=pairs"
+    found = await begun(world, runtime, locations_file="racks", fault_domains=pairs)
+    assert where(found) == ["/said", "/file", "/pairs"]
+    assert found.topology.host(B2) == "h2"
+    assert found.addresses == {bookie: (host, PORT) for bookie, host in zip(ALL, ("b1", "h2", "b3"), strict=True)}
+    assert dict(found.domains) == {B1: "/said", B2: "/file", B3: "/pairs"}
+    assert len(found.domains) == 3
 
 
 def test_the_file_is_read_again_and_a_broken_one_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,15 +91,13 @@ def test_the_file_is_read_again_and_a_broken_one_changes_nothing(caplog: pytest.
 @pytest.mark.parametrize(
     ("data", "why"), [(None, "cannot be read"), (b"\xff", "cannot be read"), (b"", "contains no location")]
 )
-def test_a_broken_file_at_the_beginning_is_an_error(data: bytes | None, why: str) -> None:
-    async def act(world: World) -> None:
-        runtime = world.runtime("asker")
-        if data is not None:
-            runtime.disk.replace_bytes("racks", data)
-        with pytest.raises(ConfigError, match=why):
-            await begun(world, runtime, locations_file="racks")
-
-    play(act)
+@in_world()
+async def test_a_broken_file_at_the_beginning_is_an_error(world: World, data: bytes | None, why: str) -> None:
+    runtime = world.runtime("asker")
+    if data is not None:
+        runtime.disk.replace_bytes("racks", data)
+    with pytest.raises(ConfigError, match=why):
+        await begun(world, runtime, locations_file="racks")
 
 
 class Script:
@@ -176,15 +172,13 @@ def test_a_program_that_hangs_is_named_and_ended(caplog: pytest.LogCaptureFixtur
     assert "asked for 3 hosts, it had not ended after 0.5 s" in caplog.text
 
 
-def test_a_program_that_does_not_work_is_an_error_at_the_beginning() -> None:
-    async def act(world: World) -> None:
-        runtime = dataclasses.replace(world.runtime("asker"), output_of=Script({"broken": ""}))
-        with pytest.raises(ConfigError, match="locations_script = /topology: topology ended with status 1: no"):
-            await begun(world, runtime, locations_script="/topology")
-        with pytest.raises(ConfigError, match="programs cannot be run here"):
-            await begun(world, locations_script="/topology")
-
-    play(act)
+@in_world()
+async def test_a_program_that_does_not_work_is_an_error_at_the_beginning(world: World) -> None:
+    runtime = dataclasses.replace(world.runtime("asker"), output_of=Script({"broken": ""}))
+    with pytest.raises(ConfigError, match="locations_script = /topology: topology ended with status 1: no"):
+        await begun(world, runtime, locations_script="/topology")
+    with pytest.raises(ConfigError, match="programs cannot be run here"):
+        await begun(world, locations_script="/topology")
 
 
 def test_a_bookie_that_is_nowhere_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -238,33 +232,29 @@ def test_a_store_that_does_not_answer_is_asked_again(caplog: pytest.LogCaptureFi
     assert "placement.registration bookie=b1" in caplog.text
 
 
-def test_a_bookie_that_is_down_is_where_it_was() -> None:
-    async def act(world: World) -> None:
-        await publish(world, B1, "/r1")
-        await publish(world, B2, None)
-        driver = world._drivers[0]
-        await note_place(driver, B1, BookiePlace("/old", "b1"))
-        await note_place(driver, B2, BookiePlace("/old", "b2"))
-        await note_place(driver, B3, BookiePlace("/r3", "h3"))
-        await world._drivers[2].unregister(B3)
-        found = await begun(world)
-        assert where(found) == ["/r1", None, "/r3"]  # A registration counts more.
-        assert found.topology.host(B3) == "h3"
-        assert where(await begun(world, fault_domains="h3=/given")) == ["/r1", None, "/given"]
-        assert where(await begun(world, placement="random")) == [None, None, None]
-
-    play(act)
+@in_world()
+async def test_a_bookie_that_is_down_is_where_it_was(world: World) -> None:
+    await publish(world, B1, "/r1")
+    await publish(world, B2, None)
+    driver = world._drivers[0]
+    await note_place(driver, B1, BookiePlace("/old", "b1"))
+    await note_place(driver, B2, BookiePlace("/old", "b2"))
+    await note_place(driver, B3, BookiePlace("/r3", "h3"))
+    await world._drivers[2].unregister(B3)
+    found = await begun(world)
+    assert where(found) == ["/r1", None, "/r3"]  # A registration counts more.
+    assert found.topology.host(B3) == "h3"
+    assert where(await begun(world, fault_domains="h3=/given")) == ["/r1", None, "/given"]
+    assert where(await begun(world, placement="random")) == [None, None, None]
 
 
-def test_where_the_client_is() -> None:
-    async def act(world: World) -> None:
-        found = await begun(world, location="/east/r1")
-        assert found.own_domains(Kind.RACK) == ("/east/r1", "/east/r1")
-        assert found.own_domains(Kind.REGION) == ("/east/r1", "/east")
-        assert found.own_domains(Kind.RANDOM) == ()
-        assert (await begun(world, location="/east")).own_domains(Kind.ZONE) == ("/east", "/east")
-
-    play(act)
+@in_world()
+async def test_where_the_client_is(world: World) -> None:
+    found = await begun(world, location="/east/r1")
+    assert found.own_domains(Kind.RACK) == ("/east/r1", "/east/r1")
+    assert found.own_domains(Kind.REGION) == ("/east/r1", "/east")
+    assert found.own_domains(Kind.RANDOM) == ()
+    assert (await begun(world, location="/east")).own_domains(Kind.ZONE) == ("/east", "/east")
 
 
 def test_the_policy_that_settings_ask_for() -> None:
@@ -283,90 +273,78 @@ def test_the_policy_that_settings_ask_for() -> None:
 # -- a whole client --------------------------------------------------------------------------------------------------
 
 
-def test_a_client_places_replicas_by_what_bookies_say_and_gives_a_receipt() -> None:
-    async def act(world: World) -> None:
-        await publish(world, B1, "/r1")
-        await publish(world, B2, "/r1")
-        await publish(world, B3, "/r2")
-        store = await world.client()
-        for _ in range(8):
-            async with store.create(ensemble=2) as ledger:
-                assert B3 in ledger.metadata.last_ensemble
-        (fragment,) = await store.placement(ledger.ledger_id)
-        assert (fragment.first_entry, fragment.adherence, fragment.findings) == (0, "strict", ())
-        assert dict(fragment.replicas)[B3] == "/r2"
-        assert [each.location for each in await store.bookies()] == ["/r1", "/r1", "/r2"]
-        await world._drivers[2].unregister(B3)
-        await asyncio.sleep(1)
+@in_world()
+async def test_a_client_places_replicas_by_what_bookies_say_and_gives_a_receipt(world: World) -> None:
+    await publish(world, B1, "/r1")
+    await publish(world, B2, "/r1")
+    await publish(world, B3, "/r2")
+    store = await world.client()
+    for _ in range(8):
         async with store.create(ensemble=2) as ledger:
-            await ledger.append(b"x")
-        (fragment,) = await store.placement(ledger.ledger_id)
-        assert fragment.adherence == "fail"
-        assert "a write quorum of 2 needs 2 racks" in fragment.findings[0]
-
-    play(act)
-
-
-def test_a_rule_holds_for_replacements_too() -> None:
-    async def act(world: World) -> None:
-        for bookie, location in ((B1, "/r1"), (B2, "/r2"), (B3, "/r1")):
-            await publish(world, bookie, location)
-        store = await world.client(placement_rule=True, add_timeout_ms=500)
-        ledger = await store.create(ensemble=2, ack_quorum=2)
-        assert B2 in ledger.metadata.last_ensemble
-        (other,) = [bookie for bookie in ledger.metadata.last_ensemble if bookie != B2]
-        await world.take_down(other)
-        await ledger.append(b"x", timeout=20)
-        assert sorted(ledger.metadata.last_ensemble) == sorted([B2, B3 if other == B1 else B1])
-        await world.take_down(B2)
-        with pytest.raises(
-            NotEnoughBookies, match=r"can take the place of b2 in .*: a write quorum of 2 needs 2 racks"
-        ):
-            await ledger.append(b"y", timeout=20)
-        await ledger.close()
-
-    play(act)
+            assert B3 in ledger.metadata.last_ensemble
+    (fragment,) = await store.placement(ledger.ledger_id)
+    assert (fragment.first_entry, fragment.adherence, fragment.findings) == (0, "strict", ())
+    assert dict(fragment.replicas)[B3] == "/r2"
+    assert [each.location for each in await store.bookies()] == ["/r1", "/r1", "/r2"]
+    await world._drivers[2].unregister(B3)
+    await asyncio.sleep(1)
+    async with store.create(ensemble=2) as ledger:
+        await ledger.append(b"x")
+    (fragment,) = await store.placement(ledger.ledger_id)
+    assert fragment.adherence == "fail"
+    assert "a write quorum of 2 needs 2 racks" in fragment.findings[0]
 
 
-def test_a_bookie_that_comes_later_is_located_before_it_is_chosen() -> None:
-    async def act(world: World) -> None:
-        await publish(world, B1, "/r1")
-        await publish(world, B2, "/r1")
-        await world._drivers[2].unregister(B3)
-        store = await world.client(placement_rule=True)
-        with pytest.raises(NotEnoughBookies, match="the 2 writable bookies are all in /r1"):
-            await store.create(ensemble=2)
-        await publish(world, B3, "/r2")
-        await asyncio.sleep(1)
-        assert B3 in store._watcher.candidates()
-        async with store.create(ensemble=2):
-            pass
-        await publish(world, B3, "/r3")
-        assert store._watcher.topology.location(B3) == "/r2", "it was never away"
-
-    play(act)
+@in_world()
+async def test_a_rule_holds_for_replacements_too(world: World) -> None:
+    for bookie, location in ((B1, "/r1"), (B2, "/r2"), (B3, "/r1")):
+        await publish(world, bookie, location)
+    store = await world.client(placement_rule=True, add_timeout_ms=500)
+    ledger = await store.create(ensemble=2, ack_quorum=2)
+    assert B2 in ledger.metadata.last_ensemble
+    (other,) = [bookie for bookie in ledger.metadata.last_ensemble if bookie != B2]
+    await world.take_down(other)
+    await ledger.append(b"x", timeout=20)
+    assert sorted(ledger.metadata.last_ensemble) == sorted([B2, B3 if other == B1 else B1])
+    await world.take_down(B2)
+    with pytest.raises(NotEnoughBookies, match=r"can take the place of b2 in .*: a write quorum of 2 needs 2 racks"):
+        await ledger.append(b"y", timeout=20)
+    await ledger.close()
 
 
-def test_the_first_bookie_is_in_the_clients_rack() -> None:
-    async def act(world: World) -> None:
-        for bookie, location in ((B1, "/r1"), (B2, "/r2"), (B3, "/r3")):
-            await publish(world, bookie, location)
-        store = await world.client(location="/r2")
-        for _ in range(5):
-            async with store.create(ensemble=2) as ledger:
-                assert ledger.metadata.last_ensemble[0] == B2
+@in_world()
+async def test_a_bookie_that_comes_later_is_located_before_it_is_chosen(world: World) -> None:
+    await publish(world, B1, "/r1")
+    await publish(world, B2, "/r1")
+    await world._drivers[2].unregister(B3)
+    store = await world.client(placement_rule=True)
+    with pytest.raises(NotEnoughBookies, match="the 2 writable bookies are all in /r1"):
+        await store.create(ensemble=2)
+    await publish(world, B3, "/r2")
+    await asyncio.sleep(1)
+    assert B3 in store._watcher.candidates()
+    async with store.create(ensemble=2):
+        pass
+    await publish(world, B3, "/r3")
+    assert store._watcher.topology.location(B3) == "/r2", "it was never away"
 
-    play(act)
+
+@in_world()
+async def test_the_first_bookie_is_in_the_clients_rack(world: World) -> None:
+    for bookie, location in ((B1, "/r1"), (B2, "/r2"), (B3, "/r3")):
+        await publish(world, bookie, location)
+    store = await world.client(location="/r2")
+    for _ in range(5):
+        async with store.create(ensemble=2) as ledger:
+            assert ledger.metadata.last_ensemble[0] == B2
 
 
-def test_who_only_reads_asks_nobody_where_bookies_are() -> None:
-    async def act(world: World) -> None:
-        store = await world.client()
-        async with store.create() as ledger:
-            await ledger.append(b"x")
-        reader = await world.client()
-        async with await reader.open(ledger.ledger_id) as opened:
-            assert [bytes(entry.payload) async for entry in opened.read()] == [b"x"]
-        assert not reader._locations.knows(ALL)
-
-    play(act)
+@in_world()
+async def test_who_only_reads_asks_nobody_where_bookies_are(world: World) -> None:
+    store = await world.client()
+    async with store.create() as ledger:
+        await ledger.append(b"x")
+    reader = await world.client()
+    async with await reader.open(ledger.ledger_id) as opened:
+        assert [bytes(entry.payload) async for entry in opened.read()] == [b"x"]
+    assert not reader._locations.knows(ALL)

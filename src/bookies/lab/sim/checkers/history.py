@@ -86,7 +86,7 @@ class History:
         self.is_over = False  # the run has ended: the clean-up code of its clients is not checked
         self.witness: Witness | None = None
         self.tap: WireTap | None = None
-        self.writer_settings: WriterSettingsChecker | None = None
+        self.writer_settings: WriterSettingsChecker
         self.record_of: Callable[[int], LedgerMetadata | None] = lambda _: None  # of a ledger, now; None: deleted
         self.on_violation: Callable[[], None] | None = None
         self._trace = trace
@@ -99,8 +99,7 @@ class History:
             self.tap.committed(commit)
         if self.witness is not None:
             self.witness.check_commit(commit, story.confirmed if story else 0)
-        if self.writer_settings is not None:
-            self.writer_settings.check_commit(commit)
+        self.writer_settings.check_commit(commit)
 
     def violated(self, invariant: str, text: str) -> None:
         """Record a broken promise, once, also in the trace."""
@@ -129,8 +128,7 @@ class History:
         """Record that `count` new entries from `first` on are about to be appended."""
         for entry_id in range(first, first + count):
             story.seen.begun[entry_id] = self.instant()
-            if self.writer_settings is not None:
-                self.writer_settings.begins(story.ledger_id, entry_id)
+            self.writer_settings.begins(story.ledger_id, entry_id)
         story.started = max(story.started, first + count)
 
     def confirmed(self, story: Story, first: int, last: int, answered: int) -> None:
@@ -148,8 +146,7 @@ class History:
             self.witness.check_acknowledgement(story.ledger_id, first, last)
         if self.tap is not None:
             self.tap.check_acknowledgement(story.ledger_id, first, last, story.seen.begun.__getitem__)
-        if self.writer_settings is not None:
-            self.writer_settings.check_acknowledgement(story.ledger_id, first, last)
+        self.writer_settings.check_acknowledgement(story.ledger_id, first, last)
         for entry_id in range(first, last + 1):
             story.seen.acknowledged[entry_id] = self.instant()
         story.confirmed = max(story.confirmed, last + 1)

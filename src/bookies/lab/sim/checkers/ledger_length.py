@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from bookies.lab.sim.checkers.ack_counting import GIVEN_UP_S
 from bookies.lab.sim.world.network import SimTransport
+from bookies.lab.sim.world.sim_metadata import write_set_of
 from bookies.model import LedgerMetadata
-from bookies.protocol.quorums import write_set
 
 Key = tuple[str, int, int]  # client, ledger, entry
 
@@ -65,13 +65,11 @@ class LedgerLengthChecker:
         ledger_id, entry_id = record.ledger_id, record.last_entry_id
         key = client, ledger_id, entry_id
         self.closers[ledger_id] = client
-        ensemble = record.ensemble_at(entry_id)
-        members = [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]
         if self._written_back.get((client, ledger_id), -1) == entry_id:
             self.unexcused[ledger_id] = f"{client} had written it back"
         elif key in self._shown:
             self.unexcused[ledger_id] = f"{client} was shown it"
         elif key not in self._asked:
             able = [bookie for line, bookie in self._lines.get(client, ()) if not line.is_closing()]
-            if able := [bookie for bookie in members if bookie in able]:
+            if able := [bookie for bookie in write_set_of(record, entry_id) if bookie in able]:
                 self.unexcused[ledger_id] = f"{client} never asked for it, though it was connected to {', '.join(able)}"

@@ -25,6 +25,7 @@ Source: client-protocol 8.1, 8.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from bookies.errors import RemoteProtocolError, Status
 from bookies.kernels import Adds
@@ -32,7 +33,7 @@ from bookies.lab.sim.checkers.ack_counting import AckChecker
 from bookies.lab.sim.checkers.ledger_length import LedgerLengthChecker
 from bookies.lab.sim.checkers.memory_limit import MemoryLimitChecker
 from bookies.lab.sim.world.network import SimNetwork, SimTransport
-from bookies.lab.sim.world.sim_metadata import Commit, SimStore
+from bookies.lab.sim.world.sim_metadata import Commit, SimStore, write_set_of
 from bookies.lab.sim.world.witness import Witness
 from bookies.model import BookieId, LedgerMetadata, LedgerState, fragments_of
 from bookies.protocol.quorums import write_set
@@ -51,6 +52,7 @@ from bookies.wire.messages import (
 )
 from bookies.wire.server import RequestDecoder
 
+T = TypeVar("T")
 FRAME_SIZE_MAX = 1 << 24
 ROLES = ("writer", "recoverer", "reader", "checker")
 RECOVERING = ("recoverer", "checker")
@@ -73,6 +75,14 @@ class _Line:
         # Answers that the client has not received, each with `size` at its end:
         self.failures: list[tuple[int, int]] = []  # failed adds: size, ledger
         self.shown: list[tuple[int, int, int]] = []  # entries that a recovery requests: size, ledger, entry
+
+    def decode(self, feed: Callable[[bytes], list[T]], data: Buffer) -> list[T]:
+        """Return the messages in the data; none after an undecodable message, in either direction."""
+        try:
+            return [] if self.is_garbled else feed(bytes(data))
+        except RemoteProtocolError:
+            self.is_garbled = True
+            return []
 
 
 class WireTap:
@@ -107,33 +117,19 @@ class WireTap:
             line = _Line(near, role, far.host)
             if role in RECOVERING:
                 self.lengths.joined(near, far.host)
-            near.on_write = lambda data: self._asked(line, data)
-            far.on_write = lambda data: self._answered(line, data)
-            near.on_read = lambda size: self._read(line, size)
+            near.outgoing.on_write = lambda data: self._asked(line, data)
+            near.incoming.on_write = lambda data: self._answered(line, data)
+            near.incoming.on_read = lambda size: self._read(line, size)
 
     def _asked(self, line: _Line, data: Buffer) -> None:
-        if line.is_garbled:
-            return
-        try:
-            requests = line.requests.feed(bytes(data))
-        except RemoteProtocolError:
-            line.is_garbled = True
-            return
-        for request in requests:
+        for request in line.decode(line.requests.feed, data):
             self._check_request(line, request)
 
     def _answered(self, line: _Line, data: Buffer) -> None:
         line.size += memoryview(data).nbytes
-        if line.is_garbled:
-            return
         if line.answers is None:
             line.answers = ResponseDecoder("v2" if line.requests.is_v2 else "v3", FRAME_SIZE_MAX)
-        try:
-            responses = line.answers.feed(bytes(data))
-        except RemoteProtocolError:
-            line.is_garbled = True
-            return
-        for response in responses:
+        for response in line.decode(line.answers.feed, data):
             self._check_response(line, response)
 
     def _read(self, line: _Line, size: int) -> None:
@@ -252,7 +248,7 @@ class WireTap:
             return
         if entry_id < 0:
             return
-        if line.bookie not in _write_set(record, entry_id):
+        if line.bookie not in write_set_of(record, entry_id):
             self._report(
                 "I-10",
                 f"{line.client} asks {line.bookie} for entry {entry_id} of ledger {ledger_id}, which {record!r} does "
@@ -340,7 +336,7 @@ class WireTap:
         """Report whether every bookie that some record lists for an entry reported it missing to this client (I-32)."""
         denied = self.denials.get((client, ledger_id, entry_id), {})
         return any(
-            all(bookie in denied for bookie in _write_set(record, entry_id)) for record in self._records(ledger_id)
+            all(bookie in denied for bookie in write_set_of(record, entry_id)) for record in self._records(ledger_id)
         )
 
 
@@ -349,8 +345,3 @@ def _positions(record: LedgerMetadata, entry_id: int, bookie: str) -> list[int]:
     ensemble = record.ensemble_at(entry_id)
     positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
     return [position for position in positions if ensemble[position] == bookie]
-
-
-def _write_set(record: LedgerMetadata, entry_id: int) -> list[str]:
-    ensemble = record.ensemble_at(entry_id)
-    return [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]

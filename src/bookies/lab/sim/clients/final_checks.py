@@ -29,10 +29,9 @@ from bookies.lab.sim.checkers.linearizability import disorder
 from bookies.lab.sim.clients.reading import Readers
 from bookies.lab.sim.world import SimClient, SimCluster
 from bookies.lab.sim.world.cluster import resolve
-from bookies.lab.sim.world.sim_metadata import Commit
+from bookies.lab.sim.world.sim_metadata import Commit, write_set_of
 from bookies.model import BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.ledger.ledger import Author, illegality, malformation
-from bookies.protocol.quorums import write_set
 from bookies.wire.digest import mac_key, verify_entry
 
 RECOVERY_TRIES = 8
@@ -165,9 +164,9 @@ async def _check_replicas(
     await pool.close()
     for first, last, ensemble in fragments_of(metadata, metadata.last_entry_id):
         for entry_id in range(first, last + 1):
-            positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
-            copies = [ensemble[position] for position in positions if entry_id in held[ensemble[position]]]
-            hits = sum(ensemble[position] in rotten for position in positions)
+            members = write_set_of(metadata, entry_id)
+            copies = [bookie for bookie in members if entry_id in held[bookie]]
+            hits = sum(bookie in rotten for bookie in members)
             if len(copies) < metadata.ack_quorum - hits:
                 history.violated(
                     "I-2",

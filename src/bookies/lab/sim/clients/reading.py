@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Readers:
-    """The acts of all readers of a workload."""
+    """The acts of all readers of a workload. A way of reading is the method with its name."""
 
     def __init__(self, roles: Roles, plan: Plan) -> None:
         self._roles = roles
@@ -45,33 +45,12 @@ class Readers:
     async def _read_somehow(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
         way = self._random.choices(self._ways, self._weights)[0]
         try:
-            await self._read_as(way, client, story, ledger)
+            await getattr(self, "_read_" + way.replace(" ", "_"))(client, story, ledger)
         except EntryNotFound as error:
             if ledger.is_sealed and error.entry_id is not None and error.entry_id > ledger.metadata.last_entry_id:
                 return
             self._check_denied(client, story, error)
             raise
-
-    async def _read_as(self, way: str, client: SimClient, story: Story, ledger: LedgerReader) -> None:
-        if way == "all":
-            await self.read_all(client, story, ledger)
-        elif way == "tail":
-            await self._tail(client, story, ledger)
-        elif way == "end":
-            await self._read_end(story, ledger)
-        elif way == "try end":
-            await self._try_read_end(story, ledger)
-        elif way == "batches":
-            await self._read_batches(client, story, ledger)
-        elif way == "entries":
-            await self._read_entries(client, story, ledger)
-        elif way == "poll":
-            await self._poll(client, story, ledger)
-        elif way == "unconfirmed batch":
-            await self._read_unconfirmed_batch(story, ledger)
-        else:
-            assert way == "unconfirmed", way
-            await self._read_unconfirmed(story, ledger)
 
     def _check_denied(self, client: SimClient, story: Story, error: EntryNotFound) -> None:
         """Check I-32: a client raises `EntryNotFound` only if every replica was reported as missing."""
@@ -82,7 +61,7 @@ class Readers:
             text = f"{client.name} reports that entry {error.entry_id} of ledger {story.ledger_id} does not exist"
             self._history.violated("I-32", f"{text}, but not all of its bookies said so")
 
-    async def _read_end(self, story: Story, ledger: LedgerReader) -> None:
+    async def _read_end(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
         """Check I-27: a request for the LAC returns at least the LAC in the header of the last acknowledged entry.
 
         This holds only if the entry is in the last fragment, the only one that is queried, and no recovery has written
@@ -103,7 +82,7 @@ class Readers:
             self._history.violated("I-27", f"the end of {ledger!r} was read as {last}, but {least} was announced")
         self._check_end(story, ledger, known, last)
 
-    async def _try_read_end(self, story: Story, ledger: LedgerReader) -> None:
+    async def _read_try_end(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
         """Request the LAC; the first bookie with a higher one suffices."""
         for _ in range(self._random.randint(1, 4)):
             known = ledger.last_add_confirmed
@@ -118,7 +97,7 @@ class Readers:
         if story.ends and last > story.ends[0][1]:
             self._history.violated("I-14", f"the end of {ledger!r} was read as {last}, beyond {story.ends[0][1]}")
 
-    async def _read_unconfirmed(self, story: Story, ledger: LedgerReader) -> None:
+    async def _read_unconfirmed(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
         """Read the entries of an open ledger that bookies hold, and check that a sealed one has none after its end."""
         async for entry in ledger.read_unconfirmed(0, story.started + 2):
             if ledger.is_sealed and entry.id > ledger.metadata.last_entry_id:
@@ -143,7 +122,7 @@ class Readers:
                 self._history.violated("I-12", f"entries up to {batch.last_entry_id} were read from {ledger!r}")
             first = batch.last_entry_id + 1
 
-    async def _read_unconfirmed_batch(self, story: Story, ledger: LedgerReader) -> None:
+    async def _read_unconfirmed_batch(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
         """Read one batch of entries that bookies hold, and check that a sealed ledger has none after its end."""
         first, count_max = self._random.randint(0, story.started + 1), self._random.choice((0, 1, 3, 10))
         batch = await ledger.read_batch(first, count_max=count_max, unconfirmed=True)
@@ -181,7 +160,7 @@ class Readers:
             self._history.violated("I-15", f"ledger {story.ledger_id}: read {entry.id} instead of {entry_id}")
         self._history.read(story, client.name, entry)
 
-    async def _poll(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
+    async def _read_poll(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
         """Wait for one entry after the other by long polls."""
         entry_id = self._random.randint(0, ledger.last_add_confirmed + 1)
         for _ in range(self._random.randint(1, 10)):
@@ -197,6 +176,9 @@ class Readers:
             elif ledger.is_sealed:
                 return
 
+    async def _read_all(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
+        await self.read_all(client, story, ledger)
+
     async def read_all(self, client: SimClient, story: Story, ledger: LedgerReader) -> int:
         """Read and check all confirmed entries. Return their number."""
         lac = ledger.last_add_confirmed
@@ -211,7 +193,7 @@ class Readers:
             lac = ledger.last_add_confirmed
         return expected
 
-    async def _tail(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
+    async def _read_tail(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
         """Tail a ledger to its end, at the end of the run at the latest, or only for a limited time."""
         patience = self._random.choice((0.5, 3.0, None))
         expected = 0

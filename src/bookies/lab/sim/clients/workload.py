@@ -9,6 +9,8 @@ after the end of a ledger (D-5).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 
 from bookies.client.read import LedgerReader
@@ -47,11 +49,11 @@ class Workload(Roles):
         self.fill("writer", plan.writers, self._writers.write_ledgers, plan.writer_settings)
         self.fill("writer-veteran", plan.veterans, self._writers.serve)
         self.fill("recoverer", plan.recoverers, self._recover)
-        self.fill("reader", plan.readers, self._read, plan.reader_settings)
+        self.fill("reader", plan.readers, partial(self._visit, self.readers.read), plan.reader_settings)
         self.fill("deleter", plan.deleters, self._delete)
         self.fill("replicator", plan.replicators, self._replicate)
         self.fill("foreigner", plan.foreigners, self._plant)
-        self.fill("intruder", plan.intruders, self._intrude)
+        self.fill("intruder", plan.intruders, partial(self._visit, self._intruders.intrude))
         self.fill(HEALER, plan.healers, self._healers.heal)
         self.fill(OPERATOR, plan.operators, self._operators.operate)
 
@@ -107,19 +109,13 @@ class Workload(Roles):
         stories = list(self.history.stories.values())
         return self.random.choice(stories[-6:]) if stories else None
 
-    async def _read(self, client: SimClient) -> None:
+    async def _visit(self, act: Callable[[SimClient, Story], Awaitable[None]], client: SimClient) -> None:
+        """Act on some ledgers, one after the other."""
         for _ in range(self.random.randint(1, self._plan.reads_max)):
             await self.sleep(self._plan.read_ms)
             story = self._choose()
             if story is not None and not self.is_stopping:
-                await self.readers.read(client, story)
-
-    async def _intrude(self, client: SimClient) -> None:
-        for _ in range(self.random.randint(1, self._plan.reads_max)):
-            await self.sleep(self._plan.read_ms)
-            story = self._choose()
-            if story is not None and not self.is_stopping:
-                await self._intruders.intrude(client, story)
+                await act(client, story)
 
     # -- deleting ------------------------------------------------------------------------------------------------
     async def _delete(self, client: SimClient) -> None:

@@ -175,8 +175,7 @@ class Writers:
         is_timed = not (story.is_deferred or story.is_advanced)
         was_switched = client.name in self._switched
         may_change = config.ensemble_changes_allowed or was_switched
-        if checker is not None:
-            checker.created(ledger.metadata, config, ensemble, is_timed=is_timed, may_change=may_change)
+        checker.created(ledger.metadata, config, ensemble, is_timed=is_timed, may_change=may_change)
         if tap is not None and (config.delay_ensemble_change or not config.ensemble_changes_allowed or was_switched):
             tap.excuse_late(ledger.ledger_id)
 
@@ -186,7 +185,7 @@ class Writers:
             return
         is_allowed = self._random.random() < 0.5
         self._switched[client.name] = None
-        if self._history.writer_settings is not None and is_allowed:
+        if is_allowed:
             self._history.writer_settings.switched(ledger.ledger_id)
         if self._history.tap is not None:
             self._history.tap.excuse_late(ledger.ledger_id)
@@ -232,9 +231,7 @@ class Writers:
                 appends.append(asyncio.create_task(self._append(ledger, story)))
         finally:
             outcomes = await asyncio.gather(*appends, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        _raise_first(outcomes)
 
     async def _append(self, ledger: LedgerWriter, story: Story) -> None:
         number = self._history.begins(story, 1)
@@ -247,8 +244,7 @@ class Writers:
 
     def _failed(self, story: Story, entry_id: int, error: BaseException) -> None:
         story.is_over = True
-        if self._history.writer_settings is not None:
-            self._history.writer_settings.check_failure(story.ledger_id, entry_id, error)
+        self._history.writer_settings.check_failure(story.ledger_id, entry_id, error)
 
     def _acknowledged(self, story: Story, first: int, last: int, answered: int) -> None:
         if not story.is_deferred:
@@ -258,7 +254,7 @@ class Writers:
 
     async def _force(self, ledger: LedgerWriter, story: Story) -> None:
         overlapping = []
-        if self._plan.overlap_probability and self._random.random() < self._plan.overlap_probability:
+        if self._is_chosen(self._plan.overlap_probability):
             overlapping = [asyncio.create_task(self._append(ledger, story)) for _ in range(2)]
         try:
             last = await ledger.force()
@@ -266,9 +262,7 @@ class Writers:
                 self._history.confirmed(story, story.confirmed, last, last)
         finally:
             outcomes = await asyncio.gather(*overlapping, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        _raise_first(outcomes)
 
     async def _finish(
         self, client: SimClient, ledger: LedgerWriter, story: Story, scattered: ScatteredWriter | None
@@ -319,3 +313,9 @@ class Writers:
         except BookKeeperError:
             return
         self._history.violated("I-23", f"entry {entry_id} of ledger {story.ledger_id} was acknowledged after the close")
+
+
+def _raise_first(outcomes: list[BaseException | None]) -> None:
+    for outcome in outcomes:
+        if outcome is not None:
+            raise outcome

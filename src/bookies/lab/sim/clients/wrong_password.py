@@ -82,9 +82,8 @@ class Intruders:
     async def _ask(self, client: SimClient, story: Story, password: bytes, operation: str) -> bool:
         """Send a request to a bookie that knows the key; False: there is none. Raises the bookie's error."""
         witness = self._history.witness
-        holders = [
-            bookie for bookie in self._bookies if witness is not None and witness.has_any(bookie, story.ledger_id)
-        ]
+        assert witness is not None
+        holders = [bookie for bookie in self._bookies if witness.has_any(bookie, story.ledger_id)]
         if not holders:
             return False
         bookie, ledger_id = self._random.choice(holders), story.ledger_id

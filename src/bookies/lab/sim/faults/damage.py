@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import cast
+from typing import TypeVar, cast
 
 from bookies.config import BookieConfig
 from bookies.errors import (
@@ -41,6 +41,7 @@ from bookies.storage.store import LedgerStore
 
 KEY = b"k" * 20
 SETTLE_S = 30.0  # virtual; index files are rebuilt in less
+T = TypeVar("T")
 Files = dict[str, bytes]
 Script = Callable[[LedgerStore], Awaitable[None]]
 
@@ -231,37 +232,31 @@ def examine(base: Base, files: Files, seed: object) -> Outcome:
 
 async def _ask(store: LedgerStore, base: Base, outcome: Outcome) -> None:
     """Request every entry, and the last entry and the entry list of each ledger."""
-    last: dict[int, int] = {}
-    for (ledger_id, entry_id), body in base.entries.items():
-        last[ledger_id] = max(last.get(ledger_id, -1), entry_id)
+
+    async def ask(request: Awaitable[T], ledger_id: int, entry_id: int, *, counts: bool = False) -> T | None:
+        """Return the answer; None, recorded as a lie: the entry is reported as missing; None: the request failed."""
         try:
-            answer = await store.read(ledger_id, entry_id)
+            return await request
         except (EntryNotFound, LedgerUnknownToBookie):
             outcome.deny(ledger_id, entry_id)
         except (ReadFailed, DataUnknown) as error:
-            outcome.counts[type(error).__name__] += 1
-        else:
+            outcome.counts[type(error).__name__] += counts
+        return None
+
+    last: dict[int, int] = {}
+    for (ledger_id, entry_id), body in base.entries.items():
+        last[ledger_id] = max(last.get(ledger_id, -1), entry_id)
+        answer = await ask(store.read(ledger_id, entry_id), ledger_id, entry_id, counts=True)
+        if answer is not None:
             outcome.take(ledger_id, entry_id, body, answer)
     for ledger_id, entry_id in last.items():
-        try:
-            answer = await store.read(ledger_id, -1)
-        except (EntryNotFound, LedgerUnknownToBookie):
+        answer = await ask(store.read(ledger_id, -1), ledger_id, entry_id)
+        if answer is not None and struct.unpack_from(">q", answer, 8)[0] < entry_id:
             outcome.deny(ledger_id, entry_id)
-        except (ReadFailed, DataUnknown):
-            pass
-        else:
-            if struct.unpack_from(">q", answer, 8)[0] < entry_id:
+        runs = await ask(store.list_entries(ledger_id), ledger_id, entry_id)
+        for owner, entry_id in base.entries if runs is not None else ():
+            if owner == ledger_id and not any(entry_id in run for run in runs or ()):
                 outcome.deny(ledger_id, entry_id)
-        try:
-            runs = await store.list_entries(ledger_id)
-        except LedgerUnknownToBookie:
-            outcome.deny(ledger_id, entry_id)
-        except (ReadFailed, DataUnknown):
-            pass
-        else:
-            for owner, entry_id in base.entries:
-                if owner == ledger_id and not any(entry_id in run for run in runs):
-                    outcome.deny(ledger_id, entry_id)
 
 
 async def _ask_fences(store: LedgerStore, base: Base, outcome: Outcome) -> None:

@@ -18,6 +18,17 @@ from bookies.lab.sim.world import SimCluster
 from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES, Loss
 from bookies.lab.sim.world.sim_metadata import STORE_HOST
 
+# Each is a method of `Faults`. A seed chooses by their order.
+FAULTS = (
+    """
+crash bookie, crash bookie in a disk call, crash bookie at an await, crash all bookies, lose bookie, flap, kill auditor,
+kill busy worker, kill worker in a copy, pause worker in a copy, pause bookie, cut connection, partition, isolate,
+slow host, repeat messages, isolate from the store, fail disk calls, fill disk, rot, refuse adds, limbo, slow disk,
+metadata trouble, expire session, kill client, kill client at an await, pause client, turn a clock
+""".replace("\n", " ")
+    .strip()
+    .split(", ")
+)
 LOG_HEADER_SIZE = 1024  # bytes; a bookie refuses an entry log whose header is damaged
 
 
@@ -32,27 +43,7 @@ class FaultPlan:
     gap_ms: float = 300.0
     count_max: int = 1_000_000
     durations_s: tuple[float, ...] = (0.02, 0.2, 1.0, 5.0)  # mostly below time-outs, sometimes above all of them
-    weights: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "crash bookie": 3,
-            "crash bookie in a disk call": 3,
-            "crash bookie at an await": 2,
-            "crash all bookies": 0.3,
-            "pause bookie": 1,
-            "cut connection": 4,
-            "partition": 2,
-            "isolate": 1,
-            "slow host": 1.5,
-            "repeat messages": 1,
-            "slow disk": 1.5,
-            "metadata trouble": 1.5,
-            "expire session": 0.7,
-            "kill client": 2,
-            "kill client at an await": 2,
-            "pause client": 1.5,
-            "turn a clock": 0.5,
-        }
-    )
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,40 +74,11 @@ class Faults:
         self._plan = plan
         self._injected = injected
         self._is_stopped = False
-        self._actions: dict[str, Callable[[], None]] = {
-            "crash bookie": self._crash_bookie,
-            "crash bookie in a disk call": self._crash_bookie_in_disk_call,
-            "crash bookie at an await": self._crash_bookie_at_await,
-            "crash all bookies": self._crash_all_bookies,
-            "lose bookie": self._lose_bookie,
-            "flap": self._flap,
-            "kill auditor": self._kill_auditor,
-            "kill busy worker": self._kill_busy_worker,
-            "kill worker in a copy": partial(self._hit_at_copy, partial(self._kill_soon, steps_max=8)),
-            "pause worker in a copy": partial(self._hit_at_copy, self._stun),
-            "pause bookie": self._pause_bookie,
-            "cut connection": self._cut_connection,
-            "partition": self._partition,
-            "isolate": self._isolate,
-            "slow host": self._slow_host,
-            "repeat messages": self._repeat_messages,
-            "isolate from the store": self._isolate_from_store,
-            "fail disk calls": self._fail_disk_calls,
-            "fill disk": self._fill_disk,
-            "rot": self._rot,
-            "refuse adds": self._refuse_adds,
-            "limbo": self._limbo,
-            "slow disk": self._slow_disk,
-            "metadata trouble": self._metadata_trouble,
-            "expire session": self._expire_session,
-            "kill client": self._kill_client,
-            "kill client at an await": self._kill_client_at_await,
-            "pause client": self._pause_client,
-            "turn a clock": self._turn_clock,
-        }
+        for name in plan.weights:
+            assert name in FAULTS, f"unknown fault {name}"
 
     async def run(self) -> None:
-        faults = [fault for fault in self._actions if self._plan.weights.get(fault, 0) > 0]
+        faults = [fault for fault in FAULTS if self._plan.weights.get(fault, 0) > 0]
         weights = [self._plan.weights[fault] for fault in faults]
         number = 0
         while faults and not self._is_stopped and number < self._plan.count_max:
@@ -125,7 +87,7 @@ class Faults:
             await asyncio.sleep(self._random.expovariate(1 / self._plan.gap_ms) / 1000)
             fault = self._random.choices(faults, weights)[0]
             if not self._is_stopped and self._injected.admits(f"fault {number}", fault):
-                self._actions[fault]()
+                getattr(self, "_" + fault.replace(" ", "_"))()
 
     def stop(self) -> None:
         """Start no new faults. `SimCluster.heal` ends the current ones."""
@@ -157,7 +119,7 @@ class Faults:
             self._bookie(), self._loss(), is_silent=self._random.random() < 0.3, restart_after_s=self._duration_s()
         )
 
-    def _crash_bookie_in_disk_call(self) -> None:
+    def _crash_bookie_in_a_disk_call(self) -> None:
         self._cluster.crash_in_disk_call(
             self._bookie(),
             self._random.randint(1, 60),
@@ -166,7 +128,7 @@ class Faults:
             restart_after_s=self._duration_s(),
         )
 
-    def _crash_bookie_at_await(self) -> None:
+    def _crash_bookie_at_an_await(self) -> None:
         name = self._bookie()
         participant = self._cluster.bookies[name].participant
         loss, delay_s = self._loss(), self._duration_s()
@@ -204,11 +166,7 @@ class Faults:
     def _slow_disk(self) -> None:
         workers = self._cluster.bookies[self._bookie()].workers
         workers.slowness = self._random.choice((5.0, 50.0, 500.0))
-
-        def end() -> None:
-            workers.slowness = 1.0
-
-        self._later(self._duration_s(), end)
+        self._later(self._duration_s(), partial(setattr, workers, "slowness", 1.0))
 
     def _fail_disk_calls(self) -> None:
         """Fail a bookie's next disk calls of one type. A write may fail half done."""
@@ -261,13 +219,9 @@ class Faults:
         faults = self._cluster.bookies[name].storage_faults
         self._cluster.trace.note(name, "cannot say what it holds")
         faults.is_in_limbo = True
+        self._later(2 * self._duration_s(), partial(setattr, faults, "is_in_limbo", False))
 
-        def end() -> None:
-            faults.is_in_limbo = False
-
-        self._later(2 * self._duration_s(), end)
-
-    def _turn_clock(self) -> None:
+    def _turn_a_clock(self) -> None:
         bookie = self._cluster.bookies[self._bookie()]
         bookie.clock.skew_ms += self._random.choice((-86_400_000, -5_000, 5_000, 86_400_000))
 
@@ -312,23 +266,18 @@ class Faults:
         self._cluster.network.slow_down(host, self._random.choice((10.0, 100.0, 2_000.0)))
         self._later(self._duration_s(), lambda: self._cluster.network.slow_down(host, 1))
 
-    def _isolate_from_store(self) -> None:
+    def _isolate_from_the_store(self) -> None:
         """Isolate one client or bookie from the store, in one direction or both."""
-        host = self._random.choice([*self._cluster.bookies, *self._cluster.clients])
-        pairs = self._random.choice(
-            [[(host, STORE_HOST)], [(STORE_HOST, host)], [(host, STORE_HOST), (STORE_HOST, host)]]
-        )
+        host = self._random.choice(self._hosts()[:-1])
+        there, back = (host, STORE_HOST), (STORE_HOST, host)
+        pairs = self._random.choice([[there], [back], [there, back]])
         self._cluster.trace.note("network", f"isolates {host} from the metadata store")
         self._block(pairs)
 
     def _repeat_messages(self) -> None:
-        network = self._cluster.network
-        network.repeat_probability = self._random.choice((0.05, 0.3))
-
-        def end() -> None:
-            network.repeat_probability = 0.0
-
-        self._later(self._duration_s(), end)
+        conditions = self._cluster.network.conditions
+        conditions.repeat_probability = self._random.choice((0.05, 0.3))
+        self._later(self._duration_s(), partial(setattr, conditions, "repeat_probability", 0.0))
 
     # -- metadata ------------------------------------------------------------------------------------------------
     def _metadata_trouble(self) -> None:
@@ -338,27 +287,19 @@ class Faults:
         store.stale_read_probability = self._random.choice((0.0, 0.5))
         store.news_delay_s = self._random.choice((0.0, 0.0, self._duration_s()))
         self._cluster.trace.note("metadata", "loses requests and replies, answers with old records, news is late")
-        end = store.heal
-        self._later(self._duration_s(), end)
+        self._later(self._duration_s(), store.heal)
 
     def _expire_session(self) -> None:
-        names = [*self._cluster.bookies, *self._cluster.clients]
-        self._cluster.expire_session(self._random.choice(names))
+        self._cluster.expire_session(self._random.choice(self._hosts()[:-1]))
 
     # -- clients -------------------------------------------------------------------------------------------------
     def _kill_client(self) -> None:
         if (name := self._client()) is not None:
             self._cluster.kill_client(name)
 
-    def _kill_client_at_await(self) -> None:
+    def _kill_client_at_an_await(self) -> None:
         if (name := self._client()) is not None:
-            participant = self._cluster.clients[name].participant
-
-            def kill() -> None:
-                if name in self._cluster.clients:
-                    self._cluster.kill_client(name)
-
-            participant.light_fuse(self._random.randint(1, 60), kill)
+            self._kill_soon(name, steps_max=60)
 
     # -- auto-recovery -------------------------------------------------------------------------------------------
     def _recovering(self, *, is_auditor: bool) -> str | None:
@@ -371,13 +312,18 @@ class Faults:
         ]
         return self._random.choice(names) if names else None
 
-    def _kill_auditor(self) -> None:
-        if (name := self._recovering(is_auditor=True)) is not None:
+    def _kill_auditor(self, *, is_auditor: bool = True) -> None:
+        if (name := self._recovering(is_auditor=is_auditor)) is not None:
             self._kill_soon(name)
 
     def _kill_busy_worker(self) -> None:
-        if (name := self._recovering(is_auditor=False)) is not None:
-            self._kill_soon(name)
+        self._kill_auditor(is_auditor=False)
+
+    def _kill_worker_in_a_copy(self) -> None:
+        self._hit_at_copy(partial(self._kill_soon, steps_max=8))
+
+    def _pause_worker_in_a_copy(self) -> None:
+        self._hit_at_copy(self._stun)
 
     def _kill_soon(self, name: str, steps_max: int = 40) -> None:
         """Kill a client within `steps_max` of its callbacks."""
@@ -415,12 +361,8 @@ class Faults:
         self._cluster.trace.note(name, "is paused")
         participant.pause()
         if self._random.random() < 0.6:
-            self._later(self._random.uniform(0, 1), lambda: self._expire_of(name))
+            self._later(self._random.uniform(0, 1), partial(self._cluster.expire_session, name))
         self._later(self._duration_s(), participant.resume)
-
-    def _expire_of(self, name: str) -> None:
-        if name in self._cluster.clients:
-            self._cluster.expire_session(name)
 
     def _pause_client(self) -> None:
         if (name := self._client()) is not None:

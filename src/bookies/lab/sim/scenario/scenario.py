@@ -130,7 +130,7 @@ def run_scenario(scenario: Scenario, variant: Variant, seed: int = 1) -> Scenari
         for step in variant.steps:
             simulation.trace.note("script", f"line {step.line}: {step.text}")
             try:
-                await step.sentence.perform(stage, step.given)
+                await step.sentence.perform(stage, **step.given)
             except ScenarioFailure as failure:
                 failures.append(f"{scenario.name}:{step.line}: `{step.text}`: {failure}")
                 return

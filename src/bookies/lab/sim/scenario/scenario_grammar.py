@@ -2,18 +2,21 @@
 
 A template is a line of words. Words in capitals are placeholders from `FRAGMENTS`. `[ ]` encloses optional parts:
 
-    @step("CLIENT append ENTRIES [ENDING]", "append these entries")
-    async def append(stage, given): ...
+    @step("expect entry NUMBER on BOOKIES", "each of them has the entry", is_there=True)
+    async def entry_on(stage, number, bookies, is_there): ...
 
-`given` maps each placeholder to its value: entries to a range, several names to a list, options to a dictionary,
-missing parts to None.
+The function receives the value of each placeholder: entries as a range, several names as a list, options as a
+dictionary, missing parts as None. Values that a declaration adds are passed too: similar steps share a function.
+
+`operation` declares a step that begins with a client. The client performs it; with ` &` it goes on in the background,
+and the line up to there names it in `await`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bookies.lab.sim.scenario.scenario_failure import ScenarioFailure
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from bookies.lab.sim.scenario.scenario_stage import Stage
 
 Given = dict[str, Any]
-Perform = Callable[["Stage", Given], Awaitable[None]]
+Perform = Callable[..., Coroutine[Any, Any, None]]  # of the stage, and of the values by their names
 
 _CLIENT, _BOOKIE, _ENTRIES = r"[WRTHA]\d*", r"b\d+", r"\d+(?:\.\.\d+)?"
 _BOOKIES = rf"{_BOOKIE}(?: {_BOOKIE})*"
@@ -68,29 +71,47 @@ class StepSyntaxError(ValueError):
 
 @dataclass(frozen=True)
 class Sentence:
-    """One kind of step."""
+    """One kind of step. `fixed`: values that the declaration adds. `is_operation`: see `operation`."""
 
     template: str
     help: str
     perform: Perform
     expression: re.Pattern[str]
+    fixed: Given = field(default_factory=dict)
+    is_operation: bool = False
 
     def match(self, text: str) -> Given | None:
         match = self.expression.fullmatch(text)
         if match is None:
             return None
-        return {name: _convert(name, value) for name, value in match.groupdict().items()}
+        given = {name: _convert(name, value) for name, value in match.groupdict().items()}
+        return {**given, **self.fixed, **({"text": _ADDITIONS.sub("", text)} if self.is_operation else {})}
 
 
+_ADDITIONS = re.compile(rf"(?: {FRAGMENTS['OPTIONS'][0]})?(?: (?:{FRAGMENTS['ENDING'][0]}))?$")
 SENTENCES: list[Sentence] = []
 
 
-def step(template: str, help: str) -> Callable[[Perform], Perform]:
+def step(template: str, help: str, **fixed: object) -> Callable[[Perform], Perform]:
     """Declare a step."""
 
     def declare(perform: Perform) -> Perform:
-        SENTENCES.append(Sentence(template, help, perform, _compile(template)))
+        SENTENCES.append(Sentence(template, help, perform, _compile(template), fixed))
         return perform
+
+    return declare
+
+
+def operation(template: str, help: str, **fixed: object) -> Callable[[Perform], Perform]:
+    """Declare a step that a client performs. The function also receives the client, its `name` and its own `text`."""
+
+    def declare(work: Perform) -> Perform:
+        async def perform(stage: Stage, client: str, text: str, ending: str | None = None, **given: Any) -> None:
+            performer = await stage.connected(client)
+            await stage.perform(performer, text, work(stage, performer, client, **given), ending)
+
+        SENTENCES.append(Sentence(template, help, perform, _compile(template), fixed, is_operation=True))
+        return work
 
     return declare
 
@@ -103,12 +124,18 @@ def parse_step(text: str) -> tuple[Sentence, Given]:
     raise StepSyntaxError(f"`{text}` is no step; expected {_expected(text)}")
 
 
+def check(condition: object, problem: str) -> None:
+    """Raise `ScenarioFailure` with this text unless the condition is met."""
+    if not condition:
+        raise ScenarioFailure(problem)
+
+
 def compare(description: str, expected: str, count: int) -> None:
     """Raise `ScenarioFailure` if `count` does not match a COUNT. `description`: of the counted objects."""
     least, most = expected.startswith(">="), expected.startswith("<=")
     number = int(expected.strip("<>= "))
-    if not (count >= number if least else count <= number if most else count == number):
-        raise ScenarioFailure(f"expected {expected} {description}, found {count}")
+    is_met = count >= number if least else count <= number if most else count == number
+    check(is_met, f"expected {expected} {description}, found {count}")
 
 
 def _expected(text: str) -> str:
@@ -144,25 +171,9 @@ def _compile(template: str) -> re.Pattern[str]:
 def _convert(name: str, value: str | None) -> Any:
     if value is None:
         return {} if name == "options" else None
-    if name in ("bookies", "hosts"):
-        return value.split()
-    if name == "entries":
-        return range_of(value)
-    if name in ("number", "lac"):
-        return int(value)
-    if name == "seconds":
-        return float(value)
-    if name == "quorums":
-        return tuple(map(int, value.split("/")))
-    if name == "options":
-        return dict(part.split("=", 1) for part in value.split())
-    if name == "fragments":
-        return tuple((int(first), tuple(names.split())) for first, names in (f.split(": ") for f in value.split(", ")))
-    if name == "messages":
-        return pattern_of(value)
     if name == "invariant" and value not in PROMISES:
         raise StepSyntaxError(f"`{value}` is no promise; expected I-1 to I-32, B-1, or L-1 to L-4")
-    return value
+    return _CONVERSIONS.get(name, str)(value)
 
 
 def range_of(text: str) -> range:
@@ -191,3 +202,21 @@ def pattern_of(text: str) -> Pattern:
         is_answer=words[arrow] == "<-",
         peers=tuple(words[arrow + 1 :]),
     )
+
+
+def _fragments_of(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    return tuple((int(first), tuple(names.split())) for first, names in (part.split(": ") for part in text.split(", ")))
+
+
+_CONVERSIONS: dict[str, Callable[[str], Any]] = {  # by placeholder; of the others the text is the value
+    "bookies": str.split,
+    "hosts": str.split,
+    "entries": range_of,
+    "number": int,
+    "lac": int,
+    "seconds": float,
+    "quorums": lambda text: tuple(map(int, text.split("/"))),
+    "options": lambda text: dict(part.split("=", 1) for part in text.split()),
+    "fragments": _fragments_of,
+    "messages": pattern_of,
+}

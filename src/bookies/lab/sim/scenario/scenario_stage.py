@@ -8,8 +8,9 @@ history, as in seeded runs, so all checkers judge scenarios too.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -55,6 +56,18 @@ class Operation:
     is_awaited: bool = False
 
 
+@dataclass
+class Actor:
+    """State of one client. `shown`: the highest entry that it has read. `healing`: the task of `recovery`."""
+
+    settings: dict[str, object] = field(default_factory=dict)
+    writer: LedgerWriter | None = None
+    reader: LedgerReader | None = None
+    shown: int = -1
+    recovery: AutoRecovery | None = None
+    healing: asyncio.Task[None] | None = None
+
+
 class _Preference(Random):
     """A client's random generator, which also orders bookies: the preferred ones first, then by name."""
 
@@ -75,22 +88,17 @@ class Stage:
         self.trace = simulation.trace
         self.loop = simulation.loop
         self.messages = Interception(self.cluster.network, self.trace, name_of)
-        self.settings: dict[str, dict[str, object]] = {}
-        self.writers: dict[str, LedgerWriter] = {}
-        self.readers: dict[str, LedgerReader] = {}
+        self.actors: dict[str, Actor] = defaultdict(Actor)
         self.operations: dict[str, Operation] = {}
-        self.shown: dict[str, int] = {}  # client -> the highest entry that it has read
         self.old_disks: dict[str, SimDisk] = {}  # of wiped bookies
         self.deferred: list[int] = []  # ledgers whose appends are acknowledged before they are durable
         self.allowed: list[str] = []
-        self.healers: dict[str, AutoRecovery] = {}
-        self.healing: dict[str, asyncio.Task[None]] = {}  # their tasks
         self.observer: MemoryDriver | None = None  # session for the steps that inspect the store
         self.story: Story | None = None
         self._ended = 0
-        network = self.cluster.network
-        network.delay_ms = (0.1, 1e-30)  # equal delays: messages arrive in the order in which they are sent
-        network.split_probability = 0.0
+        conditions = self.cluster.network.conditions
+        conditions.delay_ms = (0.1, 1e-30)  # equal delays: messages arrive in the order in which they are sent
+        conditions.split_probability = 0.0
 
     # -- ledger, bookies, clients --------------------------------------------------------------------------------
     @property
@@ -137,7 +145,7 @@ class Stage:
         if host_of(name) in self.cluster.clients:
             return self.client(name)
         choices = _Preference(f"{self.cluster.seed}/{name}")
-        client = self.cluster.new_client(host_of(name), self.settings.get(name, {}), choices)
+        client = self.cluster.new_client(host_of(name), self.actors[name].settings, choices)
         self.messages.watch_store(name, client)
         await client.participant.create_task(self.cluster.open_client(client), name=f"{name} connects")
         return client
@@ -151,14 +159,16 @@ class Stage:
         random.preferred = tuple(bookies)
 
     def writer(self, name: str) -> LedgerWriter:
-        if name not in self.writers:
+        writer = self.actors[name].writer
+        if writer is None:
             raise ScenarioFailure(f"{name} has not created a ledger")
-        return self.writers[name]
+        return writer
 
     def reader(self, name: str) -> LedgerReader:
-        if name not in self.readers:
+        reader = self.actors[name].reader
+        if reader is None:
             raise ScenarioFailure(f"{name} has not opened a ledger")
-        return self.readers[name]
+        return reader
 
     # -- operations ----------------------------------------------------------------------------------------------
     def begin(self, client: SimClient, text: str, work: Coroutine[Any, Any, None]) -> Operation:

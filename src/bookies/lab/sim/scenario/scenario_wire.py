@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bookies.errors import LocalProtocolError, Status
@@ -33,7 +34,7 @@ CODE_OFFSET_V2 = 8  # of the error code in a v2 answer, from its length word
 LIMBO_V2 = (107).to_bytes(4, "big")  # code of UNKNOWN_LEDGER_STATE, which this project's bookies never send over v2
 
 # Names of messages in scenarios.
-KINDS = (
+KINDS = [
     "add",
     "recovery-add",
     "read",
@@ -56,7 +57,20 @@ KINDS = (
     "lock",
     "unlock",
     "any",
-)
+]
+_NAMES: dict[type, str] = {  # of requests that need no distinction
+    WriteLacRequest: "write-lac",
+    ReadLacRequest: "read-lac",
+    ForceLedgerRequest: "force",
+    ListEntriesRequest: "list",
+    GetBookieInfoRequest: "info",
+}
+_ANSWERS: dict[type, Callable[..., Response]] = {  # of requests that only name a ledger
+    WriteLacRequest: WriteLacResponse,
+    ReadLacRequest: ReadLacResponse,
+    ForceLedgerRequest: ForceLedgerResponse,
+    ListEntriesRequest: ListEntriesResponse,
+}
 
 
 def kinds_of(request: Request) -> tuple[tuple[str, ...], int]:
@@ -71,16 +85,8 @@ def kinds_of(request: Request) -> tuple[tuple[str, ...], int]:
         if request.is_fencing:
             return (("fence",) if request.entry_id < 0 else ("recovery-read", "single-read")), request.entry_id
         return (("last-read",) if request.entry_id < 0 else ("single-read", "read")), request.entry_id
-    for request_type, name in (
-        (WriteLacRequest, "write-lac"),
-        (ReadLacRequest, "read-lac"),
-        (ForceLedgerRequest, "force"),
-        (ListEntriesRequest, "list"),
-        (GetBookieInfoRequest, "info"),
-    ):
-        if isinstance(request, request_type):
-            return (name,), request.last_add_confirmed if isinstance(request, WriteLacRequest) else -1
-    return ("other",), -1
+    entry_id = request.last_add_confirmed if isinstance(request, WriteLacRequest) else -1
+    return (_NAMES.get(type(request), "other"),), entry_id
 
 
 def key_of(message: Any) -> tuple[object, ...]:
@@ -115,14 +121,8 @@ def pack_answer(request: Request, status: Status, body: bytes) -> bytes:
         response = BatchReadResponse(
             request.version, request.txn_id, status, request.ledger_id, request.entry_id, Records.of([body]).data
         )
-    elif isinstance(request, WriteLacRequest):
-        response = WriteLacResponse(request.version, request.txn_id, status, request.ledger_id)
-    elif isinstance(request, ReadLacRequest):
-        response = ReadLacResponse(request.version, request.txn_id, status, request.ledger_id)
-    elif isinstance(request, ForceLedgerRequest):
-        response = ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id)
-    elif isinstance(request, ListEntriesRequest):
-        response = ListEntriesResponse(request.version, request.txn_id, status, request.ledger_id)
+    elif isinstance(request, WriteLacRequest | ReadLacRequest | ForceLedgerRequest | ListEntriesRequest):
+        response = _ANSWERS[type(request)](request.version, request.txn_id, status, request.ledger_id)
     else:
         raise LocalProtocolError(f"a scenario cannot answer a {type(request).__name__}")
     frame = b"".join(bytes(part) for part in encode_response(response))

@@ -185,7 +185,7 @@ class SimCluster:
         bookie.driver = driver
         self.trace.note(name, f"starts (life {bookie.lives})")
         started: asyncio.Future[bool] = self.loop.create_future()
-        failures = bookie.disk.failure_count
+        disk_life, failures = bookie.disk.life, bookie.disk.life.failure_count
 
         async def live() -> None:
             try:
@@ -199,7 +199,7 @@ class SimCluster:
             except Exception as error:  # noqa: BLE001
                 # A process that cannot start exits. Its supervisor restarts it, see `_life_ended`.
                 self.trace.note(name, f"could not start: {type(error).__name__}: {error}")
-                if not isinstance(error, MetadataError) and bookie.disk.failure_count == failures:
+                if not isinstance(error, MetadataError) and disk_life.failure_count == failures:
                     bookie.is_lost = True
                     text = f"{name} does not start after its crash: {type(error).__name__}: {error}"
                     self.problems.append(text)
@@ -328,11 +328,11 @@ class SimCluster:
         self._expire_later(client.driver)
 
     def expire_session(self, name: str) -> None:
-        """Expire a participant's metadata session, as the store does after a missed lease."""
-        driver = self.bookies[name].driver if name in self.bookies else self.clients[name].driver
-        if driver is not None:
+        """Expire a participant's metadata session, if it has one, as the store does after a missed lease."""
+        process = self.bookies.get(name) or self.clients.get(name)
+        if process is not None and process.driver is not None:
             self.trace.note(name, "loses its metadata session")
-            driver.expire()
+            process.driver.expire()
 
     # -- the end -------------------------------------------------------------------------------------------------
     async def heal(self) -> None:

@@ -184,6 +184,17 @@ def _apply(names: dict[str, Inode | None], changes: dict[str, Inode | bool]) -> 
             names.pop(name, None)
 
 
+@dataclass
+class _Life:
+    """The time between two crashes; handles end with it. `failure_count`: calls that failed by a fault or a full disk.
+
+    `is_resident`: whether the last `pread_resident` counted as a page cache hit.
+    """
+
+    is_resident: bool = False
+    failure_count: int = 0
+
+
 class SimFile:
     """`ports.File` on a `SimDisk`. Handles from before a crash raise `Crashed`."""
 
@@ -201,11 +212,11 @@ class SimFile:
 
     def pread_resident(self, size: int, offset: int) -> bytes | None:
         """Return the bytes at every second call, otherwise None; always None while faults are set."""
-        if self._life != self._disk.life or self._disk.is_down:
+        if self._life is not self._disk.life or self._disk.is_down:
             raise Crashed(self.path)
         assert self._is_open, f"pread_resident on closed {self.path}"
-        self._disk.is_resident = not self._disk.is_resident
-        if self._disk.faults or not self._disk.is_resident:
+        self._life.is_resident = not self._life.is_resident
+        if self._disk.faults or not self._life.is_resident:
             return None
         return bytes(self._inode.data[offset : offset + size])
 
@@ -275,7 +286,7 @@ class SimFile:
     def _enter(
         self, operation: str, offset: int = 0, size: int = 0, partly: Callable[[float], None] | None = None
     ) -> None:
-        if self._life != self._disk.life:
+        if self._life is not self._disk.life:
             raise Crashed(self.path)
         assert self._is_open, f"{operation} on closed {self.path}"
         self._disk.enter(operation, self.path, offset, size, partly=partly)
@@ -288,7 +299,7 @@ class _SimLock:
         self._life = disk.life
 
     def release(self) -> None:
-        if self._life == self._disk.life:
+        if self._life is self._disk.life:
             self._disk.locks.pop(self._path, None)
 
 
@@ -307,12 +318,10 @@ class SimDisk:
         self.devices: dict[str, int] = {}  # mount point -> number; all other paths are on file system 0
         self.forgets_failed_syncs = False
         self.call_count = 0
-        self.failure_count = 0  # calls that failed because of a fault or a full disk
         self.crash_at: int | None = None
         self.on_crash: Callable[[], None] | None = None
         self.is_down = False
-        self.is_resident = False  # whether the last `pread_resident` counted as a page cache hit
-        self.life = 0
+        self.life = _Life()
         self.locks: dict[str, None] = {}
         self.open_files: dict[SimFile, None] = {}
         self._directories: dict[str, _Directory] = {"": _Directory(), "/": _Directory()}
@@ -327,7 +336,7 @@ class SimDisk:
                 directory.lose(self.random, loss)
         self.locks.clear()
         self.open_files.clear()
-        self.life += 1
+        self.life = _Life(self.life.is_resident)
         self.is_down = False
         self.crash_at = None
 
@@ -391,7 +400,7 @@ class SimDisk:
                     self.faults.remove(fault)
                 if fault.is_partial and partly is not None:
                     partly(self.random.random())
-                self.failure_count += 1
+                self.life.failure_count += 1
                 error = fault.error()
                 if isinstance(error, OSError) and error.filename is None:
                     error.filename = path
@@ -400,7 +409,7 @@ class SimDisk:
     def reserve(self, path: str, growth: int) -> None:
         """Raise `DiskFull` if files would grow beyond the capacity. `growth`: bytes."""
         if self.capacity < UNLIMITED and growth > 0 and self.used() + growth > self.capacity:
-            self.failure_count += 1
+            self.life.failure_count += 1
             raise DiskFull(f"{path}: no space left on device")
 
     def used(self) -> int:
@@ -444,11 +453,14 @@ class SimDisk:
             directory.change({name: inode})
         return SimFile(self, path, inode)
 
-    def list(self, path: str) -> list[str]:
-        self.enter("list", path)
+    def _directory(self, path: str) -> _Directory:
         if path not in self._directories:
             raise FileNotFoundError(2, "No such file or directory", path)
-        return sorted(self._directories[path].names)
+        return self._directories[path]
+
+    def list(self, path: str) -> list[str]:
+        self.enter("list", path)
+        return sorted(self._directory(path).names)
 
     def exists(self, path: str) -> bool:
         self.enter("exists", path)
@@ -501,9 +513,7 @@ class SimDisk:
 
     def remove_directory(self, path: str) -> None:
         self.enter("remove_directory", path)
-        if path not in self._directories:
-            raise FileNotFoundError(2, "No such file or directory", path)
-        if self._directories[path].names:
+        if self._directory(path).names:
             raise OSError(39, "Directory not empty", path)
         # As with new directories, the change is durable at once, including changes pending in the directory.
         parent, name = posixpath.split(path)
@@ -512,9 +522,7 @@ class SimDisk:
 
     def sync_directory(self, path: str) -> None:
         self.enter("sync_directory", path)
-        if path not in self._directories:
-            raise FileNotFoundError(2, "No such file or directory", path)
-        self._directories[path].sync()
+        self._directory(path).sync()
 
     def sync_many(self, files: Sequence[File], directories: Sequence[str]) -> None:
         for file in files:
@@ -545,15 +553,14 @@ class SimDisk:
 
     def device(self, path: str) -> int:
         self.enter("device", path)
-        if path != "." and path not in self._directories:
-            raise FileNotFoundError(2, "No such file or directory", path)
+        if path != ".":
+            self._directory(path)
         mounts = [mount for mount in self.devices if path == mount or path.startswith(f"{mount}/")]
         return self.devices[max(mounts, key=len)] if mounts else 0
 
     def lock_directory(self, path: str) -> _SimLock:
         self.enter("lock_directory", path)
-        if path not in self._directories:
-            raise FileNotFoundError(2, "No such file or directory", path)
+        self._directory(path)
         if path in self.locks:
             raise DirectoryInUse(f"{path} is in use by another process")
         self.locks[path] = None

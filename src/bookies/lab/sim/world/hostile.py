@@ -415,20 +415,10 @@ def _hang_up(connection: HostileConnection, response: Response) -> None:
 
 
 MISDEEDS: dict[str, Callable[[HostileConnection, Response], None]] = {
-    "wrong ids": _wrong_ids,
-    "wrong digest": _wrong_digest,
-    "wrong status": _wrong_status,
-    "wrong version": _wrong_version,
-    "flipped bits": _flipped_bits,
-    "random bytes": _random_bytes,
-    "random frame": _random_frame,
-    "unsolicited": _unsolicited,
-    "duplicated": _duplicated,
-    "replayed": _replayed,
-    "silence": _silence,
-    "oversize length": _oversize_length,
-    "endless frame": _endless_frame,
-    "truncated frame": _truncated_frame,
-    "slow drip": _slow_drip,
-    "hang up": _hang_up,
+    misdeed.__name__.strip("_").replace("_", " "): misdeed
+    for misdeed in (
+        *(_wrong_ids, _wrong_digest, _wrong_status, _wrong_version, _flipped_bits, _random_bytes, _random_frame),
+        *(_unsolicited, _duplicated, _replayed, _silence, _oversize_length, _endless_frame, _truncated_frame),
+        *(_slow_drip, _hang_up),
+    )
 }

@@ -16,6 +16,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
@@ -49,7 +50,10 @@ class Pipe:
         self.source, self.target = source, target
         self.ending: tuple[float, BaseException | None] | None = None  # after all chunks: end of file, or a reset
         self.is_silent = False  # broken: new data is dropped; data in flight arrives
+        self.is_paused = False  # the target does not read
         self.held_until = 0.0  # virtual time before which no data arrives
+        self.on_write: Callable[[Buffer], None] | None = None  # called with all data that the source sends
+        self.on_read: Callable[[int], None] | None = None  # called with the number of bytes the target receives next
         self._network = network
         self.gate: Gate | None = None
         self._last_arrival = 0.0
@@ -63,7 +67,7 @@ class Pipe:
         if self.is_silent or self.ending is not None:
             return
         network = self._network
-        if len(data) > 1 and network.random.random() < network.split_probability:
+        if len(data) > 1 and network.random.random() < network.conditions.split_probability:
             cut = network.random.randrange(1, len(data))
             self._append(data[:cut])
             self._append(data[cut:])
@@ -117,7 +121,7 @@ class Pipe:
     def schedule(self) -> None:
         if self._is_scheduled or self._network.is_blocked(self.source.host, self.target.host):
             return
-        if self.chunks and not self.target.is_reading_paused:
+        if self.chunks and not self.is_paused:
             when = self.chunks[0][0]
         elif self.ending is not None and not self.chunks:
             when = self.ending[0]
@@ -135,7 +139,7 @@ class Pipe:
         now = network.loop.time()
         if now < self.held_until:
             pass  # The hold began after this delivery was scheduled.
-        elif self.chunks and not self.target.is_reading_paused:
+        elif self.chunks and not self.is_paused:
             parts = []
             while self.chunks and self.chunks[0][0] <= now:
                 parts.append(self.chunks.popleft()[1])
@@ -163,9 +167,6 @@ class SimTransport(asyncio.Transport):
         self.host = host
         self.number = number
         self.owner = current_participant()
-        self.is_reading_paused = False
-        self.on_write: Callable[[Buffer], None] | None = None  # called with all sent data
-        self.on_read: Callable[[int], None] | None = None  # called with the number of bytes its owner receives next
         self.outgoing: Pipe
         self.incoming: Pipe
         self._network = network
@@ -175,7 +176,7 @@ class SimTransport(asyncio.Transport):
         self._is_lost = False
         self._is_ended = False
         self._is_writing_paused = False
-        self._high, self._low = WRITE_HIGH, WRITE_LOW
+        self._limits = WRITE_LOW, WRITE_HIGH
         self._addresses: tuple[tuple[str, int], tuple[str, int]] = ((host, 0), ("", 0))
 
     def __repr__(self) -> str:
@@ -199,8 +200,8 @@ class SimTransport(asyncio.Transport):
     def _hand_over(self, data: bytes) -> None:
         if self._is_closing or self._is_lost:
             return
-        if self.on_read is not None:
-            self.on_read(len(data))
+        if self.incoming.on_read is not None:
+            self.incoming.on_read(len(data))
         if not isinstance(self._protocol, asyncio.BufferedProtocol):
             self._protocol.data_received(data)
             return
@@ -224,7 +225,7 @@ class SimTransport(asyncio.Transport):
     def note_drained(self) -> None:
         """React to the arrival of data that this side has sent: resume writing, or finish closing."""
         left = self.get_write_buffer_size()
-        if self._is_writing_paused and left <= self._low:
+        if self._is_writing_paused and left <= self._limits[0]:
             self._is_writing_paused = False
             if not self._is_lost:
                 self._call(self._protocol.resume_writing)
@@ -257,13 +258,13 @@ class SimTransport(asyncio.Transport):
         if self._is_closing or self._is_ended:
             return
         if data:
-            if self.on_write is not None:
-                self.on_write(data)
+            if self.outgoing.on_write is not None:
+                self.outgoing.on_write(data)
             self.outgoing.send(bytes(data))
-            network = self._network
-            if network.repeat_probability > 0 and network.random.random() < network.repeat_probability:
+            network, probability = self._network, self._network.conditions.repeat_probability
+            if probability > 0 and network.random.random() < probability:
                 network.repeat_later(self, bytes(data))
-            if not self._is_writing_paused and self.get_write_buffer_size() > self._high:
+            if not self._is_writing_paused and self.get_write_buffer_size() > self._limits[1]:
                 self._is_writing_paused = True
                 self._protocol.pause_writing()
 
@@ -278,21 +279,21 @@ class SimTransport(asyncio.Transport):
         return True
 
     def pause_reading(self) -> None:
-        self.is_reading_paused = True
+        self.incoming.is_paused = True
 
     def resume_reading(self) -> None:
-        self.is_reading_paused = False
+        self.incoming.is_paused = False
         self.incoming.schedule()
 
     def is_reading(self) -> bool:
-        return not self.is_reading_paused and not self._is_closing
+        return not self.incoming.is_paused and not self._is_closing
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._high = high if high is not None else (4 * low if low is not None else WRITE_HIGH)
-        self._low = low if low is not None else self._high // 4
+        high = high if high is not None else (4 * low if low is not None else WRITE_HIGH)
+        self._limits = (low if low is not None else high // 4), high
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low, self._high
+        return self._limits
 
     def get_write_buffer_size(self) -> int:
         return max(0, self.outgoing.size - SOCKET_BUFFER_SIZE)
@@ -346,21 +347,38 @@ class SimListener:
         await asyncio.sleep(0)
 
 
-class SimNetwork:
-    """All hosts and connections of one simulation. Each participant uses it through `port(host)`.
+@dataclass
+class Conditions:
+    """How the network treats data.
 
     `delay_ms`: minimum and mean additional one-way delay. `split_probability`: of a write that arrives in two parts.
     `stall_probability`: of a write that takes about `stall_ms` longer and delays all later data on its connection.
+    `repeat_probability`: of messages that arrive a second time, perhaps much later. `slow`: host -> factor of its
+    delays. `held_new`: host -> virtual time before which no data arrives on its new connections.
     """
+
+    delay_ms: tuple[float, float] = (0.05, 0.3)
+    split_probability: float = 0.1
+    stall_probability: float = 0.0
+    stall_ms: float = 300.0
+    repeat_probability: float = 0.0
+    slow: dict[str, float] = field(default_factory=dict)
+    held_new: dict[str, float] = field(default_factory=dict)
+
+    def heal(self) -> None:
+        """End stalls, repetitions, slow hosts and holds."""
+        self.stall_probability = self.repeat_probability = 0.0
+        self.slow.clear()
+        self.held_new.clear()
+
+
+class SimNetwork:
+    """All hosts and connections of one simulation. Each participant uses it through `port(host)`."""
 
     def __init__(self, loop: SimLoop, trace: Trace, random: Random) -> None:
         self.loop = loop
         self.random = random
-        self.delay_ms = (0.05, 0.3)
-        self.split_probability = 0.1
-        self.stall_probability = 0.0
-        self.stall_ms = 300.0
-        self.repeat_probability = 0.0  # of messages that arrive a second time, perhaps much later
+        self.conditions = Conditions()
         self.statistics = {"connections": 0, "refused": 0, "cut": 0, "bytes": 0}
         self.on_join: Callable[[SimTransport, SimTransport], None] | None = None  # called for each new connection
         self.on_delivery: Callable[[str, str], None] | None = None  # called with (source, target) after each delivery
@@ -368,8 +386,6 @@ class SimNetwork:
         self._listeners: dict[tuple[str, int], SimListener] = {}
         self._transports: dict[int, SimTransport] = {}
         self._blocked: dict[tuple[str, str], int] = {}
-        self._slow: dict[str, float] = {}
-        self._held_new: dict[str, float] = {}
         self._healing: list[asyncio.Future[None]] = []
         self._half_open: list[Pipe] = []  # broken, and the target does not know yet
         self._next_number = 0
@@ -393,13 +409,11 @@ class SimNetwork:
 
     def heal(self) -> None:
         """End all partitions, slow hosts, stalls and holds, and report all half-open connections."""
-        self.stall_probability = self.repeat_probability = 0.0
+        self.conditions.heal()
         for transport in self._transports.values():
             transport.incoming.end_hold()
             transport.outgoing.end_hold()
         self._blocked.clear()
-        self._slow.clear()
-        self._held_new.clear()
         self._release()
         self.report_half_open()
 
@@ -417,10 +431,7 @@ class SimNetwork:
 
     def slow_down(self, host: str, factor: float) -> None:
         """Multiply the delays from and to a host. `factor`: 1 restores the normal delays."""
-        if factor == 1:
-            self._slow.pop(host, None)
-        else:
-            self._slow[host] = factor
+        self.conditions.slow[host] = factor
 
     def repeat_later(self, transport: SimTransport, data: bytes) -> None:
         """Send `data` a second time, after or between later frames, if it consists of whole frames."""
@@ -437,7 +448,7 @@ class SimNetwork:
 
     def hold_new(self, host: str, duration_s: float) -> None:
         """Hold the data that a host sends on connections that it opens from now on, for `duration_s`."""
-        self._held_new[host] = self.loop.time() + duration_s
+        self.conditions.held_new[host] = self.loop.time() + duration_s
 
     def connections(self, host: str | None = None) -> list[SimTransport]:
         """Return all open transports, oldest first. `host`: only those of this host."""
@@ -489,11 +500,12 @@ class SimNetwork:
 
     # -- used by the ports and transports ------------------------------------------------------------------------
     def arrival_time(self, source: str, target: str) -> float:
-        least, mean = self.delay_ms
-        factor = max(self._slow.get(source, 1.0), self._slow.get(target, 1.0))
+        conditions = self.conditions
+        least, mean = conditions.delay_ms
+        factor = max(conditions.slow.get(source, 1.0), conditions.slow.get(target, 1.0))
         delay_ms = factor * (least + self.random.expovariate(1 / mean))
-        if self.random.random() < self.stall_probability:
-            delay_ms += self.random.expovariate(1 / self.stall_ms)
+        if self.random.random() < conditions.stall_probability:
+            delay_ms += self.random.expovariate(1 / conditions.stall_ms)
         return self.loop.time() + delay_ms / 1000
 
     def note_delivery(self, source: SimTransport, target: SimTransport, data: bytes) -> None:
@@ -538,7 +550,7 @@ class SimNetwork:
         far.owner = listener.owner
         near.outgoing = far.incoming = Pipe(self, near, far)
         far.outgoing = near.incoming = Pipe(self, far, near)
-        near.outgoing.held_until = self._held_new.get(client, 0.0)
+        near.outgoing.held_until = self.conditions.held_new.get(client, 0.0)
         self._transports[near.number] = near
         self._transports[far.number] = far
         if self.on_join is not None:

@@ -13,7 +13,7 @@ import functools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bookies.errors import ClientClosed, MetadataCorrupt, MetadataError
 from bookies.lab.sim.world.loop import SimLoop
@@ -27,7 +27,8 @@ from bookies.metadata.interface.driver import BookieSet, Versioned
 from bookies.metadata.shared.nodes import Change, Key, Nodes, Outcome, Put, Table
 from bookies.metadata.shared.recovery import Node, NodeStore, SharedRecovery
 from bookies.metadata.shared.store_recovery import StoreNodes
-from bookies.model import BookieMode, LedgerMetadata
+from bookies.model import BookieId, BookieMode, LedgerMetadata
+from bookies.protocol.quorums import write_set
 from bookies.runtime.tasks import Tasks
 
 T = TypeVar("T")
@@ -38,14 +39,23 @@ UPDATES = ("write_ledger", "write_record")  # operations that a fault can delay,
 _IS_IN_STORE = contextvars.ContextVar("code runs in the store", default=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One committed record of a ledger. `after` is None when it was deleted."""
+@dataclass(frozen=True)
+class CommitOf(Generic[T]):
+    """One committed record. `after` is None when it was deleted."""
 
     at_s: float
     author: str
-    before: LedgerMetadata | None
-    after: LedgerMetadata | None
+    before: T | None
+    after: T | None
+
+
+Commit = CommitOf[LedgerMetadata]
+
+
+def write_set_of(record: LedgerMetadata, entry_id: int) -> list[BookieId]:
+    """Return the bookies that a record lists for an entry, in the order of the entry's write set."""
+    ensemble = record.ensemble_at(entry_id)
+    return [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]
 
 
 class SimStore:
@@ -61,7 +71,7 @@ class SimStore:
         self._versions: dict[str | int, list[tuple[int, Any]]] = {}  # ledger or name -> its last two, with versions
         self.commits: dict[int, list[Commit]] = {}
         self.on_commit: Callable[[Commit], None] | None = None
-        self.record_commits: dict[str, list[RecordCommit]] = {}
+        self.record_commits: dict[str, list[CommitOf[bytes]]] = {}
         self.on_request: Callable[[str], None] | None = None  # called with the requesting host
         self.on_recovery: Callable[[str, str, str], None] | None = None  # (host, operation, place of auto-recovery)
         self.on_cookie_deleted: Callable[[str, str], None] | None = None  # (host, bookie)
@@ -113,18 +123,8 @@ class SimStore:
         """Record the commit of a named record. `after`: None if the record was deleted."""
         history = self.record_commits.setdefault(name, [])
         before = history[-1].after if history else None
-        history.append(RecordCommit(self.loop.time(), author, before, after))
+        history.append(CommitOf(self.loop.time(), author, before, after))
         self.trace.note(author, f"commits {name} {after.decode()}" if after is not None else f"deletes {name}")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordCommit:
-    """One committed named record. `after` is None when it was deleted."""
-
-    at_s: float
-    author: str
-    before: bytes | None
-    after: bytes | None
 
 
 def _travelling(interface: type) -> Callable[[type[D]], type[D]]:

@@ -19,15 +19,15 @@ Source: client-protocol 8.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bookies.bookie.server import BookieServer
 from bookies.bookie.storage_port import Storage
 from bookies.errors import LedgerUnknownToBookie
 from bookies.kernels import Adds
-from bookies.lab.sim.world.sim_metadata import Commit, SimStore
+from bookies.lab.sim.world.sim_metadata import Commit, SimStore, write_set_of
 from bookies.lab.sim.world.storage_wrapper import StorageWrapper
 from bookies.model import BookieId, LedgerMetadata, LedgerState
-from bookies.protocol.quorums import write_set
 from bookies.protocol.quorums.quorum import stored_ids
 from bookies.storage.engine.store_writes import AddsDone, RefusedAdds
 from bookies.storage.journal.journal import Done
@@ -152,11 +152,9 @@ class Witness:
         )
 
     def _forget(self, bookie: str, ledger_id: int) -> None:
-        for entries in (self._held, self._promised, self._unsynced):
-            entries.pop((bookie, ledger_id), None)
-        self._fenced.pop((bookie, ledger_id), None)
-        self._acknowledged_lacs.pop((bookie, ledger_id), None)
-        self._explicit_lacs.pop((bookie, ledger_id), None)
+        known: tuple[dict[tuple[str, int], Any], ...] = (self._held, self._promised, self._unsynced, self._fenced)
+        for promises in (*known, self._acknowledged_lacs, self._explicit_lacs):
+            promises.pop((bookie, ledger_id), None)
 
     def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
         return entry_id in self._held.get((bookie, ledger_id), ())
@@ -178,28 +176,23 @@ class Witness:
         record = self._writers_record(ledger_id)
         if record is None:
             return False
-        ensemble = record.ensemble_at(entry_id)
-        positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
-        return (
-            sum(entry_id in held.get((ensemble[position], ledger_id), ()) for position in positions)
-            >= record.ack_quorum
-        )
+        members = write_set_of(record, entry_id)
+        return sum(entry_id in held.get((bookie, ledger_id), ()) for bookie in members) >= record.ack_quorum
 
     def acknowledged_by(self, ledger_id: int, entry_id: int) -> list[BookieId]:
         """Return the bookies that have acknowledged an entry to the writer, of those that its record lists for it."""
         record = self._writers_record(ledger_id)
         if record is None:
             return []
-        ensemble = record.ensemble_at(entry_id)
-        members = [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]
+        members = write_set_of(record, entry_id)
         return [bookie for bookie in members if entry_id in self._promised.get((bookie, ledger_id), ())]
 
     def _writers_record(self, ledger_id: int) -> LedgerMetadata | None:
         """Return the last committed record before any recovery."""
-        for commit in reversed(self._store.commits.get(ledger_id, [])):
-            if commit.after is not None and commit.after.state is LedgerState.OPEN:
-                return commit.after
-        return None
+        commits = reversed(self._store.commits.get(ledger_id, []))
+        return next(
+            (commit.after for commit in commits if commit.after and commit.after.state is LedgerState.OPEN), None
+        )
 
     def check_acknowledgement(self, ledger_id: int, first: int, last: int) -> None:
         """Check I-9 and I-25: entries first..last are about to be acknowledged to an application as durable."""
@@ -207,17 +200,10 @@ class Witness:
         if record is None:
             return  # The reply to its creation was lost.
         for entry_id in range(first, last + 1):
-            ensemble = record.ensemble_at(entry_id)
-            positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
-            holders = [
-                ensemble[position] for position in positions if self._holds(ensemble[position], ledger_id, entry_id)
-            ]
+            holders = [name for name in write_set_of(record, entry_id) if self._holds(name, ledger_id, entry_id)]
             if len(holders) < record.ack_quorum:
-                self.report(
-                    "I-9",
-                    f"entry {entry_id} of ledger {ledger_id} is acknowledged, but of {', '.join(ensemble)} only "
-                    f"{holders} hold it; the ack quorum is {record.ack_quorum}",
-                )
+                text = f"entry {entry_id} of ledger {ledger_id} is acknowledged, but only {holders} hold it, of "
+                self.report("I-9", f"{text}{record.ensemble_at(entry_id)}; the ack quorum is {record.ack_quorum}")
 
     def check_commit(self, commit: Commit, confirmed: int) -> None:
         """Check I-5, I-8 and I-18. `confirmed`: number of acknowledged entries of the ledger."""
@@ -262,12 +248,10 @@ class Witness:
         record = self._writers_record(closed.ledger_id)
         assert record is not None
         ledger_id, entry_id = closed.ledger_id, closed.last_entry_id + 1
-        ensemble = record.ensemble_at(entry_id)
         able = [
-            ensemble[position]
-            for position in write_set(entry_id, record.ensemble_size, record.write_quorum)
-            if (ensemble[position], ledger_id) not in self._fenced
-            or entry_id in self._promised.get((ensemble[position], ledger_id), ())
+            bookie
+            for bookie in write_set_of(record, entry_id)
+            if not self.has_fenced(bookie, ledger_id) or entry_id in self._promised.get((bookie, ledger_id), ())
         ]
         if len(able) >= record.ack_quorum:
             self.report("I-5", f"ledger {ledger_id} is closed at {entry_id - 1}, but {able} may confirm {entry_id}")
