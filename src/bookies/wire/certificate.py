@@ -79,7 +79,7 @@ def parse_certificate(data: bytes) -> Certificate:
     """Parse the DER form. Raises `InvalidArgument` when it is malformed."""
     try:
         return _parse(data)
-    except (ValueError, IndexError, StopIteration) as error:
+    except (ValueError, IndexError) as error:
         raise InvalidArgument(f"not an X.509 certificate: {error!r}") from error
 
 
@@ -133,9 +133,9 @@ def _parts(data: bytes) -> list[_Value]:
 
 
 def _one(data: bytes, tag: int) -> bytes:
-    value = next(_values(data))
-    if value.tag != tag:
-        raise ValueError(f"tag {value.tag:#x}")
+    value = next(_values(data), None)
+    if value is None or value.tag != tag:
+        raise ValueError("nothing" if value is None else f"tag {value.tag:#x}")
     return value.content
 
 
