@@ -16,7 +16,6 @@ import re
 import resource
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +31,8 @@ INTERRUPTED: list[int] = []
 ENDED = (0, 72)  # exit codes of libFuzzer without a finding: by itself, interrupted
 EXECUTED = re.compile(r"stat::number_of_executed_units: (\d+)")
 
+if "--sanitized" in sys.argv:
+    sanitized.restart()  # before anything is imported that this program would import again
 os.environ["BOOKIES_KERNELS"] = "python"  # instrumented, so that what they distinguish guides the search
 with atheris.instrument_imports(include=["bookies"], enable_loader_override=False):
     from tests.fuzz import corpus
@@ -104,12 +105,8 @@ def _fuzz(target: Target, seconds: float, arguments: Sequence[str], log: pathlib
             os.kill(os.getpid(), signal.SIGINT)
 
     limits = [f"-timeout={INPUT_S_MAX}", f"-rss_limit_mb={0 if sanitized.is_active() else MEMORY_MB_MAX}"]
-    try:
-        atheris.Setup([sys.argv[0], f"-max_len={target.size_max}", "-print_final_stats=1", *limits, *arguments], run)
-        atheris.Fuzz()
-    finally:
-        traceback.print_exc()
-        os._exit(1)
+    atheris.Setup([sys.argv[0], f"-max_len={target.size_max}", "-print_final_stats=1", *limits, *arguments], run)
+    atheris.Fuzz()  # after a finding libFuzzer writes the input when the process exits
 
 
 def table(results: Sequence[Result]) -> str:
@@ -146,8 +143,7 @@ def main() -> int:
         TARGETS[names[0]].run(pathlib.Path(arguments.replay).read_bytes())
         return 0
     if arguments.sanitized:
-        names = [name for name in names if name.startswith("kernel-")]
-        sanitized.restart()
+        assert sanitized.is_active()
     signal.signal(signal.SIGINT, lambda number, frame: INTERRUPTED.append(number))
     seconds, results = arguments.minutes * 60 / len(names), list[Result]()
     for name in names:

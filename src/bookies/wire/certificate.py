@@ -7,7 +7,6 @@ This module verifies nothing; OpenSSL does, but reports nothing about a certific
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime
 import ipaddress
 import re
@@ -70,7 +69,7 @@ def pem_blocks(text: str) -> list[tuple[str, bytes]]:
         lines = [line for line in body.splitlines() if line and ":" not in line]  # Old keys have headers.
         try:
             blocks.append((label, base64.b64decode("".join(lines), validate=True)))
-        except binascii.Error as error:
+        except ValueError as error:
             raise InvalidArgument(f"the block {label} is not base64: {error}") from error
     return blocks
 

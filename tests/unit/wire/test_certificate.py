@@ -70,8 +70,9 @@ def test_what_is_no_certificate(tmp_path: pathlib.Path) -> None:
         with pytest.raises(InvalidArgument):
             parse_certificate(data[:cut])
     assert pem_blocks("nothing") == []
-    with pytest.raises(InvalidArgument, match="base64"):
-        pem_blocks("-----BEGIN X-----\n!!!\n-----END X-----")
+    for body in ("!!!", "\N{BULLET}"):
+        with pytest.raises(InvalidArgument, match="base64"):
+            pem_blocks(f"-----BEGIN X-----\n{body}\n-----END X-----")
 
 
 @given(st.binary(max_size=80))
