@@ -48,7 +48,7 @@ def _reached(target: Target, data: bytes) -> set[Step]:
 
     def called(frame: FrameType, event: str, argument: Any) -> Any:
         name, last = frame.f_code.co_filename, 0
-        if "/bookies/" not in name:
+        if "/src/bookies/" not in name:
             return None
 
         def moved(frame: FrameType, event: str, argument: Any) -> Any:
