@@ -72,7 +72,7 @@ def search(target: Target, seconds: float, seed: int) -> Result:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     child = os.fork()
     if not child:
-        _fuzz(target, seconds, [f"-seed={seed}", f"-artifact_prefix={findings}/", str(inputs)], log)
+        _fuzz(target, seconds, findings, [f"-seed={seed}", str(inputs)], log)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     text = log.read_text(errors="replace")
@@ -89,7 +89,7 @@ def search(target: Target, seconds: float, seed: int) -> Result:
     return result
 
 
-def _fuzz(target: Target, seconds: float, arguments: Sequence[str], log: pathlib.Path) -> None:
+def _fuzz(target: Target, seconds: float, findings: pathlib.Path, arguments: Sequence[str], log: pathlib.Path) -> None:
     """Run libFuzzer in this process, which ends with it."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for descriptor in (1, 2):
@@ -104,8 +104,10 @@ def _fuzz(target: Target, seconds: float, arguments: Sequence[str], log: pathlib
         if count % LOOK_EVERY == 0 and sum(os.times()[:2]) - sum(started[:2]) > seconds:
             os.kill(os.getpid(), signal.SIGINT)
 
-    limits = [f"-timeout={INPUT_S_MAX}", f"-rss_limit_mb={0 if sanitized.is_active() else MEMORY_MB_MAX}"]
-    atheris.Setup([sys.argv[0], f"-max_len={target.size_max}", "-print_final_stats=1", *limits, *arguments], run)
+    if sanitized.is_active():
+        sanitized.mutate(target, seconds, BUILD / "guided" / target.name / "inputs", findings)
+    options = [f"-timeout={INPUT_S_MAX}", f"-rss_limit_mb={MEMORY_MB_MAX}", f"-artifact_prefix={findings}/"]
+    atheris.Setup([sys.argv[0], f"-max_len={target.size_max}", "-print_final_stats=1", *options, *arguments], run)
     atheris.Fuzz()  # after a finding libFuzzer writes the input when the process exits
 
 
