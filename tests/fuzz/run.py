@@ -27,7 +27,8 @@ INPUT_S_MAX = 20  # for one input, wall clock
 MEMORY_MB_MAX = 1024  # of one process
 LOOK_EVERY = 64  # executions between two looks at the clock
 STATUS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+) ft: (\d+) corp: (\d+)")
-INTERRUPTED: list[int] = []
+INTERRUPTED: list[int] = []  # signals received
+CHILDREN: list[int] = []  # the process that fuzzes
 ENDED = (0, 72)  # exit codes of libFuzzer without a finding: by itself, interrupted
 EXECUTED = re.compile(r"stat::number_of_executed_units: (\d+)")
 
@@ -73,7 +74,9 @@ def search(target: Target, seconds: float, seed: int) -> Result:
     child = os.fork()
     if not child:
         _fuzz(target, seconds, findings, [f"-seed={seed}", str(inputs)], log)
+    CHILDREN.append(child)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    CHILDREN.remove(child)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     text = log.read_text(errors="replace")
     result = Result(target.name, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
@@ -94,6 +97,7 @@ def _fuzz(target: Target, seconds: float, findings: pathlib.Path, arguments: Seq
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # libFuzzer's own handler prints how far it got
     started, count = os.times(), 0
 
@@ -109,6 +113,13 @@ def _fuzz(target: Target, seconds: float, findings: pathlib.Path, arguments: Seq
     options = [f"-timeout={INPUT_S_MAX}", f"-rss_limit_mb={MEMORY_MB_MAX}", f"-artifact_prefix={findings}/"]
     atheris.Setup([sys.argv[0], f"-max_len={target.size_max}", "-print_final_stats=1", *options, *arguments], run)
     atheris.Fuzz()  # after a finding libFuzzer writes the input when the process exits
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Let the current target print how far it got, and end the run after it."""
+    INTERRUPTED.append(number)
+    for child in CHILDREN:
+        os.kill(child, signal.SIGINT)
 
 
 def table(results: Sequence[Result]) -> str:
@@ -146,7 +157,8 @@ def main() -> int:
         return 0
     if arguments.sanitized:
         assert sanitized.is_active()
-    signal.signal(signal.SIGINT, lambda number, frame: INTERRUPTED.append(number))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     seconds, results = arguments.minutes * 60 / len(names), list[Result]()
     for name in names:
         print(f"{name}: {seconds:.0f} s", file=sys.stderr)
