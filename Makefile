@@ -11,7 +11,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -32,6 +32,13 @@ PROTOCOL_TESTS := tests/unit/protocol tests/scenarios $(addprefix tests/property
 coverage: $(VENV)/.dev
 	@$(BIN)/python -m coverage run -m pytest -q -n 0 $(PROTOCOL_TESTS) $(ARGS)
 	@$(BIN)/python -m coverage report
+
+# Decoders of what others wrote, on inputs that coverage guides; the compiled kernels with sanitizers against Python's.
+fuzz: $(VENV)/.dev $(VENV)/.fuzz
+	@$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(if $(TARGET),--targets $(TARGET)) $(ARGS)
+
+fuzz-native: $(VENV)/.dev $(VENV)/.fuzz
+	@$(BIN)/python -m tests.fuzz.run --sanitized --minutes $(MINUTES) $(if $(TARGET),--targets $(TARGET)) $(ARGS)
 
 # Every topology of up to 8 bookies, 3 racks and 2 regions, against trying everything.
 placement: $(VENV)/.dev
@@ -117,6 +124,10 @@ $(VENV)/bin/python:
 $(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing bookies and its development tools ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' && touch $@
+
+$(VENV)/.fuzz: pyproject.toml $(KERNELS) | $(VENV)/bin/python
+	@echo "installing the fuzzer ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[fuzz]' && touch $@
 
 $(VENV)/.connect: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing what Spark Connect needs ..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,34 @@ def test_the_journal_goes_on_in_prepared_files_and_recycles_retired_ones(machine
     assert subject.live(lambda store, promises: promises.check(store))
     left = [path for path in subject.disk.files("/journal0") if path.endswith(preallocated_journal.SUFFIX)]
     assert not left, "what an earlier process prepared stays behind"
+
+
+def test_a_retired_file_is_overwritten_only_after_its_new_name_is_durable(
+    machine: Any, body: Callable[..., bytes]
+) -> None:
+    """Otherwise a power failure could leave zeros under the name of a journal, which a start takes for damage."""
+    subject = machine(journal_backups_max=0, is_logging=True)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {0: body(1, 0, size=200)})
+        await store.checkpoint()  # retires the journal of the life before
+        for entry_id in range(1, GROUPS):
+            await promises.add(store, 1, {entry_id: body(1, entry_id, size=200)})
+            await asyncio.sleep(0.02)
+
+    assert subject.live(script)
+    assert subject.live(script)
+    renamed: set[str] = set()
+    overwritten = 0
+    for call in subject.disk.log:
+        if call.operation == "rename" and call.path.endswith(".txn"):
+            renamed.add(call.target)
+        elif call.operation == "sync_directory":
+            renamed = {path for path in renamed if posixpath.dirname(path) != call.path}
+        elif call.operation == "pwrite" and call.path.endswith(preallocated_journal.SUFFIX):
+            assert call.path not in renamed
+            overwritten += 1
+    assert overwritten
 
 
 @pytest.mark.parametrize("every", [1, 5])

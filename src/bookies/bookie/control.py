@@ -13,6 +13,7 @@ import posixpath
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import BookKeeperError, InvalidArgument, StorageError
 from bookies.runtime.ports import Listener, Runtime
 from bookies.storage.disks.directories import CONTROL_FILE
@@ -156,13 +157,13 @@ class ControlServer:
 
     async def _answer(self, line: bytes) -> dict[str, object]:
         try:
-            request = json.loads(line)
+            request = parse_json(line)
             token, name, arguments = request["token"], request["call"], request.get("arguments", {})
         except (ValueError, KeyError, TypeError, AttributeError):
             return {"error": "not a request"}
         if token != self._token:
             return {"error": "wrong token: the bookie has restarted since the token was read"}
-        call = self._calls.get(name)
+        call = self._calls.get(name) if isinstance(name, str) else None
         if call is None:
             return {"error": f"no call named {name!r}; available: {', '.join(self._calls)}"}
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from bookies.config import BookieConfig
+from bookies.encoding.documents import parse_toml
 from bookies.errors import ConfigError, InvalidArgument
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Encryption, Runtime, TlsFiles
@@ -111,9 +112,7 @@ def _encryption(runtime: Runtime, config: BookieConfig) -> Encryption | None:
 def read_users(disk: Disk, path: str) -> dict[str, str]:
     """Return password by user, from the table [users] of a TOML file. Raises `ConfigError`, which names no password."""
     try:
-        import tomllib  # few bookies have such a file
-
-        document = tomllib.loads(disk.read_bytes(path).decode("utf-8"))
+        document = parse_toml(disk.read_bytes(path))
     except OSError as error:
         raise ConfigError(f"sasl_users_file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:

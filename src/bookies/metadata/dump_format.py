@@ -16,10 +16,10 @@ empty. A ledger whose record cannot be read is `{"kind": "damaged", "ledger": ..
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, MetadataCorrupt
 from bookies.metadata.formats import pack_ledger
 from bookies.metadata.formats.recovery_items import RecoverySettings, UnderReplicated
@@ -76,7 +76,7 @@ def pack_item(item: Item, *, passwords: bool) -> dict[str, Any]:
 def parse_line(text: str) -> dict[str, Any]:
     """Parse a line of a dump. Raises `InvalidArgument` for any other text."""
     try:
-        line = json.loads(text)
+        line = parse_json(text)
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
             raise ValueError("it has no kind")
     except (ValueError, RecursionError) as error:

@@ -7,7 +7,6 @@ This module verifies nothing; OpenSSL does, but reports nothing about a certific
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime
 import ipaddress
 import re
@@ -70,7 +69,7 @@ def pem_blocks(text: str) -> list[tuple[str, bytes]]:
         lines = [line for line in body.splitlines() if line and ":" not in line]  # Old keys have headers.
         try:
             blocks.append((label, base64.b64decode("".join(lines), validate=True)))
-        except binascii.Error as error:
+        except ValueError as error:
             raise InvalidArgument(f"the block {label} is not base64: {error}") from error
     return blocks
 
@@ -79,7 +78,7 @@ def parse_certificate(data: bytes) -> Certificate:
     """Parse the DER form. Raises `InvalidArgument` when it is malformed."""
     try:
         return _parse(data)
-    except (ValueError, IndexError, StopIteration) as error:
+    except (ValueError, IndexError) as error:
         raise InvalidArgument(f"not an X.509 certificate: {error!r}") from error
 
 
@@ -133,9 +132,9 @@ def _parts(data: bytes) -> list[_Value]:
 
 
 def _one(data: bytes, tag: int) -> bytes:
-    value = next(_values(data))
-    if value.tag != tag:
-        raise ValueError(f"tag {value.tag:#x}")
+    value = next(_values(data), None)
+    if value is None or value.tag != tag:
+        raise ValueError("nothing" if value is None else f"tag {value.tag:#x}")
     return value.content
 
 

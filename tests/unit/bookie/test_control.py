@@ -170,3 +170,14 @@ def test_every_ledger_directory_says_where_and_one_that_cannot_stops_nothing(
         assert files["/ledgers/control.json"] == files["/second/control.json"]
 
     world.run(body)
+
+
+def test_every_line_is_answered(world: World) -> None:
+    async def body(world: World) -> None:
+        await world.start(**SETTINGS)
+        caller, token = await caller_of(world)
+        unhashable = json.dumps({"token": token, "call": []}).encode()
+        for line in (unhashable, b"[" * 20_000, b"1e999", b"\xff", b""):
+            assert "error" in await asyncio.wait_for(caller.ask(line), 5)
+
+    world.run(body)

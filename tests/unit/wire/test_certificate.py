@@ -70,11 +70,25 @@ def test_what_is_no_certificate(tmp_path: pathlib.Path) -> None:
         with pytest.raises(InvalidArgument):
             parse_certificate(data[:cut])
     assert pem_blocks("nothing") == []
-    with pytest.raises(InvalidArgument, match="base64"):
-        pem_blocks("-----BEGIN X-----\n!!!\n-----END X-----")
+    for body in ("!!!", "\N{BULLET}"):
+        with pytest.raises(InvalidArgument, match="base64"):
+            pem_blocks(f"-----BEGIN X-----\n{body}\n-----END X-----")
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes(data: bytes) -> None:
     with pytest.raises(InvalidArgument):
         parse_certificate(data)
+
+
+def test_an_empty_list_of_extensions() -> None:
+    def der(tag: int, *parts: bytes) -> bytes:
+        return bytes([tag, sum(map(len, parts))]) + b"".join(parts)
+
+    oid, name = der(0x06, b"\x2a\x03"), der(0x30)
+    times = der(0x30, der(0x17, b"260101000000Z"), der(0x17, b"270101000000Z"))
+    key = der(0x30, der(0x30, oid), der(0x03, b"\0"))
+    for extensions in (der(0xA3), der(0xA3, der(0x31))):
+        body = der(0x30, der(0x02, b"\x01"), der(0x30, oid), name, times, name, key, extensions)
+        with pytest.raises(InvalidArgument, match="not an X"):
+            parse_certificate(der(0x30, body, der(0x30, oid), der(0x03, b"\0")))

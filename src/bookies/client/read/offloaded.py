@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from bookies.client.base import EntryBatch
+from bookies.encoding.documents import parse_json
 from bookies.errors import DigestMismatch, NotSupported, ReadFailed
 from bookies.kernels import crc32c, verify_records
 from bookies.model import ENTRY_HEADER_SIZE, DigestType, LedgerMetadata
@@ -78,7 +79,7 @@ class Index:
 
 def parse_index(data: bytes) -> Index:
     """Parse an index. Raises ValueError, TypeError, KeyError."""
-    content = json.loads(data)
+    content = parse_json(data)
     groups = tuple(Group(**group) for group in content["groups"])
     return Index(int(content["ledger"]), str(content["attempt"]), groups)
 

@@ -7,12 +7,12 @@ transport calls the `Connection` as if the connection were new. Source: wire-pro
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from collections.abc import Sequence
 from typing import cast
 
 from bookies.client.transport.connection import Connection
 from bookies.config import ClientConfig
+from bookies.encoding.documents import parse_toml
 from bookies.errors import BookieUnreachable, BookKeeperError, ConfigError, RemoteProtocolError, TlsFailed
 from bookies.runtime.ports import Disk, Encryption, Runtime, TlsFiles
 from bookies.wire import v2, v3
@@ -192,7 +192,7 @@ def _encryption(runtime: Runtime, config: ClientConfig) -> Encryption | None:
 def read_credentials(disk: Disk, path: str) -> tuple[str, str]:
     """Return user and password from a TOML file. Raises `ConfigError`, whose message contains no password."""
     try:
-        settings = tomllib.loads(disk.read_bytes(path).decode("utf-8"))
+        settings = parse_toml(disk.read_bytes(path))
     except OSError as error:
         raise ConfigError(f"sasl_file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -129,7 +129,10 @@ def parse_answer(data: bytes, operations: tuple[Sequence[Operation], Sequence[Op
     if len(results) != len(done):
         raise ValueError(f"{len(results)} results of {len(done)} operations")
     items = [_items(result) for result, operation in zip(results, done, strict=True) if isinstance(operation, Get)]
-    return Answer(is_met, _number(_messages(fields, "header")[0], "revision"), items)
+    headers = _messages(fields, "header")
+    if not headers:
+        raise ValueError("no header")
+    return Answer(is_met, _number(headers[0], "revision"), items)
 
 
 def _items(result: Message) -> list[KeyValue]:
@@ -137,7 +140,7 @@ def _items(result: Message) -> list[KeyValue]:
 
 
 def _key_value(fields: dict[str, Value]) -> KeyValue:
-    key, value = fields["key"], fields.get("value", b"")
+    key, value = fields.get("key", b""), fields.get("value", b"")
     assert isinstance(key, bytes)
     assert isinstance(value, bytes)
     numbers = (fields.get(name, 0) for name in ("create_revision", "mod_revision", "version", "lease"))

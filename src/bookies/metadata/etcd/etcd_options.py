@@ -13,9 +13,9 @@ Secrets are in a file because URIs are printed and logged. Source: metadata 10.
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
+from bookies.encoding.documents import parse_toml
 from bookies.errors import ConfigError
 from bookies.metadata.etcd.etcd_port import Credentials
 from bookies.runtime.ports import Disk
@@ -32,7 +32,7 @@ def read_options(disk: Disk, path: str | None) -> Credentials:
     if path is None:
         return Credentials()
     try:
-        options = tomllib.loads(_read(disk, path, "the options of etcd").decode("utf-8"))
+        options = parse_toml(_read(disk, path, "the options of etcd"))
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     _check(path, "", options, _TOP)

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import MetadataCorrupt, RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.interface.driver import MetadataDriver
 from bookies.model import BookieId
@@ -77,7 +78,7 @@ def pack(places: Mapping[BookieId, BookiePlace]) -> bytes:
 def parse(data: bytes) -> dict[BookieId, BookiePlace]:
     """Read the record. Raises `MetadataCorrupt`."""
     try:
-        record = json.loads(data)
+        record = parse_json(data)
         if record["format"] != FORMAT:
             raise MetadataCorrupt(
                 f"the places of bookies, the record {NAME}, have format {record['format']}, which a later version of "

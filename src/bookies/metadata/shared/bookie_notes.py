@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, MetadataCorrupt, RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.formats.serde import is_bookie_id
 from bookies.metadata.interface import MetadataDriver, Watch
@@ -223,7 +224,7 @@ def pack(notes: Mapping[BookieId, Note]) -> bytes:
 def parse(data: bytes) -> dict[BookieId, Note]:
     """Read the record; unknown fields are ignored. Raises `MetadataCorrupt`."""
     try:
-        record = json.loads(data)
+        record = parse_json(data)
         if record["format"] != FORMAT:
             raise MetadataCorrupt(
                 f"the notes of bookies, the record {NAME}, have format {record['format']}, which a later version of "

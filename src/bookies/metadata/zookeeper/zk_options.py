@@ -16,9 +16,9 @@ Secrets are in a file because URIs are printed and logged. Source: metadata 2.5.
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
+from bookies.encoding.documents import parse_toml
 from bookies.errors import ConfigError
 from bookies.metadata.zookeeper.zookeeper_port import Credentials
 from bookies.runtime.ports import Disk
@@ -47,7 +47,7 @@ def read_options(disk: Disk, path: str | None) -> Credentials:
 def parse_options(path: str, data: bytes) -> Credentials:
     """Parse the options. Raises `ConfigError`, which names the file and the line or key, and never a secret."""
     try:
-        options = tomllib.loads(data.decode("utf-8"))
+        options = parse_toml(data)
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     _check(path, "", options, _TOP)

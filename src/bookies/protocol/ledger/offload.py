@@ -17,6 +17,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import LedgerClosed, MetadataCorrupt, VersionConflict
 from bookies.kernels import crc32c
 from bookies.model import Ensemble, LedgerMetadata
@@ -114,7 +115,7 @@ def offload_of(record: LedgerMetadata) -> Offload | None:
     if data is None:
         return None
     try:
-        return Offload(**json.loads(data))
+        return Offload(**parse_json(data))
     except (ValueError, TypeError) as error:
         raise MetadataCorrupt(f"label {LABEL} cannot be read: {error}", ledger_id=record.ledger_id) from error
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, LogTruncated, MetadataCorrupt, NotSupported
 from bookies.protocol.log.log_model import Extent, LedgerEnd, Manifest, Position, check_log_name
 
@@ -103,7 +104,7 @@ def parse_cursors(log: str, token: str, data: bytes) -> dict[str, Cursor]:
     Raises `MetadataCorrupt`, `NotSupported` (a later format).
     """
     try:
-        content: dict[str, Any] = json.loads(data)
+        content: dict[str, Any] = parse_json(data)
         if content["format"] > FORMAT:
             raise NotSupported(f"the cursors of log {log} have format {content['format']}: this version reads {FORMAT}")
         if content["token"] != token:

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, LogFenced, LogTruncated, MetadataCorrupt, NotSupported
 from bookies.model import NAME_CHARACTERS, DigestType
 
@@ -505,7 +506,7 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
     Raises `MetadataCorrupt`, `NotSupported` (written by a later version).
     """
     try:
-        content = json.loads(data)
+        content = parse_json(data)
         if content["format"] > FORMAT_SEGMENTED:
             raise NotSupported(
                 f"log {name} has format {content['format']}; this version of bookies reads up to {FORMAT_SEGMENTED}"

@@ -23,6 +23,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import NamedTuple
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import MetadataCorrupt
 from bookies.protocol.log.log_model import (
     OPEN_MAX,
@@ -104,7 +105,7 @@ def _new_segment(log: str, token: str, extents: tuple[Extent, ...]) -> tuple[Seg
 def parse_segment(name: str, content: bytes) -> tuple[Extent, ...]:
     """Return the extents of a segment. Raises `MetadataCorrupt`."""
     try:
-        return parse_extents(json.loads(content)["extents"])
+        return parse_extents(parse_json(content)["extents"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MetadataCorrupt(f"segment {name} of a log cannot be read: {error!r}") from error
 

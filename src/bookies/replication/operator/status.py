@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.recovery_store import AuditKind, Mark
@@ -161,7 +162,7 @@ def pack(status: ProcessStatus) -> bytes:
 def parse(data: bytes) -> ProcessStatus | None:
     """Parse a status; None: it is unreadable."""
     try:
-        facts = json.loads(data)
+        facts = parse_json(data)
         names = [item.name for item in fields(ProcessStatus) if item.default is MISSING or item.name in facts]
         status = ProcessStatus(**{name: facts[name] for name in names} | {"lost": tuple(facts.get("lost", ()))})
     except (ValueError, KeyError, TypeError):

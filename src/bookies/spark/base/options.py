@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bookies.config import ClientConfig, validate
+from bookies.encoding.documents import parse_json
 from bookies.errors import ConfigError, InvalidArgument
 from bookies.units import parse_duration, parse_size
 
@@ -183,7 +183,7 @@ def read_password(options: Mapping[str, str]) -> bytes:
 def json_object(options: Mapping[str, str], name: str, example: str) -> dict[str, Any]:
     """Parse an option that is a JSON object. Raises `InvalidArgument`."""
     try:
-        content = json.loads(options[name])
+        content = parse_json(options[name])
         if not isinstance(content, dict):
             raise ValueError("not an object")
     except ValueError as error:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument
 from bookies.protocol.log.log_model import check_log_name, parse_position
 from bookies.spark.base.extents import Extents
@@ -67,7 +68,7 @@ def selection(options: Mapping[str, str]) -> Selection:
 
 def _ledgers(name: str, value: str) -> tuple[Key, ...]:
     try:
-        numbers = json.loads(value) if name == "paths" else value.split(",")
+        numbers = parse_json(value) if name == "paths" else value.split(",")
         return tuple(dict.fromkeys(whole(int(number)) for number in numbers))
     except (ValueError, TypeError) as error:
         given = f"load({value!r})" if name in ("path", "paths") else f"{name}={value!r}"
@@ -147,7 +148,7 @@ def check_named(at: str, chosen: Selection, side: str) -> None:
     prefix = next((candidate for candidate in (TIMESTAMPS, OFFSETS) if at.startswith(candidate)), None)
     if prefix is None or chosen.label is not None:
         return
-    content = json.loads(at.removeprefix(prefix))
+    content = parse_json(at.removeprefix(prefix))
     option = f"{side}Offsets{'ByTimestamp' if prefix == TIMESTAMPS else ''}"
     parts = [content[part] for part in ("logs", "ledgers") if isinstance(content.get(part), dict)]
     read = {str(key) for key in chosen.keys}
@@ -168,7 +169,7 @@ def time_of(at: str, key: Key) -> int | None:
     if not at.startswith(TIMESTAMPS):
         return None
     try:
-        return whole(json.loads(at.removeprefix(TIMESTAMPS))[str(key)])
+        return whole(parse_json(at.removeprefix(TIMESTAMPS))[str(key)])
     except (KeyError, ValueError) as error:
         raise InvalidArgument(f"by timestamp: milliseconds since 1970 are missing for {key} ({error})") from error
 
@@ -179,7 +180,7 @@ def at_of(at: str, extents: Extents) -> At:
         return extents.beginning
     if at == LATEST:
         return extents.end
-    content = json.loads(at.removeprefix(OFFSETS))
+    content = parse_json(at.removeprefix(OFFSETS))
     named = content.get("logs" if extents.is_log else "ledgers", content)
     value = named.get(str(extents.key)) if isinstance(named, dict) else None
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow.fs
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument
 from bookies.spark.write import tier
 
@@ -114,7 +115,7 @@ def _content(system: Any, path: str) -> dict[str, Any] | None:
     with system.open_input_stream(path) as file:
         data = file.read()
     try:
-        content = json.loads(data)
+        content = parse_json(data)
     except ValueError:
         return None
     return content if isinstance(content, dict) and "source" in content and "format" in content else None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pyarrow.fs
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument
 from bookies.spark.write import tier
 
@@ -37,7 +38,7 @@ def packed(stamps: Sequence[Stamp]) -> str:
 def parsed(text: str) -> tuple[Stamp, ...]:
     """Parse option `unchangedFiles`. Raises `InvalidArgument`."""
     try:
-        stamps = json.loads(text)
+        stamps = parse_json(text)
         return tuple((str(path), int(size), None if at is None else int(at)) for path, size, at in stamps)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(

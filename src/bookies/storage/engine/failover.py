@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import DiskFull
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime, Worker
@@ -51,8 +52,12 @@ def parse_note(data: bytes) -> Note:
     line = data[: data.find(b"\n") + 1]
     if not line or data[len(line) :] != f"{zlib.crc32(line):08x}\n".encode():
         return Note()
-    facts = json.loads(line)
-    return Note(facts["failed"], {int(log_id, 16): end for log_id, end in facts["lost"].items()})
+    try:
+        facts = parse_json(line)
+        lost = {int(log_id, 16): int(end) for log_id, end in facts["lost"].items()}
+        return Note(list(map(str, facts["failed"])), lost)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Note()
 
 
 def read_notes(disk: Disk, directories: Sequence[str]) -> Note:

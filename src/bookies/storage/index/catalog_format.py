@@ -266,7 +266,11 @@ def parse(data: bytes, page_size: int) -> Contents:
         if len(body) < size or not body or zlib.crc32(body) != checksum:
             contents.problem = f"the checksum of the record at byte {at:,} is wrong"
             break
-        _apply(contents, body, unsettled, absent)
+        try:
+            _apply(contents, body, unsettled, absent)
+        except (struct.error, ValueError) as error:
+            contents.problem = f"the record at byte {at:,} is not what the catalog writes: {error}"
+            break
         is_settled = is_settled or body[0] == SETTLED
         at += _RECORD.size + size
     if not (is_settled or contents.problem):
@@ -279,12 +283,13 @@ def _apply(contents: Contents, body: bytes, unsettled: dict[int, Known], absent:
     record_type = body[0]
     if record_type == LEDGER:
         _, ledger_id, flags, header_size, count = _LEDGER.unpack_from(body)
+        if len(body) != _LEDGER.size + header_size + count * _PAGE.size:
+            raise ValueError(f"{len(body)} bytes for {count} pages")
         known = contents.ledgers.setdefault(ledger_id, Known(is_fresh=bool(flags & RESET)))
         if flags & RESET:
             known.reset()
         known.header = body[_LEDGER.size : _LEDGER.size + header_size]
         known.is_partial = bool(flags & PARTIAL)
-        assert len(body) == _LEDGER.size + header_size + count * _PAGE.size
         for page, checksum in _PAGE.iter_unpack(body[_LEDGER.size + header_size :]):
             known.expect(page, checksum, absent)
         unsettled[ledger_id] = known

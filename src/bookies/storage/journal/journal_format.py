@@ -180,6 +180,11 @@ def scan(
     window = Window(pread, size, start, chunk_size)
     group = _Group(search or pread, size, window.position, is_newest, journal_id)
     end: ScanEnd | None = None
+    if version < PADDING_VERSION and (ours := journal_trailer.find_group(search or pread, size, 0, journal_id)):
+        # Damage to the first bytes may look like a version 1 record, whose length covers the real ones.
+        damage = f"groups with trailers, which no journal of version {version} has: the header is damaged"
+        yield ScanEnd(EndKind.CORRUPT, window.position, damage, ours.start)
+        return
     while end is None:
         starts, reason = kernels.scan_records(window.data, window.at, len(window.data), record_size_max)
         batch, problem = _check(window, starts, version)

@@ -82,12 +82,15 @@ class Spares:
         """Begin to prepare a file, unless one is ready or being prepared."""
         if self.ready is None and not self._is_preparing and not self._is_closed:
             self._is_preparing = True
-            path = self._retired.pop() if self._retired else self.next_path()
-            self._worker.run(self._open, path).add_done_callback(lambda done: self._opened(done, path))
+            is_retired = bool(self._retired)
+            path = self._retired.pop() if is_retired else self.next_path()
+            self._worker.run(self._open, path, is_retired).add_done_callback(lambda done: self._opened(done, path))
 
-    def _open(self, path: str) -> File | None:
+    def _open(self, path: str, is_retired: bool) -> File | None:
         """Open the file to fill, on the worker. If the disk is short of free space, remove it and return None."""
         if self._disk.usage(self._directory)[1] >= ROOM_FACTOR * self._size:
+            if is_retired:  # otherwise a power failure may leave zeros under the journal's name
+                self._disk.sync_directory(self._directory)
             return self._disk.open(path, "w+")
         remove(self._disk, path)
         return None

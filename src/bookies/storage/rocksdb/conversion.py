@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from bookies.config import BookieConfig
+from bookies.encoding.documents import parse_json
 from bookies.errors import DiskFull, StorageError
 from bookies.runtime.ports import Disk
 from bookies.storage.disks.directories import Directories
@@ -74,7 +75,7 @@ def read_step(disk: Disk, directory: str) -> Step | None:
     if not disk.exists(path):
         return None
     try:
-        facts = json.loads(disk.read_bytes(path))
+        facts = parse_json(disk.read_bytes(path))
         links, spare = (
             [(int(number), int(old), int(new)) for number, old, new in names]
             for names in (facts["links"], facts.get("spare", ()))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import CorruptRecord
 from bookies.kernels import crc32c
 
@@ -130,10 +131,17 @@ def parse(data: bytes, *, path: str = FILE_NAME) -> tuple[int, Progress]:
         raise CorruptRecord("not a scrub progress file, or cut off", path=path, offset=0)
     if _DIGEST.unpack_from(data, end)[0] != crc32c(data[:end]):
         raise CorruptRecord("the checksum does not match", path=path, offset=end)
-    facts = json.loads(data[_HEAD.size : end])
+    try:
+        return sequence, _parse_progress(data[_HEAD.size : end])
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptRecord(f"it is not what the scrub writes: {error!r}", path=path, offset=_HEAD.size) from error
+
+
+def _parse_progress(body: bytes) -> Progress:
+    facts = parse_json(body)
     number, began_ms, ended_ms = facts["pass"]
     index_good_ms, index_cursor = facts["index"]
-    return sequence, Progress(
+    return Progress(
         number,
         began_ms,
         ended_ms,

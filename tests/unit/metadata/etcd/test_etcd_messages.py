@@ -83,3 +83,16 @@ def test_watches() -> None:
     assert put.has_events
     compacted = messages.parse_watch_news(b"\x10\x03\x20\x01\x28\x63")
     assert compacted == messages.WatchNews(3, has_events=False, is_ended=True)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x10\x01"])
+def test_an_answer_without_a_header(data: bytes) -> None:
+    with pytest.raises(ValueError, match="no header"):
+        messages.parse_answer(data, ((), ()))
+
+
+def test_a_key_without_a_name_has_an_empty_one() -> None:
+    """Protobuf leaves out what is empty."""
+    data = b"\x0a\x02\x18\x05" + b"\x10\x01" + b"\x1a\x06\x0a\x04\x12\x02\x18\x05"
+    answer = messages.parse_answer(data, ((Get("k"),), ()))
+    assert [(item.key, item.mod_revision) for item in answer.items[0]] == [("", 5)]

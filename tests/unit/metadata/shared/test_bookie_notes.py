@@ -192,3 +192,10 @@ def test_nonsense_is_refused() -> None:
 )
 def test_notes_are_parsed_as_they_were_packed(notes: dict[BookieId, Note]) -> None:
     assert bookie_notes.parse(bookie_notes.pack(notes)) == notes
+
+
+@pytest.mark.parametrize("until", ["1e999", "Infinity", "[" * 10_000])
+def test_numbers_and_nesting_that_no_writer_has(until: str) -> None:
+    note = f'{{"maintenance": {{"until_ms": {until}, "by": "x"}}}}'
+    with pytest.raises(MetadataCorrupt):
+        parse(f'{{"format": 1, "bookies": {{"b1:1": {note}}}}}'.encode())

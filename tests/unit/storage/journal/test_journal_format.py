@@ -295,3 +295,17 @@ def test_ids_that_are_kept_as_runs() -> None:
     assert (len(found), found[0], found[-1], found[1:3]) == (4, ids[0], ids[-1], ids[1:3])
     note = Records.of([struct.pack(">qq", 7, layout.FENCE)])
     assert run_ids(note.data, note.starts) is None
+
+
+@pytest.mark.parametrize("is_newest", [True, False])
+def test_damage_that_turns_the_header_into_a_record(is_newest: bool) -> None:
+    """The first bytes as the length of a version 1 record: it would cover all groups, which then were missing."""
+    data = layout.pack_header()
+    for entry_id in range(4):
+        record = entry(entry_id)
+        data += record + layout.pack_group_end(1, len(data), [record], len(record), 512)
+    for first in (len(data) - 4, len(data) - 160):
+        damaged = struct.pack(">I", first)[:3] + data[3:4] + data[4:]
+        assert layout.parse_header(damaged[:512], len(damaged)) == (1, 0)
+        ids, end = scan(damaged, is_newest=is_newest, journal_id=1)
+        assert (ids, end.kind, end.offset, end.next_record) == ([], EndKind.CORRUPT, 0, 512)

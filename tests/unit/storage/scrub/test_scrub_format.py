@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from bookies.errors import CorruptRecord
+from bookies.kernels import crc32c
 from bookies.storage.scrub import scrub_format
 from bookies.storage.scrub.scrub_format import Counts, Finding, LogProgress, Progress
 
@@ -48,3 +51,10 @@ def test_the_newest_good_copy_counts() -> None:
     sequence, progress, damaged = scrub_format.newest([("a", old), ("b", new[:-1])])
     assert (sequence, progress, [each.path for each in damaged]) == (1, Progress(number=1), ["b"])
     assert scrub_format.newest([]) == (0, None, [])
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b"\xff", b"[" * 10_000, b'{"pass": [1, 2]}'])
+def test_a_right_checksum_over_other_content(body: bytes) -> None:
+    data = struct.pack(">4sIQI", scrub_format.MAGIC, scrub_format.VERSION, 9, len(body)) + body
+    with pytest.raises(CorruptRecord, match="not what the scrub writes"):
+        scrub_format.parse(data + crc32c(data).to_bytes(4, "big"))
