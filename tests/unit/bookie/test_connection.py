@@ -91,7 +91,7 @@ def test_a_peer_that_closes_lets_go_of_everything(world: World) -> None:
         await asyncio.sleep(1)
         assert server._intake.connections() == []
         assert server._intake.adds_size == 0
-        assert server._budget.size == 0
+        assert server._reception.budget.size == 0
 
     world.run(body)
 
@@ -109,12 +109,12 @@ def test_a_peer_that_takes_no_answers_is_not_read_from_and_then_given_up(
         for txn_id in range(20):
             slow.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
         await asyncio.sleep(1)
-        assert UNSENT_SIZE_MIN < server._budget.size < 1 << 20, "one answer, and the next ones wait"
+        assert UNSENT_SIZE_MIN < server._reception.budget.size < 1 << 20, "one answer, and the next ones wait"
         slow.send(adds(2, [0]))
         await asyncio.sleep(1)
         assert (await writer.ask(ReadRequest(2, 0, 2, 0))).status is Status.NO_LEDGER, "not even read"
         await asyncio.sleep(STALL_S)
-        assert server._budget.size == 0
+        assert server._reception.budget.size == 0
         assert len(server._intake.connections()) == 1
         slow.transport.abort()
 
@@ -134,12 +134,12 @@ def test_peers_that_take_no_answers_do_not_keep_others_waiting_for_long(world: W
             for txn_id in range(100):
                 greedy.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
         await asyncio.sleep(0.5)
-        assert server._budget.waiting > 0
+        assert server._reception.budget.waiting > 0
         begin = asyncio.get_running_loop().time()
         assert (await writer.ask(BatchReadRequest(2, 1, 1, 0, 1000, 1 << 20))).status is Status.OK
         # One after the other gets to the memory and is given up.
         assert asyncio.get_running_loop().time() - begin < 3 * (STALL_PRESSED_S + 2 * STALL_CHECK_S)
-        assert server._budget.size <= 1 << 20
+        assert server._reception.budget.size <= 1 << 20
 
     world.run(body)
 
@@ -160,7 +160,7 @@ def test_peers_that_take_no_answers_hold_up_nobody_who_does(world: World, has_ta
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, server._budget.size)
+                most = max(most, server._reception.budget.size)
                 await asyncio.sleep(0.0001)
 
         watcher = asyncio.create_task(watch())
@@ -317,11 +317,11 @@ def test_reads_that_wait_are_bounded_even_if_they_come_at_once(world: World) -> 
             client.transport.pause_reading()
             client.send(*[ReadRequest(2, 0, 1, 0) for _ in range(1000)])
             await asyncio.sleep(0.1)
-        assert READS_WAITING_MAX <= server._budget.waiting < READS_WAITING_MAX + 2000
+        assert READS_WAITING_MAX <= server._reception.budget.waiting < READS_WAITING_MAX + 2000
         for client in greedy:
             client.transport.abort()
         await asyncio.sleep(0.2)
-        assert server._budget.waiting == server._budget.size == 0
+        assert server._reception.budget.waiting == server._reception.budget.size == 0
         assert (await good.ask(ReadRequest(2, 0, 1, 0))).status is Status.OK
 
     world.run(body)

@@ -206,7 +206,7 @@ def test_a_failed_read_is_never_a_negative_answer(world: World, caplog: pytest.L
             ):
                 client = await world.connect(server)
                 assert (await client.ask(request)).status is Status.IO_ERROR
-        assert server._budget.size == 0
+        assert server._reception.budget.size == 0
 
     world.run(body)
     assert "read.failed" in caplog.text
@@ -294,7 +294,7 @@ def test_a_client_that_leaves_takes_its_long_poll_along(world: World) -> None:
         client.transport.close()
         await asyncio.sleep(0.1)
         assert "closed, 0 requests waiting" in repr(connection)
-        assert server._budget.size == 0
+        assert server._reception.budget.size == 0
 
     world.run(body)
 
@@ -347,7 +347,7 @@ def test_reads_wait_for_memory_instead_of_being_refused(world: World) -> None:
                 assert isinstance(answer, BatchReadResponse)
                 assert answer.status is Status.OK
                 assert len(answer.records) > 900_000
-        assert server._budget.size == 0
+        assert server._reception.budget.size == 0
 
     world.run(body)
 

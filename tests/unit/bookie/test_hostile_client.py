@@ -143,8 +143,8 @@ def check_nothing_is_left(server: BookieServer) -> None:
     """Nothing is left of what was asked."""
     assert server.state.may_serve()
     assert server._intake.adds_size == 0
-    assert server._budget.size == 0
-    assert server._budget.waiting == 0
+    assert server._reception.budget.size == 0
+    assert server._reception.budget.waiting == 0
     assert server._intake.partial_frames.size == 0
 
 
@@ -191,7 +191,7 @@ def test_a_client_that_asks_and_never_listens_is_made_to_wait(world: World, floo
             nonlocal largest
             for number in itertools.count():
                 greedy.send(FLOODS[flood](number))
-                largest = max(largest, server._budget.size)
+                largest = max(largest, server._reception.budget.size)
                 await asyncio.sleep(0.0002)
 
         asking = asyncio.ensure_future(ask())
