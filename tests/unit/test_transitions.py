@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from bookies.bookie import state as bookie_state
+from bookies.client.transport import connection
 from bookies.protocol.ledger import add
 from bookies.transitions import following
 
@@ -35,6 +36,7 @@ class Machine(NamedTuple):
 MACHINES = [
     Machine(add.AddPipeline, "state", add.AddState.CONFIRMING),
     Machine(bookie_state.BookieState, "phase", bookie_state.Phase.STARTING),
+    Machine(connection.Connection, "state", connection.State.CONNECTING),
 ]
 machines = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.kind.__name__)
 

@@ -57,8 +57,8 @@ FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not 
 class Reception:
     """The bookie's ports, and the connections that arrive at them.
 
-    `address`, and `tls_address` where TLS begins with the first byte, are known once the ports are open.
-    `may_serve`: whether connections are accepted at present.
+    `address`, and `tls_address` where TLS begins with the first byte, are known once the ports are open. `intake`: what
+    the connections hold together. `may_serve`: whether connections are accepted at present.
     """
 
     def __init__(
@@ -66,12 +66,13 @@ class Reception:
     ) -> None:
         self.address = (config.host, config.port)
         self.tls_address: tuple[str, int] | None = None
+        self.intake = surroundings.intake
         self.budget = ReadBudget(config.reads_in_progress_size_max)
         self._runtime = runtime
         self._config = config
         self._surroundings = surroundings
         self._may_serve = may_serve
-        self._security: Security | None = None
+        self.security: Security | None = None
         self._listeners: list[Listener] = []
 
     @property
@@ -80,7 +81,7 @@ class Reception:
 
     async def open(self) -> None:
         """Bind the ports. Raises `ConfigError` (certificates, credentials) and OSError (a port)."""
-        self._security = Security(self._runtime, self._config, self._surroundings.events)
+        self.security = Security(self._runtime, self._config, self._surroundings.events)
         listen, host = self._runtime.network.listen, self._config.host
         self._listeners.append(await listen(host, self._config.port, self._accept))
         self.address = (host, self._listeners[-1].address[1])
@@ -94,11 +95,33 @@ class Reception:
             listener.close()
         self._listeners.clear()
 
+    async def answer(self) -> None:
+        """Accept no more input, answer what was accepted, and let the peers fetch their answers."""
+        self.intake.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                await self.intake.wait_idle()
+        for connection in self.intake.connections():
+            connection.close()
+
+    async def empty(self) -> None:
+        """Drop the connections that do not end soon."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FETCH_S):
+                await self.intake.wait_empty()
+        await self.abort()
+
+    async def abort(self) -> None:
+        """Drop all connections."""
+        for connection in self.intake.connections():
+            connection.abort()
+        await self.intake.wait_empty()
+
     def describe(self) -> dict[str, object]:
         """Describe the ports, for operators."""
         facts: dict[str, object] = {"address": f"{self.address[0]}:{self.address[1]}"}
-        if self._security is not None and self._security.is_needed:
-            facts |= self._security.describe()
+        if self.security is not None and self.security.is_needed:
+            facts |= self.security.describe()
         return facts
 
     def _accept(self) -> asyncio.BaseProtocol:
@@ -111,9 +134,9 @@ class Reception:
         if not self._may_serve():
             return RejectedConnection()
         share = self.budget.new_share()
-        if self._security is None or not self._security.is_needed:
+        if self.security is None or not self.security.is_needed:
             return Connection(self._surroundings, share)
-        return SecureConnection(self._security, is_direct, self._surroundings, share)
+        return SecureConnection(self.security, is_direct, self._surroundings, share)
 
 
 class BookieServer:
@@ -138,15 +161,15 @@ class BookieServer:
         self._runtime = runtime
         self._driver = driver
         self._events = Events("bookie", runtime.clock)
-        self._intake = Intake(
+        intake = Intake(
             config.adds_in_progress_size_max,
             lambda: self.store.is_congested,
             self.store.when_uncongested,
             partial_size_max=max(config.adds_in_progress_size_max, PARTIAL_FRAMES * config.frame_size_max),
         )
         reads = Reads(self.storage, config, runtime.clock, self._events)
-        self._handlers = Handlers(self.storage, self.state, self._intake, reads, self._events)
-        surroundings = Surroundings(self._handlers, self._intake, self._events, config.frame_size_max)
+        self._handlers = Handlers(self.storage, self.state, intake, reads, self._events)
+        surroundings = Surroundings(self._handlers, intake, self._events, config.frame_size_max)
         self._reception = Reception(runtime, config, surroundings, self.state.may_serve)
         self._registration = Registration(runtime, config, driver, self.bookie_id, self.state, self._events)
         self._control: ControlServer | None = None
@@ -220,30 +243,22 @@ class BookieServer:
         await self._tasks.stop()
         if was_serving:
             await self._registration.end()
-        self._intake.stop()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_S):
-                await self._intake.wait_idle()
-        for connection in self._intake.connections():
-            connection.close()
+        await self._reception.answer()
         try:
             await self.store.stop()
         except (StorageError, OSError, TimeoutError) as error:
             # No entry is lost: the journal has what could not be flushed, and the next start replays it.
             self._events.warning("checkpoint.failed", bookie=self.bookie_id, error=error)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FETCH_S):
-                await self._intake.wait_empty()
-        await self._abort_connections()
+        await self._reception.empty()
         self._events.info("bookie.stopped", bookie=self.bookie_id)
 
     async def abort(self) -> None:
         """Release port and connections after a failure; the storage is left as it is."""
         self.state.stopping()
-        self._intake.stop()
+        self._reception.intake.stop()
         self._close_ports()
         await self._tasks.stop()
-        await self._abort_connections()
+        await self._reception.abort()
         self.store.abort()
 
     def on_add_latency(self, callback: Callable[[float], None]) -> None:
@@ -346,7 +361,7 @@ class BookieServer:
             return
         self._cause.set_result(cause)
         self.state.failed()
-        self._intake.stop()
+        self._reception.intake.stop()
         self._events.error("bookie.failed", bookie=self.bookie_id, error=cause)
 
     def _close_ports(self) -> None:
@@ -354,11 +369,6 @@ class BookieServer:
             self._control.stop()
             self._control = None
         self._reception.close()
-
-    async def _abort_connections(self) -> None:
-        for connection in self._intake.connections():
-            connection.abort()
-        await self._intake.wait_empty()
 
     def __repr__(self) -> str:
         return f"<BookieServer {self.bookie_id} at {self.address[0]}:{self.address[1]}, {self.state!r}>"

@@ -89,8 +89,8 @@ def test_a_peer_that_closes_lets_go_of_everything(world: World) -> None:
         client.send(adds(1, range(100)))
         client.transport.abort()
         await asyncio.sleep(1)
-        assert server._intake.connections() == []
-        assert server._intake.adds_size == 0
+        assert server._reception.intake.connections() == []
+        assert server._reception.intake.adds_size == 0
         assert server._reception.budget.size == 0
 
     world.run(body)
@@ -115,7 +115,7 @@ def test_a_peer_that_takes_no_answers_is_not_read_from_and_then_given_up(
         assert (await writer.ask(ReadRequest(2, 0, 2, 0))).status is Status.NO_LEDGER, "not even read"
         await asyncio.sleep(STALL_S)
         assert server._reception.budget.size == 0
-        assert len(server._intake.connections()) == 1
+        assert len(server._reception.intake.connections()) == 1
         slow.transport.abort()
 
     world.run(body)
@@ -177,7 +177,7 @@ def test_peers_that_take_no_answers_hold_up_nobody_who_does(world: World, has_ta
             assert (await good.ask(ReadRequest(2, 0, 1, entry_id))).status is Status.OK
             assert clock.time() - begin < STALL_CHECK_S / 2
         watcher.cancel()
-        assert len(server._intake.connections()) == len(greedy) + 1, "nobody had to be given up for that"
+        assert len(server._reception.intake.connections()) == len(greedy) + 1, "nobody had to be given up for that"
         assert limit // 4 < most <= limit
         for client in greedy:
             client.transport.abort()
@@ -239,7 +239,7 @@ def test_adds_beyond_the_limit_are_left_in_the_sender_s_socket(world: World) -> 
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, server._intake.adds_size)
+                most = max(most, server._reception.intake.adds_size)
                 await asyncio.sleep(0.001)
 
         watcher = asyncio.create_task(watch())
@@ -248,7 +248,7 @@ def test_adds_beyond_the_limit_are_left_in_the_sender_s_socket(world: World) -> 
             assert {answer.status for answer in answers} == {Status.OK}
         watcher.cancel()
         assert 4 << 20 < most < (4 << 20) + 4 * (512 << 10)
-        assert server._intake.adds_size == 0
+        assert server._reception.intake.adds_size == 0
 
     world.run(body)
 
@@ -263,7 +263,7 @@ def test_what_was_read_with_a_large_request_is_served(world: World) -> None:
         client.send(adds(1, [0], size=8 << 20), *[adds(ledger_id, [0]) for ledger_id in range(2, 30)])
         answers = [await client.response() for _ in range(29)]
         assert {answer.status for answer in answers} == {Status.OK}
-        assert not server._intake.is_paused
+        assert not server._reception.intake.is_paused
 
     world.run(body)
 
@@ -281,7 +281,7 @@ def test_a_closed_connection_lingers_until_its_answers_are_fetched(world: World)
         silent = await world.connect(server)
         silent.transport.write(bytes(4))
         await asyncio.sleep(LINGER_S + 1)
-        assert server._intake.connections() == []
+        assert server._reception.intake.connections() == []
 
     world.run(body)
 

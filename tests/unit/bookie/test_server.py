@@ -155,7 +155,9 @@ def test_stop_answers_what_was_accepted_and_unregisters(world: World) -> None:
         server = await world.start()
         client = await world.connect(server)
         client.send(adds(1, range(1000)))
-        await wait_until(lambda: server._intake.adds_size > 0, step_s=0.000_002)  # less than a write to the disk takes
+        await wait_until(
+            lambda: server._reception.intake.adds_size > 0, step_s=0.000_002
+        )  # less than a write to the disk takes
         began = asyncio.get_running_loop().time()
         stop = world.bookie_host.create_task(server.stop())
         answers = [await client.response() for _ in range(1000)]
