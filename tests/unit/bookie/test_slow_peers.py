@@ -160,7 +160,7 @@ def test_a_transport_that_takes_all_gets_it_in_parts() -> None:
 
     async def main() -> None:
         meeting = Meeting()
-        meeting.connection._part_size = UNSENT_SIZE_MIN
+        meeting.connection._answers.part_size = UNSENT_SIZE_MIN
         meeting.respond(UNSENT_SIZE_MAX)
         await turn()
         written = meeting.transport.written
