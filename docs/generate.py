@@ -435,7 +435,9 @@ def transition_tables() -> str:
         states, events = ({each: None for each in type(kind)} for kind in next(iter(transitions)))
         rows = [
             f"| `{event.name}`: {event.value} | "
-            + " | ".join(f"`{transitions[state, event].name}`" if (state, event) in transitions else "" for state in states)
+            + " | ".join(
+                f"`{transitions[state, event].name}`" if (state, event) in transitions else "" for state in states
+            )
             + " |"
             for event in events
         ]

@@ -60,29 +60,13 @@ class Answers:
     here. `share`: the part of the read budget that the answers to reads occupy.
     """
 
-    __slots__ = (
-        "_accepted_size",
-        "_kept",
-        "_kept_size",
-        "_share",
-        "_taken_at",
-        "_taken_size",
-        "gathered",
-        "is_flush_scheduled",
-        "is_paused",
-        "is_slow",
-        "part_size",
-        "size",
-        "stall_check",
-    )
-
     def __init__(self, share: ReadShare) -> None:
         self.gathered: list[Buffer] = []  # to be written at the end of the iteration
         self.size = 0  # bytes in the read budget
         self.part_size: int | None = None  # bytes that a transport gets at once; None: no limit
         self.is_flush_scheduled = False
         self.is_slow = False  # the peer does not consume its answers
-        self.is_paused = False  # so many bytes are unsent that no more requests should be read
+        self.is_paused = False  # more than `UNSENT_SIZE_MAX` bytes are unsent: no requests are read
         self.stall_check: asyncio.TimerHandle | None = None  # the next one, while the peer is slow
         self._share = share
         self._kept: deque[Buffer] = deque()  # of earlier iterations, before `gathered`, while the peer is slow

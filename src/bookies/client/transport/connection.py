@@ -90,8 +90,6 @@ TRANSITIONS = {
 class _Output:
     """Bytes to send: gathers those of one iteration of the event loop. `transport`: None while there is none."""
 
-    __slots__ = ("_is_flush_scheduled", "_loop", "_size", "_unsent", "transport")
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.transport: asyncio.Transport | None = None
         self._loop = loop
@@ -150,8 +148,6 @@ class _Output:
 
 class _Input:
     """Received bytes: goes into the shared `scratch`, or into the decoder's own buffer during a large response."""
-
-    __slots__ = ("_decoder", "_room", "_scratch")
 
     def __init__(self, decoder: ResponseDecoder, scratch: memoryview) -> None:
         self._decoder = decoder

@@ -158,8 +158,6 @@ class AddQueue:
 class UnansweredAdds:
     """Adds without an answer, by ledger. `size`: their bytes, sent or waiting to be sent."""
 
-    __slots__ = ("_of_recoveries", "_of_writers", "size")
-
     def __init__(self) -> None:
         self.size = 0
         self._of_writers: dict[int, AddQueue] = {}
@@ -259,8 +257,6 @@ class UnansweredRequest:
 
 class UnansweredRequests:
     """Requests other than adds without an answer: by transaction or request id, and the v2 reads by entry."""
-
-    __slots__ = ("_abandoned", "_by_txn_id", "_next_txn_id", "_reads")
 
     def __init__(self) -> None:
         self._next_txn_id = 1
