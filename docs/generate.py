@@ -432,7 +432,7 @@ def transition_tables() -> str:
 
     def table(match: re.Match[str]) -> str:
         transitions = importlib.import_module(match[2]).TRANSITIONS
-        states, events = ({each: None for each in type(kind)} for kind in next(iter(transitions)))
+        states, events = (list(type(kind)) for kind in next(iter(transitions)))
         rows = [
             f"| `{event.name}`: {event.value} | "
             + " | ".join(
