@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "bookies"
 IMAGES = ROOT / "docs" / "images"
-VALUES = ("errors", "units", "model", "config")  # modules beside the packages, drawn as one box
+VALUES = ("errors", "units", "model", "config", "transitions")  # modules beside the packages, drawn as one box
 ROOMS_OF = ("storage", "client", "metadata", "protocol", "replication", "bookie")
 SUFFIXES = (".py", ".pyx", ".h")
 

@@ -1,4 +1,4 @@
-"""Write the pages that come from the code, into docs/reference.
+"""Write the pages that come from the code, nearly all into docs/reference.
 
 * `cli.md`: from `--help`.
 * `settings.md`: from the dataclasses.
@@ -6,6 +6,7 @@
 * `events.md`: from the calls that log events.
 * `apache-config.md`: from the tables in `bookies.apache`.
 * `spec/rules.md`: from the chapters of the specification.
+* `../explanation/state-machines.md`: its tables, from the tables in the code.
 
 `python docs/generate.py --check` lists the pages that are not current and changes none.
 """
@@ -423,7 +424,31 @@ def option_tables(name: str) -> Callable[[], str]:
     return lambda: TABLE.sub(table, (HERE / name).read_text())
 
 
+MACHINE = re.compile(r"(<!-- transitions of (\S+) -->\n\n).*?(\n\n<!-- end of transitions -->)", re.DOTALL)
+
+
+def transition_tables() -> str:
+    """The page of state machines: its tables are the tables `TRANSITIONS` of the modules, the rest is kept."""
+
+    def table(match: re.Match[str]) -> str:
+        transitions = importlib.import_module(match[2]).TRANSITIONS
+        states, events = (list(type(kind)) for kind in next(iter(transitions)))
+        rows = [
+            f"| `{event.name}`: {event.value} | "
+            + " | ".join(
+                f"`{transitions[state, event].name}`" if (state, event) in transitions else "" for state in states
+            )
+            + " |"
+            for event in events
+        ]
+        head = "| event | " + " | ".join(f"in `{state.name}`" for state in states) + " |"
+        return match[1] + "\n".join([head, "|---" * (len(states) + 1) + "|", *rows]) + match[3]
+
+    return MACHINE.sub(table, (HERE / "explanation/state-machines.md").read_text())
+
+
 PAGES = {
+    "explanation/state-machines.md": transition_tables,
     "reference/apache-config.md": apache_page,
     "reference/api.md": api_page,
     "reference/cli.md": cli_page,

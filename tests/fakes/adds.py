@@ -1,13 +1,29 @@
-"""Adds of one ledger, in one line: as a request, and given to a store."""
+"""Adds of one ledger, in one line: as a request, and given to a store; the states that a pipeline goes through."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from bookies.bookie.storage_port import Storage
 from bookies.kernels import Adds, Records
+from bookies.protocol.ledger import AddPipeline
+from bookies.protocol.ledger.add import AddEvent, AddState
 from bookies.storage.journal.journal import Done
 from bookies.wire.messages import AddRequest
+
+
+class Observed(AddPipeline):
+    """An add pipeline that keeps in `taken` the pairs of its table that it took."""
+
+    @cached_property
+    def taken(self) -> list[tuple[AddState, AddEvent]]:
+        return []
+
+    def _follow(self, event: AddEvent) -> None:
+        before = self.state
+        super()._follow(event)
+        self.taken.append((before, event))
 
 
 def add_request(

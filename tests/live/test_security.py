@@ -288,8 +288,8 @@ def test_strangers_do_not_keep_their_connections(place: Place, monkeypatch: pyte
                         break
                     await asyncio.sleep(0.02)
                 assert await silent.is_closed()
-                assert server._security is not None
-                assert server._security.refusals[reason] == 2
+                assert server._reception.security is not None
+                assert server._reception.security.refusals[reason] == 2
                 silent.close()
                 refused.close()
         async with (
@@ -315,11 +315,11 @@ def test_a_peer_that_asks_for_tls_and_says_no_more(place: Place, monkeypatch: py
             reader, writer = await asyncio.open_connection(*server.tls_address)
             assert await reader.read() == b""
             writer.close()
-            while len(server._intake.connections()) > 0:
+            while len(server._reception.intake.connections()) > 0:
                 raw.close()
                 await asyncio.sleep(0.01)
-            assert server._security is not None
-            assert server._security.refusals == {"it did not begin the TLS handshake in time": 2}
+            assert server._reception.security is not None
+            assert server._reception.security.refusals == {"it did not begin the TLS handshake in time": 2}
 
     run(body())
 
@@ -341,13 +341,13 @@ def test_the_gate_is_gone_once_it_is_open(place: Place) -> None:
         async with place.bookie() as server:
             raw = await Raw.connect(server)
             await raw.ask(ReadLacRequest(3, 1, 1))
-            (connection,) = server._intake.connections()
+            (connection,) = server._reception.intake.connections()
             assert type(connection) is Connection
             raw.close()
         async with place.bookie(**place.sasl()) as server:
             raw, client = await Raw.connect(server), DigestMd5Client("bookkeeper-app", 'pass "wörd€', "abc")
             challenge = await raw.ask(AuthRequest(3, 1, "sasl", b""))
-            (connection,) = server._intake.connections()
+            (connection,) = server._reception.intake.connections()
             assert isinstance(connection, Connection)
             assert connection._service is not server._handlers
             assert isinstance(challenge, AuthResponse)
@@ -591,7 +591,7 @@ def test_nothing_is_left_of_peers_that_fail(place: Place) -> None:
             for writer in writers:
                 writer.transport.abort()
             raw.writer.transport.abort()
-            await server._intake.wait_empty()
+            await server._reception.intake.wait_empty()
 
     for loop in LOOPS:
         run(body(), loop)

@@ -89,7 +89,7 @@ def test_what_nobody_takes_is_counted_and_given_up(
             for _ in range(20):
                 assert (await other.ask(ReadLacRequest(3, 1, ledger_id))).status is Status.OK
             assert server._budget.size >= COUNT * ENTRY_SIZE, "the peer has taken next to nothing"
-            await until(lambda: len(server._intake.connections()) == 1)
+            await until(lambda: len(server._reception.intake.connections()) == 1)
             assert server._budget.size == 0
             await left(silent, other)
 

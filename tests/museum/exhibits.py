@@ -348,10 +348,10 @@ def _(patch: Patch) -> None:
     failed, agreed, change = AddPipeline.failed, AddPipeline._agreed, LedgerWriter._change
 
     def failed_anywhere(self: AddPipeline, position: int, bookie: Any, entry_ids: Any, error: Any) -> Any:
-        if self.ensemble[position] == bookie or not self.is_open or self._is_recovery:
+        if self.ensemble[position] == bookie or not self.is_open or self._write_back is not None:
             return failed(self, position, bookie, entry_ids, error)
         if self.is_changing:
-            self._late[position] = bookie
+            self._replacement.late[position] = bookie
             return ()
         return self._handle_failure({position: bookie})
 

@@ -17,12 +17,15 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.fakes.adds import Observed
 
 from bookies import errors
 from bookies.model import BookieId, Ensemble, LedgerMetadata, LedgerState
-from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.add import (
+    TRANSITIONS,
+    AddEvent,
     AddRules,
+    AddState,
     ChangeEnsemble,
     CloseLedger,
     Confirmed,
@@ -38,6 +41,10 @@ from bookies.protocol.quorums import write_set
 CONFIGURATIONS = [(3, 3, 2), (3, 2, 2), (6, 2, 2), (5, 3, 2), (4, 3, 2), (1, 1, 1), (3, 3, 3), (5, 5, 3), (4, 2, 1)]
 FATAL = (errors.LedgerFenced, errors.Unauthorized)
 FAILURES = (errors.BookieTimeout, errors.BookieUnreachable, errors.WriteFailed, errors.BookieReadOnly)
+
+
+class AdvancedPipeline(Observed, AdvancedAddPipeline):
+    """An advanced pipeline that keeps the pairs of its table that it took."""
 
 
 class Op:
@@ -306,9 +313,9 @@ class World:
         self.is_advanced = not self.is_recovery and self.random.random() < 0.2
         self.written: set[int] = set()
         if self.is_advanced:
-            self.pipeline: AddPipeline = AdvancedAddPipeline(self.record, rules=rules)
+            self.pipeline: Observed = AdvancedPipeline(self.record, rules=rules)
         else:
-            self.pipeline = AddPipeline(self.record, rules=rules, recovery_start=start)
+            self.pipeline = Observed(self.record, rules=rules, recovery_start=start)
         self.model = Model(self.record, rules, start)
         self.retries: list[tuple[int, BookieId]] = []
         self.first = self.confirmed = -1 if start is None else start
@@ -511,6 +518,7 @@ class World:
 
 @pytest.mark.parametrize("block", range(4))
 def test_pipeline_agrees_with_the_model(block: int) -> None:
+    taken: set[tuple[AddState, AddEvent]] = set()
     for seed in range(block * 200, (block + 1) * 200):
         world = World(seed)
         try:
@@ -520,3 +528,5 @@ def test_pipeline_agrees_with_the_model(block: int) -> None:
         except AssertionError as error:
             error.add_note(f"seed {seed}, {world.record!r}\n" + "\n".join(world.log))
             raise
+        taken.update(world.pipeline.taken)
+    assert taken == set(TRANSITIONS), "random events take every row of the table, and no pair that it lacks"

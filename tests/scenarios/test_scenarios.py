@@ -42,7 +42,7 @@ MUTANTS = [
     (
         "deliver while changing",
         "add",
-        "if self.is_changing or self.error is not None:\n            return ()\n        first",
+        "if self.state is not _CONFIRMING:\n            return ()\n        first",
         "if self.error is not None:\n            return ()\n        first",
         "add/x31_nothing_confirmed_while_changing",
     ),
@@ -50,7 +50,8 @@ MUTANTS = [
         "one-phase resend: unblock and deliver before everything is undone",
         "add",
         "        for position in replaced:\n            self._acked[position] = IdSet",
-        "        self.is_changing = False\n        early = self._deliver()\n        for position in replaced:\n"
+        "        self.state = AddState.CONFIRMING\n        early = self._deliver()\n"
+        "        self.state = AddState.CHANGING\n        for position in replaced:\n"
         "            self._acked[position] = IdSet",
         "add/x27_undo_everything_before_confirming",
     ),
@@ -78,8 +79,8 @@ MUTANTS = [
     (
         "re-target before the metadata store has agreed",
         "add",
-        "        self.is_changing = True\n",
-        "        self.is_changing = True\n        self.ensemble = tuple('new' if p in failed else b "
+        "        self._follow(AddEvent.CHANGE_REQUESTED)\n",
+        "        self._follow(AddEvent.CHANGE_REQUESTED)\n        self.ensemble = tuple('new' if p in failed else b "
         "for p, b in enumerate(self.ensemble))\n",
         "add/x32_late_failure",
     ),
@@ -93,8 +94,8 @@ MUTANTS = [
     (
         "acks of a replaced bookie are kept",
         "add",
-        "            self._acked[position] = IdSet(self._next_stored(position, first))\n            self._failed",
-        "            self._failed",
+        "            self._acked[position] = IdSet(self._quorums.next_stored(position, first))\n",
+        "",
         "add/x30_append_while_changing",
     ),
     (
@@ -107,28 +108,28 @@ MUTANTS = [
     (
         "late failures forgotten",
         "add",
-        "        if not lacking:\n            self._late.update(failed)\n",
+        "        if not lacking:\n            self._replacement.late.update(failed)\n",
         "        if not lacking:\n",
         "add/x32_late_failure",
     ),
     (
         "failures during a change forgotten",
         "add",
-        "            self._late.update((at, old) for at, old in failed.items() if self._replacing.get(at) != old)\n",
+        "            self._replacement.report(failed)\n",
         "            pass\n",
         "add/x28_second_failure_while_changing",
     ),
     (
         "close on a recovery's error",
         "add",
-        "if not self._is_recovery and self.metadata.state",
+        "if self._write_back is None and self.metadata.state",
         "if self.metadata",
         "add/write_back_never_closes",
     ),
     (
         "advancing header LAC in recovery",
         "add",
-        "return self.last_add_confirmed if self._recovery_start is None else self._recovery_start",
+        "return self.last_add_confirmed if self._write_back is None else self._write_back.start",
         "return self.last_add_confirmed",
         "add/write_back",
     ),
@@ -199,8 +200,8 @@ MUTANTS = [
 ]
 # Module -> its room, in the order in which they import each other.
 PROTOCOL = {
-    "quorum": "quorums",
     "intervals": "quorums",
+    "quorum": "quorums",
     "placement": "placement",
     "ledger": "ledger",
     "add": "ledger",

@@ -33,7 +33,7 @@ from bookies.metadata.shared import table_store
 from bookies.metadata.shared.nodes import At
 from bookies.model import LedgerState
 from bookies.protocol.ledger import AddPipeline, fence, recover
-from bookies.protocol.ledger.add import ChangeEnsemble, CloseLedger
+from bookies.protocol.ledger.add import AddState, ChangeEnsemble, CloseLedger
 from bookies.protocol.ledger.add_advanced import AdvancedAddPipeline
 from bookies.protocol.ledger.bookie_health import CircuitBreakers
 from bookies.protocol.ledger.ledger import change_needed, with_ensemble
@@ -80,19 +80,27 @@ def _(patch: Patch) -> None:
     original = AddPipeline._deliver
 
     def deliver(self: AddPipeline):  # type: ignore[no-untyped-def]
-        is_changing, self.is_changing = self.is_changing, False
+        state = self.state
+        self.state = AddState.CONFIRMING if self.is_open else state
         try:
             return original(self)
         finally:
-            self.is_changing = is_changing
+            self.state = state
 
     patch.setattr(AddPipeline, "_deliver", deliver)
 
 
 @mutant("one-phase resend: deliver before everything is undone", "X-27")
 def _(patch: Patch) -> None:
-    original = AddPipeline._agreed
-    patch.setattr(AddPipeline, "_agreed", lambda self, ensemble: [*self._deliver(), *original(self, ensemble)])
+    deliver, agreed = AddPipeline._deliver, AddPipeline._agreed
+
+    def deliver_first(self: AddPipeline, ensemble):  # type: ignore[no-untyped-def]
+        self.state = AddState.CONFIRMING
+        delivered = deliver(self)
+        self.state = AddState.CHANGING
+        return [*delivered, *agreed(self, ensemble)]
+
+    patch.setattr(AddPipeline, "_agreed", deliver_first)
 
 
 @mutant("acknowledgements of replaced bookies are kept", "X-27")
@@ -174,7 +182,7 @@ def _(patch: Patch) -> None:
 
     def failed(self: AddPipeline, position, bookie, entry_ids, error):  # type: ignore[no-untyped-def]
         effects = original(self, position, bookie, entry_ids, error)
-        self._late.clear()
+        self._replacement.late.clear()
         return effects
 
     patch.setattr(AddPipeline, "failed", failed)
@@ -185,11 +193,12 @@ def _(patch: Patch) -> None:
     original = AddPipeline._agreed
 
     def agreed(self: AddPipeline, ensemble):  # type: ignore[no-untyped-def]
-        failed, self._failed = self._failed, _Kept(self._failed)
+        failed = self._failures.by_position
+        self._failures.by_position = _Kept(failed)
         try:
             return original(self, ensemble)
         finally:
-            self._failed = failed
+            self._failures.by_position = failed
 
     patch.setattr(AddPipeline, "_agreed", agreed)
 

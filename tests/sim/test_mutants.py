@@ -7,6 +7,7 @@ mutant of client-protocol 8.4 are in `mutant_table.py`; here nothing but random 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -24,7 +25,7 @@ from bookies.lab.sim.world.disk import SimDisk, SimFile
 from bookies.metadata.shared import table_store
 from bookies.metadata.shared.nodes import At
 from bookies.protocol.ledger import AddPipeline, fence, recover
-from bookies.protocol.ledger.add import ChangeEnsemble
+from bookies.protocol.ledger.add import AddState, ChangeEnsemble
 from bookies.storage.cache.write_cache import AddRun, Generation
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.store import LedgerStore
@@ -42,12 +43,12 @@ def acknowledge_after_one_copy(patch: Patch) -> None:  # I-9
     original = AddPipeline._quorum_bound
 
     def mutant(self: AddPipeline, first: int) -> int:
-        ack_quorum = self._ack_quorum
-        self._ack_quorum = ack_quorum if self._is_recovery else 1
+        quorums = self._quorums
+        self._quorums = quorums if self._write_back is not None else dataclasses.replace(quorums, ack_quorum=1)
         try:
             return original(self, first)
         finally:
-            self._ack_quorum = ack_quorum
+            self._quorums = quorums
 
     patch.setattr(AddPipeline, "_quorum_bound", mutant)
 
@@ -56,11 +57,12 @@ def deliver_while_changing(patch: Patch) -> None:  # I-8; schedule X-31
     original = AddPipeline._deliver
 
     def mutant(self: AddPipeline):  # type: ignore[no-untyped-def]
-        is_changing, self.is_changing = self.is_changing, False
+        state = self.state
+        self.state = AddState.CONFIRMING if self.is_open else state
         try:
             return original(self)
         finally:
-            self.is_changing = is_changing
+            self.state = state
 
     patch.setattr(AddPipeline, "_deliver", mutant)
 

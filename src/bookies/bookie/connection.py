@@ -53,6 +53,96 @@ class Surroundings:
     frame_size_max: int
 
 
+class Answers:
+    """Answers of one connection until the peer consumes them.
+
+    Those of one iteration of the event loop are gathered. While the peer is slow, what the transport does not get stays
+    here. `share`: the part of the read budget that the answers to reads occupy.
+    """
+
+    def __init__(self, share: ReadShare) -> None:
+        self.gathered: list[Buffer] = []  # to be written at the end of the iteration
+        self.size = 0  # bytes in the read budget
+        self.part_size: int | None = None  # bytes that a transport gets at once; None: no limit
+        self.is_flush_scheduled = False
+        self.is_slow = False  # the peer does not consume its answers
+        self.is_paused = False  # more than `UNSENT_SIZE_MAX` bytes are unsent: no requests are read
+        self.stall_check: asyncio.TimerHandle | None = None  # the next one, while the peer is slow
+        self._share = share
+        self._kept: deque[Buffer] = deque()  # of earlier iterations, before `gathered`, while the peer is slow
+        self._kept_size = 0
+        self._taken_at = 0.0  # when the peer last consumed something, while it is slow
+        self._accepted_size = 0  # bytes written so far, and the most of them that the peer was seen to have
+        self._taken_size = 0
+
+    def write_to(self, transport: asyncio.Transport, *, is_all: bool) -> None:
+        """Give the transport the answers, as long as the peer consumes them, or unconditionally."""
+        gathered, self.gathered = self.gathered, []
+        size = sum(map(len, gathered))
+        if len(gathered) > 1 and size <= JOIN_SIZE_MAX:
+            gathered = [b"".join(gathered)]
+        if len(gathered) == 1 and not self._kept and not self.is_slow and self.part_size is None:  # the usual case
+            self._accepted_size += size
+            transport.write(gathered[0])
+            return
+        self._kept += gathered
+        self._kept_size += size
+        self._accepted_size += size
+        while self._kept and (is_all or not self.is_slow):
+            buffer = self._kept.popleft()
+            if self.part_size is not None and len(buffer) > self.part_size:
+                self._kept.appendleft(memoryview(buffer)[self.part_size :])
+                buffer = memoryview(buffer)[: self.part_size]
+            self._kept_size -= len(buffer)
+            transport.write(buffer)  # May find that the peer is slow.
+
+    def unsent(self, transport: asyncio.Transport) -> int:
+        """Return the bytes in our memory that wait for the socket."""
+        return self._kept_size + transport.get_write_buffer_size()
+
+    def release(self, size: int, *, is_closed: bool) -> None:
+        """Release `size` bytes of answers that were handed to the socket."""
+        if size:
+            self.size -= size
+            (self._share.release if is_closed else self._share.sent)(size)
+
+    def drop_gathered(self) -> None:
+        """Discard the answers that were not written, unless the peer has others to consume.
+
+        Otherwise the unconsumed rest counts until the connection is closed.
+        """
+        self.gathered = []
+        if not self.is_slow:
+            self.drop()
+
+    def drop(self) -> None:
+        """Discard all answers: they cannot be delivered any more."""
+        self.gathered.clear()
+        self._kept.clear()
+        size, self.size, self._kept_size = self.size, 0, 0
+        if size:
+            self._share.release(size)
+
+    def slowed(self, now: float) -> None:
+        """Note that the peer stopped to consume."""
+        self.is_slow = True
+        self._taken_at = now
+
+    def resumed(self) -> None:
+        """Note that the peer consumes again."""
+        self.is_slow = self.is_paused = False
+        if self.stall_check is not None:
+            self.stall_check.cancel()
+
+    def stalled_s(self, now: float, transport: asyncio.Transport) -> float:
+        """Return for how many seconds a slow peer has consumed nothing."""
+        unsent_size = self.unsent(transport) + unacknowledged(transport)
+        if unsent_size == 0 or self._accepted_size - unsent_size > self._taken_size:
+            self._taken_at = now
+        self._taken_size = max(self._taken_size, self._accepted_size - unsent_size)
+        return now - self._taken_at
+
+
 class Connection(asyncio.Protocol):
     """One accepted connection.
 
@@ -63,29 +153,17 @@ class Connection(asyncio.Protocol):
         self.is_closed = False
         self.share = share
         self.peer = "?"
+        self._surroundings = surroundings
         self._service = surroundings.service
-        self._intake = surroundings.intake
-        self._events = surroundings.events
         self._decoder = RequestDecoder(surroundings.frame_size_max)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._output: list[Buffer] = []
-        self._kept: deque[Buffer] = deque()  # of earlier iterations, before `_output`, while the peer is slow
-        self._kept_size = 0
-        self._part_size: int | None = None  # bytes that a transport gets at once; None: no limit
-        self._is_flush_scheduled = False
-        self._is_slow = False  # the peer does not consume its answers
-        self._is_writing_paused = False
+        self._answers = Answers(share)
         self._is_reading_paused = False
         self._holds_partial_frame = False
-        self._answer_size = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._has_many_tasks = False
         self._linger: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
-        self._taken_at = 0.0  # when the peer last consumed something, while it is slow
-        self._accepted_size = 0  # bytes written so far, and the most of them that the peer was seen to have
-        self._taken_size = 0
 
     # -- what handlers use ---------------------------------------------------------------------------------------
     @property
@@ -100,19 +178,20 @@ class Connection(asyncio.Protocol):
             if answer_size:
                 self.share.release(answer_size)
             return
-        self._output += encode_response(response)
-        self._answer_size += answer_size
+        self._answers.gathered += encode_response(response)
+        self._answers.size += answer_size
         self._schedule_flush()
 
     def send(self, frames: list[Buffer]) -> None:
         """Send responses that are encoded already, with the others of this iteration."""
         if not self.is_closed:
-            self._output += frames
+            self._answers.gathered += frames
             self._schedule_flush()
 
     def _schedule_flush(self) -> None:
-        if not self._is_flush_scheduled:
-            self._is_flush_scheduled = True
+        answers = self._answers
+        if not answers.is_flush_scheduled:
+            answers.is_flush_scheduled = True
             self._loop.call_soon(self._flush)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -155,8 +234,9 @@ class Connection(asyncio.Protocol):
 
     def update_reading(self) -> None:
         """Pause or resume reading, after one of the reasons has changed."""
-        is_left = self._is_writing_paused or (self._is_slow and self.share.is_waiting)
-        should_pause = (self._intake.is_paused or is_left or self._has_many_tasks) and not self.is_closed
+        answers = self._answers
+        is_left = answers.is_paused or (answers.is_slow and self.share.is_waiting)
+        should_pause = (self._surroundings.intake.is_paused or is_left or self._has_many_tasks) and not self.is_closed
         if should_pause is self._is_reading_paused or self._transport is None or self._transport.is_closing():
             return
         self._is_reading_paused = should_pause
@@ -172,7 +252,7 @@ class Connection(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
             self.peer = f"{address[0]}:{address[1]}"
-        self._intake.joined(self)
+        self._surroundings.intake.joined(self)
         self.update_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -184,31 +264,29 @@ class Connection(asyncio.Protocol):
         try:
             requests = self._decoder.feed(data)
         except RemoteProtocolError as error:
-            self._events.warning("connection.refused", peer=self.peer, error=error)
+            self._surroundings.events.warning("connection.refused", peer=self.peer, error=error)
             self.close()
             return
         held_size = self._decoder.held_size
         if held_size > PARTIAL_SIZE_MIN or self._holds_partial_frame:
             self._holds_partial_frame = held_size > PARTIAL_SIZE_MIN
             size = held_size if self._holds_partial_frame else 0
-            self._intake.partial_frames.changed(self, size, is_new=bool(requests))
+            self._surroundings.intake.partial_frames.changed(self, size, is_new=bool(requests))
         self._service.handle(self, requests)
-        if self._is_slow:
+        if self._answers.is_slow:
             self.update_reading()
 
     def pause_writing(self) -> None:
-        self._is_slow = True
-        self._taken_at = self._loop.time()
+        self._answers.slowed(self._loop.time())
         self._watch_stall()
         self.share.stuck(True)
         self.update_reading()
 
     def resume_writing(self) -> None:
-        self._is_slow = self._is_writing_paused = False
-        if self._stall is not None:
-            self._stall.cancel()
+        answers = self._answers
+        answers.resumed()
         self._flush()
-        if self._is_slow:
+        if answers.is_slow:
             return  # The backlog is more than the transport accepts.
         self.share.stuck(False)
         self.update_reading()
@@ -220,82 +298,48 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._set_closed()
         self._transport = None
-        self._drop_output()
-        self._intake.left(self)
-        for timer in (self._linger, self._stall):
-            if timer is not None:
-                timer.cancel()
+        self._answers.drop()
+        self._surroundings.intake.left(self)
+        if self._answers.stall_check is not None:
+            self._answers.stall_check.cancel()
+        if self._linger is not None:
+            self._linger.cancel()
 
     # -- what a stage before the service or the transport uses ---------------------------------------------------
     def _continue_on(self, transport: asyncio.Transport, decoder: RequestDecoder, part_size: int) -> None:
         """Replace the transport, which reads. `part_size`: bytes that it gets at once."""
-        self._transport, self._decoder, self._part_size = transport, decoder, part_size
+        self._transport, self._decoder, self._answers.part_size = transport, decoder, part_size
         self._is_reading_paused = False
         transport.set_write_buffer_limits(high=UNSENT_SIZE_MIN)
 
     # -- inside --------------------------------------------------------------------------------------------------
     def _flush(self, *, is_all: bool = False) -> None:
         """Give the transport the pending output, as long as the peer consumes it, or unconditionally."""
-        self._is_flush_scheduled = False
-        output, self._output = self._output, []
-        if self._transport is None or self._transport.is_closing():
-            if not self._is_slow:  # Otherwise the unconsumed rest counts until the connection is closed.
-                self._drop_output()
+        answers, transport = self._answers, self._transport
+        answers.is_flush_scheduled = False
+        if transport is None or transport.is_closing():
+            answers.drop_gathered()
             return
-        size = sum(map(len, output))
-        if len(output) > 1 and size <= JOIN_SIZE_MAX:
-            output = [b"".join(output)]
-        self._kept += output
-        self._kept_size += size
-        self._accepted_size += size
-        while self._kept and (is_all or not self._is_slow):
-            buffer = self._kept.popleft()
-            if self._part_size is not None and len(buffer) > self._part_size:
-                self._kept.appendleft(memoryview(buffer)[self._part_size :])
-                buffer = memoryview(buffer)[: self._part_size]
-            self._kept_size -= len(buffer)
-            self._transport.write(buffer)  # May find that the peer is slow.
-        if not self._is_slow:
-            self._answers_went(self._answer_size)
-        elif not self._is_writing_paused and self._unsent() > UNSENT_SIZE_MAX:
-            self._is_writing_paused = True
+        answers.write_to(transport, is_all=is_all)
+        if not answers.is_slow:
+            if answers.size:
+                answers.release(answers.size, is_closed=self.is_closed)
+        elif not answers.is_paused and answers.unsent(transport) > UNSENT_SIZE_MAX:
+            answers.is_paused = True
             self.update_reading()
-
-    def _unsent(self) -> int:
-        """Return the bytes in our memory that wait for the socket."""
-        assert self._transport is not None
-        return self._kept_size + self._transport.get_write_buffer_size()
-
-    def _drop_output(self) -> None:
-        """Discard the output: it cannot be delivered any more."""
-        self._output.clear()
-        self._kept.clear()
-        size, self._answer_size, self._kept_size = self._answer_size, 0, 0
-        if size:
-            self.share.release(size)
 
     def _watch_stall(self) -> None:
         """Close the connection of a peer that consumes nothing for too long."""
         if self._transport is None:
             return
-        now, unsent_size = self._loop.time(), self._unsent() + unacknowledged(self._transport)
-        if unsent_size == 0 or self._accepted_size - unsent_size > self._taken_size:
-            self._taken_at = now
-        self._taken_size = max(self._taken_size, self._accepted_size - unsent_size)
-        seconds = now - self._taken_at
-        if seconds >= (STALL_PRESSED_S if self._answer_size and self.share.is_pressed else STALL_S):
-            self._events.warning(
-                "connection.stalled", peer=self.peer, answer_size=self._answer_size, seconds=round(seconds, 1)
+        size, seconds = self._answers.size, self._answers.stalled_s(self._loop.time(), self._transport)
+        if seconds >= (STALL_PRESSED_S if size and self.share.is_pressed else STALL_S):
+            self._surroundings.events.warning(
+                "connection.stalled", peer=self.peer, answer_size=size, seconds=round(seconds, 1)
             )
             self.abort()
         else:
-            self._stall = self._loop.call_later(STALL_CHECK_S, self._watch_stall)
-
-    def _answers_went(self, size: int) -> None:
-        """Release `size` bytes of answers that were handed to the socket."""
-        if size:
-            self._answer_size -= size
-            (self.share.release if self.is_closed else self.share.sent)(size)
+            self._answers.stall_check = self._loop.call_later(STALL_CHECK_S, self._watch_stall)
 
     def _set_closed(self) -> None:
         if self.is_closed:
@@ -311,7 +355,7 @@ class Connection(asyncio.Protocol):
             self.update_reading()
         if not task.cancelled() and (error := task.exception()) is not None:
             # Handlers answer every error, so this is a bug in the bookie; the client must not wait for its answer.
-            self._events.error("request.broken", peer=self.peer, error=error)
+            self._surroundings.events.error("request.broken", peer=self.peer, error=error)
             self.abort()
 
     def __repr__(self) -> str:

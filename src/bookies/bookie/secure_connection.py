@@ -44,7 +44,6 @@ class SecureConnection(Connection):
 
     def __init__(self, security: Security, is_direct: bool, surroundings: Surroundings, share: ReadShare) -> None:
         super().__init__(surroundings, share)
-        self._surroundings = surroundings
         self._security = security
         self._gate = security.gate()
         self._decoder = RequestDecoder(surroundings.frame_size_max, stops_at_start_tls=security.encryption is not None)
@@ -77,7 +76,7 @@ class SecureConnection(Connection):
             return
         self.respond(StartTlsResponse(request.version, request.txn_id, Status.OK))
         self._flush(is_all=True)  # Later output is encrypted.
-        self._plain_size = self._answer_size
+        self._plain_size = self._answers.size
         self._stage = _Stage.ASKED
         self._expect_handshake()
         self._hear_early(self._decoder.take_rest())
@@ -106,7 +105,7 @@ class SecureConnection(Connection):
     def resume_writing(self) -> None:
         if self._is_held:
             size, self._plain_size = self._plain_size, 0
-            self._answers_went(size)
+            self._answers.release(size, is_closed=self.is_closed)
         super().resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -128,7 +127,7 @@ class SecureConnection(Connection):
 
     def _flush(self, *, is_all: bool = False) -> None:
         if self._is_held:
-            self._is_flush_scheduled = False
+            self._answers.is_flush_scheduled = False
         else:
             super()._flush(is_all=is_all)
 
@@ -221,7 +220,7 @@ class SecureConnection(Connection):
         # TLS passes on all data it gets, and reports only what the inner transport refuses.
         self._continue_on(transport, decoder, part_size=UNSENT_SIZE_MIN)
         self._is_held = False
-        if self._is_slow:
+        if self._answers.is_slow:
             self.resume_writing()
         if not self._gate.is_open:
             certificate = transport.get_extra_info("peercert")

@@ -1,6 +1,6 @@
 """The bookie's mode, and the registration that it should have: a small state machine without IO.
 
-    STARTING --started--> SERVING --stopping--> STOPPING
+`TRANSITIONS` is the table of its phases.
 
 While SERVING the mode follows facts, which are checked again each time (level, not edge): READ_ONLY while the storage
 cannot accept entries or an operator requested it, otherwise WRITABLE. The registration follows the mode:
@@ -16,12 +16,32 @@ from __future__ import annotations
 import enum
 
 from bookies.model import BookieMode
+from bookies.transitions import following
 
 
 class Phase(enum.Enum):
     STARTING = "starting"
     SERVING = "serving"
+    FAILED = "failed"
     STOPPING = "stopping"
+
+
+class PhaseEvent(enum.Enum):
+    STARTED = "the storage is ready and the port accepts connections"
+    FAILED = "the journal or a background task failed; only the first failure counts"
+    STOP = "a stop in order, or the end of a failed bookie or of one that could not start"
+
+
+TRANSITIONS = {
+    (Phase.STARTING, PhaseEvent.STARTED): Phase.SERVING,
+    (Phase.STARTING, PhaseEvent.FAILED): Phase.FAILED,
+    (Phase.STARTING, PhaseEvent.STOP): Phase.STOPPING,
+    (Phase.SERVING, PhaseEvent.FAILED): Phase.FAILED,
+    (Phase.SERVING, PhaseEvent.STOP): Phase.STOPPING,
+    (Phase.FAILED, PhaseEvent.STOP): Phase.STOPPING,
+    (Phase.STOPPING, PhaseEvent.FAILED): Phase.STOPPING,  # for example in the last checkpoint
+    (Phase.STOPPING, PhaseEvent.STOP): Phase.STOPPING,  # an `abort` ends a stop that takes too long
+}
 
 
 class BookieState:
@@ -36,12 +56,18 @@ class BookieState:
     # -- facts ---------------------------------------------------------------------------------------------------
     def started(self) -> None:
         """Note that the storage is ready and the port accepts connections."""
-        assert self.phase is Phase.STARTING
-        self.phase = Phase.SERVING
+        self._follow(PhaseEvent.STARTED)
+
+    def failed(self) -> None:
+        """Note that the bookie failed: it answers no more requests, and has to be stopped."""
+        self._follow(PhaseEvent.FAILED)
 
     def stopping(self) -> None:
         """Note that the bookie stops. Final."""
-        self.phase = Phase.STOPPING
+        self._follow(PhaseEvent.STOP)
+
+    def _follow(self, event: PhaseEvent) -> None:
+        self.phase = following(TRANSITIONS, self.phase, event)
 
     def storage_is(self, writable: bool) -> None:
         self._is_storage_writable = writable

@@ -89,9 +89,9 @@ def test_a_peer_that_closes_lets_go_of_everything(world: World) -> None:
         client.send(adds(1, range(100)))
         client.transport.abort()
         await asyncio.sleep(1)
-        assert server._intake.connections() == []
-        assert server._intake.adds_size == 0
-        assert server._budget.size == 0
+        assert server._reception.intake.connections() == []
+        assert server._reception.intake.adds_size == 0
+        assert server._reception.budget.size == 0
 
     world.run(body)
 
@@ -109,13 +109,13 @@ def test_a_peer_that_takes_no_answers_is_not_read_from_and_then_given_up(
         for txn_id in range(20):
             slow.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
         await asyncio.sleep(1)
-        assert UNSENT_SIZE_MIN < server._budget.size < 1 << 20, "one answer, and the next ones wait"
+        assert UNSENT_SIZE_MIN < server._reception.budget.size < 1 << 20, "one answer, and the next ones wait"
         slow.send(adds(2, [0]))
         await asyncio.sleep(1)
         assert (await writer.ask(ReadRequest(2, 0, 2, 0))).status is Status.NO_LEDGER, "not even read"
         await asyncio.sleep(STALL_S)
-        assert server._budget.size == 0
-        assert len(server._intake.connections()) == 1
+        assert server._reception.budget.size == 0
+        assert len(server._reception.intake.connections()) == 1
         slow.transport.abort()
 
     world.run(body)
@@ -134,12 +134,12 @@ def test_peers_that_take_no_answers_do_not_keep_others_waiting_for_long(world: W
             for txn_id in range(100):
                 greedy.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
         await asyncio.sleep(0.5)
-        assert server._budget.waiting > 0
+        assert server._reception.budget.waiting > 0
         begin = asyncio.get_running_loop().time()
         assert (await writer.ask(BatchReadRequest(2, 1, 1, 0, 1000, 1 << 20))).status is Status.OK
         # One after the other gets to the memory and is given up.
         assert asyncio.get_running_loop().time() - begin < 3 * (STALL_PRESSED_S + 2 * STALL_CHECK_S)
-        assert server._budget.size <= 1 << 20
+        assert server._reception.budget.size <= 1 << 20
 
     world.run(body)
 
@@ -160,7 +160,7 @@ def test_peers_that_take_no_answers_hold_up_nobody_who_does(world: World, has_ta
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, server._budget.size)
+                most = max(most, server._reception.budget.size)
                 await asyncio.sleep(0.0001)
 
         watcher = asyncio.create_task(watch())
@@ -177,7 +177,7 @@ def test_peers_that_take_no_answers_hold_up_nobody_who_does(world: World, has_ta
             assert (await good.ask(ReadRequest(2, 0, 1, entry_id))).status is Status.OK
             assert clock.time() - begin < STALL_CHECK_S / 2
         watcher.cancel()
-        assert len(server._intake.connections()) == len(greedy) + 1, "nobody had to be given up for that"
+        assert len(server._reception.intake.connections()) == len(greedy) + 1, "nobody had to be given up for that"
         assert limit // 4 < most <= limit
         for client in greedy:
             client.transport.abort()
@@ -239,7 +239,7 @@ def test_adds_beyond_the_limit_are_left_in_the_sender_s_socket(world: World) -> 
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, server._intake.adds_size)
+                most = max(most, server._reception.intake.adds_size)
                 await asyncio.sleep(0.001)
 
         watcher = asyncio.create_task(watch())
@@ -248,7 +248,7 @@ def test_adds_beyond_the_limit_are_left_in_the_sender_s_socket(world: World) -> 
             assert {answer.status for answer in answers} == {Status.OK}
         watcher.cancel()
         assert 4 << 20 < most < (4 << 20) + 4 * (512 << 10)
-        assert server._intake.adds_size == 0
+        assert server._reception.intake.adds_size == 0
 
     world.run(body)
 
@@ -263,7 +263,7 @@ def test_what_was_read_with_a_large_request_is_served(world: World) -> None:
         client.send(adds(1, [0], size=8 << 20), *[adds(ledger_id, [0]) for ledger_id in range(2, 30)])
         answers = [await client.response() for _ in range(29)]
         assert {answer.status for answer in answers} == {Status.OK}
-        assert not server._intake.is_paused
+        assert not server._reception.intake.is_paused
 
     world.run(body)
 
@@ -281,7 +281,7 @@ def test_a_closed_connection_lingers_until_its_answers_are_fetched(world: World)
         silent = await world.connect(server)
         silent.transport.write(bytes(4))
         await asyncio.sleep(LINGER_S + 1)
-        assert server._intake.connections() == []
+        assert server._reception.intake.connections() == []
 
     world.run(body)
 
@@ -317,11 +317,11 @@ def test_reads_that_wait_are_bounded_even_if_they_come_at_once(world: World) -> 
             client.transport.pause_reading()
             client.send(*[ReadRequest(2, 0, 1, 0) for _ in range(1000)])
             await asyncio.sleep(0.1)
-        assert READS_WAITING_MAX <= server._budget.waiting < READS_WAITING_MAX + 2000
+        assert READS_WAITING_MAX <= server._reception.budget.waiting < READS_WAITING_MAX + 2000
         for client in greedy:
             client.transport.abort()
         await asyncio.sleep(0.2)
-        assert server._budget.waiting == server._budget.size == 0
+        assert server._reception.budget.waiting == server._reception.budget.size == 0
         assert (await good.ask(ReadRequest(2, 0, 1, 0))).status is Status.OK
 
     world.run(body)

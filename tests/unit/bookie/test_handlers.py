@@ -68,7 +68,7 @@ def test_answers_of_one_turn_are_one_write(world: World) -> None:
     async def body(world: World) -> None:
         server = await world.start()
         client = await world.connect(server)
-        (connection,) = server._intake.connections()
+        (connection,) = server._reception.intake.connections()
         writes: list[int] = []
         transport = connection._transport  # type: ignore[attr-defined]
         write = transport.write
@@ -115,7 +115,7 @@ def test_an_add_that_breaks_the_storage_is_not_counted_for_ever(world: World, ca
         client = await world.connect(server)
         client.send(adds(1, range(10)))
         await client.closed()
-        assert server._intake.adds_size == 0
+        assert server._reception.intake.adds_size == 0
         server.store.add = add  # type: ignore[method-assign]
         client = await world.connect(server)
         assert {answer.status for answer in await client.add(adds(1, range(10)))} == {Status.OK}
@@ -206,7 +206,7 @@ def test_a_failed_read_is_never_a_negative_answer(world: World, caplog: pytest.L
             ):
                 client = await world.connect(server)
                 assert (await client.ask(request)).status is Status.IO_ERROR
-        assert server._budget.size == 0
+        assert server._reception.budget.size == 0
 
     world.run(body)
     assert "read.failed" in caplog.text
@@ -287,14 +287,14 @@ def test_a_client_that_leaves_takes_its_long_poll_along(world: World) -> None:
         server = await world.start()
         client = await world.connect(server)
         await client.add(adds(1, [0], version=3))
-        (connection,) = server._intake.connections()
+        (connection,) = server._reception.intake.connections()
         client.send(long_poll(1, -1, 60_000))
         await asyncio.sleep(0.1)
         assert "1 requests waiting" in repr(connection)
         client.transport.close()
         await asyncio.sleep(0.1)
         assert "closed, 0 requests waiting" in repr(connection)
-        assert server._budget.size == 0
+        assert server._reception.budget.size == 0
 
     world.run(body)
 
@@ -347,7 +347,7 @@ def test_reads_wait_for_memory_instead_of_being_refused(world: World) -> None:
                 assert isinstance(answer, BatchReadResponse)
                 assert answer.status is Status.OK
                 assert len(answer.records) > 900_000
-        assert server._budget.size == 0
+        assert server._reception.budget.size == 0
 
     world.run(body)
 

@@ -133,19 +133,19 @@ async def left_by(server: BookieServer, count: int) -> None:
     """Wait until so many connections are left, and what the others had asked is over. In virtual time."""
     for _ in range(1000):
         await asyncio.sleep(0.1)
-        if len(server._intake.connections()) == count and server._intake.adds_size == 0:
+        if len(server._reception.intake.connections()) == count and server._reception.intake.adds_size == 0:
             await asyncio.sleep(1)
             return
-    raise AssertionError(server._intake.connections())
+    raise AssertionError(server._reception.intake.connections())
 
 
 def check_nothing_is_left(server: BookieServer) -> None:
     """Nothing is left of what was asked."""
     assert server.state.may_serve()
-    assert server._intake.adds_size == 0
-    assert server._budget.size == 0
-    assert server._budget.waiting == 0
-    assert server._intake.partial_frames.size == 0
+    assert server._reception.intake.adds_size == 0
+    assert server._reception.budget.size == 0
+    assert server._reception.budget.waiting == 0
+    assert server._reception.intake.partial_frames.size == 0
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -191,7 +191,7 @@ def test_a_client_that_asks_and_never_listens_is_made_to_wait(world: World, floo
             nonlocal largest
             for number in itertools.count():
                 greedy.send(FLOODS[flood](number))
-                largest = max(largest, server._budget.size)
+                largest = max(largest, server._reception.budget.size)
                 await asyncio.sleep(0.0002)
 
         asking = asyncio.ensure_future(ask())
@@ -212,7 +212,7 @@ def test_clients_that_never_end_what_they_begin_are_given_up(world: World) -> No
     async def body(world: World) -> None:
         server = await world.start(adds_in_progress_size_max=16 << 20)
         honest = await world.connect(server)
-        partial_frames = server._intake.partial_frames
+        partial_frames = server._reception.intake.partial_frames
         head = encode_request(adds(THEIR_LEDGER, [0], size=100))[0]
         waiting = []
         for _ in range(20):
@@ -221,7 +221,7 @@ def test_clients_that_never_end_what_they_begin_are_given_up(world: World) -> No
             waiting.append(client)
             await asyncio.sleep(0.1)
             assert partial_frames.size <= partial_frames.size_max == 4 * (5 << 20)
-        assert len(server._intake.connections()) == 1 + 4
+        assert len(server._reception.intake.connections()) == 1 + 4
         # Room is made for a frame when little of it is there, and that is memory, too.
         beginning = _LENGTH.pack((4 << 20) + 1000) + bytes(head[4:]) + bytes(DIRECT_HELD)
         for _ in range(100):
@@ -230,7 +230,7 @@ def test_clients_that_never_end_what_they_begin_are_given_up(world: World) -> No
             waiting.append(client)
             await asyncio.sleep(0.1)
             assert partial_frames.size <= partial_frames.size_max
-        assert len(server._intake.connections()) <= 1 + ROOM_SHARE * 6
+        assert len(server._reception.intake.connections()) <= 1 + ROOM_SHARE * 6
         large = adds(HONEST_LEDGER, [1000], size=1 << 20)
         for _ in range(5):
             (added,) = await honest.add(large)

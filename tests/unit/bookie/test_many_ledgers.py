@@ -60,7 +60,7 @@ def test_ledgers_in_turn_are_one_group_of_the_journal(world: World) -> None:
         after = server.store.stats()
         assert after["entries_added"] - before["entries_added"] == 400
         assert after["journal_groups"] - before["journal_groups"] <= 2
-        assert server._intake.adds_size == 0
+        assert server._reception.intake.adds_size == 0
         expected = {(each.adds.first_ledger_id, each.adds.entry_ids[0]): each.adds.records.body(0) for each in batches}
         assert await stored(client, set(expected)) == expected
 
@@ -104,7 +104,7 @@ def test_what_is_special_is_answered_as_if_it_had_come_alone(journals: int) -> N
                 client.send(request)
                 for key, statuses in (await answers(client, len(request.adds.entry_ids))).items():
                     found.setdefault(key, []).extend(statuses)
-        assert server._intake.adds_size == 0
+        assert server._reception.intake.adds_size == 0
         world.forget_last()
         await world.on_bookie(server.stop())
         again = await world.connect(await world.start(**settings))  # What was acknowledged is there for good.
@@ -154,7 +154,7 @@ def test_a_read_only_bookie_refuses_each_of_them(world: World) -> None:
         urgent = [adds(ledger_id, [1], is_high_priority=True, is_recovery=True) for ledger_id in range(10)]
         client.send(*urgent)
         assert await answers(client, 10) == {(ledger_id, 1): [Status.OK] for ledger_id in range(10)}
-        assert server._intake.adds_size == 0
+        assert server._reception.intake.adds_size == 0
 
     world.run(body)
 
@@ -218,7 +218,7 @@ def test_a_mistake_half_way_ends_one_connection_and_nothing_else(
         client = await world.connect(server)
         client.send(*(adds(ledger_id, [2]) for ledger_id in range(4)))  # The storage goes on, and answers these too.
         assert await answers(client, 4) == {(ledger_id, 2): [Status.OK] for ledger_id in range(4)}
-        assert server._intake.adds_size == 0
+        assert server._reception.intake.adds_size == 0
 
     world.run(body)
 

@@ -10,6 +10,7 @@ import pytest
 
 from bookies.bookie.identity import check_identity, identity
 from bookies.bookie.server import BookieServer
+from bookies.bookie.state import Phase
 from bookies.config import BookieConfig
 from bookies.errors import (
     ConfigError,
@@ -132,13 +133,13 @@ def test_a_stopping_bookie_does_not_say_that_it_is_read_only(world: World) -> No
         server = await world.start()
         client = await world.connect(server)
         assert (await client.add(adds(1, [0])))[0].status is Status.OK
-        unregister = server._unregister
+        unregister = server._registration.end
 
         async def slow_unregister() -> None:
             await asyncio.sleep(0.5)
             await unregister()
 
-        server._unregister = slow_unregister  # type: ignore[method-assign]
+        server._registration.end = slow_unregister  # type: ignore[method-assign]
         stop = world.bookie_host.create_task(server.stop())
         await wait_until(lambda: not server.state.may_serve(), step_s=0.000_002)
         client.send(adds(1, [1]))
@@ -154,7 +155,9 @@ def test_stop_answers_what_was_accepted_and_unregisters(world: World) -> None:
         server = await world.start()
         client = await world.connect(server)
         client.send(adds(1, range(1000)))
-        await wait_until(lambda: server._intake.adds_size > 0, step_s=0.000_002)  # less than a write to the disk takes
+        await wait_until(
+            lambda: server._reception.intake.adds_size > 0, step_s=0.000_002
+        )  # less than a write to the disk takes
         began = asyncio.get_running_loop().time()
         stop = world.bookie_host.create_task(server.stop())
         answers = [await client.response() for _ in range(1000)]
@@ -363,7 +366,7 @@ def test_a_full_disk_turns_the_bookie_read_only_and_reads_go_on() -> None:
         assert accepted > 0
         assert set(statuses) == {Status.READ_ONLY}
         await asyncio.sleep(10)
-        assert server._cause is None, "a full disk is no failure"
+        assert not server._cause.done(), "a full disk is no failure"
         assert server.state.mode is BookieMode.READ_ONLY
         assert await registered(world, BookieMode.READ_ONLY) == ("b1",)
         for entry_id in (0, accepted):
@@ -387,6 +390,35 @@ def test_start_failures_leave_nothing_behind(world: World) -> None:
     async def fail_start() -> None:
         raise StorageError("no")
 
+    world.run(body)
+
+
+def test_a_failure_during_the_start_is_the_failure_of_the_start(world: World) -> None:
+    """A journal may fail after the storage has started and before the bookie serves."""
+
+    class Driver(MemoryDriver):
+        async def instance_id(self) -> str | None:
+            server._fail(StorageError("the journal cannot be written"))
+            return await super().instance_id()
+
+    async def start() -> None:
+        nonlocal server
+        runtime = world.runtime("bookie")
+        driver = Driver(world.metadata, runtime)
+        await driver.open()
+        server = BookieServer(runtime, BookieConfig(**world.settings), driver)
+        with pytest.raises(StorageError, match="the journal cannot be written"):
+            await server.start()
+        await driver.close()
+
+    async def body(world: World) -> None:
+        await world.on_bookie(start())
+        assert server.state.phase is Phase.STOPPING
+        with pytest.raises(ConnectionRefusedError):
+            await world.connect(server)
+        assert await registered(world, BookieMode.WRITABLE) == ()
+
+    server: BookieServer
     world.run(body)
 
 

@@ -160,7 +160,7 @@ def test_a_transport_that_takes_all_gets_it_in_parts() -> None:
 
     async def main() -> None:
         meeting = Meeting()
-        meeting.connection._part_size = UNSENT_SIZE_MIN
+        meeting.connection._answers.part_size = UNSENT_SIZE_MIN
         meeting.respond(UNSENT_SIZE_MAX)
         await turn()
         written = meeting.transport.written
@@ -270,7 +270,7 @@ def test_a_read_that_breaks_gives_its_memory_back(world: World, name: str) -> No
         request = ReadRequest(2, 0, 1, 0) if name == "read_resident" else BatchReadRequest(2, 0, 1, 0, 10, 1 << 20)
         unlucky.send(request)
         await unlucky.closed()
-        assert server._budget.size == 0
+        assert server._reception.budget.size == 0
         delattr(server.store, name)
         assert (await client.ask(request)).status is Status.OK
 
@@ -303,13 +303,13 @@ def test_a_small_entry_in_memory_does_not_wait_for_room_for_a_large_one(world: W
             client.transport.pause_reading()
             client.send(ReadRequest(2, 0, 1, entry_id))
             await asyncio.sleep(0.05)
-        size = server._budget.size
+        size = server._reception.budget.size
         assert 16_000_000 < size < 16_100_000
         newcomer = await world.connect(server)
         begun = world.loop.time()
         assert (await newcomer.ask(ReadRequest(2, 0, 2, 0))).status is Status.OK
         assert world.loop.time() - begun < 0.1
-        assert server._budget.size == size
+        assert server._reception.budget.size == size
         for client in stuck:
             client.transport.abort()
 

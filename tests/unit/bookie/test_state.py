@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from bookies.bookie.state import BookieState, Phase
+from bookies.bookie.state import TRANSITIONS, BookieState, Phase, PhaseEvent
 from bookies.model import BookieMode
 
 
@@ -72,3 +74,46 @@ def test_repr() -> None:
     state.registered(BookieMode.WRITABLE)
     assert repr(state) == "<BookieState serving writable, writable>"
     assert state.phase is Phase.SERVING
+
+
+# -- the table of phases ---------------------------------------------------------------------------------------------
+ACTS = {
+    PhaseEvent.STARTED: BookieState.started,
+    PhaseEvent.FAILED: BookieState.failed,
+    PhaseEvent.STOP: BookieState.stopping,
+}
+BEFORE: dict[Phase, list[PhaseEvent]] = {
+    Phase.STARTING: [],
+    Phase.SERVING: [PhaseEvent.STARTED],
+    Phase.FAILED: [PhaseEvent.STARTED, PhaseEvent.FAILED],
+    Phase.STOPPING: [PhaseEvent.STARTED, PhaseEvent.STOP],
+}
+
+
+@pytest.mark.parametrize(("phase", "event"), TRANSITIONS)
+def test_every_row_of_the_table(phase: Phase, event: PhaseEvent) -> None:
+    state = BookieState()
+    for earlier in BEFORE[phase]:
+        ACTS[earlier](state)
+    assert state.phase is phase
+    ACTS[event](state)
+    assert state.phase is TRANSITIONS[phase, event]
+    assert state.may_serve() is (state.phase is Phase.SERVING)
+
+
+def test_random_events_take_rows_of_the_table_only() -> None:
+    random = Random(1)
+    taken = set()
+    for _ in range(200):
+        state = BookieState()
+        for _ in range(5):
+            phase, event = state.phase, random.choice(list(ACTS))
+            if (phase, event) in TRANSITIONS:
+                ACTS[event](state)
+                taken.add((phase, event))
+                assert state.phase is TRANSITIONS[phase, event]
+            else:
+                with pytest.raises(AssertionError, match="impossible"):
+                    ACTS[event](state)
+                assert state.phase is phase
+    assert taken == set(TRANSITIONS)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -26,6 +26,7 @@ from bookies.client.base.arguments import TimeLimit, position, seconds, switch
 from bookies.client.base.metadata_loop import back_off
 from bookies.client.log.log_operations import PATIENCE_S, LogContext, discard, new_ledger, sweep, take_over, truncate
 from bookies.client.write import LedgerWriter
+from bookies.client.write.manifest import ManifestLoop
 from bookies.client.write.writer import BATCH_SIZE_MAX, Payload
 from bookies.errors import (
     AckQuorumTimeout,
@@ -40,6 +41,7 @@ from bookies.errors import (
 )
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import LedgerEnd, ended, rolled
+from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
 OVERHEAD_MAX = 128  # bytes that an entry takes beside its payload, at most
@@ -54,35 +56,139 @@ class _Failed:
     decided: asyncio.Future[None]
 
 
+class _FailedAppends:
+    """Appends whose ledger failed, until its recovery decides what it holds. `is_recovering`: the recovery runs."""
+
+    def __init__(self) -> None:
+        self.is_recovering = False
+        self._appends: list[_Failed] = []
+
+    def add(self, number: int) -> asyncio.Future[None]:
+        """Return the future of one append, which ends when its ledger's end is decided."""
+        failed = _Failed(number, asyncio.get_running_loop().create_future())
+        self._appends.append(failed)
+        return failed.decided
+
+    def wake(self, unknown: Callable[[], BookKeeperError] | None) -> None:
+        """End the wait of all appends, in their order, with the error that `unknown` makes for each, if any."""
+        self.is_recovering = False
+        order, self._appends = sorted(self._appends, key=lambda failed: failed.number), []
+        for failed in order:
+            if failed.decided.done():
+                continue
+            if unknown is None:
+                failed.decided.set_result(None)
+            else:
+                failed.decided.set_exception(unknown())
+
+
+class _Gate:
+    """Keeps appends from the ledger while it changes. `is_busy`: it is closed, or earlier appends still wait."""
+
+    def __init__(self) -> None:
+        self.is_busy = False
+        self._lock = asyncio.Lock()
+        self._count = 0  # appends that wait
+
+    async def pass_through(self) -> None:
+        """Wait behind earlier appends."""
+        self._count += 1
+        self.is_busy = True
+        try:
+            async with self._lock:
+                pass
+        finally:
+            self._count -= 1
+            self._update()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        self.is_busy = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+        self._update()
+
+    def _update(self) -> None:
+        self.is_busy = self._count > 0 or self._lock.locked()
+
+
+class _RollSchedule:
+    """When a ledger is followed by the next one: after `size` payload bytes, or `age_s` seconds if it has entries."""
+
+    def __init__(self, size: int, age_s: float, on_age: Callable[[], None]) -> None:
+        self.size = size
+        self.is_rolling = False
+        self._age_s = age_s
+        self._on_age = on_age
+        self._loop = asyncio.get_running_loop()
+        self._not_before = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def may_roll(self) -> bool:
+        return not self.is_rolling and self._loop.time() >= self._not_before
+
+    def postpone(self) -> None:
+        """Use the present ledger for a while after a roll that could not begin."""
+        self._not_before = self._loop.time() + ROLL_RETRY_S
+
+    def await_age(self) -> None:
+        """Call `on_age` when the present ledger, or its next span of time, is over."""
+        self.stop()
+        self._timer = self._loop.call_later(self._age_s, self._on_age)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class _FutileLedgers:
+    """Consecutive ledgers that failed before an entry was confirmed."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._count = 0
+        self._since = 0.0
+
+    async def pause(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
+        """Pause, so that empty ledgers do not fill the list. Raises their error when it has lasted too long."""
+        now = asyncio.get_running_loop().time()
+        if ledger.last_add_confirmed >= 0:
+            self._count = 0
+            return
+        if self._count == 0:
+            self._since = now
+        if now - self._since >= PATIENCE_S:
+            raise cause.__cause__ if isinstance(cause.__cause__, BookKeeperError) else cause
+        self._count += 1
+        await back_off(self._runtime, self._count)
+
+
 class LogWriter:
     """The one writer of a log, until another process takes over. Made by `Log.lead`."""
 
     def __init__(self, parts: LogContext, ledger: LedgerWriter, roll_size: int, roll_age_s: float) -> None:
         self._parts = parts
-        self._records = parts.records
-        self._roll_size = roll_size
-        self._roll_age_s = roll_age_s
         self._epoch = parts.records.current.epoch
-        self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._task_died)
         self._changing = asyncio.Lock()  # held by operations that change the ledger: one roll or recovery at a time
-        self._gate = asyncio.Lock()  # held while no append may go to a ledger
-        self._gate_count = 0  # appends at the gate
-        self._failed: list[_Failed] = []
+        self._gate = _Gate()
+        self._failed = _FailedAppends()
         self._count = 0  # appends so far
         self._ends: dict[int, LedgerEnd] = {}  # ends of the ledgers that this writer has written, once they are decided
         self._next: LedgerWriter | None = None  # the next ledger of a roll: created, perhaps listed, not written to yet
         self._error: BookKeeperError | None = None  # the error that ended this writer
-        self._is_rolling = self._is_recovering = False
-        self._roll_not_before = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._futile_count = 0  # consecutive ledgers that failed before an entry was confirmed
-        self._futile_since = 0.0
+        self._schedule = _RollSchedule(roll_size, roll_age_s, self._aged)
+        self._futile = _FutileLedgers(parts.runtime)
         self._install(ledger)
         if self._records.current.deleting:
             self._tasks.start(self._sweep(), f"sweep up after log {self.name}")
 
     # -- what it is ----------------------------------------------------------------------------------------------
+    @property
+    def _records(self) -> ManifestLoop:
+        return self._parts.records
+
     @property
     def name(self) -> str:
         return self._records.name
@@ -116,7 +222,7 @@ class LogWriter:
         """
         if timeout is not None:
             return await self._in_time(self._append([payload]), timeout)
-        if self._gate_count or self._error is not None or self._gate.locked():
+        if self._gate.is_busy or self._error is not None:
             return await self._append([payload])
         self._count = number = self._count + 1
         ledger = self._ledger  # From here on like `_append`, which would cost half as much again per entry.
@@ -126,8 +232,8 @@ class LogWriter:
             raise
         except BookKeeperError as error:
             return await self._append_left([payload], number, ledger, error)
-        self._size += len(payload)
-        if self._size >= self._roll_size:
+        self._size_left -= len(payload)
+        if self._size_left <= 0:
             self._roll_soon()
         return Position(ledger.ledger_id, entry_id)
 
@@ -152,8 +258,8 @@ class LogWriter:
 
     async def _append(self, batch: list[Payload]) -> Position:
         self._count = number = self._count + 1
-        if self._gate_count or self._gate.locked():
-            await self._pass_gate()
+        if self._gate.is_busy:
+            await self._gate.pass_through()
         return await self._send(batch, number)
 
     async def _send(self, batch: list[Payload], number: int) -> Position:
@@ -182,18 +288,9 @@ class LogWriter:
         assert error.entry_id is not None, "stored without having been sent"
         return Position(ledger.ledger_id, error.entry_id)
 
-    async def _pass_gate(self) -> None:
-        """Wait behind earlier appends."""
-        self._gate_count += 1
-        try:
-            async with self._gate:
-                pass
-        finally:
-            self._gate_count -= 1
-
     def _add_size(self, batch: list[Payload]) -> None:
-        self._size += sum(map(len, batch))
-        if self._size >= self._roll_size:
+        self._size_left -= sum(map(len, batch))
+        if self._size_left <= 0:
             self._roll_soon()
 
     async def _left_of(
@@ -202,13 +299,12 @@ class LogWriter:
         """Return the part of a failed append that is certainly not in the log. Raises if that is unknown."""
         if self._error is not None:
             raise self._unknown()
-        failed = _Failed(number, self._loop.create_future())
-        self._failed.append(failed)
-        if not self._is_recovering:
-            self._is_recovering = True
+        decided = self._failed.add(number)
+        if not self._failed.is_recovering:
+            self._failed.is_recovering = True
             self._tasks.start(self._recover(ledger, error), f"recover log {self.name}")
         try:
-            await failed.decided
+            await decided
         except asyncio.CancelledError:
             raise asyncio.CancelledError(f"append cancelled: it may or may not be in log {self.name}") from None
         if error.entry_id is None and len(batch) > 1 and not self._is_one_piece(batch):
@@ -249,7 +345,7 @@ class LogWriter:
                     if _is_fenced(cause):
                         raise LogFenced(f"another process is taking log {self.name} over") from cause
                     await ledger.close()
-                    await self._pause(ledger, cause)
+                    await self._futile.pause(ledger, cause)
                     following = await take_over(self._parts, leader=self._epoch)
                 except BookKeeperError as error:
                     self._end(error)
@@ -264,19 +360,6 @@ class LogWriter:
             self._wake_failed()
             await asyncio.sleep(0)  # They go first, in their old order; then those at the gate, or the end.
 
-    async def _pause(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
-        """Pause, so that empty ledgers do not fill the list. Raises their error when it has lasted too long."""
-        now = self._loop.time()
-        if ledger.last_add_confirmed >= 0:
-            self._futile_count = 0
-            return
-        if self._futile_count == 0:
-            self._futile_since = now
-        if now - self._futile_since >= PATIENCE_S:
-            raise cause.__cause__ if isinstance(cause.__cause__, BookKeeperError) else cause
-        self._futile_count += 1
-        await back_off(self._parts.runtime, self._futile_count)
-
     async def _put_away(self, ledger: LedgerWriter) -> None:
         """Keep the next ledger of a roll that did not end."""
         self._next = None
@@ -286,27 +369,18 @@ class LogWriter:
             await discard(self._parts, ledger)
 
     def _wake_failed(self) -> None:
-        self._is_recovering = False
-        order, self._failed = sorted(self._failed, key=lambda failed: failed.number), []
-        for failed in order:
-            if failed.decided.done():
-                continue
-            if self._error is None:
-                failed.decided.set_result(None)
-            else:
-                failed.decided.set_exception(self._unknown())
+        self._failed.wake(None if self._error is None else self._unknown)
 
     def _install(self, ledger: LedgerWriter) -> None:
         self._ledger = ledger
-        self._size = 0
-        self._await_age()
+        self._size_left = self._schedule.size  # payload bytes
+        self._schedule.await_age()
 
     def _end(self, error: BookKeeperError) -> None:
         """End the writer: no more appends."""
         if self._error is None:
             self._error = error
-        if self._timer is not None:
-            self._timer.cancel()
+        self._schedule.stop()
         self._wake_failed()
 
     def _ended(self) -> BookKeeperError:
@@ -365,28 +439,23 @@ class LogWriter:
             else:
                 await ledger.close()
 
-    def _await_age(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(self._roll_age_s, self._aged)
-
     def _aged(self) -> None:
-        if self._size:
+        if self._size_left < self._schedule.size:
             self._roll_soon()
-        self._await_age()
+        self._schedule.await_age()
 
     def _roll_soon(self) -> None:
-        if not self._is_rolling and self._error is None and self._loop.time() >= self._roll_not_before:
-            self._is_rolling = True
+        if self._error is None and self._schedule.may_roll():
+            self._schedule.is_rolling = True
             self._tasks.start(self._roll_in_time(self._ledger), f"roll log {self.name}")
 
     async def _roll_in_time(self, ledger: LedgerWriter) -> None:
         try:
             await self._roll(ledger)
         except BookKeeperError:
-            self._roll_not_before = self._loop.time() + ROLL_RETRY_S  # The present ledger is as good as before.
+            self._schedule.postpone()  # The present ledger is as good as before.
         finally:
-            self._is_rolling = False
+            self._schedule.is_rolling = False
 
     # -- the rest ------------------------------------------------------------------------------------------------
     async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:

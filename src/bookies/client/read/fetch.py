@@ -25,7 +25,7 @@ from bookies.client.base.bookie_ranking import READ, READ_BATCH
 from bookies.client.read.context import ReadContext
 from bookies.client.read.offloaded import OffloadedFetch
 from bookies.client.read.read_one import PendingRead
-from bookies.client.transport.connection import Outcome
+from bookies.client.transport.unanswered import Outcome
 from bookies.config import KIB
 from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, DigestMismatch, MetadataError
 from bookies.model import BookieId, Ensemble, LedgerMetadata

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from bookies.client.base.keys import Keys
 from bookies.client.transport import BookiePool
-from bookies.client.transport.connection import Outcome
+from bookies.client.transport.unanswered import Outcome
 from bookies.errors import BookKeeperError, ClientClosed, RecoveryFailed, RemoteProtocolError, Unauthorized
 from bookies.model import LAST_ENTRY, BookieId, LedgerMetadata
 from bookies.protocol.ledger.lac import LacRead, TryLacRead

@@ -12,7 +12,7 @@ from typing import Any
 
 from bookies.client.base import EntryBatch
 from bookies.client.read.context import ReadContext
-from bookies.client.transport.connection import Outcome
+from bookies.client.transport.unanswered import Outcome
 from bookies.errors import BookKeeperError, ClientClosed
 from bookies.kernels import Records
 from bookies.model import BookieId, LedgerMetadata

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bookies.client.base import EntryBatch
 from bookies.client.base.bookie_ranking import READ
 from bookies.client.read.context import ReadContext
-from bookies.client.transport.connection import Outcome
+from bookies.client.transport.unanswered import Outcome
 from bookies.errors import BookKeeperError, Status
 from bookies.model import LedgerMetadata
 from bookies.wire.messages import ReadResponse

@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
-from bookies.client.transport.connection import AddSink, Connection, Outcome, PendingAdds
+from bookies.client.transport.connection import Connection
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
+from bookies.client.transport.unanswered import AddSink, Outcome, PendingAdds
 from bookies.config import ClientConfig
 from bookies.errors import (
     BookieUnreachable,
@@ -462,7 +463,7 @@ class BookiePool:
             error_type = type(cause) if isinstance(cause, TlsFailed | Unauthorized) else BookieUnreachable
             error = error_type(f"cannot connect{where}: {reason}", bookie=bookie)
             error.__cause__ = cause
-            connection.close(error)
+            connection.refused(error)
 
     def _start_v3(
         self, bookie: BookieId, request: Callable[[int], Request], timeout_ms: int | None
@@ -487,4 +488,4 @@ class BookiePool:
             for connection in list(peer.connections.values()):
                 error = BookieUnreachable(f"cannot connect: {cause!r}", bookie=connection.bookie)
                 error.__cause__ = cause
-                connection.close(error)
+                connection.refused(error)

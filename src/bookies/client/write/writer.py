@@ -556,7 +556,7 @@ class LedgerWriter:
         error = LocalProtocolError(f"the writer has failed: {cause!r}", ledger_id=self.ledger_id)
         error.__cause__ = cause
         if not self._closer.failed(error):
-            self._channel.carry_out(self._pipeline.change_failed(error))
+            self._channel.carry_out(self._pipeline.fail(error))
 
     # -- explicit LAC (LacSource) ------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ An answer counts for a position only while the bookie that gave it is the member
 
 An ensemble change replaces a failed bookie. The order of its steps protects the entries:
 
-1. From the failure on the pipeline confirms nothing (`is_changing`). The new fragment starts at
+1. From the failure on the pipeline confirms nothing (`AddState.CHANGING`). The new fragment starts at
    `last_add_confirmed + 1`. Readers would search the new bookies for an entry that the old bookies' acknowledgements
    confirmed meanwhile (I-1, I-8). Adds and sends continue.
 2. The metadata store accepts the new ensemble before any entry counts a new bookie. An entry confirmed on bookies that
@@ -50,11 +50,14 @@ headers stays at that point (D-5: the tail is provisional until the close commit
 in memory (`fragments`) instead of the store, and changes are not counted. No error closes the ledger, because that
 would publish a prefix that stops before entries which may be confirmed.
 
+`TRANSITIONS` is the table of states. An acknowledgement is no event of it: entries are confirmed within one state.
+
 Source: client-protocol 2.3 to 2.11, 2.13, 2.17, 2.18, 4.6.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -71,10 +74,44 @@ from bookies.errors import (
 )
 from bookies.model import BookieId, Ensemble, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.ledger import with_ensemble
-from bookies.protocol.quorums import IdSet, write_set
-from bookies.protocol.quorums.quorum import next_stored, quorum_bound, stored_ids, stores
+from bookies.protocol.quorums import IdSet
+from bookies.protocol.quorums.quorum import Quorums, quorum_bound
+from bookies.transitions import following
 
 FATAL = (LedgerFenced, Unauthorized, NotSupported)
+
+
+class AddState(enum.Enum):
+    CONFIRMING = "confirms entries as their quorums acknowledge them"
+    CHANGING = "waits for the report of a `ChangeEnsemble`; confirms nothing"
+    ENDED_CHANGING = "has ended; the report of a `ChangeEnsemble` is still to come"
+    ENDED = "has ended"
+
+
+_CONFIRMING = AddState.CONFIRMING  # read for every acknowledgement
+
+
+class AddEvent(enum.Enum):
+    CHANGE_REQUESTED = "members of the ensemble failed: a `ChangeEnsemble` goes out"
+    CHANGE_ADOPTED = "the reported ensemble is in use, and no member of it has failed meanwhile"
+    CHANGE_REFUSED = "no replacement, a closed ledger, a recovery by another client, or too many changes"
+    CHANGE_OBSOLETE = "the report came after the end"
+    FAILED = "a fatal error: fenced, unauthorized, unsupported, or `fail`"
+    CLOSED = "`close` or `abandon`"
+
+
+TRANSITIONS = {
+    (AddState.CONFIRMING, AddEvent.CHANGE_REQUESTED): AddState.CHANGING,
+    (AddState.CONFIRMING, AddEvent.CHANGE_REFUSED): AddState.ENDED,
+    (AddState.CONFIRMING, AddEvent.FAILED): AddState.ENDED,
+    (AddState.CONFIRMING, AddEvent.CLOSED): AddState.ENDED,
+    (AddState.CHANGING, AddEvent.CHANGE_REQUESTED): AddState.CHANGING,  # another round: further members failed
+    (AddState.CHANGING, AddEvent.CHANGE_ADOPTED): AddState.CONFIRMING,
+    (AddState.CHANGING, AddEvent.CHANGE_REFUSED): AddState.ENDED,
+    (AddState.CHANGING, AddEvent.FAILED): AddState.ENDED_CHANGING,
+    (AddState.CHANGING, AddEvent.CLOSED): AddState.ENDED_CHANGING,
+    (AddState.ENDED_CHANGING, AddEvent.CHANGE_OBSOLETE): AddState.ENDED,
+}
 
 
 class Send(NamedTuple):
@@ -160,6 +197,89 @@ class AddRules:
         return self.domains.get(bookie, "")
 
 
+@dataclass(slots=True)
+class _Replacement:
+    """Failed members of the ensemble, and the rounds of a change that replaces them.
+
+    rounds_left: rounds before the writer ends.
+    late: failures to handle with the next add, or in the next round.
+    replacing: failures that the current round handles.
+    """
+
+    rounds_left: int
+    late: dict[int, BookieId] = field(default_factory=dict)
+    replacing: dict[int, BookieId] = field(default_factory=dict)
+    _failed_members: list[BookieId] = field(default_factory=list)  # all bookies that failed in the current change
+
+    def report(self, failed: dict[int, BookieId]) -> None:
+        """Note failures during a round, except of the bookies that it replaces."""
+        self.late.update((at, old) for at, old in failed.items() if self.replacing.get(at) != old)
+
+    def begin(self, failed: dict[int, BookieId]) -> dict[int, BookieId]:
+        """Begin a change. Return the failures to replace: these and the late ones."""
+        failed, self.late = failed | self.late, {}
+        self._failed_members = []
+        return failed
+
+    def begin_round(self, failed: dict[int, BookieId]) -> tuple[BookieId, ...]:
+        """Begin a round. Return the bookies that failed in earlier rounds of the change."""
+        self.replacing = failed
+        excluded = tuple(self._failed_members)
+        self._failed_members.extend(bookie for bookie in failed.values() if bookie not in self._failed_members)
+        return excluded
+
+    def take_late(self, ensemble: Ensemble) -> dict[int, BookieId]:
+        """Remove the late failures. Return those of members of this ensemble."""
+        late, self.late = self.late, {}
+        return {position: bookie for position, bookie in late.items() if ensemble[position] == bookie}
+
+
+class _Failures:
+    """Entries that bookies answered with an error, and the retries while changes are switched off.
+
+    by_position: ids that the bookie at each position has failed.
+    has_any: whether there ever was a failure.
+    """
+
+    __slots__ = ("_attempts", "_retrying", "by_position", "has_any")
+
+    def __init__(self, size: int) -> None:
+        self.by_position = [IdSet() for _ in range(size)]
+        self.has_any = False
+        self._retrying: set[tuple[int, BookieId]] = set()  # with a pending `RetryLater`
+        self._attempts: dict[int, int] = {}  # consecutive retries without a successful answer
+
+    def add(self, position: int, start: int, stop: int) -> None:
+        self.has_any = True
+        self.by_position[position].add(start, stop)
+
+    def answered(self, position: int) -> None:
+        """Note a successful answer: the next retry is the first one again."""
+        self._attempts.pop(position, None)
+
+    def retry_later(self, position: int, bookie: BookieId) -> Effects:
+        if (position, bookie) in self._retrying:
+            return ()
+        self._retrying.add((position, bookie))
+        attempt = self._attempts.get(position, 0)
+        self._attempts[position] = attempt + 1
+        return (RetryLater(position, bookie, attempt),)
+
+    def retried(self, position: int, bookie: BookieId) -> None:
+        self._retrying.discard((position, bookie))
+
+
+@dataclass(frozen=True, slots=True)
+class _WriteBack:
+    """A recovery's use of the pipeline. `start`: the id before the first entry to write.
+
+    fragments: the ensemble changes, kept in memory until the close, by first entry id.
+    """
+
+    start: int
+    fragments: dict[int, Ensemble] = field(default_factory=dict)
+
+
 class AddPipeline:
     """State machine of the adds of one open ledger. Method calls are events; each returns its effects, in order.
 
@@ -172,37 +292,44 @@ class AddPipeline:
         # The latest known record (in recovery with the changes in memory). Its ensemble may not be in use yet.
         self.metadata = metadata
         self.ensemble: Ensemble = metadata.last_ensemble  # in use; adopts the record's when a change is complete
-        self.fragments: dict[int, Ensemble] = {}  # recovery: changes kept in memory, by first entry id
         self.head = -1 if recovery_start is None else recovery_start  # last entry of the delivered prefix
-        self.last_add_pushed = self.head
         self.allows_changes = True  # may be switched at any time (2.9)
         self.error: BookKeeperError | None = None  # why the pipeline ended
-        self.is_changing = False
+        self.state = AddState.CONFIRMING
         self._rules = rules or AddRules()
+        size, write_quorum = metadata.ensemble_size, metadata.write_quorum
+        domains_min = min(self._rules.domains_min, write_quorum)
+        self._quorums = Quorums(size, write_quorum, metadata.ack_quorum, domains_min, write_quorum < size)
+        self._write_back = None if recovery_start is None else _WriteBack(recovery_start)
         self._forced = self.head  # deferred sync: the last entry known to be durable
-        self._size = metadata.ensemble_size
-        self._write_quorum = metadata.write_quorum
-        self._ack_quorum = metadata.ack_quorum
-        self._is_striped = metadata.write_quorum < metadata.ensemble_size
-        self._is_recovery = recovery_start is not None
-        self._recovery_start = recovery_start
-        self._domains_min = min(self._rules.domains_min, metadata.write_quorum)
-        self._changes_left = self._rules.changes_max
-        self._sent_bound = self.last_add_pushed + 1
-        self._acked = [IdSet(self._next_stored(position, self._sent_bound)) for position in range(self._size)]
-        self._failed = [IdSet() for _ in range(self._size)]  # answered with an error, not resent
-        self._has_failures = False  # whether `_failed` ever held anything
-        self._late: dict[int, BookieId] = {}  # failures to handle with the next add, or the next round
-        self._replacing: dict[int, BookieId] = {}  # failures the current round handles
-        self._failed_members: list[BookieId] = []  # all bookies that failed in the current change
-        self._retrying: set[tuple[int, BookieId]] = set()  # with a pending `RetryLater`
-        self._attempts: dict[int, int] = {}  # consecutive retries without a successful answer
+        self._sent_bound = self.head + 1
+        self._acked = [IdSet(self._quorums.next_stored(position, self._sent_bound)) for position in range(size)]
+        self._failures = _Failures(size)
+        self._replacement = _Replacement(self._rules.changes_max)
 
     # -- state ---------------------------------------------------------------------------------------------------
+
+    def _follow(self, event: AddEvent) -> None:
+        self.state = following(TRANSITIONS, self.state, event)
 
     @property
     def is_open(self) -> bool:
         return self.error is None
+
+    @property
+    def is_changing(self) -> bool:
+        """Report whether a `ChangeEnsemble` waits for its report."""
+        return self.state is AddState.CHANGING or self.state is AddState.ENDED_CHANGING
+
+    @property
+    def fragments(self) -> dict[int, Ensemble]:
+        """Return a recovery's changes, which are kept in memory, by first entry id."""
+        return {} if self._write_back is None else self._write_back.fragments
+
+    @property
+    def last_add_pushed(self) -> int:
+        """Return the last entry that was added; after the end, the last one that was delivered."""
+        return self._sent_bound - 1 if self.error is None else self.head
 
     @property
     def last_add_confirmed(self) -> int:
@@ -212,17 +339,17 @@ class AddPipeline:
     @property
     def header_last_add_confirmed(self) -> int:
         """Return the LAC for the header of the next entry: always true (I-13); in recovery the starting point (D-5)."""
-        return self.last_add_confirmed if self._recovery_start is None else self._recovery_start
+        return self.last_add_confirmed if self._write_back is None else self._write_back.start
 
     @property
     def pending_count(self) -> int:
         """Return the number of entries added that are neither delivered nor failed."""
-        return self.last_add_pushed - self.head
+        return self._sent_bound - 1 - self.head if self.error is None else 0
 
     @property
     def has_undelivered(self) -> bool:
         """Report whether entries wait for answers of bookies."""
-        return self.last_add_pushed > self.head
+        return self._sent_bound - 1 > self.head and self.error is None
 
     @property
     def answered_bound(self) -> int:
@@ -230,8 +357,8 @@ class AddPipeline:
 
         Every entry below it is confirmed, and each of its replicas has answered or been replaced.
         """
-        if self._has_failures:
-            bound = min([self._answered_bound(position) for position in range(self._size)])
+        if self._failures.has_any:
+            bound = min([self._answered_bound(position) for position in range(len(self.ensemble))])
         else:
             bound = min([acked.bound for acked in self._acked])
         if self.is_open:
@@ -245,30 +372,28 @@ class AddPipeline:
         assert self.is_open
         assert count > 0
         first = self._sent_bound
-        self.last_add_pushed += count
         self._sent_bound = first + count
         return self._begin(first, first + count - 1)
 
     def add_to_all(self, count: int) -> range | None:
         """Add, and return the ids, if the only effect is a `Send` of them to every position. None: use `add`."""
-        if self._is_striped or self._late:
+        if self._quorums.is_striped or self._replacement.late:
             return None
         assert self.is_open
         assert count > 0
         first = self._sent_bound
         self._sent_bound = first + count
-        self.last_add_pushed += count
         return range(first, first + count)
 
     def _begin(self, first: int, last: int) -> Effects:
         """Send new entries, after handling late failures."""
         effects: list[Effect] = []
-        if self._late and self.allows_changes and not self.is_changing:
+        if self._replacement.late and self.allows_changes and self.state is AddState.CONFIRMING:
             effects.extend(self._handle_failure({}))
             if self.error is not None:
-                self._has_failures = True
-                for position, failed in enumerate(self._failed):  # Nothing was sent, so no bookie will answer.
-                    failed.add(self._next_stored(position, first), self._next_stored(position, last + 1))
+                next_stored = self._quorums.next_stored
+                for position in range(len(self.ensemble)):  # Nothing was sent, so no bookie will answer.
+                    self._failures.add(position, next_stored(position, first), next_stored(position, last + 1))
                 return effects
         effects.extend(self._sends(first, last))
         return effects
@@ -276,7 +401,7 @@ class AddPipeline:
     def _sends(self, first: int, last: int) -> Iterator[Send]:
         ids: Sequence[int] = range(first, last + 1)
         for position, bookie in enumerate(self.ensemble):
-            if self._is_striped:
+            if self._quorums.is_striped:
                 ids = self._stored_ids(position, first, last)
             if ids:
                 yield Send(position, bookie, ids)
@@ -286,16 +411,16 @@ class AddPipeline:
         if self.ensemble[position] != bookie:
             return ()
         acked = self._acked[position]
-        if isinstance(entry_ids, range) and entry_ids.step == 1 and not self._is_striped and not acked.runs:
+        if isinstance(entry_ids, range) and entry_ids.step == 1 and not acked.runs and not self._quorums.is_striped:
             start, stop = entry_ids.start, entry_ids.stop
             if start <= acked.bound < stop <= self._sent_bound:
                 # The usual case, the next ids in order: the same result as below at a lower cost per call.
                 acked.bound = stop
-                if self._attempts:
-                    self._attempts.pop(position, None)
+                if self._failures.has_any:
+                    self._failures.answered(position)
                 return self._deliver() if stop > self.head + 1 else ()
-        self._attempts.pop(position, None)
-        for start, stop in self._runs(position, entry_ids):
+        self._failures.answered(position)
+        for start, stop in self._quorums.runs(position, entry_ids, self._sent_bound):
             acked.add(start, stop)
         return self._deliver()
 
@@ -303,10 +428,9 @@ class AddPipeline:
         """Record that the bookie has not stored these entries, or that it is unknown whether it has."""
         if self.ensemble[position] != bookie:
             return ()
-        runs = list(self._runs(position, entry_ids))
-        self._has_failures = True
+        runs = list(self._quorums.runs(position, entry_ids, self._sent_bound))
         for start, stop in runs:
-            self._failed[position].add(start, stop)
+            self._failures.add(position, start, stop)
         if self.error is not None:
             return ()
         lacking = [entry_id for entry_id in self._pending_ids(position, runs) if not self._is_complete(entry_id)]
@@ -316,18 +440,18 @@ class AddPipeline:
             return self._fatal(error)
         if self._rules.is_deferred_sync:
             return self._fatal(self._deferred_failure(bookie, error))
-        if not self.allows_changes and not self._is_recovery:
-            return self._retry_later(position, bookie) if lacking else ()
+        if not self.allows_changes and self._write_back is None:
+            return self._failures.retry_later(position, bookie) if lacking else ()
         failed = {position: bookie}
         if self._rules.delays_changes:
             failed = self._undecidable(lacking, is_urgent=isinstance(error, BookieReadOnly))
             if not failed:
                 return ()
         if self.is_changing:
-            self._late.update((at, old) for at, old in failed.items() if self._replacing.get(at) != old)
+            self._replacement.report(failed)
             return ()
         if not lacking:
-            self._late.update(failed)
+            self._replacement.late.update(failed)
             return ()
         return self._handle_failure(failed)
 
@@ -338,13 +462,13 @@ class AddPipeline:
         `is_urgent`: the bookie has become read-only and will refuse every add, so it is replaced at once.
         Source: client-protocol 2.8.
         """
-        spare = self._write_quorum - self._ack_quorum
+        spare = self._quorums.write_quorum - self._quorums.ack_quorum
         failed: dict[int, BookieId] = {}
         for entry_id in lacking:
             bad = [
                 at
-                for at in self._positions(entry_id)
-                if entry_id in self._failed[at] and entry_id not in self._acked[at]
+                for at in self._quorums.positions(entry_id)
+                if entry_id in self._failures.by_position[at] and entry_id not in self._acked[at]
             ]
             if is_urgent or len(bad) > spare:
                 failed.update((at, self.ensemble[at]) for at in bad)
@@ -363,19 +487,11 @@ class AddPipeline:
         failure.__cause__ = error
         return failure
 
-    def _retry_later(self, position: int, bookie: BookieId) -> Effects:
-        if (position, bookie) in self._retrying:
-            return ()
-        self._retrying.add((position, bookie))
-        attempt = self._attempts.get(position, 0)
-        self._attempts[position] = attempt + 1
-        return (RetryLater(position, bookie, attempt),)
-
     def retry(self, position: int, bookie: BookieId) -> Effects:
         """End the wait of a `RetryLater`: resend the entries that the bookie failed, or replace it if that is allowed
         again."""
-        self._retrying.discard((position, bookie))
-        if self.error is not None or self.is_changing or self.ensemble[position] != bookie:
+        self._failures.retried(position, bookie)
+        if self.state is not AddState.CONFIRMING or self.ensemble[position] != bookie:
             return ()
         if self.allows_changes:
             return self._handle_failure({position: bookie})
@@ -393,54 +509,51 @@ class AddPipeline:
 
     def metadata_changed(self, metadata: LedgerMetadata) -> Effects:
         """Complete a writer's `ChangeEnsemble`: committed, or found unnecessary. `metadata`: the current record."""
-        assert self.is_changing
-        self.is_changing = False
         self.metadata = metadata
         if self.error is not None:
+            self._follow(AddEvent.CHANGE_OBSOLETE)
             return ()
         if metadata.state is LedgerState.CLOSED:
-            return self._fatal(LedgerClosed("another client has closed the ledger", ledger_id=metadata.ledger_id))
+            closed = LedgerClosed("another client has closed the ledger", ledger_id=metadata.ledger_id)
+            return self._fatal(closed, AddEvent.CHANGE_REFUSED)
         if metadata.state is LedgerState.IN_RECOVERY:
-            return self._fatal(LedgerFenced("another client is recovering the ledger", ledger_id=metadata.ledger_id))
+            fenced = LedgerFenced("another client is recovering the ledger", ledger_id=metadata.ledger_id)
+            return self._fatal(fenced, AddEvent.CHANGE_REFUSED)
         return self._agreed(metadata.last_ensemble)
 
     def ensemble_chosen(self, ensemble: Ensemble) -> Effects:
         """Complete a recovery's `ChangeEnsemble`; the replacements stay in memory until the close (I-10)."""
-        assert self.is_changing
-        assert self._is_recovery
-        self.is_changing = False
+        assert self._write_back is not None
         if self.error is not None:
+            self._follow(AddEvent.CHANGE_OBSOLETE)
             return ()
         first = self.head + 1
-        self.fragments[first] = ensemble
+        self._write_back.fragments[first] = ensemble
         self.metadata = with_ensemble(self.metadata, first, ensemble)
         return self._agreed(ensemble)
 
     def change_failed(self, error: BookKeeperError) -> Effects:
         """Report that a `ChangeEnsemble` could not be done. Fatal."""
-        self.is_changing = False
-        return self._fatal(error) if self.error is None else ()
+        if self.error is not None:
+            self._follow(AddEvent.CHANGE_OBSOLETE)
+            return ()
+        return self._fatal(error, AddEvent.CHANGE_REFUSED)
 
     def close(self) -> Effects:
         """End the ledger at its confirmed prefix, for the application; pending entries fail."""
         if self.error is not None:
             return ()
         error = LedgerClosed("the ledger was sealed before the entry was confirmed")
-        return [*self.abandon(error), CloseLedger(self.last_add_confirmed, is_implicit=False)]
+        return [*self._end(AddEvent.CLOSED, error), CloseLedger(self.last_add_confirmed, is_implicit=False)]
 
     def abandon(self, error: BookKeeperError) -> Effects:
         """End the pipeline without deciding the ledger's end: fail pending adds with `error`, keep the metadata."""
-        if self.error is not None:
-            return ()
-        self.error = error
-        first, last = self.head + 1, self.last_add_pushed
-        self.last_add_pushed = self.head
-        return [Failed(first, last, error)] if first <= last else []
+        return self._end(AddEvent.CLOSED, error) if self.error is None else ()
 
     # -- confirming ----------------------------------------------------------------------------------------------
 
     def _deliver(self) -> Effects:
-        if self.is_changing or self.error is not None:
+        if self.state is not _CONFIRMING:
             return ()
         first = self.head + 1
         bound = self._quorum_bound(first)
@@ -451,12 +564,13 @@ class AddPipeline:
 
     def _quorum_bound(self, first: int) -> int:
         """Return the first id from `first` on that lacks its quorum."""
+        quorums = self._quorums
         while first < self._sent_bound:
-            if self._is_striped:
-                bound = self._striped_bound(first)
+            if quorums.is_striped:
+                bound = quorums.striped_bound(first, self._acked)
             else:
-                bound = quorum_bound([acked.reach(first) for acked in self._acked], self._ack_quorum)
-            if self._domains_min > 1:
+                bound = quorum_bound([acked.reach(first) for acked in self._acked], quorums.ack_quorum)
+            if quorums.domains_min > 1:
                 bound = self._domain_bound(first, bound)
             if bound <= first:
                 break
@@ -473,83 +587,64 @@ class AddPipeline:
     def _spans_domains(self, entry_id: int) -> bool:
         domains = {
             self._rules.domain(self.ensemble[position])
-            for position in self._positions(entry_id)
+            for position in self._quorums.positions(entry_id)
             if entry_id in self._acked[position]
         }
         domains.discard("")
-        return len(domains) >= self._domains_min
-
-    def _striped_bound(self, first: int) -> int:
-        """Return an id before which every id from `first` on has its quorum; above `first` if `first` has it."""
-        size = self._size
-        reach = [acked.reach(self._next_stored(position, first)) for position, acked in enumerate(self._acked)]
-        nearest = -1
-        for residue in range(size):
-            members = [reach[(residue + offset) % size] for offset in range(self._write_quorum)]
-            bound = max(first, quorum_bound(members, self._ack_quorum))
-            candidate = bound + (residue - bound) % size
-            if nearest < 0 or candidate < nearest:
-                nearest = candidate
-        return nearest
+        return len(domains) >= self._quorums.domains_min
 
     def _is_complete(self, entry_id: int) -> bool:
-        holders = sum(entry_id in self._acked[position] for position in self._positions(entry_id))
-        return holders >= self._ack_quorum and (self._domains_min < 2 or self._spans_domains(entry_id))
-
-    def _positions(self, entry_id: int) -> tuple[int, ...]:
-        return write_set(entry_id, self._size, self._write_quorum)
+        quorums = self._quorums
+        holders = sum(entry_id in self._acked[position] for position in quorums.positions(entry_id))
+        return holders >= quorums.ack_quorum and (quorums.domains_min < 2 or self._spans_domains(entry_id))
 
     # -- changing the ensemble -----------------------------------------------------------------------------------
 
     def _handle_failure(self, failed: dict[int, BookieId]) -> Effects:
         """Start to replace these members of the ensemble in use, and those that failed late."""
-        assert not self.is_changing
-        failed, self._late = failed | self._late, {}
-        self._failed_members = []
-        return self._start_round(failed)
+        return self._start_round(self._replacement.begin(failed))
 
     def _start_round(self, failed: dict[int, BookieId]) -> Effects:
-        if not self._is_recovery:
-            self._changes_left -= 1
-            if self._changes_left < 0:
-                return self._fatal(WriteFailed("too many ensemble changes", ledger_id=self.metadata.ledger_id))
-        self.is_changing = True
-        self._replacing = failed
-        excluded = tuple(self._failed_members)
-        self._failed_members.extend(bookie for bookie in failed.values() if bookie not in self._failed_members)
+        if self._write_back is None:
+            self._replacement.rounds_left -= 1
+            if self._replacement.rounds_left < 0:
+                spent = WriteFailed("too many ensemble changes", ledger_id=self.metadata.ledger_id)
+                return self._fatal(spent, AddEvent.CHANGE_REFUSED)
+        self._follow(AddEvent.CHANGE_REQUESTED)
+        excluded = self._replacement.begin_round(failed)
         return [ChangeEnsemble(self.head + 1, tuple(sorted(failed.items())), excluded)]
 
     def _agreed(self, ensemble: Ensemble) -> Effects:
         """Adopt the agreed ensemble for all pending entries; if more members have failed, start another round."""
-        late = {position: bookie for position, bookie in self._late.items() if ensemble[position] == bookie}
-        self._late = {}
-        if late and (self.allows_changes or self._is_recovery):
+        late = self._replacement.take_late(ensemble)
+        if late and (self.allows_changes or self._write_back is not None):
             return self._start_round(late)
         first, last = self.head + 1, self.last_add_pushed
-        replaced = [position for position in range(self._size) if self.ensemble[position] != ensemble[position]]
+        replaced = [position for position, bookie in enumerate(self.ensemble) if bookie != ensemble[position]]
         self.ensemble = ensemble
         for position in replaced:
-            self._acked[position] = IdSet(self._next_stored(position, first))
-            self._failed[position] = IdSet()
-        self._replacing = {}
+            self._acked[position] = IdSet(self._quorums.next_stored(position, first))
+            self._failures.by_position[position] = IdSet()
+        self._replacement.replacing = {}
         effects: list[Effect] = []
         for position in replaced:
             ids = self._stored_ids(position, first, last)
             if ids:
                 effects.append(Send(position, ensemble[position], ids))
+        self._follow(AddEvent.CHANGE_ADOPTED)
         effects.extend(self._deliver())
         effects.extend(self._resend_stranded())
         return effects
 
     def _resend_stranded(self) -> Iterator[Send]:
         """Resend entries without quorum to failed bookies that could not be replaced."""
-        for position in range(self._size):
+        for position in range(len(self.ensemble)):
             yield from self._resend(position)
 
     def _resend(self, position: int) -> Iterator[Send]:
         """Resend the pending entries that the bookie at this position has failed."""
         acked, ids = self._acked[position], []
-        for start, stop in self._failed[position].cut(self._next_stored(position, self.head + 1)):
+        for start, stop in self._failures.by_position[position].cut(self._quorums.next_stored(position, self.head + 1)):
             last = min(stop, self._sent_bound) - 1
             stored = self._stored_ids(position, start, last)
             ids += [entry_id for entry_id in stored if entry_id not in acked]
@@ -558,45 +653,23 @@ class AddPipeline:
 
     # -- ending --------------------------------------------------------------------------------------------------
 
-    def _fatal(self, error: BookKeeperError) -> Effects:
-        effects = list(self.abandon(error))
-        if not self._is_recovery and self.metadata.state is not LedgerState.IN_RECOVERY:
+    def _end(self, event: AddEvent, error: BookKeeperError) -> list[Effect]:
+        """End the pipeline: all pending entries fail with `error`."""
+        self._follow(event)
+        first, last = self.head + 1, self.last_add_pushed
+        self.error = error
+        return [Failed(first, last, error)] if first <= last else []
+
+    def _fatal(self, error: BookKeeperError, event: AddEvent = AddEvent.FAILED) -> Effects:
+        effects = self._end(event, error)
+        if self._write_back is None and self.metadata.state is not LedgerState.IN_RECOVERY:
             effects.append(CloseLedger(self.last_add_confirmed, is_implicit=True))
         return effects
 
     # -- ids of a position ---------------------------------------------------------------------------------------
 
-    def _next_stored(self, position: int, entry_id: int) -> int:
-        return next_stored(position, entry_id, self._size, self._write_quorum) if self._is_striped else entry_id
-
     def _stored_ids(self, position: int, first: int, last: int) -> Sequence[int]:
-        return stored_ids(position, first, last, self._size, self._write_quorum)
-
-    def _runs(self, position: int, entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield the ids as [start, stop) runs of consecutive *stored* ids; `stop`: the next id the position stores.
-
-        Skip ids that were never sent to the position: they say nothing about any entry.
-        """
-        bound = self._sent_bound
-        if isinstance(entry_ids, range) and entry_ids.step == 1 and not self._is_striped:
-            yield entry_ids.start, min(entry_ids.stop, bound)
-            return
-        ids = list(entry_ids)
-        stored = stored_ids(position, ids[0], ids[-1], self._size, self._write_quorum) if ids else ()
-        if ids and ids[-1] < bound and ids == list(stored):  # the usual case: no gaps
-            yield ids[0], self._next_stored(position, ids[-1] + 1)
-            return
-        start = stop = -1
-        for entry_id in sorted(ids):
-            if entry_id >= bound or not stores(position, entry_id, self._size, self._write_quorum):
-                continue
-            if entry_id != stop:
-                if start >= 0:
-                    yield start, stop
-                start = entry_id
-            stop = self._next_stored(position, entry_id + 1)
-        if start >= 0:
-            yield start, stop
+        return self._quorums.stored_ids(position, first, last)
 
     def _pending_ids(self, position: int, runs: list[tuple[int, int]]) -> Iterator[int]:
         for start, stop in runs:
@@ -605,7 +678,7 @@ class AddPipeline:
 
     def _answered_bound(self, position: int) -> int:
         """Return the first id that the position stores and has not answered."""
-        acked, failed = self._acked[position], self._failed[position]
+        acked, failed = self._acked[position], self._failures.by_position[position]
         bound = acked.bound
         if failed.runs:
             while (further := acked.reach(failed.reach(bound))) != bound:

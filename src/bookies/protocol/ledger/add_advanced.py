@@ -38,17 +38,17 @@ class AdvancedAddPipeline(AddPipeline):
 
     @property
     def answered_bound(self) -> int:
-        bound = min([self._answered_bound(position) for position in range(self._size)])
+        bound = min([self._answered_bound(position) for position in range(len(self.ensemble))])
         return min(bound, self.head + 1, self._sent.bound) if self.is_open else min(bound, self._sent_bound)
 
     def _answered_bound(self, position: int) -> int:
         """Return the first id without an answer; a pipeline that has ended skips holes too."""
-        acked, failed = self._acked[position], self._failed[position]
+        acked, failed = self._acked[position], self._failures.by_position[position]
         bound = acked.bound
         while True:
             further = acked.reach(failed.reach(bound))
             if not self.is_open and further not in self._sent and (sent := self._sent.next_in(further)) is not None:
-                further = self._next_stored(position, sent)
+                further = self._quorums.next_stored(position, sent)
             if further == bound:
                 return bound
             bound = further
@@ -67,8 +67,7 @@ class AdvancedAddPipeline(AddPipeline):
         assert self.is_open
         self._sent.add(entry_id, entry_id + 1)
         self._sent_count += 1
-        self.last_add_pushed = max(self.last_add_pushed, entry_id)
-        self._sent_bound = self.last_add_pushed + 1
+        self._sent_bound = max(self._sent_bound, entry_id + 1)
         return self._begin(entry_id, entry_id)
 
     def _quorum_bound(self, first: int) -> int:

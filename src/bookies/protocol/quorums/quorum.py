@@ -19,7 +19,10 @@ Source: client-protocol 1.6 and 1.7.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bookies.protocol.quorums.intervals import IdSet
 
 
 def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
@@ -86,3 +89,71 @@ def quorum_bound(bounds: list[int], ack_quorum: int) -> int:
     """Return the greatest bound that `ack_quorum` of these reach: the k-th largest. Sorts `bounds` in place."""
     bounds.sort()
     return bounds[-ack_quorum]
+
+
+@dataclass(frozen=True, slots=True)
+class Quorums:
+    """Where one ledger's entries are stored, and how many acknowledgements an entry needs.
+
+    domains_min: fault domains that must have acknowledged it; less than 2: any domains do.
+    is_striped: not every position stores every entry.
+    """
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    domains_min: int
+    is_striped: bool
+
+    def positions(self, entry_id: int) -> tuple[int, ...]:
+        """Return the positions that store the entry."""
+        return write_set(entry_id, self.ensemble_size, self.write_quorum)
+
+    def next_stored(self, position: int, entry_id: int) -> int:
+        """Return the first id from `entry_id` on that the position stores."""
+        return next_stored(position, entry_id, self.ensemble_size, self.write_quorum) if self.is_striped else entry_id
+
+    def stored_ids(self, position: int, first: int, last: int) -> Sequence[int]:
+        """Return the ids in first..last that the position stores, ascending."""
+        return stored_ids(position, first, last, self.ensemble_size, self.write_quorum)
+
+    def runs(self, position: int, entry_ids: Sequence[int], bound: int) -> Iterator[tuple[int, int]]:
+        """Yield the ids as [start, stop) runs of consecutive *stored* ids; `stop`: the next id the position stores.
+
+        Skip ids from `bound` on and those that the position does not store.
+        """
+        if isinstance(entry_ids, range) and entry_ids.step == 1 and not self.is_striped:
+            yield entry_ids.start, min(entry_ids.stop, bound)
+            return
+        ids = list(entry_ids)
+        stored = self.stored_ids(position, ids[0], ids[-1]) if ids else ()
+        if ids and ids[-1] < bound and ids == list(stored):  # the usual case: no gaps
+            yield ids[0], self.next_stored(position, ids[-1] + 1)
+            return
+        start = stop = -1
+        for entry_id in sorted(ids):
+            if entry_id >= bound or not stores(position, entry_id, self.ensemble_size, self.write_quorum):
+                continue
+            if entry_id != stop:
+                if start >= 0:
+                    yield start, stop
+                start = entry_id
+            stop = self.next_stored(position, entry_id + 1)
+        if start >= 0:
+            yield start, stop
+
+    def striped_bound(self, first: int, acked: Sequence[IdSet]) -> int:
+        """Return an id before which every id from `first` on has its ack quorum; above `first` if `first` has it.
+
+        `acked`: the ids that each position holds.
+        """
+        size = self.ensemble_size
+        reach = [ids.reach(self.next_stored(position, first)) for position, ids in enumerate(acked)]
+        nearest = -1
+        for residue in range(size):
+            members = [reach[(residue + offset) % size] for offset in range(self.write_quorum)]
+            bound = max(first, quorum_bound(members, self.ack_quorum))
+            candidate = bound + (residue - bound) % size
+            if nearest < 0 or candidate < nearest:
+                nearest = candidate
+        return nearest

@@ -23,6 +23,64 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
 
 
+class _KnownNotes:
+    """Notes about single bookies as last read, watched for changes, and which bookies were to be emptied, and when."""
+
+    def __init__(self, reader: BookieNotes, on_change: Callable[[], None]) -> None:
+        self.current = Notes()
+        self.emptied: dict[BookieId, tuple[float, float]] = {}  # bookies no longer to be emptied, and when they were
+        self._emptying: dict[BookieId, float] = {}  # bookies to be emptied, and when this process first saw that
+        self._reader = reader
+        self._on_change = on_change
+        self._watch: Watch | None = None
+
+    async def read(self) -> None:
+        """Read the notes; afterwards they are not older than the call. Raises `MetadataError`."""
+        notes = await self._reader.read()
+        if self._watch is None or notes.version != self.current.version:
+            self.stop()
+            self._watch = self._reader.watch(notes, self._on_change)
+        self.current = notes
+        now = _now()
+        self.emptied |= {
+            bookie: (since, now) for bookie, since in self._emptying.items() if bookie not in notes.draining
+        }
+        self._emptying = {bookie: self._emptying.get(bookie, now) for bookie in notes.draining}
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+
+class _StoredDelay:
+    """The lost-bookie delay in the store. `triggered`: how often it was written unchanged, which requests an audit."""
+
+    def __init__(self, driver: MetadataDriver, events: Events) -> None:
+        self.triggered = 0
+        self._driver = driver
+        self._events = events
+        self._written = -1  # calls of the watch since the last read; the first call is not a change
+        self._seen: int | None = None
+
+    def written(self) -> None:
+        self._written += 1
+
+    async def read(self, absence: Absence) -> None:
+        """Read the delay, and let it apply if the store has one that can be read. Raises `MetadataError`."""
+        try:
+            delay_s = await self._driver.recovery.lost_bookie_delay_s()
+        except MetadataCorrupt as error:
+            self._events.error("delay.unreadable", kept_s=absence.delay_s, error=error)
+            return
+        if self._written > 0:
+            self._written = 0
+            self.triggered += delay_s == self._seen
+        self._seen = delay_s
+        if delay_s is not None:
+            absence.delay_s = delay_s
+
+
 class Membership:
     """Membership of a cluster's bookies.
 
@@ -37,22 +95,15 @@ class Membership:
         self._clock = clock
         self._delay_s = delay_s
         self._writes_delay = writes_delay
-        self._reader = BookieNotes(driver, clock.wall_ms)
-        self._notes = Notes()
-        self._notes_watch: Watch | None = None
-        self._events = events
+        self._notes = _KnownNotes(BookieNotes(driver, clock.wall_ms), self._note_changed)
+        self._delay = _StoredDelay(driver, events)
         self.absence = Absence(delay_s)
         self._sets: dict[BookieMode, BookieSet | None] = dict.fromkeys(BookieMode)
         self._cookies: tuple[BookieId, ...] = ()
         self._named: tuple[BookieId, ...] = ()  # named by records, perhaps without a cookie
-        self._emptying: dict[BookieId, float] = {}  # bookies to be emptied, and when this process first saw that
-        self._emptied: dict[BookieId, tuple[float, float]] = {}  # bookies no longer to be emptied, and when they were
         self._watches: list[Watch] = []
         self._listeners: dict[Callable[[], None], None] = {}
         self._is_stale = True  # a change has to be read
-        self._delay_written = -1  # the first call of the watch is not a change
-        self._seen_delay: int | None = None
-        self.triggered = 0  # audits requested by writing the delay unchanged
 
     async def start(self) -> None:
         """Begin to watch; the state is complete when it returns. Raises `MetadataError`."""
@@ -65,11 +116,10 @@ class Membership:
         await self.refresh()
 
     def stop(self) -> None:
-        for watch in (*self._watches, self._notes_watch):
-            if watch is not None:
-                watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         self._watches.clear()
-        self._notes_watch = None
+        self._notes.stop()
 
     def listen(self, callback: Callable[[], None]) -> None:
         self._listeners[callback] = None
@@ -79,13 +129,18 @@ class Membership:
 
     # -- state ---------------------------------------------------------------------------------------------------
     @property
+    def triggered(self) -> int:
+        """Return how many audits were requested by writing the delay unchanged."""
+        return self._delay.triggered
+
+    @property
     def writable(self) -> tuple[BookieId, ...]:
         return self._of(BookieMode.WRITABLE)
 
     @property
     def targets(self) -> list[BookieId]:
         """Return the bookies that can be copied to."""
-        return [bookie for bookie in self.writable if bookie not in self._notes.by_bookie]
+        return [bookie for bookie in self.writable if bookie not in self._notes.current.by_bookie]
 
     @property
     def registered(self) -> frozenset[BookieId]:
@@ -95,7 +150,7 @@ class Membership:
     @property
     def draining(self) -> list[BookieId]:
         """Return the bookies that are to be emptied."""
-        return list(self._notes.draining)
+        return list(self._notes.current.draining)
 
     def circumstances(
         self,
@@ -110,14 +165,14 @@ class Membership:
         declared: bookies that the operator declares lost; this overrides an announced maintenance.
         """
         self._update()
-        now, registered = self._now(), self.registered
+        now, registered = _now(), self.registered
         away = self.absence.away
         excused = [bookie for bookie in away if self.absence.is_excused(bookie, now) and bookie not in declared]
         named = *self.absence.lost(now), *named, *declared
         known = [bookie for bookie in named if bookie not in (*registered, *excused)]
         only_claimed = [bookie for bookie in claimed if bookie not in (*registered, *excused, *known)]
         lost = dict.fromkeys([*known, *only_claimed])
-        unwanted = {bookie: _why_avoided(note) for bookie, note in self._notes.by_bookie.items()}
+        unwanted = {bookie: _why_avoided(note) for bookie, note in self._notes.current.by_bookie.items()}
         return Circumstances(
             registered,
             tuple(lost),
@@ -131,7 +186,7 @@ class Membership:
     def long_away(self, bookies: Iterable[BookieId]) -> list[BookieId]:
         """Return the bookies that have not been registered for `HURRY_S`, or are not expected: no mere restart."""
         self._update()
-        now, registered = self._now(), self.registered
+        now, registered = _now(), self.registered
         return [
             bookie for bookie in bookies if bookie not in registered and self.absence.is_away_for(bookie, HURRY_S, now)
         ]
@@ -144,7 +199,7 @@ class Membership:
         lost-bookie delay applies to its present absence.
         """
         claimed = []
-        for bookie in self.long_away(bookie for bookie in seen if bookie not in self._notes.draining):
+        for bookie in self.long_away(bookie for bookie in seen if bookie not in self._notes.current.draining):
             since = self.absence.away_since(bookie)
             if since is None or since <= seen[bookie]:
                 claimed.append(bookie)
@@ -162,12 +217,12 @@ class Membership:
             been added much earlier; so each must have been away at this time too.
         """
         self._update()
-        when = self._now() + ((marked_ms or 0) - self._clock.wall_ms()) / 1000
-        registered, leaving = self.registered, self._notes.draining
+        when = _now() + ((marked_ms or 0) - self._clock.wall_ms()) / 1000
+        registered, leaving = self.registered, self._notes.current.draining
         suspects = {}
         for bookie in named:
             if bookie in registered and bookie not in leaving:
-                began, ended = self._emptied.get(bookie, (when + 1, when + 1))
+                began, ended = self._notes.emptied.get(bookie, (when + 1, when + 1))
                 was_away = self.absence.was_away_at(bookie, when)
                 if len(named) > 1:
                     seen_at = None if seen is None else seen.get(bookie)
@@ -181,7 +236,7 @@ class Membership:
         For callers that have just begun to watch. A bookie that others report as lost may be starting at this moment.
         """
         self._update()
-        now, registered = self._now(), self.registered
+        now, registered = _now(), self.registered
         starts = [self.absence.away_since(bookie) for bookie in bookies if bookie not in registered]
         wait_s = max((HURRY_S - (now - start) for start in starts if start is not None), default=0.0)
         if wait_s > 0:
@@ -189,13 +244,13 @@ class Membership:
 
     def lost(self) -> list[BookieId]:
         self._update()
-        return self.absence.lost(self._now())
+        return self.absence.lost(_now())
 
     def next_loss_s(self) -> float | None:
         """Return in how many seconds another bookie will count as lost; None: none will."""
         self._update()
-        when = self.absence.next_loss(self._now())
-        return None if when is None else max(0.0, when - self._now())
+        when = self.absence.next_loss(_now())
+        return None if when is None else max(0.0, when - _now())
 
     # -- changes -------------------------------------------------------------------------------------------------
     async def refresh(self, *, is_forced: bool = False) -> None:
@@ -206,7 +261,7 @@ class Membership:
         try:
             self._cookies = (await self._driver.all_bookies()).bookies
             await self.read_notes()
-            await self._read_delay()
+            await self._delay.read(self.absence)
         except BaseException:
             self._is_stale = True
             raise
@@ -220,39 +275,16 @@ class Membership:
     @property
     def notes_version(self) -> int:
         """Return the version of the known notes about single bookies."""
-        return self._notes.version
+        return self._notes.current.version
 
     async def read_notes(self) -> None:
         """Read the notes about single bookies; afterwards they are not older than the call. Raises `MetadataError`."""
-        notes = await self._reader.read()
-        if self._notes_watch is None or notes.version != self._notes.version:
-            if self._notes_watch is not None:
-                self._notes_watch.cancel()
-            self._notes_watch = self._reader.watch(notes, self._note_changed)
-        self._notes = notes
-        now = self._now()
-        self._emptied |= {
-            bookie: (since, now) for bookie, since in self._emptying.items() if bookie not in notes.draining
-        }
-        self._emptying = {bookie: self._emptying.get(bookie, now) for bookie in notes.draining}
-
-    async def _read_delay(self) -> None:
-        try:
-            delay_s = await self._driver.recovery.lost_bookie_delay_s()
-        except MetadataCorrupt as error:
-            self._events.error("delay.unreadable", kept_s=self.absence.delay_s, error=error)
-            return
-        if self._delay_written > 0:
-            self._delay_written = 0
-            self.triggered += delay_s == self._seen_delay
-        self._seen_delay = delay_s
-        if delay_s is not None:
-            self.absence.delay_s = delay_s
+        await self._notes.read()
 
     def _update(self) -> None:
         """Update the absences to the present time."""
-        now, wall_ms = self._now(), self._clock.wall_ms()
-        until = {bookie: now + (at - wall_ms) / 1000 for bookie, at in self._notes.exempt.items()}
+        now, wall_ms = _now(), self._clock.wall_ms()
+        until = {bookie: now + (at - wall_ms) / 1000 for bookie, at in self._notes.current.exempt.items()}
         self.absence.expect((*self._cookies, *self._named))
         self.absence.observe(self.registered, now, until)
 
@@ -273,7 +305,7 @@ class Membership:
         self._notify()
 
     def _delay_changed(self) -> None:
-        self._delay_written += 1
+        self._delay.written()
         self._is_stale = True
         self._notify()
 
@@ -281,8 +313,9 @@ class Membership:
         for callback in list(self._listeners):
             callback()
 
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _why_avoided(note: Note) -> str:

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookies.client.transport.connection import AddQueue, Connection, Outcome, PendingAdds
+from bookies.client.transport.connection import TRANSITIONS, Connection, Event, State
+from bookies.client.transport.unanswered import AddQueue, Outcome, PendingAdds
 from bookies.errors import (
     BookieTimeout,
     BookieUnreachable,
@@ -17,6 +19,7 @@ from bookies.errors import (
     ClientClosed,
     LedgerFenced,
     Status,
+    Unauthorized,
     WriteFailed,
 )
 from bookies.lab.sim.world.loop import SimLoop
@@ -125,6 +128,96 @@ def play(act: Callable[[], Coroutine[Any, Any, None]]) -> None:
         assert not loop.errors, loop.errors
     finally:
         loop.close()
+
+
+# -- the table of states: what becomes of requests by how the connection ended ---------------------------------------
+class Requests:
+    """One request of each kind, queued or sent: adds, an add of a recovery, two reads (one given up), a batch read."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        bench.add(0, 3)
+        recovery = PendingAdds(7, range(9, 10), range(9, 10), bench.sink, deadline(5000), 10)
+        bench.connection.send_adds(recovery, [b"F"], is_recovery=True)
+        self.futures = [bench.read(1), bench.connection.request([b"R"], 5000, txn_id=5)]
+        bench.read(2).cancel()
+
+    def check(self, kind: type[BookKeeperError], *, was_connected: bool) -> None:
+        """Every request has failed once, with the one error that `on_end` got."""
+        assert [ids for ids, _ in self.bench.sink.failed] == [[0, 1, 2], [9]]
+        errors = [error for _, error in self.bench.sink.failed] + [future.result() for future in self.futures]
+        [ended] = self.bench.ended
+        assert all(error is ended for error in errors)
+        assert type(ended) is kind
+        assert getattr(ended, "was_connected", False) is was_connected
+        assert self.bench.connection.adds_size == 0
+
+
+def drop(bench: Bench) -> None:
+    """End a connection as its checks do."""
+    bench.connection._drop("too many reads without answer")
+
+
+ENDINGS: dict[Event, tuple[Callable[[Bench], None], type[BookKeeperError], bool]] = {
+    Event.REFUSED: (lambda b: b.connection.refused(Unauthorized("no")), Unauthorized, False),
+    Event.LOST: (lambda b: b.connection.connection_lost(None), BookieUnreachable, True),
+    Event.DROPPED: (drop, BookieUnreachable, False),
+    Event.CLOSED: (lambda b: b.connection.close(ClientClosed("the client was closed")), ClientClosed, False),
+}
+
+
+@pytest.mark.parametrize(("state", "event"), TRANSITIONS)
+def test_every_row_of_the_table(state: State, event: Event) -> None:
+    async def act() -> None:
+        bench = Bench(is_connected=state is not State.CONNECTING)
+        requests = Requests(bench)
+        if state is State.CLOSED:
+            bench.connection.close(ClientClosed("the client was closed"))
+        assert bench.connection.state is state
+        if event is Event.CONNECTED:
+            bench.connection.connection_made(bench.transport)
+            is_first = state is State.CONNECTING
+            assert bench.transport.writes == ([b"F" * 31 + b"RRR"] if is_first else [])
+            assert bench.transport.is_aborted is not is_first
+        else:
+            end, kind, was_connected = ENDINGS[event]
+            end(bench)
+            requests.check(kind, was_connected=was_connected)
+            assert bench.transport.is_aborted is (state is State.OPEN and event is not Event.LOST)
+            end(bench)
+            bench.connection.close(ClientClosed("the client was closed"))
+            requests.check(kind, was_connected=was_connected)
+            await asyncio.sleep(0)
+            assert bench.transport.writes == [], "what was queued is not sent"
+        assert bench.connection.state is TRANSITIONS[state, event]
+
+    play(act)
+
+
+@given(st.lists(st.sampled_from(list(Event)), max_size=6))
+def test_random_events_take_rows_of_the_table_only(events: list[Event]) -> None:
+    async def act() -> None:
+        bench = Bench(is_connected=False)
+        requests = Requests(bench)
+        ended: Event | None = None
+        for event in events:
+            before = bench.connection.state
+            if (before, event) in ((State.OPEN, Event.CONNECTED), (State.CONNECTING, Event.LOST)):
+                continue  # No transport does this.
+            if event is Event.CONNECTED:
+                bench.connection.connection_made(bench.transport)
+            else:
+                ENDINGS[event][0](bench)
+                ended = ended or event
+            is_repeated = before is State.CLOSED and event is not Event.CONNECTED
+            assert bench.connection.state is (before if is_repeated else TRANSITIONS[before, event])
+        if ended is None:
+            assert not bench.ended
+            assert not bench.sink.failed
+        else:
+            requests.check(ENDINGS[ended][1], was_connected=ENDINGS[ended][2])
+
+    play(act)
 
 
 # -- adds ----------------------------------------------------------------------------------------------------------

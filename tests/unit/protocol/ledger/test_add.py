@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from tests.fakes.adds import Observed
 
 from bookies.errors import (
     BookieTimeout,
+    ClientClosed,
     EntryExists,
     InvalidArgument,
     LedgerClosed,
+    LedgerFenced,
     LedgerNotFound,
+    NotEnoughBookies,
 )
-from bookies.model import BookieId, Ensemble, LedgerMetadata
+from bookies.model import BookieId, Ensemble, LedgerMetadata, LedgerState
 from bookies.protocol.ledger import AddPipeline
-from bookies.protocol.ledger.add import ChangeEnsemble, CloseLedger, Confirmed, Failed, RetryLater, Send
+from bookies.protocol.ledger.add import (
+    TRANSITIONS,
+    AddEvent,
+    AddRules,
+    AddState,
+    ChangeEnsemble,
+    CloseLedger,
+    Confirmed,
+    Failed,
+    RetryLater,
+    Send,
+)
 from bookies.protocol.ledger.add_advanced import ENTRY_ID_MAX, AdvancedAddPipeline
 from bookies.protocol.ledger.ledger import with_ensemble
 
@@ -27,6 +44,89 @@ A, B, C, D = members("abcd")
 
 def record(write_quorum: int = 3) -> LedgerMetadata:
     return LedgerMetadata(7, 3, write_quorum, 2, ((0, members("abc")),))
+
+
+# -- the table of states ---------------------------------------------------------------------------------------------
+def confirming(changes_max: int = 9) -> Observed:
+    pipeline = Observed(record(), rules=AddRules(changes_max=changes_max))
+    pipeline.add(2)
+    return pipeline
+
+
+def changing() -> Observed:
+    pipeline = confirming()
+    assert pipeline.failed(0, A, range(1), BookieTimeout()) == [ChangeEnsemble(0, ((0, A),), ())]
+    return pipeline
+
+
+def changing_with_another_failure() -> Observed:
+    pipeline = changing()
+    assert pipeline.failed(1, B, range(1), BookieTimeout()) == ()
+    return pipeline
+
+
+def ended_changing() -> Observed:
+    pipeline = changing()
+    pipeline.close()
+    return pipeline
+
+
+REPLACED = with_ensemble(record(), 0, members("dbc"))
+ROWS: list[tuple[AddState, AddEvent, Callable[[], Observed], Callable[[AddPipeline], object]]] = [
+    (AddState.CONFIRMING, AddEvent.CHANGE_REQUESTED, confirming, lambda p: p.failed(2, C, range(1), BookieTimeout())),
+    (
+        AddState.CONFIRMING,
+        AddEvent.CHANGE_REFUSED,
+        lambda: confirming(changes_max=0),
+        lambda p: p.failed(2, C, range(1), BookieTimeout()),
+    ),
+    (AddState.CONFIRMING, AddEvent.FAILED, confirming, lambda p: p.failed(2, C, range(1), LedgerFenced())),
+    (AddState.CONFIRMING, AddEvent.FAILED, confirming, lambda p: p.fail(LedgerNotFound())),
+    (AddState.CONFIRMING, AddEvent.CLOSED, confirming, lambda p: p.close()),
+    (AddState.CONFIRMING, AddEvent.CLOSED, confirming, lambda p: p.abandon(ClientClosed())),
+    (
+        AddState.CHANGING,
+        AddEvent.CHANGE_REQUESTED,
+        changing_with_another_failure,
+        lambda p: p.metadata_changed(REPLACED),
+    ),
+    (AddState.CHANGING, AddEvent.CHANGE_ADOPTED, changing, lambda p: p.metadata_changed(REPLACED)),
+    (AddState.CHANGING, AddEvent.CHANGE_REFUSED, changing, lambda p: p.change_failed(NotEnoughBookies())),
+    (
+        AddState.CHANGING,
+        AddEvent.CHANGE_REFUSED,
+        changing,
+        lambda p: p.metadata_changed(record().replace(state=LedgerState.IN_RECOVERY)),
+    ),
+    (AddState.CHANGING, AddEvent.FAILED, changing, lambda p: p.failed(2, C, range(1), LedgerFenced())),
+    (AddState.CHANGING, AddEvent.CLOSED, changing, lambda p: p.close()),
+    (AddState.ENDED_CHANGING, AddEvent.CHANGE_OBSOLETE, ended_changing, lambda p: p.metadata_changed(REPLACED)),
+    (AddState.ENDED_CHANGING, AddEvent.CHANGE_OBSOLETE, ended_changing, lambda p: p.change_failed(LedgerFenced())),
+]
+
+
+@pytest.mark.parametrize(("state", "event", "before", "act"), ROWS)
+def test_every_row_of_the_table(
+    state: AddState, event: AddEvent, before: Callable[[], Observed], act: Callable[[AddPipeline], object]
+) -> None:
+    pipeline = before()
+    pipeline.taken.clear()
+    act(pipeline)
+    assert pipeline.taken == [(state, event)]
+    assert pipeline.state is TRANSITIONS[state, event]
+
+
+def test_the_rows_are_the_table() -> None:
+    assert {row[:2] for row in ROWS} == set(TRANSITIONS)
+
+
+def test_reports_of_a_change_that_was_never_requested_are_refused() -> None:
+    with pytest.raises(AssertionError, match="CHANGE_ADOPTED is impossible in state CONFIRMING"):
+        confirming().metadata_changed(REPLACED)
+    pipeline = confirming()
+    pipeline.close()
+    with pytest.raises(AssertionError, match="CHANGE_OBSOLETE is impossible in state ENDED"):
+        pipeline.metadata_changed(REPLACED)
 
 
 # -- changes switched off (2.9) --------------------------------------------------------------------------------------

@@ -1,0 +1,349 @@
+"""Requests of one connection that wait for their answers.
+
+Adds are the bulk of the traffic, so they are tracked in runs: one `PendingAdds` per call, acknowledged from its front
+as long as responses arrive in the order of the requests, which they normally do. Every other request has one future.
+Its result is the response or the error, never an exception, so an abandoned read leaves no unretrieved exception.
+
+Responses over v2 carry no request id. A response completes any request with its key, which is harmless with one
+exception: the response to a plain read must not pass for the acknowledgement of a fence. `accepts_read` keeps the two
+apart. Source: wire-protocol 6.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from bookies.errors import BookKeeperError, Status
+from bookies.model import BookieId
+from bookies.wire.messages import AddResponses, Response
+
+V3_ADDS = -1  # stands for the ledger of adds over v3, which are matched by transaction id
+
+Outcome = Response | BookKeeperError
+ReadKey = tuple[int, int]  # ledger id, entry id
+
+
+class AddSink(Protocol):
+    """Sender of adds, which receives the outcome of each entry exactly once."""
+
+    def on_acknowledged(self, bookie: BookieId, entry_ids: Sequence[int]) -> None: ...
+
+    def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None: ...
+
+
+class PendingAdds:
+    """Unanswered adds of one call. `keys`: match responses to entries, one per entry."""
+
+    __slots__ = ("deadline", "entry_ids", "keys", "ledger_id", "sink", "size")
+
+    def __init__(
+        self, ledger_id: int, keys: Sequence[int], entry_ids: Sequence[int], sink: AddSink, deadline: float, size: int
+    ) -> None:
+        self.ledger_id = ledger_id
+        self.keys = keys
+        self.entry_ids = entry_ids
+        self.sink = sink
+        self.deadline = deadline
+        self.size = size
+
+    def cut(self, count: int) -> PendingAdds:
+        """Split off the first `count` entries, with their share of the size."""
+        size = self.size * count // len(self.keys)
+        front = PendingAdds(self.ledger_id, self.keys[:count], self.entry_ids[:count], self.sink, self.deadline, size)
+        self.keys = self.keys[count:]
+        self.entry_ids = self.entry_ids[count:]
+        self.size -= size
+        return front
+
+
+class AddQueue:
+    """Unanswered adds in the order in which they were sent. A single run is held without a deque."""
+
+    __slots__ = ("_more", "_only")
+
+    def __init__(self) -> None:
+        self._only: PendingAdds | None = None
+        self._more: deque[PendingAdds] | None = None
+
+    def __bool__(self) -> bool:
+        return self._only is not None or bool(self._more)
+
+    def append(self, adds: PendingAdds) -> None:
+        if self._only is None and not self._more:
+            self._only = adds
+        else:
+            self._as_deque().append(adds)
+
+    def _as_deque(self) -> deque[PendingAdds]:
+        """Move all runs to `_more`, which the uncommon operations work on."""
+        if self._more is None:
+            self._more = deque()
+        if self._only is not None:
+            self._more.append(self._only)
+            self._only = None
+        return self._more
+
+    def take_run(self, keys: Sequence[int]) -> PendingAdds | None:
+        """Remove and return the oldest run if these keys answer exactly that: the cheap and usual case of `take`."""
+        if (only := self._only) is not None:
+            if only.keys != keys:
+                return None
+            self._only = None
+            return only
+        more = self._more
+        return more.popleft() if more and more[0].keys == keys else None
+
+    def take(self, keys: Sequence[int]) -> tuple[list[PendingAdds], Sequence[int]]:
+        """Remove the adds that these keys answer. Return (parts in order, keys without a pending add)."""
+        taken: list[PendingAdds] = []
+        runs = self._as_deque()
+        while keys and runs:
+            head = runs[0]
+            count = min(len(keys), len(head.keys))
+            if not _equal(head.keys[:count], keys[:count]):
+                break
+            taken.append(runs.popleft() if count == len(head.keys) else head.cut(count))
+            keys = keys[count:]
+        unknown: list[int] = []
+        while keys:  # Out of order: an early failure overtook, or a response is late.
+            count = self._take_from_middle(keys, taken)
+            if count == 0:
+                unknown.append(keys[0])
+            keys = keys[count or 1 :]
+        return taken, unknown
+
+    def _take_from_middle(self, keys: Sequence[int], taken: list[PendingAdds]) -> int:
+        runs = self._as_deque()
+        for position, run in enumerate(runs):
+            if keys[0] not in run.keys:
+                continue
+            at = run.keys.index(keys[0])
+            count = 1
+            while count < len(keys) and at + count < len(run.keys) and run.keys[at + count] == keys[count]:
+                count += 1
+            if at:
+                runs.insert(position, run.cut(at))
+                position += 1
+            if count == len(run.keys):
+                del runs[position]
+                taken.append(run)
+            else:
+                taken.append(run.cut(count))
+            return count
+        return 0
+
+    def is_waiting(self, now: float) -> bool:
+        """Report whether adds are pending and none has expired."""
+        oldest = self._only or (self._more[0] if self._more else None)
+        return oldest is not None and oldest.deadline > now
+
+    def take_expired(self, now: float) -> Iterator[PendingAdds]:
+        """Remove and yield runs whose deadline has passed.
+
+        All adds of a queue use one timeout, so the first are the oldest.
+        """
+        runs = self._as_deque()
+        while runs and runs[0].deadline <= now:
+            yield runs.popleft()
+
+    def take_all(self) -> Iterator[PendingAdds]:
+        runs = self._as_deque()
+        while runs:
+            yield runs.popleft()
+
+
+class UnansweredAdds:
+    """Adds without an answer, by ledger. `size`: their bytes, sent or waiting to be sent."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._of_writers: dict[int, AddQueue] = {}
+        self._of_recoveries: dict[int, AddQueue] = {}  # v2 only: see `_queues_for`
+
+    def __bool__(self) -> bool:
+        return bool(self._of_writers or self._of_recoveries)
+
+    def append(self, adds: PendingAdds, where: int, *, is_recovery: bool) -> None:
+        """Keep adds that were sent for this ledger, or `V3_ADDS`. `is_recovery`: over v2."""
+        queues = self._of_recoveries if is_recovery else self._of_writers
+        queue = queues.get(where)
+        if queue is None:
+            queue = queues[where] = AddQueue()
+        queue.append(adds)
+        self.size += adds.size
+
+    def take_run(self, where: int, keys: Sequence[int]) -> PendingAdds | None:
+        """Remove and return the oldest run if a success with these keys answers exactly that: the usual case."""
+        if self._of_recoveries:
+            return None
+        queue = self._of_writers.get(where)
+        run = None if queue is None else queue.take_run(keys)
+        if run is not None:
+            self.size -= run.size
+        return run
+
+    def take(self, response: AddResponses, keys: Sequence[int]) -> Iterator[PendingAdds]:
+        """Remove and yield the adds that a response with these keys answers."""
+        for queues, where in self._queues_for(response):
+            queue = queues.get(where)
+            if queue is None:
+                continue
+            taken, keys = queue.take(keys)
+            for adds in taken:
+                self.size -= adds.size
+                yield adds
+            if not keys:
+                return
+
+    def _queues_for(self, response: AddResponses) -> list[tuple[dict[int, AddQueue], int]]:
+        """Return the queues in which to look up a response, first choice first.
+
+        A writer and a recovery of one ledger in one process may both add an entry over this connection. Their responses
+        look alike, but only the writer's add can be refused as fenced. So a success goes to the recovery (the entry is
+        stored, whichever request stored it) and a refusal to the writer.
+        """
+        if response.txn_ids is not None:
+            return [(self._of_writers, V3_ADDS)]
+        if not self._of_recoveries:
+            return [(self._of_writers, response.ledger_id)]
+        order = [(self._of_writers, response.ledger_id), (self._of_recoveries, response.ledger_id)]
+        return order[::-1] if response.status is Status.OK else order
+
+    def take_expired(self, now: float) -> Iterator[PendingAdds]:
+        """Remove and yield the adds whose deadline has passed."""
+        for queues in (self._of_writers, self._of_recoveries):
+            for where, queue in list(queues.items()):
+                if queue.is_waiting(now):
+                    continue
+                for adds in queue.take_expired(now):
+                    self.size -= adds.size
+                    yield adds
+                # Not as soon as it is empty: a ledger written one entry at a time would create a new queue each time.
+                if not queue and queues.get(where) is queue:
+                    del queues[where]
+
+    def take_all(self) -> list[PendingAdds]:
+        """Remove and return all adds."""
+        queues = [*self._of_writers.values(), *self._of_recoveries.values()]
+        self._of_writers.clear()
+        self._of_recoveries.clear()
+        self.size = 0
+        return [adds for queue in queues for adds in queue.take_all()]
+
+
+class UnansweredRequest:
+    """A request other than an add. `key`: None if responses are matched by transaction or request id."""
+
+    __slots__ = ("deadline", "future", "is_fencing", "key")
+
+    def __init__(
+        self, future: asyncio.Future[Outcome], deadline: float, key: ReadKey | None = None, is_fencing: bool = False
+    ) -> None:
+        self.future = future
+        self.deadline = deadline
+        self.key = key
+        self.is_fencing = is_fencing
+
+    def finish(self, outcome: Outcome) -> bool:
+        """Report the outcome, unless the request was given up. Return whether it was not."""
+        is_wanted = not self.future.done()
+        if is_wanted:
+            self.future.set_result(outcome)
+        return is_wanted
+
+
+class UnansweredRequests:
+    """Requests other than adds without an answer: by transaction or request id, and the v2 reads by entry."""
+
+    def __init__(self) -> None:
+        self._next_txn_id = 1
+        self._by_txn_id: dict[int, UnansweredRequest] = {}
+        self._reads: dict[ReadKey, deque[UnansweredRequest]] = {}
+        self._abandoned: dict[ReadKey, int] = {}  # v2 reads given up whose responses may still arrive
+
+    def __bool__(self) -> bool:
+        return bool(self._by_txn_id or self._reads)
+
+    @property
+    def abandoned_count(self) -> int:
+        """Return for how many entries a v2 read was given up whose response may still arrive."""
+        return len(self._abandoned)
+
+    def next_txn_ids(self, count: int) -> range:
+        first = self._next_txn_id
+        self._next_txn_id += count
+        return range(first, first + count)
+
+    def accepts_read(self, key: ReadKey, is_fencing: bool) -> bool:
+        """Report whether the response to a v2 read can be told from the responses that are still to come."""
+        if is_fencing and key in self._abandoned:
+            return False
+        waiting = self._reads.get(key)
+        return not waiting or waiting[0].is_fencing == is_fencing  # All requests of one key agree in this.
+
+    def append(self, request: UnansweredRequest, txn_id: int | None) -> None:
+        """Keep a request that was sent. `txn_id`: None for a v2 read."""
+        if txn_id is not None:
+            self._by_txn_id[txn_id] = request
+            return
+        assert request.key is not None
+        waiting = self._reads.get(request.key)
+        if waiting is None:
+            waiting = self._reads[request.key] = deque()
+        waiting.append(request)
+
+    def take(self, txn_id: int) -> UnansweredRequest | None:
+        return self._by_txn_id.pop(txn_id, None)
+
+    def take_read(self, key: ReadKey) -> UnansweredRequest | None:
+        """Remove and return the oldest v2 read of this entry that was not given up."""
+        waiting = self._reads.get(key)
+        request: UnansweredRequest | None = None
+        while waiting:
+            request = waiting.popleft()
+            if not request.future.done():
+                break
+            self._abandon(request)
+            request = None
+        if request is None and (abandoned := self._abandoned.pop(key, 0)) > 1:
+            self._abandoned[key] = abandoned - 1
+        if not waiting:
+            self._reads.pop(key, None)
+        return request
+
+    def take_expired(self, now: float) -> Iterator[UnansweredRequest]:
+        """Remove and yield the requests whose deadline has passed. Forget those that were given up."""
+        for txn_id, request in list(self._by_txn_id.items()):
+            if request.deadline <= now or request.future.done():
+                del self._by_txn_id[txn_id]
+                yield request
+        for key, waiting in list(self._reads.items()):
+            for request in list(waiting):
+                if request.deadline <= now or request.future.done():
+                    waiting.remove(request)
+                    self._abandon(request)
+                    yield request
+            if not waiting and self._reads.get(key) is waiting:
+                del self._reads[key]
+
+    def take_all(self) -> list[UnansweredRequest]:
+        """Remove and return all requests."""
+        requests = [request for waiting in self._reads.values() for request in waiting]
+        requests += self._by_txn_id.values()
+        for kept in (self._reads, self._by_txn_id, self._abandoned):
+            kept.clear()
+        return requests
+
+    def _abandon(self, request: UnansweredRequest) -> None:
+        assert request.key is not None
+        self._abandoned[request.key] = self._abandoned.get(request.key, 0) + 1
+
+
+def _equal(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Report whether two sequences, ranges or lists, hold the same numbers."""
+    if one[0] != other[0] or one[-1] != other[-1]:
+        return False
+    return one == other if type(one) is type(other) else list(one) == list(other)
