@@ -78,11 +78,11 @@ class Terminal:
             return self._printed()
 
     def expect(self, shown: tuple[str, ...], timeout_s: float) -> None:
-        """Wait until a command that may still run has printed this, and forget the output."""
+        """Wait until a command that may still run has printed these lines, and forget the output."""
         with self._changed:
-            is_printed = self._changed.wait_for(lambda: matches(shown, self._printed()), timeout_s)
+            is_printed = self._changed.wait_for(lambda: matches(shown, self._printed_lines()), timeout_s)
             assert is_printed, f"expected:\n{text_of(shown)}\nprinted:\n{self._text}"
-            self._text = self._text[len(self._printed()) :]
+            self._text = self._text[len(self._printed_lines()) :]
 
     def close(self) -> None:
         """Kill the shell and what runs in it, but not what `bk up` has started."""
@@ -98,6 +98,11 @@ class Terminal:
 
     def _printed(self) -> str:
         return self._text.partition(self._end)[0]
+
+    def _printed_lines(self) -> str:
+        """Return the complete lines: the end of a line may come in a later read than its text."""
+        printed = self._printed()
+        return printed[: printed.rfind("\n") + 1]
 
     def _read(self) -> None:
         assert self._shell.stdout is not None
