@@ -15,16 +15,6 @@ from bookies.lab.demo.demo_spark import JAVA_OPTIONS
 from bookies.spark.base import java
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `cluster` take minutes: they run when `-m cluster` asks for them."""
-    if "cluster" in config.option.markexpr:
-        return
-    left_out = [item for item in items if item.get_closest_marker("cluster")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-
-
 @pytest.fixture(scope="module")
 def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
     """A client of the module's `cluster`."""

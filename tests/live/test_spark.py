@@ -27,7 +27,7 @@ COLUMNS = ["log", "ledger_id", "entry_id", "offset", "timestamp", "key", "value"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("spark-bookies") / "bk-data"
     settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    with LocalCluster(directory, 4, lease_ms=1000, settings=settings) as cluster:
+    with LocalCluster(directory, 4, lease_ms=2000, settings=settings) as cluster:
         yield cluster
 
 

@@ -43,7 +43,7 @@ def test_every_snippet_runs(spark: Any, tmp_path: pathlib.Path) -> None:
 
 def run_snippets(spark: Any, directory: pathlib.Path) -> None:
     settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    with LocalCluster(directory / "bk-data", 1, lease_ms=2000, settings=settings) as cluster:
+    with LocalCluster(directory / "bk-data", 1, settings=settings) as cluster:
         names: dict[str, Any] = {"spark": spark, "uri": cluster.metadata_uri, "directory": str(directory)}
         snippets = [
             (page.name, snippet)

@@ -39,7 +39,7 @@ SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("files") / "bk-data"
-    with LocalCluster(directory, 3, lease_ms=1000, settings=SETTINGS) as cluster:
+    with LocalCluster(directory, 3, settings=SETTINGS) as cluster:
         yield cluster
 
 

@@ -52,17 +52,17 @@ def bench() -> ModuleType:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("jobs") / "bk-data"
-    with LocalCluster(directory, 4, lease_ms=1000, settings=SETTINGS) as cluster:
+    with LocalCluster(directory, 4, settings=SETTINGS) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def records(cluster: LocalCluster, bench: ModuleType) -> list[LedgerMetadata]:
-    """Eight ledgers, one log of one ledger, one ledger that is being written."""
+    """Write eight ledgers and one log of one ledger. Every replica is stored, so a scrub finds only what is damaged."""
     found: list[LedgerMetadata] = bench.write(cluster, 8, 200, 100)
     with cluster.connect() as store:
         log = store.log("orders")
-        log.create()
+        log.create(ack_quorum=3)
         with log.lead() as leader:
             for number in range(10):
                 leader.append(b"order %d" % number)

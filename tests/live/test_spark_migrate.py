@@ -36,8 +36,8 @@ PASSWORD = b"secret"
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, LocalCluster]]:
     directory = tmp_path_factory.mktemp("migrate")
     with (
-        LocalCluster(directory / "old", 3, lease_ms=1000, settings=SETTINGS) as source,
-        LocalCluster(directory / "new", 3, lease_ms=1000, settings=SETTINGS) as target,
+        LocalCluster(directory / "old", 3, settings=SETTINGS) as source,
+        LocalCluster(directory / "new", 3, settings=SETTINGS) as target,
     ):
         common.ask(source.metadata_uri, spend_numbers)
         yield source, target

@@ -39,7 +39,7 @@ PASSWORD = b"secret"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("offload") / "bk-data"
-    with LocalCluster(directory, 4, lease_ms=1000, settings=SETTINGS) as cluster:
+    with LocalCluster(directory, 4, settings=SETTINGS) as cluster:
         yield cluster
 
 

@@ -30,7 +30,7 @@ pytestmark = [
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("source") / "bk-data"
     settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    with LocalCluster(directory, 3, lease_ms=2000, settings=settings) as cluster:
+    with LocalCluster(directory, 3, settings=settings) as cluster:
         yield cluster
 
 

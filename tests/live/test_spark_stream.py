@@ -27,7 +27,7 @@ WAIT_S = 240  # for a query to end; the first one of a session takes seconds on 
 def cluster(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("stream") / "bk-data"
     settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    with LocalCluster(directory, 1, lease_ms=2000, settings=settings) as cluster:
+    with LocalCluster(directory, 1, settings=settings) as cluster:
         bookies.spark.register(spark)
         yield cluster
 
