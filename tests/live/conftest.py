@@ -1,4 +1,4 @@
-"""What the live tests share: the Spark session, which takes longer to start than most of them, and a client."""
+"""Fixtures of the live tests: the Spark session, which takes longer to start than most of them, a client, processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.live.command import Family
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
 from bookies.lab.demo.demo_spark import JAVA_OPTIONS
 from bookies.spark.base import java
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    """Mark of all processes that a test starts. None may be left at its end."""
+    family = Family()
+    yield family
+    family.wait_gone()
 
 
 @pytest.fixture(scope="module")
