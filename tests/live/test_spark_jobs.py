@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
 from bookies.admin.cluster import LocalCluster
 from bookies.admin.verbs import spark_command
@@ -25,16 +26,9 @@ from bookies.spark.jobs.shared.packing import Item
 from bookies.spark.jobs.shared.report import page, text
 from bookies.spark.read import tables
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.spark,
-    # py4j leaves the sockets between the two processes to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # PySpark's, about the next version of pandas.
-]
+pytestmark = PANDAS_MARKS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +46,7 @@ def bench() -> ModuleType:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("jobs") / "bk-data"
-    with LocalCluster(directory, 4, settings=SETTINGS) as cluster:
+    with LocalCluster(directory, 4, settings=SMALL_BOOKIES) as cluster:
         yield cluster
 
 
