@@ -13,7 +13,6 @@ import xml.etree.ElementTree
 import pytest
 
 import bookies as bk
-from bookies.spark.base.session import JAVA_OPTIONS
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 PROGRAM = pathlib.Path(__file__).parents[2] / "examples" / "flights" / "pipeline.py"
@@ -26,7 +25,7 @@ def test_three_days_of_flights(tmp_path: pathlib.Path) -> None:
     process = subprocess.Popen(
         [sys.executable, *words],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": package, "TMPDIR": str(tmp_path), "SPARK_SUBMIT_OPTS": JAVA_OPTIONS},
+        env=os.environ | {"PYTHONPATH": package, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
