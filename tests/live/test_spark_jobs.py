@@ -26,7 +26,7 @@ from bookies.spark.jobs.shared.packing import Item
 from bookies.spark.jobs.shared.report import page, text
 from bookies.spark.read import tables
 
-pytestmark = PANDAS_MARKS
+pytestmark = [*PANDAS_MARKS, pytest.mark.usefixtures("without_adaptive_execution")]
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
