@@ -51,12 +51,12 @@ class Damage(NamedTuple):
 
 
 def write(cluster: LocalCluster, ledgers: int, entries: int, size: int) -> list[LedgerMetadata]:
-    """Sealed ledgers, one in four of them striped; their records."""
+    """Write sealed ledgers, one in four of them striped, and return their records. Every replica is stored."""
     found = []
     with cluster.connect() as store:
         for number in range(ledgers):
             write_quorum = 2 if number % 4 == 3 else 3
-            with store.create(ensemble=3, write_quorum=write_quorum, ack_quorum=2) as ledger:
+            with store.create(ensemble=3, write_quorum=write_quorum, ack_quorum=write_quorum) as ledger:
                 for start in range(0, entries, 200):
                     ledger.append_many([os.urandom(size) for _ in range(min(200, entries - start))])
             found.append(store.metadata(ledger.ledger_id))

@@ -15,6 +15,7 @@ import pytest
 
 SOURCE = pathlib.Path(__file__).parent.parent / "src" / "bookies"
 MODULES = sorted(SOURCE.rglob("*.py"))
+UNIT_TESTS = pathlib.Path(__file__).parent / "unit"
 
 # A package may import from lines above its own, from itself, and from what stands after the arrow.
 LADDER: list[dict[str, set[str]]] = [
@@ -102,6 +103,27 @@ IO_ALLOWED_FILES = {
     "metadata/zookeeper/kazoo_client.py": {"threading"},  # kazoo runs threads of its own.
     "storage/rocksdb/rocksdb_port.py": {"fcntl", "shutil", "tempfile"},  # RocksDB opens its files itself.
     "client/blocking/blocking.py": {"threading"},
+}
+
+# Unit tests whose subject is more than one module of their folder.
+ABOUT_SEVERAL_MODULES = {
+    "admin/test_offloaded_ledgers.py",
+    "benchmarks/test_endings.py",
+    "bookie/test_beside.py",
+    "bookie/test_captures.py",
+    "bookie/test_checklist.py",
+    "bookie/test_damaged_files.py",
+    "bookie/test_hostile_client.py",
+    "bookie/test_many_ledgers.py",
+    "bookie/test_paused.py",
+    "bookie/test_slow_peers.py",
+    "client/test_last_add_confirmed.py",
+    "client/test_patience.py",
+    "client/test_writer_modes.py",
+    "spark/jobs/test_work.py",
+    "spark/jobs/test_work_lists.py",
+    "storage/test_format_docs.py",
+    "test_docs.py",
 }
 
 
@@ -284,3 +306,22 @@ def test_functions_and_files_stay_short(path: pathlib.Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= 80, f"{node.name} is {length} lines long"
+
+
+def test_unit_tests_mirror_the_source() -> None:
+    """A test file has the folder and the name of its module, or the name of its folder if it is about the package."""
+    problems = []
+    several = set()
+    for path in sorted(UNIT_TESTS.rglob("test_*.py")):
+        relative = path.relative_to(UNIT_TESTS)
+        source = SOURCE.parents[1] if relative.parts[0] == "benchmarks" else SOURCE
+        folder, subject = source / relative.parent, path.stem.removeprefix("test_")
+        if not folder.is_dir():
+            problems.append(f"{relative}: there is no folder {folder}")
+        if (folder / f"{subject}.py").exists() or subject == folder.name:
+            continue
+        several.add(str(relative))
+        if str(relative) not in ABOUT_SEVERAL_MODULES:
+            problems.append(f"{relative}: its folder has no module {subject}. Rename it, or add it to the list")
+    problems.extend(f"{path} is listed for no reason" for path in sorted(ABOUT_SEVERAL_MODULES - several))
+    assert not problems, "\n".join(problems)

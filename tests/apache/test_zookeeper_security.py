@@ -11,6 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 from tests.apache.zookeeper import ZooKeeperServer, zookeeper_server
+from tests.fakes.openssl import make_certificates
 
 from bookies.errors import MetadataError
 from bookies.metadata.interface import MetadataDriver
@@ -58,25 +59,8 @@ def check_identities(server: ZooKeeperServer, options: pathlib.Path) -> None:
     client.close()
 
 
-def make_certificates(folder: pathlib.Path) -> None:
-    """An authority, and with each name a key and a certificate of it: files of its own, and both in NAME-both.pem."""
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    command = "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority"
-    openssl(*command.split())
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
-    for name in ("server", "client"):
-        openssl(*f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}".split())
-        signing = f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 2"
-        openssl(*signing.split(), "-extfile", "names")
-        both = (folder / f"{name}.key").read_text() + (folder / f"{name}.pem").read_text()
-        (folder / f"{name}-both.pem").write_text(both)
-
-
 def test_mutual_tls(tmp_path: pathlib.Path) -> None:
-    make_certificates(tmp_path)
+    make_certificates(tmp_path, "IP:127.0.0.1,DNS:localhost")
     settings = (
         "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\nsecureClientPort=PORT\n"
         f"ssl.keyStore.location={tmp_path}/server-both.pem\nssl.trustStore.location={tmp_path}/ca.pem\n"

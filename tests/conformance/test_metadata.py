@@ -85,6 +85,12 @@ class StoppedClock:
         return 0.0
 
 
+class PromptDriver(EmbeddedDriver):
+    """An embedded store that notices changes of other processes soon, so that no test waits for its next poll."""
+
+    poll_interval_s = 0.01
+
+
 class Kind:
     """One kind of driver: how a test gets a new store of it."""
 
@@ -107,7 +113,7 @@ class Kind:
             return lambda: ZooKeeperDriver(
                 "zk://fake/ledgers", FakeZooKeeper(server), runtime, "/ledgers", manager=manager, lease_ms=lease_ms
             )
-        return lambda: EmbeddedDriver(str(self._directory), runtime, lease_ms=lease_ms)
+        return lambda: PromptDriver(str(self._directory), runtime, lease_ms=lease_ms)
 
     def run(
         self,

@@ -6,12 +6,12 @@ import asyncio
 import base64
 import json
 import pathlib
-import subprocess
 import urllib.request
 from typing import Any
 
 import pytest
 from tests.etcd.server import EtcdServer, etcd_server
+from tests.fakes.openssl import make_certificates
 
 from bookies.errors import InvalidArgument, MetadataError
 from bookies.metadata.interface import MetadataDriver
@@ -96,23 +96,8 @@ def test_users(tmp_path: pathlib.Path) -> None:
         asyncio.run(asyncio.wait_for(main(server, Administration(server)), PATIENCE_S))
 
 
-def make_certificates(folder: pathlib.Path) -> None:
-    """An authority, and with each name a key and a certificate of it."""
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    command = "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority"
-    openssl(*command.split())
-    (folder / "names").write_text("subjectAltName=DNS:etcd.example.org")
-    for name in ("server", "client"):
-        openssl(*f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}".split())
-        signing = f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 2"
-        openssl(*signing.split(), "-extfile", "names")
-
-
 def test_mutual_tls(tmp_path: pathlib.Path) -> None:
-    make_certificates(tmp_path)
+    make_certificates(tmp_path, "DNS:etcd.example.org")
     trusted = f'[tls]\nauthority = "{tmp_path}/ca.pem"\n'
     known = f'certificate = "{tmp_path}/client.pem"\nkey = "{tmp_path}/client.key"\n'
     named = 'server_name = "etcd.example.org"\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import io
@@ -14,11 +15,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
+import bookies
 from bookies.admin import cli
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
@@ -149,3 +151,55 @@ def bk_process(*words: object, cwd: pathlib.Path | None = None, stdin: str = "",
         out, err = process.communicate(stdin, timeout=60)
     assert "Traceback" not in err, err
     return Done(process.returncode, out, err)
+
+
+def run(family: Family, directory: pathlib.Path, *words: object, stdin: str = "", status: int = 0) -> Done:
+    """Run a command in a directory, as a process, to its end."""
+    with started(*words, cwd=directory, family=family) as process:
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        done = finish(process)
+    assert done.status == status, done.err
+    return done
+
+
+def commands_of(uri: str) -> Callable[..., Done]:
+    """Return a function that runs a command on the cluster here and checks its `status`, 0 unless given."""
+
+    def done(*words: object, status: int = 0) -> Done:
+        done = bk(*words, metadata=uri)
+        assert done.status == status, (done.out, done.err)
+        return done
+
+    return done
+
+
+@contextmanager
+def up(family: Family, directory: pathlib.Path, bookies: int) -> Iterator[tuple[str, dict[str, int]]]:
+    """Run a cluster with `bk up` in a directory. Yields its metadata URI and the process ids of its bookies."""
+    started = run(family, directory, "up", "--bookies", bookies, "--json").json()
+    try:
+        yield started["metadata"], {bookie["id"]: bookie["pid"] for bookie in started["bookies"]}
+    finally:
+        run(family, directory, "down")
+
+
+async def wait_stopped(uri: str, bookie: str) -> None:
+    """Wait until the bookie is no longer registered."""
+    async with bookies.connect(uri) as store:
+        gone = asyncio.Event()
+        watch = store.administration().watch_bookies(
+            bookies.BookieMode.WRITABLE, lambda bookies: gone.set() if bookie not in bookies.bookies else None
+        )
+        async with asyncio.timeout(30):
+            await gone.wait()
+        watch.cancel()
+
+
+def write_state(directory: pathlib.Path, lease_ms: int) -> None:
+    """Write the state of a stopped cluster of three bookies into `bk-data`. `bk up` there continues it."""
+    (directory / "bk-data").mkdir(parents=True)
+    members = [{"id": f"b{number}", "pid": None, "host": None, "port": None} for number in (1, 2, 3)]
+    settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
+    state = {"metadata": "", "lease_ms": lease_ms, "settings": settings, "bookies": members}
+    (directory / "bk-data" / "cluster.json").write_text(json.dumps(state))

@@ -1,4 +1,4 @@
-"""What the live tests share: the Spark session, which takes longer to start than most of them, and a client."""
+"""Fixtures of the live tests: the Spark session, which takes longer to start than most of them, a client, processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.live.command import Family
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
@@ -15,14 +16,12 @@ from bookies.lab.demo.demo_spark import JAVA_OPTIONS
 from bookies.spark.base import java
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `cluster` take minutes: they run when `-m cluster` asks for them."""
-    if "cluster" in config.option.markexpr:
-        return
-    left_out = [item for item in items if item.get_closest_marker("cluster")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+@pytest.fixture
+def family() -> Iterator[Family]:
+    """Mark of all processes that a test starts. None may be left at its end."""
+    family = Family()
+    yield family
+    family.wait_gone()
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +66,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     gateway.proc.stdin.close()  # Its end is the sign for the other process to end.
     gateway.proc.wait(60)
     SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture(scope="module")
+def without_adaptive_execution(spark: Any) -> Iterator[None]:
+    """Plan each query once, which saves a fifth of the time. `test_spark_files.py` runs jobs as users do."""
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    yield
+    spark.conf.unset("spark.sql.adaptive.enabled")

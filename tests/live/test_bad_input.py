@@ -33,6 +33,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_zookeeper() -> Iterator[subprocess.Popen[str]]:
+    """`bk status` waits ten seconds for a server that does not run. It begins with the first test of the file."""
+    with command.started("status", "--metadata", "zk://localhost:1/ledgers") as process:
+        yield process
+
+
 @pytest.fixture
 def uri(cluster: LocalCluster) -> Iterator[str]:
     """The cluster, which has to be as well after a test as before."""
@@ -252,8 +259,8 @@ def test_a_metadata_store_that_is_none(metadata_uri: str, status: int, expected:
         assert expected in done.sentence
 
 
-def test_a_zookeeper_that_is_not_there_is_named() -> None:
-    done = command.bk("status", metadata="zk://localhost:1/ledgers")
+def test_a_zookeeper_that_is_not_there_is_named(without_zookeeper: subprocess.Popen[str]) -> None:
+    done = command.finish(without_zookeeper)
     assert done.status == 1
     assert "no ZooKeeper server at localhost:1 has answered" in done.sentence
 

@@ -5,20 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-from collections.abc import Iterator
 
 import pytest
 from tests.live.command import Done, Family, bk, finish, started
 
 pytestmark = pytest.mark.live
-
-
-@pytest.fixture
-def family() -> Iterator[Family]:
-    """All that a test starts, none of which may be left at the end."""
-    family = Family()
-    yield family
-    family.wait_gone()
 
 
 def run_chaos(family: Family, directory: pathlib.Path, *words: object) -> Done:

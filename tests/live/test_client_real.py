@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -64,6 +66,27 @@ class Bookies:
         while self._started:
             self.stop(0)
         self._thread.stop()
+
+
+WITHOUT_ZOOKEEPER = """
+import threading
+import bookies as bk
+
+try:
+    bk.blocking.connect("zk://localhost:1/ledgers")
+except bk.MetadataError as error:
+    print(error)
+    print(threading.active_count(), "thread")
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_zookeeper() -> Iterator[subprocess.Popen[str]]:
+    """A client that waits ten seconds for a server that does not run. It begins with the first test of the file."""
+    command = [sys.executable, "-c", WITHOUT_ZOOKEEPER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -385,10 +408,11 @@ def test_a_client_that_was_forgotten_ends_its_thread(uri: str) -> None:
     assert threading.active_count() == threads
 
 
-def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+def test_a_store_that_is_not_there(without_zookeeper: subprocess.Popen[str]) -> None:
+    out, err = without_zookeeper.communicate(timeout=60)
+    assert out.startswith("no ZooKeeper server at localhost:1 has answered"), err
+    assert out.endswith("\n1 thread\n")
     threads = threading.active_count()
-    with pytest.raises(bk.MetadataError, match="no ZooKeeper server at localhost:1 has answered"):
-        bk.blocking.connect("zk://localhost:1/ledgers")
     with pytest.raises(bk.ConfigError):
         bk.blocking.connect("nonsense")
     assert threading.active_count() == threads

@@ -6,7 +6,6 @@ import pathlib
 import select
 import signal
 import time
-from collections.abc import Iterator
 from subprocess import Popen
 
 import pytest
@@ -16,14 +15,6 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 PROOF = ("none lost", "none twice", "same content", "enough replicas", "bookie killed", "writer killed")
 PATIENCE_S = 300
-
-
-@pytest.fixture
-def family() -> Iterator[Family]:
-    """The demo and all that it starts, none of which may be left at the end."""
-    family = Family()
-    yield family
-    family.wait_gone()
 
 
 @pytest.fixture

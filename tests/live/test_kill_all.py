@@ -1,4 +1,7 @@
-"""Crashes by SIGKILL, of bookies and of writers: what was confirmed is there afterwards, and is what was written."""
+"""Crashes by SIGKILL, of bookies and of writers: what was confirmed is there afterwards, and is what was written.
+
+All bookies are killed `BK_KILL_ROUNDS` times; `make chaos` kills them for as long as it is asked to.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from bookies.admin.cluster import LocalCluster
 
 pytestmark = pytest.mark.live
 
-ROUNDS = 20
+ROUNDS = int(os.environ.get("BK_KILL_ROUNDS", "8"))
 # Small enough that journals roll, entry logs roll and checkpoints happen between and during the crashes.
 SETTINGS = {
     "journal_preallocate_size": 1 << 20,

@@ -5,30 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-from collections.abc import Iterator
 
 import pytest
-from tests.live.command import Done, Family, bk, finish, started
+from tests.live.command import Family, bk, finish, run, started, write_state
 
 pytestmark = pytest.mark.live
-
-
-@pytest.fixture
-def family(tmp_path: pathlib.Path) -> Iterator[Family]:
-    """All that a test starts, none of which may be left at the end."""
-    family = Family()
-    yield family
-    family.wait_gone()
-
-
-def run(family: Family, directory: pathlib.Path, *words: object, stdin: str = "", status: int = 0) -> Done:
-    """`bk` in a directory, as a process that ends."""
-    with started(*words, cwd=directory, family=family) as process:
-        assert process.stdin is not None
-        process.stdin.write(stdin)
-        done = finish(process)
-    assert done.status == status, done.err
-    return done
 
 
 def test_up_down_up_keeps_the_data_even_of_a_moved_directory(tmp_path: pathlib.Path, family: Family) -> None:
@@ -57,6 +38,7 @@ def test_up_down_up_keeps_the_data_even_of_a_moved_directory(tmp_path: pathlib.P
 
 
 def test_a_cluster_that_crashed_is_up_again(tmp_path: pathlib.Path, family: Family) -> None:
+    write_state(tmp_path, lease_ms=1000)  # A bookie starts again when the lease of its killed process is over.
     run(family, tmp_path, "up")
     ledger_id = run(family, tmp_path, "ledger", "append", "--new", stdin="a\nb\nc\n").out.strip()
     for pid in family.members():

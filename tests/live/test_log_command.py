@@ -23,7 +23,7 @@ SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20, "c
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("logs") / "bk-data"
-    with LocalCluster(directory, 3, lease_ms=2000, settings=SETTINGS) as cluster:
+    with LocalCluster(directory, 3, settings=SETTINGS) as cluster:
         yield cluster.metadata_uri
 
 

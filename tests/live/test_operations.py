@@ -6,43 +6,22 @@ import asyncio
 import os
 import pathlib
 import signal
-from collections.abc import Iterator
 
 import pytest
-from tests.live.command import Done, Family
-from tests.live.command import bk as bk_command
-from tests.live.test_local_cluster import run
-from tests.live.test_replication import wait_stopped
+from tests.live.command import Family, commands_of, run, up, wait_stopped
 
 from bookies.admin.cluster import LocalCluster
 
 pytestmark = pytest.mark.live
 
 
-@pytest.fixture
-def family(tmp_path: pathlib.Path) -> Iterator[Family]:
-    """All that a test starts, none of which may be left at the end."""
-    family = Family()
-    yield family
-    family.wait_gone()
-
-
 def test_a_bookie_goes_for_a_while_and_another_one_for_good(tmp_path: pathlib.Path, family: Family) -> None:
-    up = run(family, tmp_path, "up", "--bookies", 4, "--json").json()
-    try:
-        play(tmp_path, family, up)
-    finally:
-        run(family, tmp_path, "down")
+    with up(family, tmp_path, 4) as (uri, pids):
+        play(tmp_path, family, uri, pids)
 
 
-def play(tmp_path: pathlib.Path, family: Family, up: dict[str, object]) -> None:
-    uri = str(up["metadata"])
-
-    def done(*words: object, status: int = 0) -> Done:
-        done = bk_command(*words, metadata=uri)
-        assert done.status == status, done.err
-        return done
-
+def play(tmp_path: pathlib.Path, family: Family, uri: str, pids: dict[str, int]) -> None:
+    done = commands_of(uri)
     lines = "".join(f"line {number}\n" for number in range(3000))
     ledger = int(run(family, tmp_path, "ledger", "append", "--new", stdin=lines).out)
     held = done("ledger", "show", ledger, "--json").json()["fragments"][0]["bookies"]
@@ -77,7 +56,6 @@ def play(tmp_path: pathlib.Path, family: Family, up: dict[str, object]) -> None:
     assert "nothing to plan" in done("bookie", "drain", lost, "--cancel", "--dry-run", status=2).err
     done("bookie", "drain", lost, "--cancel")
     assert done("bookie", "drain").out == "no bookie is being emptied\n"
-    pids = {each["id"]: each["pid"] for each in up["bookies"]}  # type: ignore[attr-defined]
     os.kill(pids[lost], signal.SIGTERM)
     asyncio.run(wait_stopped(uri, lost))
     assert f"the cluster has forgotten {lost}" in done("bookie", "drain", lost, "--remove").out
@@ -94,12 +72,7 @@ def play(tmp_path: pathlib.Path, family: Family, up: dict[str, object]) -> None:
 def test_ledgers_are_explained_and_repaired_by_hand(tmp_path: pathlib.Path) -> None:
     with LocalCluster(tmp_path / "bk-data", 4, lease_ms=1500) as cluster:
         uri = cluster.metadata_uri
-
-        def done(*words: object, status: int = 0) -> Done:
-            done = bk_command(*words, metadata=uri)
-            assert done.status == status, (done.out, done.err)
-            return done
-
+        done = commands_of(uri)
         lines = tmp_path / "lines"
         lines.write_text("one\ntwo\nthree\n")
         ledger = int(done("ledger", "append", "--new", "--input", lines).out)

@@ -6,54 +6,22 @@ import asyncio
 import os
 import pathlib
 import signal
-from collections.abc import Iterator
 
 import pytest
-from tests.live.command import Done, Family
-from tests.live.command import bk as bk_command
-from tests.live.test_local_cluster import run
+from tests.live.command import Family, commands_of, run, up, wait_stopped
 
 import bookies as bk
 
 pytestmark = pytest.mark.live
 
 
-@pytest.fixture
-def family(tmp_path: pathlib.Path) -> Iterator[Family]:
-    """All that a test starts, none of which may be left at the end."""
-    family = Family()
-    yield family
-    family.wait_gone()
-
-
-async def wait_stopped(uri: str, bookie: str) -> None:
-    """Until nobody may be registered under this name."""
-    async with bk.connect(uri) as store:
-        gone = asyncio.Event()
-        watch = store.administration().watch_bookies(
-            bk.BookieMode.WRITABLE, lambda bookies: gone.set() if bookie not in bookies.bookies else None
-        )
-        async with asyncio.timeout(30):
-            await gone.wait()
-        watch.cancel()
-
-
 def test_what_a_lost_bookie_held_is_copied(tmp_path: pathlib.Path, family: Family) -> None:
-    up = run(family, tmp_path, "up", "--bookies", 4, "--json").json()
-    try:
-        play(tmp_path, family, up)
-    finally:
-        run(family, tmp_path, "down")
+    with up(family, tmp_path, 4) as (uri, pids):
+        play(tmp_path, family, uri, pids)
 
 
-def play(tmp_path: pathlib.Path, family: Family, up: dict[str, object]) -> None:
-    uri = str(up["metadata"])
-
-    def done(*words: object, status: int = 0) -> Done:
-        done = bk_command(*words, metadata=uri)
-        assert done.status == status, done.err
-        return done
-
+def play(tmp_path: pathlib.Path, family: Family, uri: str, pids: dict[str, int]) -> None:
+    done = commands_of(uri)
     lines = "".join(f"line {number}\n" for number in range(3000))
     ledger = int(run(family, tmp_path, "ledger", "append", "--new", stdin=lines).out)
     assert "1 ledger checked, 0 with problems" in done("ledger", "verify").out
@@ -70,7 +38,6 @@ def play(tmp_path: pathlib.Path, family: Family, up: dict[str, object]) -> None:
         assert len(administration.bookies().bookies) == 4
 
     assert "stop it" in done("bookie", "recover", lost, status=2).err
-    pids = {each["id"]: each["pid"] for each in up["bookies"]}  # type: ignore[attr-defined]
     os.kill(pids[lost], signal.SIGTERM)
     asyncio.run(wait_stopped(uri, lost))
     assert "at least 2 good of 3" in done("ledger", "verify", ledger, status=1).out

@@ -8,17 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS
 
 import bookies as bk
 import bookies.spark
 from bookies.admin.cluster import LocalCluster
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.spark,
-    # py4j leaves the sockets between the two processes to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = SPARK_MARKS
 
 COLUMNS = ["log", "ledger_id", "entry_id", "offset", "timestamp", "key", "value"]
 
@@ -26,8 +22,7 @@ COLUMNS = ["log", "ledger_id", "entry_id", "offset", "timestamp", "key", "value"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("spark-bookies") / "bk-data"
-    settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    with LocalCluster(directory, 4, lease_ms=1000, settings=settings) as cluster:
+    with LocalCluster(directory, 4, lease_ms=2000, settings=SMALL_BOOKIES) as cluster:
         yield cluster
 
 

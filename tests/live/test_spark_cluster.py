@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from tests.live.command import bk as command
+from tests.live.spark_marks import SMALL_BOOKIES
 
 import bookies as bk
 from bookies.admin import cli
@@ -41,8 +42,7 @@ LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("cluster-bookies") / "bk-data"
-    settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    with LocalCluster(directory, 1, lease_ms=5000, settings=settings) as cluster:
+    with LocalCluster(directory, 1, lease_ms=5000, settings=SMALL_BOOKIES) as cluster:
         yield cluster
 
 

@@ -6,16 +6,11 @@ import pathlib
 import re
 from typing import Any
 
-import pytest
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS
 
 from bookies.admin.cluster import LocalCluster
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.spark,
-    # py4j leaves the sockets between the two processes to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = SPARK_MARKS
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGES = [
     DOCS / "reference" / "spark.md",
@@ -42,8 +37,7 @@ def test_every_snippet_runs(spark: Any, tmp_path: pathlib.Path) -> None:
 
 
 def run_snippets(spark: Any, directory: pathlib.Path) -> None:
-    settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    with LocalCluster(directory / "bk-data", 1, lease_ms=2000, settings=settings) as cluster:
+    with LocalCluster(directory / "bk-data", 1, settings=SMALL_BOOKIES) as cluster:
         names: dict[str, Any] = {"spark": spark, "uri": cluster.metadata_uri, "directory": str(directory)}
         snippets = [
             (page.name, snippet)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.live.job_faults import Crash, crash_once, in_this_process
+from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
@@ -25,21 +26,13 @@ from bookies.spark.jobs import exporting, importing, repair, usage
 from bookies.spark.jobs.shared import common, failures
 from bookies.spark.jobs.shared.common import JobConfig
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.spark,
-    # py4j leaves the sockets between the two processes to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # PySpark's, about the next version of pandas.
-]
-
-SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
+pytestmark = PANDAS_MARKS
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("files") / "bk-data"
-    with LocalCluster(directory, 3, lease_ms=1000, settings=SETTINGS) as cluster:
+    with LocalCluster(directory, 3, settings=SMALL_BOOKIES) as cluster:
         yield cluster
 
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
 from bookies.admin.cluster import LocalCluster
 from bookies.admin.verbs import spark_command
@@ -25,16 +26,9 @@ from bookies.spark.jobs.shared.packing import Item
 from bookies.spark.jobs.shared.report import page, text
 from bookies.spark.read import tables
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.spark,
-    # py4j leaves the sockets between the two processes to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # PySpark's, about the next version of pandas.
-]
+pytestmark = [*PANDAS_MARKS, pytest.mark.usefixtures("without_adaptive_execution")]
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +46,17 @@ def bench() -> ModuleType:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("jobs") / "bk-data"
-    with LocalCluster(directory, 4, lease_ms=1000, settings=SETTINGS) as cluster:
+    with LocalCluster(directory, 4, settings=SMALL_BOOKIES) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def records(cluster: LocalCluster, bench: ModuleType) -> list[LedgerMetadata]:
-    """Eight ledgers, one log of one ledger, one ledger that is being written."""
+    """Write eight ledgers and one log of one ledger. Every replica is stored, so a scrub finds only what is damaged."""
     found: list[LedgerMetadata] = bench.write(cluster, 8, 200, 100)
     with cluster.connect() as store:
         log = store.log("orders")
-        log.create()
+        log.create(ack_quorum=3)
         with log.lead() as leader:
             for number in range(10):
                 leader.append(b"order %d" % number)

@@ -8,19 +8,19 @@ import signal
 
 import pytest
 from tests.live.command import Family, started
+from tests.live.spark_marks import SMALL_BOOKIES
 
 from bookies.admin.cluster import LocalCluster
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
-SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
 TIMEOUT_S = 600  # a machine that does many other things takes minutes to start Java
 
 
 def test_a_sentence_of_a_task_is_the_commands(tmp_path: pathlib.Path) -> None:
     family = Family()
     (tmp_path / "bad.jsonl").write_text("5\n")
-    with LocalCluster(tmp_path / "bk-data", 1, lease_ms=1000, settings=SETTINGS) as cluster:
+    with LocalCluster(tmp_path / "bk-data", 1, settings=SMALL_BOOKIES) as cluster:
         with cluster.connect() as store:
             store.log("orders").create(ensemble=1, write_quorum=1, ack_quorum=1)
         words = ["spark", "import", "bad.jsonl", "--log", "orders", "--metadata", cluster.metadata_uri]
@@ -35,7 +35,7 @@ def test_a_sentence_of_a_task_is_the_commands(tmp_path: pathlib.Path) -> None:
 
 def test_an_interrupted_scrub_leaves_nothing_behind_and_goes_on(tmp_path: pathlib.Path) -> None:
     family = Family()
-    with LocalCluster(tmp_path / "bk-data", 3, lease_ms=1000, settings=SETTINGS) as cluster:
+    with LocalCluster(tmp_path / "bk-data", 3, settings=SMALL_BOOKIES) as cluster:
         with cluster.connect() as store:
             for _ in range(6):
                 with store.create() as ledger:

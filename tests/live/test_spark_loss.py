@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("loss") / "bk-data", 1, lease_ms=2000) as cluster:
+    with LocalCluster(tmp_path_factory.mktemp("loss") / "bk-data", 1) as cluster:
         yield cluster
 
 

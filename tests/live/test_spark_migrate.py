@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.live.job_faults import Crash, crash_once, in_this_process
+from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
@@ -20,15 +21,8 @@ from bookies.spark.jobs import migrate
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.spark,
-    # py4j leaves the sockets between the two processes to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # PySpark's, about the next version of pandas.
-]
+pytestmark = PANDAS_MARKS
 
-SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
 PASSWORD = b"secret"
 
 
@@ -36,8 +30,8 @@ PASSWORD = b"secret"
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, LocalCluster]]:
     directory = tmp_path_factory.mktemp("migrate")
     with (
-        LocalCluster(directory / "old", 3, lease_ms=1000, settings=SETTINGS) as source,
-        LocalCluster(directory / "new", 3, lease_ms=1000, settings=SETTINGS) as target,
+        LocalCluster(directory / "old", 3, settings=SMALL_BOOKIES) as source,
+        LocalCluster(directory / "new", 3, settings=SMALL_BOOKIES) as target,
     ):
         common.ask(source.metadata_uri, spend_numbers)
         yield source, target

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.dataset
 import pytest
 from tests.live.job_faults import Crash, crash_once, in_this_process
+from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
 import bookies as bk
 import bookies.spark
@@ -24,22 +25,15 @@ from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig
 from bookies.spark.write import tier
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.spark,
-    # py4j leaves the sockets between the two processes to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # PySpark's, about the next version of pandas.
-]
+pytestmark = PANDAS_MARKS
 
-SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
 PASSWORD = b"secret"
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("offload") / "bk-data"
-    with LocalCluster(directory, 4, lease_ms=1000, settings=SETTINGS) as cluster:
+    with LocalCluster(directory, 4, settings=SMALL_BOOKIES) as cluster:
         yield cluster
 
 

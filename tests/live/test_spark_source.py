@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, source
+from tests.live.spark_marks import SMALL_BOOKIES
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
@@ -29,8 +30,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("source") / "bk-data"
-    settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    with LocalCluster(directory, 3, lease_ms=2000, settings=settings) as cluster:
+    with LocalCluster(directory, 3, settings=SMALL_BOOKIES) as cluster:
         yield cluster
 
 

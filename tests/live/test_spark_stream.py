@@ -8,17 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS
 
 import bookies.spark
 from bookies.admin.cluster import LocalCluster
 from bookies.protocol.log import Position
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.spark,
-    # py4j leaves the sockets between the two processes to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = SPARK_MARKS
 STARTS_MAX = 5
 WAIT_S = 240  # for a query to end; the first one of a session takes seconds on a quiet machine
 
@@ -26,8 +22,7 @@ WAIT_S = 240  # for a query to end; the first one of a session takes seconds on 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("stream") / "bk-data"
-    settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    with LocalCluster(directory, 1, lease_ms=2000, settings=settings) as cluster:
+    with LocalCluster(directory, 1, settings=SMALL_BOOKIES) as cluster:
         bookies.spark.register(spark)
         yield cluster
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.live.command import Family, bk_process
+from tests.live.command import Family, bk_process, write_state
 from tests.live.page import FENCE, blocks_of, is_shown
 from tests.live.tutorial_page import Page
 
@@ -26,22 +25,13 @@ SPARK_STARTS_MAX = 4  # Spark gives a worker process ten seconds to start, which
 def page(name: str, directory: pathlib.Path) -> Iterator[Page]:
     """Open a page in a directory of its own. End every process that it starts."""
     family = Family()
-    prepare(directory)
+    write_state(directory, lease_ms=2000)  # so that the commands notice a lost bookie soon
     try:
         with Page(TUTORIALS / name, directory, family.environment()) as opened:
             yield opened
     finally:
         bk_process("down", "--directory", directory / "bk-data", family=family)
         family.wait_gone()
-
-
-def prepare(directory: pathlib.Path) -> None:
-    """Write the state of a stopped cluster with short leases. `bk up` continues it and notices lost bookies soon."""
-    (directory / "bk-data").mkdir(parents=True)
-    bookies = [{"id": f"b{number}", "pid": None, "host": None, "port": None} for number in (1, 2, 3)]
-    settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
-    state = {"metadata": "", "lease_ms": 2000, "settings": settings, "bookies": bookies}
-    (directory / "bk-data" / "cluster.json").write_text(json.dumps(state))
 
 
 @pytest.mark.parametrize("name", ["first-ledger.md", "first-log.md", "a-cluster-that-heals.md"])

@@ -226,7 +226,7 @@ exhibit(
     "fence-and-add-race",
     "A fence and an add that did not see each other",
     issue(4701),
-    Hunt("races", 1),
+    Hunt("races", 3),
     "Inside a bookie one object serialized fences and adds of a ledger. It could be evicted from its cache and "
     "recreated while the old object was still in use. The add held one lock, the fence the other. A bookie accepted "
     "and acknowledged a writer's entry just after it had promised a recovery to refuse further adds.",
@@ -262,7 +262,7 @@ exhibit(
     "confirmed-while-changing",
     "Records that list bookies which never got the entry (D-2)",
     issue(4651),
-    Hunt("races", 2),
+    Hunt("races", 5),
     "The adds of a handle and its ensemble change ran on different threads. While one thread computed the first entry "
     "of the new fragment from the last confirmed entry, later entries were confirmed on the old bookies. The record "
     "then placed those entries on bookies that had never received them.",
@@ -273,7 +273,7 @@ exhibit(
     "one-phase-resend",
     "Entries confirmed by bookies that had just been replaced (D-1)",
     issue(3005, 4097),
-    Hunt("races", 2),
+    Hunt("races", 6),
     "After an ensemble change each pending entry was reset, sent again and delivered, one after the other. Delivering "
     "one entry also delivered the following ones, which still counted acknowledgements of the replaced bookies. "
     "Confirmed entries had no replica in the recorded ensemble. Fixes were proposed and not merged.",
@@ -285,7 +285,7 @@ exhibit(
     "advancing-recovery",
     "Readers shown entries that a losing recovery had found (D-5)",
     (),
-    Hunt("limbo", 3),
+    Hunt("limbo", 6),
     "Entries that a recovery writes back carry the recovery's own, advancing last add confirmed, although only the "
     "close decides the end. With two concurrent recoveries a tailing reader can be shown an entry as confirmed that "
     "the winner leaves out. Found by analysis of the reference implementation; no report is known.",
@@ -296,7 +296,7 @@ exhibit(
     "fence-before-durable",
     "A bookie that forgets that it was fenced (D-24)",
     issue(208),
-    Hunt("crashes", 7),
+    Hunt("crashes", 10),
     'A bookie answered a fencing request before its record was durable. It still does so if the answer is "no such '
     'entry". The recovery counts the answer as a fence. After a power failure the bookie accepts entries of the old '
     "writer.",
@@ -326,7 +326,7 @@ exhibit(
     "limbo-denies",
     "Bookies that had lost their disks and reported entries as missing",
     ("https://github.com/apache/bookkeeper/pull/2936",),
-    Hunt("limbo", 1),
+    Hunt("limbo", 3),
     'A bookie with an empty disk, or without its journal after a power failure, answered "no such entry" for entries '
     "that it had acknowledged before. Since then it can answer *unknown*, which a recovery must not count as missing.",
     'A recovery counts *unknown* as "no such entry".',
@@ -337,7 +337,7 @@ exhibit(
     "stuck-behind-a-change",
     "Adds stuck after an ensemble change (D-4)",
     issue(4261, 4459),
-    Hunt("answers", 5),
+    Hunt("answers", 9),
     "Entries that reach their quorum during an ensemble change wait for the end of the change. A late failure report "
     "about a bookie that had already been replaced started another change. That change had no effect, and at its end "
     "the entries completed meanwhile were not checked. These adds waited until an unrelated event, or for ever.",
@@ -416,7 +416,7 @@ def _(patch: Patch) -> None:
     "mark-before-index",
     "Journals dropped before the index was written",
     (f"{JIRA}177",),
-    CrashSweep(two_checkpoints, 46),
+    CrashSweep(two_checkpoints, 73),
     "A checkpoint moved the journal's mark and deleted old journals, although some index pages for their entries had "
     "not been written. After a crash no index led to these entries.",
     "A checkpoint persists its mark without writing the index.",
@@ -445,7 +445,7 @@ def _(patch: Patch) -> None:
     "fence-in-memory",
     "A fence that lived in memory only",
     (f"{JIRA}500",),
-    CrashSweep(two_checkpoints, 27),
+    CrashSweep(two_checkpoints, 59),
     "The fence was kept in memory. After a restart the bookie accepted entries for the ledger from a writer that a "
     "recovery had ended.",
     "A fence changes the header in memory only.",
@@ -463,7 +463,7 @@ def _(patch: Patch) -> None:
     "journal-before-insert",
     "A record journaled before it was in the storage",
     issue(1255),
-    CrashSweep(adds_during_a_checkpoint, 47),
+    CrashSweep(adds_during_a_checkpoint, 82),
     "The record of a new ledger was written to the journal before the ledger was inserted into the storage. A "
     "checkpoint in between moved the mark past the record. After a restart the ledger did not exist.",
     "Entries are inserted a moment after their journal record is queued.",
@@ -501,7 +501,7 @@ def _(patch: Patch) -> None:
     "acknowledged-without-sync",
     "Groups acknowledged without a sync",
     issue(3979),
-    CrashSweep(two_checkpoints, 74),
+    CrashSweep(two_checkpoints, 112),
     'A pooled request object kept the flag "synced" from its last use. Later groups of the journal were acknowledged '
     "without a sync.",
     "Only the first group of a journal file is synced.",
@@ -561,7 +561,7 @@ def _(patch: Patch) -> None:
     "explicit-lac-forgotten",
     "An announced last add confirmed that a restart forgot",
     issue(1527, 1533),
-    CrashSweep(two_checkpoints, 27),
+    CrashSweep(two_checkpoints, 59),
     "Explicit last add confirmed values were answered and kept in memory. After a restart readers received an older "
     "value than before.",
     "An explicit last add confirmed is answered without being journaled.",
@@ -579,7 +579,7 @@ def _(patch: Patch) -> None:
     "journals-share-a-mark",
     "Several journals with one mark",
     issue(1254),
-    CrashSweep(two_checkpoints, 135, settings=(("journals", 2),)),
+    CrashSweep(two_checkpoints, 160, settings=(("journals", 2),)),
     "Several journals wrote their marks to the same file. After a restart one of them was replayed from the position "
     "of another.",
     "All journals use the name of one mark file. The catalog, which contains all marks too, is not read.",

@@ -73,7 +73,7 @@ async def fences_during_a_checkpoint(store: LedgerStore, promises: Any) -> None:
     "header-evicted",
     "A fence in the cache of open files",
     (f"{JIRA}815",),
-    CrashSweep(fences_during_a_checkpoint, 271),
+    CrashSweep(fences_during_a_checkpoint, 286),
     "The fence flag was set in the object of the open index file, to be written later. When too many files were open, "
     "the object was evicted, and the flag was lost with it.",
     "After a checkpoint unused ledgers are evicted, including those that changed meanwhile.",
@@ -100,7 +100,7 @@ async def meta_records(store: LedgerStore, promises: Any) -> None:
     "replay-believes-the-index",
     "Ledgers that replay believed to be stored",
     issue(867),
-    CrashSweep(meta_records, 34, comes_back=True),
+    CrashSweep(meta_records, 83, comes_back=True),
     "Replay did not recreate a ledger that it found in the index. The index had been written and not synced; only the "
     "process had died. The journal was dropped, and the next power failure lost the ledger's fence and key.",
     "Replay skips entries that the index already contains.",
@@ -272,7 +272,7 @@ def _(patch: Patch) -> None:
     issue(3329),
     CrashSweep(
         exhibits.many_small_logs,
-        342,
+        484,
         settings=(("entry_log_size_max", 4096), ("write_cache_size", 8192), ("ledgers", 2)),
     ),
     "A bookie with several ledger directories flushed each of them independently. The first one that finished moved "

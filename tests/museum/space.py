@@ -122,7 +122,7 @@ class HastyParts:
     "copies-not-indexed",
     "Compaction removes the old file before the new locations are durable",
     issue(1534, 571),
-    Reclaim(compact_all, 179),
+    Reclaim(compact_all, 231),
     "A compacted log was deleted as soon as its entries had been copied, although the locations of the copies were "
     "still only in memory. After a crash the index led to a deleted file.",
     "Compaction does not wait for the index before it removes its source.",
@@ -140,7 +140,7 @@ def _(patch: Patch) -> None:
     "copies-without-a-name",
     "Compaction removes the old file before the new one has a durable name",
     (),
-    Reclaim(compact_all, 176),
+    Reclaim(compact_all, 226),
     "The bytes of the copies were synced. The directory in which their file got its name was not. The removal of the "
     "old file can reach the disk before that name. Found by analysis of the reference implementation; no report is "
     "known.",

@@ -12,7 +12,7 @@ import pytest
 
 from bookies.admin.cli import main
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "storage"
+GOLDEN = pathlib.Path(__file__).parents[3] / "golden" / "storage"
 
 
 @pytest.fixture
