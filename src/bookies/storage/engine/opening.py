@@ -30,7 +30,7 @@ from bookies.storage.disks.observed_disk import WatchedDisk
 from bookies.storage.engine.checkpoint import Checkpointer
 from bookies.storage.engine.failover import Failover, Note, cut_lost, drop_stale, read_notes, remove_notes
 from bookies.storage.engine.quarantine import Quarantine
-from bookies.storage.engine.rebuild import Rebuilder, ledgers_in_logs
+from bookies.storage.engine.rebuild import Rebuilder, ledgers_in_logs, without_slots
 from bookies.storage.engine.replay import ReplayReport, Restorer, replay
 from bookies.storage.engine.torn_logs import is_behind, torn_logs
 from bookies.storage.identity.index_kind import refuse_unconverted
@@ -212,10 +212,15 @@ async def _find_ledgers(parts: StorageParts, doubtful: Sequence[int]) -> None:
     """Find ledgers that only the entry logs name, and mark doubtful ones as uncertain. Raises: OSError."""
     for ledger_id in doubtful:
         await parts.index.mark_uncertain(ledger_id)
-    worker = parts.checkpointer.worker
-    for ledger_id in await worker.run(ledgers_in_logs, parts.runtime.disk, parts.directories.ledgers):
+    worker, disk, index = parts.checkpointer.worker, parts.runtime.disk, parts.index
+    in_logs = await worker.run(ledgers_in_logs, disk, parts.directories.ledgers)
+    unknown = [ledger_id for ledger_id in in_logs if ledger_id not in index.catalog.ledgers]
+    paths = {ledger_id: path for ledger_id in unknown if (path := index.path_of(ledger_id)) is not None}
+    for ledger_id in in_logs:
         if not parts.removals.is_deleted(ledger_id):
-            await parts.index.rebuild_if_missing(ledger_id)
+            await index.rebuild_if_missing(ledger_id)
+    for ledger_id in await worker.run(without_slots, disk, paths) if paths else ():
+        await index.mark_uncertain(ledger_id)
 
 
 async def open_journals(parts: StorageParts) -> bool:

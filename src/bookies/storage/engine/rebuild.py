@@ -13,7 +13,7 @@ Source: storage 3.5, 4.6, 10.2.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bookies.config import BookieConfig
@@ -29,7 +29,8 @@ from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.catalog_format import Known, checker
 from bookies.storage.index.index_files import IndexFiles
-from bookies.storage.index.index_format import iterate_slots, slots_per_page
+from bookies.storage.index.index_format import ENTRY_ID_MAX, iterate_slots, slots_per_page
+from bookies.storage.index.index_format import HEADER_SIZE as INDEX_HEADER_SIZE
 from bookies.storage.records import Batch, EndKind
 
 
@@ -54,6 +55,17 @@ def ledgers_in_logs(disk: Disk, directories: Sequence[str]) -> list[int]:
     return sorted(ledger_ids)
 
 
+def without_slots(disk: Disk, paths: Mapping[int, str]) -> list[int]:
+    """Return the ledgers whose index file ends with its header, or earlier. Raises: OSError."""
+    empty: list[int] = []
+    for ledger_id, path in paths.items():
+        file = disk.open(path, "r")
+        if file.size() <= INDEX_HEADER_SIZE:
+            empty.append(ledger_id)
+        file.close()
+    return empty
+
+
 @dataclass
 class LedgerSlots:
     """Entry id -> location of one ledger. `entries`: from the logs.
@@ -70,25 +82,38 @@ class LedgerSlots:
 
 
 def entries_of(
-    disk: Disk, log_id: int, path: str, ledger_ids: Sequence[int], size_max: int, end: int | None = None
+    disk: Disk,
+    log_id: int,
+    path: str,
+    ledger_ids: Sequence[int],
+    size_max: int,
+    end: int | None = None,
+    *,
+    may_be_empty: bool = True,
 ) -> Iterator[object]:
     """Yield a list of (ledger id, entry id, location) for each piece of a log, and at last whether all was readable.
 
-    `end`: file offset from which on the log does not count. Blocks, a piece at a time.
+    `end`: file offset from which on the log does not count. `may_be_empty`: a crash may have left the log without a
+    header. Blocks, a piece at a time.
     """
     wanted = frozenset(ledger_ids)
     file = disk.open(path, "r")
     try:
         size = file.size()
         is_whole = _is_whole(file.pread(layout.HEADER_SIZE, 0), size) if end is None else size >= end
+        is_whole = is_whole and (may_be_empty or size >= layout.HEADER_SIZE)
         for item in layout.scan(file.pread, size if end is None else min(size, end), record_size_max=size_max):
             if isinstance(item, Batch):
                 starts = item.records.starts
-                yield [
+                entries = [
                     (ledger_id, entry_id, layout.location(log_id, item.offset + starts[index] + 4))
                     for index, (ledger_id, entry_id) in enumerate(item.ids)
                     if ledger_id in wanted
                 ]
+                if any(entry_id > ENTRY_ID_MAX for _, entry_id, _ in entries):
+                    is_whole = False  # a damaged record, which was of another entry
+                    entries = [entry for entry in entries if entry[1] <= ENTRY_ID_MAX]
+                yield entries
             else:
                 is_whole = is_whole and item.kind is not EndKind.CORRUPT
         yield is_whole
@@ -227,10 +252,14 @@ class Rebuilder:
 
     async def _read_log(self, log_id: int, path: str, wanted: dict[int, LedgerSlots]) -> bool:
         """Collect the slots of a log; return whether all of it was readable."""
-        end = self._index.catalog.torn.get(log_id)
+        catalog = self._index.catalog
+        end = catalog.torn.get(log_id)
         if end is not None and end <= layout.HEADER_SIZE:
             return True  # none of its entries counts
-        pieces = entries_of(self._disk, log_id, path, list(wanted), self._record_size_max, end)
+        is_synced = catalog.is_trusted and catalog.synced is not None and log_id <= catalog.synced.greatest_id
+        pieces = entries_of(
+            self._disk, log_id, path, list(wanted), self._record_size_max, end, may_be_empty=not is_synced
+        )
         while not isinstance(piece := await self._worker.run(next, pieces), bool):
             assert isinstance(piece, list)
             for ledger_id, entry_id, location in piece:

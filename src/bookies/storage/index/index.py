@@ -224,7 +224,9 @@ class LedgerIndex:
                 raise LedgerUnknownToBookie("this bookie has no such ledger", ledger_id=ledger_id)
             future = self._loading.get(ledger_id)
             if future is None:
-                future = self._loading[ledger_id] = self._readers.load_index(ledger_id, path)
+                future = self._loading[ledger_id] = self._readers.load_index(
+                    ledger_id, path, is_vouched=self.catalog.is_vouched(ledger_id)
+                )
                 future.add_done_callback(partial(self._loaded, ledger_id, path))
             try:
                 await asyncio.shield(future)
