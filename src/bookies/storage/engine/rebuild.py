@@ -133,7 +133,8 @@ def _is_whole(first: bytes, size: int) -> bool:
 class Rebuilder:
     """Rebuilds index files. Owned by the loop's thread; has its own worker for reads.
 
-    `logs_lock`: held while no entry log may be deleted, because slots that name it are about to be set.
+    `logs_lock`: held while entry logs are deleted, and while none may be, because slots that name them are about to be
+    set.
     """
 
     def __init__(
@@ -142,9 +143,8 @@ class Rebuilder:
         config: BookieConfig,
         index: LedgerIndex,
         directories: Sequence[str],
-        logs_lock: asyncio.Lock,
     ) -> None:
-        self._logs_lock = logs_lock
+        self.logs_lock = asyncio.Lock()
         self._disk = runtime.disk
         self._index = index
         self._directories = list(directories)
@@ -191,7 +191,7 @@ class Rebuilder:
         if not wanted:
             return
         self._events.info("storage.rebuild_begins", ledgers=len(wanted))
-        async with self._logs_lock:
+        async with self.logs_lock:
             await self._rebuild_of(wanted)
 
     async def _rebuild_of(self, wanted: dict[int, LedgerSlots]) -> None:

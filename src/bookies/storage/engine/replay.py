@@ -64,7 +64,8 @@ class ReplayReport:
     `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
     created without a key. `holes`: the problem of each acknowledged part of a journal that is lost. `kept_count`:
     doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds, and those that the
-    crash certainly cut off. `deleted_count`: records of deleted ledgers. R-22: replay tolerates them.
+    crash certainly cut off. `deleted_count`: records of deleted ledgers. R-22: replay tolerates them. `is_covered`: the
+    checkpoint after the replay has succeeded.
     """
 
     file_count: int = 0
@@ -76,6 +77,7 @@ class ReplayReport:
     torn: list[tuple[str, int, str]] = field(default_factory=list)
     keyless: list[int] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
+    is_covered: bool = False
 
 
 class JournalReader:

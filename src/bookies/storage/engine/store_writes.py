@@ -33,7 +33,7 @@ from bookies.errors import (
 )
 from bookies.kernels import Adds
 from bookies.runtime.ports import Buffer
-from bookies.storage.engine.opening import StorageParts
+from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.engine.store_access import StoreAccess
 from bookies.storage.index.index_format import ENTRY_ID_MAX, EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
 from bookies.storage.index.index_ledger import Ledger, is_vacant
