@@ -11,7 +11,7 @@ from bookies.storage.engine.quarantine_format import QuarantineState
 
 
 class QuarantineEvent(enum.Enum):
-    """What happens to a ledger."""
+    """An event in the life of a ledger that may be removed."""
 
     GONE = "gone"  # its metadata is deleted
     LEFT = "left"  # no ensemble of it contains this bookie

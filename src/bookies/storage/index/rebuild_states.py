@@ -13,7 +13,7 @@ import enum
 
 
 class RebuildState(enum.Enum):
-    """What memory has of a ledger's slots."""
+    """The slots of a ledger that memory and file have."""
 
     COMPLETE = "complete"  # all slots are in the file or in dirty pages
     DOUBTED = "doubted"  # entry logs may have entries without a slot
@@ -23,7 +23,7 @@ class RebuildState(enum.Enum):
 
 
 class RebuildEvent(enum.Enum):
-    """What happens to the file."""
+    """An event in the life of an index file."""
 
     DOUBT = "doubt"
     PARTLY_READ = "partly read"  # the logs of failed directories are missing
