@@ -144,3 +144,12 @@ def test_a_log_that_is_shorter_than_its_header_while_index_files_are_rebuilt(siz
     path = "/ledgers0/current/0.log"
     data = worlds()["failed"].base.files[path][:size]
     assert not examined(replaced("failed", path, data, f"cut at {size}")).lies()
+
+
+@pytest.mark.parametrize("number", range(3, 9))
+def test_a_catalog_that_lost_its_last_records_after_a_compaction(number: int) -> None:
+    """No mark is greater than it has announced, but slots name a log that it does not count: that log was synced."""
+    path = "/ledgers/current/index.catalog"
+    world = worlds()["compacting"]
+    ends = [mutation for mutation in mutations(world, path, "forged", 1) if mutation.name.startswith("cut off")]
+    assert not examined(ends[-number]).lies()

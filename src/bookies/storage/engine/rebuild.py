@@ -205,6 +205,7 @@ class Rebuilder:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
         if not wanted:
             return
+        self._count_named_logs(wanted)
         readable: set[int] = set()
         logs, is_complete = await self._worker.run(self._find_logs)
         id_max = await self._worker.run(greatest_log_id, self._disk, self._directories) if is_complete else LOG_ID_MAX
@@ -220,6 +221,18 @@ class Rebuilder:
                 is_complete = False
         for ledger_id, ledger_slots in wanted.items():
             await self._finish(ledger_id, ledger_slots, readable, id_max, is_complete=is_complete)
+
+    def _count_named_logs(self, wanted: Mapping[int, LedgerSlots]) -> None:
+        """Count torn parts of logs that slots of a changed page name.
+
+        No durable slot names a torn part. So the page is damaged or, if the catalog lost its last records, these logs
+        were synced: then they may have the only copy of an entry, because a compaction has deleted its source.
+        """
+        torn = self._index.catalog.torn
+        locations = [layout.split_location(at) for slots in wanted.values() for at in slots.doubted.values()]
+        named = {log_id for log_id, offset in locations if log_id in torn and offset >= torn[log_id]}
+        if named:
+            self._index.catalog.note_torn({log_id: end for log_id, end in torn.items() if log_id not in named})
 
     def _find_logs(self) -> tuple[dict[int, str], bool]:
         """Return (entry logs by id, whether every directory could be listed). Runs on the worker."""
