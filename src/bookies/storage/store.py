@@ -51,9 +51,8 @@ class LedgerStore(StoreWrites, StoreReads):
         self.observer = StorageObserver()  # may be replaced until `start`
         self._running: list[asyncio.Task[None]] = []
         self.collector: CollectionLoop | None = None
-        self._collecting: asyncio.Task[None] | None = None
         self.scrubber: Scrubber | None = None
-        self._scrubbing: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []  # collection and scrub: an orderly stop ends them first
         self._was_writable = True
         self._mode_callbacks: list[Callable[[], None]] = []
         self._uncongested_callbacks: list[Callable[[], None]] = []
@@ -102,11 +101,11 @@ class LedgerStore(StoreWrites, StoreReads):
         """Retry until there is space for the checkpoint of the start and for the first file of each journal."""
         while self._misses_journal:
             await asyncio.sleep(JOURNAL_RETRY_S)
-            if not parts.is_covered:
+            if not parts.report.is_covered:
                 with contextlib.suppress(DiskFull):
                     await parts.checkpointer.checkpoint()
-                    parts.is_covered = True
-            self._misses_journal = not (parts.is_covered and await open_journals(parts))
+                    parts.report.is_covered = True
+            self._misses_journal = not (parts.report.is_covered and await open_journals(parts))
         self._events.info("storage.journals_opened")
         await parts.disks.measure(parts.checkpointer.worker)
         self._changed()
@@ -120,16 +119,14 @@ class LedgerStore(StoreWrites, StoreReads):
         parts = self._open()
         parts.removals.on_deleted = lambda ledger_id: self._watchers.wake(ledger_id, None)
         self.collector = CollectionLoop(parts.runtime, self._config, parts, records, bookie, instance_id)
-        self._collecting = self._tasks.start(self.collector.run(), "garbage collection")
-        self._running.append(self._collecting)
+        self._background.append(self._tasks.start(self.collector.run(), "garbage collection"))
 
     def scrub(self, records: LedgerRecords) -> None:
         """Start the periodic verification of stored data. `records`: the metadata store."""
         assert self.scrubber is None
         parts = self._open()
         self.scrubber = Scrubber(parts.runtime, self._config, parts, records, self.collector, self._wait_calm)
-        self._scrubbing = self._tasks.start(self.scrubber.run(), "scrub")
-        self._running.append(self._scrubbing)
+        self._background.append(self._tasks.start(self.scrubber.run(), "scrub"))
 
     async def stop(self) -> None:
         """Flush, checkpoint, and release everything. Idempotent. After a failure equivalent to `abort`.
@@ -142,11 +139,10 @@ class LedgerStore(StoreWrites, StoreReads):
             return
         self._is_stopping = True
         try:
-            background = [task for task in (self._collecting, self._scrubbing) if task is not None]
-            for task in background:
+            for task in self._background:
                 task.cancel()
-            if background:
-                await asyncio.wait(background)
+            if self._background:
+                await asyncio.wait(self._background)
             async with asyncio.timeout(STOP_S):
                 for journal in parts.journals:
                     await journal.wait_idle()
@@ -163,9 +159,10 @@ class LedgerStore(StoreWrites, StoreReads):
     def abort(self) -> None:
         """Release files, workers and locks without changing the directories. Idempotent."""
         self._is_stopping = True
-        for task in self._running:
+        for task in (*self._running, *self._background):
             task.cancel()
         self._running.clear()
+        self._background.clear()
         parts, self._parts = self._parts, None
         if parts is not None:
             if self.scrubber is not None:
@@ -223,7 +220,7 @@ class LedgerStore(StoreWrites, StoreReads):
         if parts is None or self._failure is not None:
             return f"the storage {'has failed: ' + str(self._failure) if self._failure else 'is not running'}"
         if self._misses_journal:
-            missing = "a checkpoint" if not parts.is_covered else "a journal file"
+            missing = "a checkpoint" if not parts.report.is_covered else "a journal file"
             return f"there is no free space for {missing}; free some, and the bookie creates it within seconds"
         return parts.disks.full_reason or (
             f"entries cannot be flushed: {parts.checkpointer.problem}; retried every second"

@@ -1,4 +1,4 @@
-"""The parts of a bookie's storage and their start: lock, find, replay, flush, checkpoint, new journal files.
+"""The start of a bookie's storage: lock, find, replay, flush, checkpoint, new journal files.
 
 The start writes only after it has found everything that must exist. F-38: any failure, the flush after replay included,
 fails the start. A start that fails for lack of free space leaves no new file, so it may be retried. With an empty
@@ -12,92 +12,28 @@ Source: storage 9.5, 2.10.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import dataclasses
 import posixpath
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
-from bookies.config import BookieConfig
 from bookies.errors import DiskFull, StorageError
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Disk, Runtime
-from bookies.storage.cache import WriteCache
-from bookies.storage.disks import DirectoryHealth
+from bookies.runtime.ports import Disk
 from bookies.storage.disks.directories import RUN_ID_SIZE, Directories
-from bookies.storage.disks.disk_watch import DiskWatch
-from bookies.storage.disks.observed_disk import WatchedDisk
-from bookies.storage.engine.checkpoint import Checkpointer
-from bookies.storage.engine.failover import Failover, Note, cut_lost, drop_stale, read_notes, remove_notes
-from bookies.storage.engine.quarantine import Quarantine
-from bookies.storage.engine.rebuild import Rebuilder, ledgers_in_logs
+from bookies.storage.engine.failover import Note, cut_lost, drop_stale, read_notes, remove_notes
+from bookies.storage.engine.rebuild import ledgers_in_logs, without_slots
 from bookies.storage.engine.replay import ReplayReport, Restorer, replay
+from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.engine.torn_logs import is_behind, torn_logs
 from bookies.storage.identity.index_kind import refuse_unconverted
-from bookies.storage.index import LedgerIndex
 from bookies.storage.index.catalog_format import pack
 from bookies.storage.index.index_files import find_index_files
-from bookies.storage.index.index_readers import Readers
-from bookies.storage.journal import Journal, LogMark, journal_format
+from bookies.storage.journal import LogMark, journal_format
 from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.journal_place import check_places, note_place
 from bookies.storage.journal.log_marks import find_marks
 
 ROOM_MIN = 1 << 20  # bytes required in addition to the entries: headers, pages, names
-
-
-class StorageParts:
-    """All components that own files or threads, from before they are opened until `close`."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        config: BookieConfig,
-        on_change: Callable[[], None],
-        on_fatal: Callable[[BaseException], None],
-    ) -> None:
-        self.config = config
-        self.directories = directories = Directories(runtime.disk, config)
-        self.health = DirectoryHealth(
-            directories.ledgers, directories.indexes, keeps_going=config.survive_failed_directory
-        )
-        self.journals = [
-            Journal(runtime, directory, f"journal-{number}", config, on_fatal)
-            for number, directory in enumerate(directories.journals)
-        ]
-        self.runtime = runtime = dataclasses.replace(runtime, disk=WatchedDisk(runtime.disk, self.health))
-        self.disks = DiskWatch(runtime, config, directories, self.health, on_change)
-        marks = tuple(LogMark() for _ in directories.journals)
-        self.cache = WriteCache(config.write_cache_size, marks)
-        self.readers = Readers(runtime, config, directories.ledgers)
-        self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health)
-        stores = [*directories.ledgers, *directories.indexes]
-        self.failover = Failover(runtime, stores, self.health, self.index)
-        self.checkpointer = Checkpointer(
-            runtime,
-            config,
-            self.cache,
-            self.index,
-            self.readers,
-            directories.ledgers,
-            self.health,
-            self.failover,
-            on_change,
-        )
-        self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
-        self.logs_lock = asyncio.Lock()  # held while entry logs are deleted, and while they must not be
-        self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers, self.logs_lock)
-        self.report = ReplayReport()
-        self.is_covered = False  # the checkpoint of the start has succeeded
-
-    def close(self) -> None:
-        """Close files, end workers, release locks. Blocks until current work is done."""
-        for journal in self.journals:
-            journal.close()
-        self.readers.close()
-        self.rebuilder.close()
-        self.checkpointer.close()
-        self.directories.release()
 
 
 async def open_storage(parts: StorageParts, events: Events) -> None:
@@ -165,12 +101,12 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
             parts, stores, restorer.report.size + parts.index.cache.dirty_size, discards=has_changes
         ):
             await checkpointer.checkpoint(tuple(marks))
-            parts.is_covered = True
+            parts.report.is_covered = True
     except DiskFull:
         if has_changes:
             raise
     # Only after the mark is persisted: with a newer file, the torn end of the last one would count as damage.
-    if parts.is_covered:
+    if parts.report.is_covered:
         await worker.run(remove_notes, runtime.disk, stores)
         await worker.run(directories.remove_leftovers)
         await open_journals(parts)
@@ -212,10 +148,15 @@ async def _find_ledgers(parts: StorageParts, doubtful: Sequence[int]) -> None:
     """Find ledgers that only the entry logs name, and mark doubtful ones as uncertain. Raises: OSError."""
     for ledger_id in doubtful:
         await parts.index.mark_uncertain(ledger_id)
-    worker = parts.checkpointer.worker
-    for ledger_id in await worker.run(ledgers_in_logs, parts.runtime.disk, parts.directories.ledgers):
+    worker, disk, index = parts.checkpointer.worker, parts.runtime.disk, parts.index
+    in_logs = await worker.run(ledgers_in_logs, disk, parts.directories.ledgers)
+    unknown = [ledger_id for ledger_id in in_logs if ledger_id not in index.catalog.ledgers]
+    paths = {ledger_id: path for ledger_id in unknown if (path := index.path_of(ledger_id)) is not None}
+    for ledger_id in in_logs:
         if not parts.removals.is_deleted(ledger_id):
-            await parts.index.rebuild_if_missing(ledger_id)
+            await index.rebuild_if_missing(ledger_id)
+    for ledger_id in await worker.run(without_slots, disk, paths) if paths else ():
+        await index.mark_uncertain(ledger_id)
 
 
 async def open_journals(parts: StorageParts) -> bool:

@@ -1,8 +1,6 @@
 """Removal of ledgers from this bookie: quarantine, deletion, and the record of deleted ledgers.
 
-    (stored) --quarantine--> QUARANTINED --delete--> DELETED --forget--> (never heard of)
-                                 |   ^
-                               lift  +-- or PINNED, by an operator: stored again, and never collected
+The states and events are the table in `quarantine_states`.
 
 A quarantined ledger is readable, but accepts no entry and no fence: its metadata is deleted, so a client must not rely
 on an acknowledgement. It is never reported as unknown, because it may come back. R-23: remember deleted ledgers and
@@ -40,6 +38,7 @@ from bookies.storage.disks.durable_files import replace_copies, unlink_all
 from bookies.storage.engine import quarantine_format as layout
 from bookies.storage.engine.checkpoint import Checkpointer, StorageObserver
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState
+from bookies.storage.engine.quarantine_states import TRANSITIONS, QuarantineEvent, after
 from bookies.storage.identity import cookie
 from bookies.storage.index import LedgerIndex
 
@@ -175,23 +174,14 @@ class Quarantine:
     async def quarantine(self, ledger_ids: Iterable[int], state: QuarantineState, now_ms: int) -> None:
         """Refuse entries and fences of these ledgers from now on. Raises: DiskFull, SyncFailed."""
         async with self._lock:
-            chosen = [
-                ledger_id
-                for ledger_id in ledger_ids
-                if ledger_id not in self._states and self._index.is_known(ledger_id)
-            ]
-            await self._change(dict.fromkeys(chosen, QuarantineRecord(state, now_ms)))
+            event = QuarantineEvent.GONE if state is QuarantineState.QUARANTINED else QuarantineEvent.LEFT
+            known = [ledger_id for ledger_id in ledger_ids if self._index.is_known(ledger_id)]
+            await self._take(self._ready_for(event, known), event, now_ms)
 
     async def lift(self, ledger_ids: Iterable[int]) -> None:
         """Return quarantined and pinned ledgers to normal: their metadata exists."""
         async with self._lock:
-            await self._change(
-                {
-                    ledger_id: None
-                    for ledger_id in ledger_ids
-                    if ledger_id in self._states and not self.is_deleted(ledger_id)
-                }
-            )
+            await self._take(self._ready_for(QuarantineEvent.RETURNED, ledger_ids), QuarantineEvent.RETURNED)
 
     async def pin(self, ledger_id: int, now_ms: int) -> None:
         """Bring a ledger back from quarantine and keep it regardless of the metadata. Raises InvalidArgument."""
@@ -202,18 +192,14 @@ class Quarantine:
                 raise InvalidArgument("this bookie has no data of it", ledger_id=ledger_id)
             if ledger_id not in self._states:
                 raise InvalidArgument("it is not in quarantine; nothing was changed", ledger_id=ledger_id)
-            await self._change({ledger_id: QuarantineRecord(QuarantineState.PINNED, now_ms)})
+            await self._take([ledger_id], QuarantineEvent.PIN, now_ms)
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> list[int]:
         """Delete the ledgers that are still in quarantine; return these. After a failure a later call completes it."""
         async with self._lock:
-            chosen = [
-                ledger_id
-                for ledger_id in ledger_ids
-                if ledger_id in self._states and self._states[ledger_id].is_quarantined
-            ]
+            chosen = self._ready_for(QuarantineEvent.DELETE, ledger_ids)
             surplus = [ledger_id for ledger_id in chosen if self._states[ledger_id].state is QuarantineState.SURPLUS]
-            await self._change(dict.fromkeys(chosen, QuarantineRecord(QuarantineState.DELETED, now_ms)))
+            await self._take(chosen, QuarantineEvent.DELETE, now_ms)
             await self._finish()
             if surplus:
                 # Surplus ledgers exist, and may be copied to this bookie again.
@@ -224,12 +210,12 @@ class Quarantine:
         """Forget deleted ledgers."""
         async with self._lock:
             await self._finish()
-            await self._forget([ledger_id for ledger_id in ledger_ids if self.is_deleted(ledger_id)])
+            await self._forget(self._ready_for(QuarantineEvent.FORGET, ledger_ids))
 
     async def _forget(self, ledger_ids: Sequence[int]) -> None:
         if ledger_ids:
             await self._checkpointer.checkpoint()
-            await self._change(dict.fromkeys(ledger_ids, None))
+            await self._take(ledger_ids, QuarantineEvent.FORGET)
 
     async def _finish(self) -> None:
         """Remove the remaining data of deleted ledgers."""
@@ -243,6 +229,24 @@ class Quarantine:
         for ledger_id in deleted:
             if self.on_deleted is not None:
                 self.on_deleted(ledger_id)
+
+    def _ready_for(self, event: QuarantineEvent, ledger_ids: Iterable[int]) -> list[int]:
+        """Return the ledgers in a state in which the event can happen."""
+        return [ledger_id for ledger_id in ledger_ids if (self._state_of(ledger_id), event) in TRANSITIONS]
+
+    def _state_of(self, ledger_id: int) -> QuarantineState | None:
+        record = self._states.get(ledger_id)
+        return None if record is None else record.state
+
+    async def _take(self, ledger_ids: Iterable[int], event: QuarantineEvent, now_ms: int = 0) -> None:
+        """Make these ledgers take the transition. Raises: DiskFull, SyncFailed; KeyError if the table lacks it."""
+        states = {ledger_id: after(self._state_of(ledger_id), event) for ledger_id in ledger_ids}
+        await self._change(
+            {
+                ledger_id: None if state is None else QuarantineRecord(state, now_ms)
+                for ledger_id, state in states.items()
+            }
+        )
 
     async def _change(self, changes: Mapping[int, QuarantineRecord | None]) -> None:
         """Apply new states durably, or none of them if that fails."""

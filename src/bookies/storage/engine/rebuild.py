@@ -13,7 +13,7 @@ Source: storage 3.5, 4.6, 10.2.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bookies.config import BookieConfig
@@ -29,7 +29,8 @@ from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.catalog_format import Known, checker
 from bookies.storage.index.index_files import IndexFiles
-from bookies.storage.index.index_format import iterate_slots, slots_per_page
+from bookies.storage.index.index_format import ENTRY_ID_MAX, iterate_slots, slots_per_page
+from bookies.storage.index.index_format import HEADER_SIZE as INDEX_HEADER_SIZE
 from bookies.storage.records import Batch, EndKind
 
 
@@ -54,6 +55,17 @@ def ledgers_in_logs(disk: Disk, directories: Sequence[str]) -> list[int]:
     return sorted(ledger_ids)
 
 
+def without_slots(disk: Disk, paths: Mapping[int, str]) -> list[int]:
+    """Return the ledgers whose index file ends with its header, or earlier. Raises: OSError."""
+    empty: list[int] = []
+    for ledger_id, path in paths.items():
+        file = disk.open(path, "r")
+        if file.size() <= INDEX_HEADER_SIZE:
+            empty.append(ledger_id)
+        file.close()
+    return empty
+
+
 @dataclass
 class LedgerSlots:
     """Entry id -> location of one ledger. `entries`: from the logs.
@@ -70,25 +82,38 @@ class LedgerSlots:
 
 
 def entries_of(
-    disk: Disk, log_id: int, path: str, ledger_ids: Sequence[int], size_max: int, end: int | None = None
+    disk: Disk,
+    log_id: int,
+    path: str,
+    ledger_ids: Sequence[int],
+    size_max: int,
+    end: int | None = None,
+    *,
+    may_be_empty: bool = True,
 ) -> Iterator[object]:
     """Yield a list of (ledger id, entry id, location) for each piece of a log, and at last whether all was readable.
 
-    `end`: file offset from which on the log does not count. Blocks, a piece at a time.
+    `end`: file offset from which on the log does not count. `may_be_empty`: a crash may have left the log without a
+    header. Blocks, a piece at a time.
     """
     wanted = frozenset(ledger_ids)
     file = disk.open(path, "r")
     try:
         size = file.size()
         is_whole = _is_whole(file.pread(layout.HEADER_SIZE, 0), size) if end is None else size >= end
+        is_whole = is_whole and (may_be_empty or size >= layout.HEADER_SIZE)
         for item in layout.scan(file.pread, size if end is None else min(size, end), record_size_max=size_max):
             if isinstance(item, Batch):
                 starts = item.records.starts
-                yield [
+                entries = [
                     (ledger_id, entry_id, layout.location(log_id, item.offset + starts[index] + 4))
                     for index, (ledger_id, entry_id) in enumerate(item.ids)
                     if ledger_id in wanted
                 ]
+                if any(entry_id > ENTRY_ID_MAX for _, entry_id, _ in entries):
+                    is_whole = False  # a damaged record, which was of another entry
+                    entries = [entry for entry in entries if entry[1] <= ENTRY_ID_MAX]
+                yield entries
             else:
                 is_whole = is_whole and item.kind is not EndKind.CORRUPT
         yield is_whole
@@ -108,7 +133,8 @@ def _is_whole(first: bytes, size: int) -> bool:
 class Rebuilder:
     """Rebuilds index files. Owned by the loop's thread; has its own worker for reads.
 
-    `logs_lock`: held while no entry log may be deleted, because slots that name it are about to be set.
+    `logs_lock`: held while entry logs are deleted, and while none may be, because slots that name them are about to be
+    set.
     """
 
     def __init__(
@@ -117,9 +143,8 @@ class Rebuilder:
         config: BookieConfig,
         index: LedgerIndex,
         directories: Sequence[str],
-        logs_lock: asyncio.Lock,
     ) -> None:
-        self._logs_lock = logs_lock
+        self.logs_lock = asyncio.Lock()
         self._disk = runtime.disk
         self._index = index
         self._directories = list(directories)
@@ -166,7 +191,7 @@ class Rebuilder:
         if not wanted:
             return
         self._events.info("storage.rebuild_begins", ledgers=len(wanted))
-        async with self._logs_lock:
+        async with self.logs_lock:
             await self._rebuild_of(wanted)
 
     async def _rebuild_of(self, wanted: dict[int, LedgerSlots]) -> None:
@@ -180,6 +205,7 @@ class Rebuilder:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
         if not wanted:
             return
+        self._count_named_logs(wanted)
         readable: set[int] = set()
         logs, is_complete = await self._worker.run(self._find_logs)
         id_max = await self._worker.run(greatest_log_id, self._disk, self._directories) if is_complete else LOG_ID_MAX
@@ -195,6 +221,18 @@ class Rebuilder:
                 is_complete = False
         for ledger_id, ledger_slots in wanted.items():
             await self._finish(ledger_id, ledger_slots, readable, id_max, is_complete=is_complete)
+
+    def _count_named_logs(self, wanted: Mapping[int, LedgerSlots]) -> None:
+        """Count torn parts of logs that slots of a changed page name.
+
+        No durable slot names a torn part. So the page is damaged or, if the catalog lost its last records, these logs
+        were synced: then they may have the only copy of an entry, because a compaction has deleted its source.
+        """
+        torn = self._index.catalog.torn
+        locations = [layout.split_location(at) for slots in wanted.values() for at in slots.doubted.values()]
+        named = {log_id for log_id, offset in locations if log_id in torn and offset >= torn[log_id]}
+        if named:
+            self._index.catalog.note_torn({log_id: end for log_id, end in torn.items() if log_id not in named})
 
     def _find_logs(self) -> tuple[dict[int, str], bool]:
         """Return (entry logs by id, whether every directory could be listed). Runs on the worker."""
@@ -227,10 +265,14 @@ class Rebuilder:
 
     async def _read_log(self, log_id: int, path: str, wanted: dict[int, LedgerSlots]) -> bool:
         """Collect the slots of a log; return whether all of it was readable."""
-        end = self._index.catalog.torn.get(log_id)
+        catalog = self._index.catalog
+        end = catalog.torn.get(log_id)
         if end is not None and end <= layout.HEADER_SIZE:
             return True  # none of its entries counts
-        pieces = entries_of(self._disk, log_id, path, list(wanted), self._record_size_max, end)
+        is_synced = catalog.is_trusted and catalog.synced is not None and log_id <= catalog.synced.greatest_id
+        pieces = entries_of(
+            self._disk, log_id, path, list(wanted), self._record_size_max, end, may_be_empty=not is_synced
+        )
         while not isinstance(piece := await self._worker.run(next, pieces), bool):
             assert isinstance(piece, list)
             for ledger_id, entry_id, location in piece:

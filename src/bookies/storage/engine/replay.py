@@ -43,7 +43,7 @@ from bookies.storage.cache.merge import concat_runs
 from bookies.storage.engine.checkpoint import Checkpointer
 from bookies.storage.engine.log_pieces import pieces_of
 from bookies.storage.index import LedgerIndex
-from bookies.storage.index.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
+from bookies.storage.index.index_format import ENTRY_ID_MAX, EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
 from bookies.storage.index.index_ledger import Ledger, is_vacant
 from bookies.storage.index.index_readers import Readers
 from bookies.storage.journal import LogMark, journal_format
@@ -64,7 +64,8 @@ class ReplayReport:
     `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
     created without a key. `holes`: the problem of each acknowledged part of a journal that is lost. `kept_count`:
     doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds, and those that the
-    crash certainly cut off. `deleted_count`: records of deleted ledgers. R-22: replay tolerates them.
+    crash certainly cut off. `deleted_count`: records of deleted ledgers. R-22: replay tolerates them. `is_covered`: the
+    checkpoint after the replay has succeeded.
     """
 
     file_count: int = 0
@@ -76,6 +77,7 @@ class ReplayReport:
     torn: list[tuple[str, int, str]] = field(default_factory=list)
     keyless: list[int] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
+    is_covered: bool = False
 
 
 class JournalReader:
@@ -419,6 +421,10 @@ class Restorer:
 
     async def entries(self, ledger_id: int, entry_ids: Sequence[int], records: Records, *, is_doubtful: bool) -> None:
         """Insert records of one ledger, one id per record."""
+        if _highest(entry_ids) > ENTRY_ID_MAX:
+            entry_ids, records = self._without_impossible(ledger_id, entry_ids, records, is_doubtful=is_doubtful)
+            if not entry_ids:
+                return
         ledger = await self._ledger(ledger_id)
         if not is_doubtful:
             await self._insert(ledger, entry_ids, records)
@@ -435,6 +441,21 @@ class Restorer:
                     continue
             await self._insert(ledger, [entry_id], record)
 
+    def _without_impossible(
+        self, ledger_id: int, entry_ids: Sequence[int], records: Records, *, is_doubtful: bool
+    ) -> tuple[Sequence[int], Records]:
+        """Return the records with an id that a bookie accepts. The others are damage unless a crash may have torn them.
+
+        The record that was there named another entry, which is lost.
+        """
+        indexes = [index for index, entry_id in enumerate(entry_ids) if entry_id <= ENTRY_ID_MAX]
+        if is_doubtful:
+            self.report.skipped_count += len(entry_ids) - len(indexes)
+        else:
+            text = f"a record of ledger {ledger_id} has entry id {_highest(entry_ids)}, which no bookie accepts"
+            self.report.holes.append(text)
+        return [entry_ids[index] for index in indexes], _gather(records, indexes)
+
     async def _has_checksums(self, ledger: Ledger) -> bool:
         """Report whether the ledger's last stored entry has a checksum that proves it complete."""
         if ledger.last_entry_id < 0:
@@ -448,8 +469,7 @@ class Restorer:
             run = range(entry_ids[0], entry_ids[0] + len(entry_ids))
             entry_ids = run if list(run) == entry_ids else entry_ids
         self._cache.current.add_run(ledger.ledger_id, entry_ids, records)
-        highest = entry_ids[-1] if isinstance(entry_ids, range) else max(entry_ids)
-        ledger.last_entry_id = max(ledger.last_entry_id, highest)
+        ledger.last_entry_id = max(ledger.last_entry_id, _highest(entry_ids))
         lac = kernels.greatest_lac(records.data, records.starts)
         ledger.last_add_confirmed = max(ledger.last_add_confirmed, lac)
         self._checkpointer.inserted()
@@ -475,6 +495,10 @@ class Restorer:
             return await self._index.load(ledger_id)
         self.report.keyless.append(ledger_id)
         return self._index.create(ledger_id, IndexHeader(b"", STATE_FENCED))
+
+
+def _highest(entry_ids: Sequence[int]) -> int:
+    return entry_ids[-1] if isinstance(entry_ids, range) else max(entry_ids)
 
 
 def looks_intact(body: bytes) -> bool:

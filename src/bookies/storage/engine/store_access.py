@@ -18,7 +18,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage.engine.lac_watchers import LacWatchers
-from bookies.storage.engine.opening import StorageParts
+from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.index.index_ledger import Ledger
 from bookies.storage.journal.journal import Done

@@ -13,7 +13,7 @@ from bookies import kernels
 from bookies.errors import DataUnknown, EntryNotFound, ReadFailed
 from bookies.kernels import Records
 from bookies.model import LAST_ENTRY
-from bookies.storage.engine.opening import StorageParts
+from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.engine.store_access import StoreAccess
 from bookies.storage.index.index_format import SLOT_SIZE
 from bookies.storage.index.index_ledger import Ledger

@@ -33,14 +33,13 @@ from bookies.errors import (
 )
 from bookies.kernels import Adds
 from bookies.runtime.ports import Buffer
-from bookies.storage.engine.opening import StorageParts
+from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.engine.store_access import StoreAccess
-from bookies.storage.index.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
+from bookies.storage.index.index_format import ENTRY_ID_MAX, EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
 from bookies.storage.index.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import Journal, journal_format
 from bookies.storage.journal.journal import Done
 
-ENTRY_ID_MAX = (1 << 40) - 1  # the index file of a ledger has 8 bytes for every entry id up to its highest
 MASTER_KEY_SIZE_MAX = 512  # bytes; key and explicit LAC share a header of 1024
 EXPLICIT_LAC_SIZE_MAX = 256
 

@@ -436,6 +436,18 @@ class EntryLogReader:
         except (OSError, StorageError) as error:
             raise ReadFailed(f"entry log {log_id:x}: {error}", ledger_id=ledger_id, entry_id=first_entry_id) from error
 
+    def ids_at(self, slot: bytes) -> tuple[int, int] | None:
+        """Return (ledger id, entry id) of the record that a slot names; None if there is none, or it is unreadable."""
+        log_id, body_offset = layout.split_location(int.from_bytes(slot, "big", signed=True))
+        try:
+            head = self._files.get(self._path(log_id), "r").pread(4 + RECORD_SIZE_MIN, body_offset - 4)
+        except (OSError, StorageError, ValueError):
+            return None
+        if len(head) < 4 + RECORD_SIZE_MIN or not RECORD_SIZE_MIN <= WORD.unpack_from(head)[0] <= RECORD_SIZE_MAX:
+            return None
+        ids: tuple[int, int] = IDS.unpack_from(head, 4)
+        return ids if min(ids) >= 0 else None
+
     def open_another(self, log_id: int) -> File:
         """Open a log for another thread, which closes it. Raises: OSError."""
         return self._disk.open(self._path(log_id), "r")

@@ -189,7 +189,7 @@ class CollectionLoop:
 
     async def _removing(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run a step that removes entry logs, while no rebuild of an index file reads them."""
-        lock = self._parts.logs_lock
+        lock = self._parts.rebuilder.logs_lock
         while True:
             try:
                 async with asyncio.timeout(LOGS_WAIT_S):

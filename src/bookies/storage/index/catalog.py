@@ -21,7 +21,7 @@ from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX
 from bookies.storage.index import catalog_format as layout
 from bookies.storage.index.catalog_format import Contents, Known, Synced
 from bookies.storage.index.index_files import IndexWrite, LoadedIndex
-from bookies.storage.index.index_format import STATE_FENCED, IndexHeader, page_offset
+from bookies.storage.index.index_format import STATE_FENCED, IndexHeader, is_whole, page_offset
 from bookies.storage.journal import LogMark
 
 REWRITE_FACTOR = 4  # growth since the last complete write that makes the next write a complete one
@@ -181,9 +181,16 @@ class Catalog:
             max(kept.version, in_file.version),
         )
 
+    def is_vouched(self, ledger_id: int) -> bool:
+        """Report whether the catalog knows every page of the ledger's file."""
+        known = self.ledgers.get(ledger_id)
+        return known is not None and not known.is_partial
+
     def damage_of(self, ledger_id: int, loaded: LoadedIndex) -> str:
         """Return the damage of a file that its size and its last page reveal; empty if there is none."""
         known = self.ledgers.get(ledger_id)
+        if not self.is_vouched(ledger_id) and not is_whole(loaded.size, self._page_size):
+            return f"it ends at byte {loaded.size:,}, within its header or a page"
         if known is None:
             return str(loaded.problem or "")
         needed = [

@@ -24,7 +24,6 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
-import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
@@ -42,7 +41,9 @@ from bookies.storage.index.catalog_writer import CatalogWriter
 from bookies.storage.index.index_files import IndexFiles, IndexWrite, LoadedIndex, WrongPage
 from bookies.storage.index.index_ledger import Ledger, lac_of
 from bookies.storage.index.index_pages import PageCache
+from bookies.storage.index.index_places import IndexPlaces
 from bookies.storage.index.index_readers import Readers
+from bookies.storage.index.rebuild_states import RebuildEvent, RebuildState
 from bookies.storage.index.slots import by_page, pieces, replaced
 
 T = TypeVar("T")
@@ -71,23 +72,18 @@ class LedgerIndex:
         self.cache = PageCache(config.index_cache_size)
         self.damaged_count = 0  # files and pages that turned out to be damaged
         self.has_saved_rebuilt = False  # rebuilt slots have become durable since the last freeze
-        self._random = runtime.random
         self._page_size = config.index_page_size
         self.slots_per_page = self._per_page = layout.slots_per_page(config.index_page_size)
-        self._directories = list(directories)
-        self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
+        self.places = places = IndexPlaces(directories, health, runtime.random)
         self._readers = readers
         self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
         self._write_files_max = min(WRITE_FILES_MAX, config.open_files_max)
         self.catalog = Catalog(config.index_page_size)
-        self.catalog_file = CatalogFile(runtime.disk, self._directories, config.index_page_size)
-        self.catalog_writer = CatalogWriter(self.catalog, self.catalog_file, self._directories, self._health)
+        self.catalog_file = CatalogFile(runtime.disk, places.directories, config.index_page_size)
+        self.catalog_writer = CatalogWriter(self.catalog, self.catalog_file, places.directories, places.health)
         self.rebuild_wanted = asyncio.Event()
         self._to_rebuild: dict[int, None] = {}
         self._events = Events("storage.index", runtime.clock)
-        self._paths: dict[int, str] = {}
-        self._abandoned: dict[int, str] = {}  # files in failed directories of ledgers that are not rebuilt yet
-        self._moving: dict[int, str] = {}  # files that the next write moves to other directories
         self._ledgers: dict[int, Ledger] = {}
         self._loading: dict[int, asyncio.Future[LoadedIndex]] = {}
         self._loading_pages: dict[tuple[int, int], asyncio.Future[bytes]] = {}
@@ -98,7 +94,7 @@ class LedgerIndex:
         self, paths: dict[int, str], contents: Contents | None, is_deleted: Callable[[int], bool] = lambda _: False
     ) -> None:
         """Take over the files and the catalog found at the start. `is_deleted`: the ledger was removed on purpose."""
-        self._paths = paths
+        self.places.paths = paths
         self.catalog.adopt(contents)
         if contents is not None and not self.catalog.is_trusted:
             self._events.error("storage.catalog_damaged", problem=contents.problem)
@@ -113,13 +109,14 @@ class LedgerIndex:
     def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
         """Return the checksums of these pages in the files. On the checkpoint's worker. Raises: OSError."""
         by_ledger = {
-            ledger_id: self._files.checksums(self._paths[ledger_id], numbers) for ledger_id, numbers in pages.items()
+            ledger_id: self._files.checksums(self.places.paths[ledger_id], numbers)
+            for ledger_id, numbers in pages.items()
         }
         return {ledger_id: checksums for ledger_id, checksums in by_ledger.items() if checksums is not None}
 
     def file_missing(self, ledger_id: int) -> None:
         """Schedule the rebuild of a ledger that exists and whose index file is missing."""
-        self._paths.setdefault(ledger_id, posixpath.join(self._directories[0], layout.path_of(ledger_id)))
+        self.places.expect(ledger_id)
         self._want_rebuild(ledger_id)
 
     async def rebuild_lost_ledger(self, ledger_id: int) -> None:
@@ -132,23 +129,19 @@ class LedgerIndex:
         """Rebuild a ledger whose file may lack slots without showing it. Existing slots are served meanwhile."""
         with contextlib.suppress(ReadFailed):  # An unreadable ledger reports no entry as missing.
             ledger = await self.load(ledger_id)
-            self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
-            self._want_rebuild(ledger_id)
+            self._doubt(ledger)
 
     def directory_failed(self, directory: str) -> int:
         """Schedule the rebuild, elsewhere, of the index files of a failed directory. Return their number."""
         self.catalog_writer.directory_failed(directory)
-        paths = {ledger_id: path for ledger_id, path in self._paths.items() if path.startswith(directory + "/")}
-        for ledger_id in self._moving:
-            paths.pop(ledger_id, None)  # All its slots are in memory, and are about to be written elsewhere.
-        self._abandoned |= paths
-        for ledger_id in paths:
+        ledger_ids = self.places.abandon(directory)
+        for ledger_id in ledger_ids:
             ledger = self._ledgers.get(ledger_id)
             if ledger is not None and ledger.path is not None:
                 self._distrust_file(ledger, "its directory has failed")
             elif ledger is None or ledger.header.is_rebuilding:
                 self._want_rebuild(ledger_id)
-        return len(paths)
+        return len(ledger_ids)
 
     async def rebuild_if_missing(self, ledger_id: int) -> None:
         """Schedule the rebuild of a ledger that has entries in the logs, unless it has an index file.
@@ -160,11 +153,16 @@ class LedgerIndex:
             self.file_missing(ledger_id)
             with contextlib.suppress(ReadFailed):  # The rebuild tries again.
                 await self.load(ledger_id)
-        elif ledger is not None and ledger_id not in self._paths:
+        elif ledger is not None and ledger_id not in self.places.paths:
             # The ledger is known from the journal alone, which may not have all of it.
-            self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
-            self._paths[ledger_id] = posixpath.join(self._directories[0], layout.path_of(ledger_id))
-            self._want_rebuild(ledger_id)
+            self.places.expect(ledger_id)
+            self._doubt(ledger)
+
+    def _doubt(self, ledger: Ledger) -> None:
+        """Have the ledger rebuilt, and report none of its entries as missing until then."""
+        ledger.take(RebuildEvent.DOUBT)
+        self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
+        self._want_rebuild(ledger.ledger_id)
 
     def _want_rebuild(self, ledger_id: int) -> None:
         self._to_rebuild[ledger_id] = None
@@ -178,11 +176,11 @@ class LedgerIndex:
 
     def ledger_ids(self) -> Iterator[int]:
         """Yield every ledger, in no particular order."""
-        yield from self._paths
-        yield from (ledger_id for ledger_id in self._ledgers if ledger_id not in self._paths)
+        yield from self.places.paths
+        yield from (ledger_id for ledger_id in self._ledgers if ledger_id not in self.places.paths)
 
     def is_known(self, ledger_id: int) -> bool:
-        return ledger_id in self._ledgers or ledger_id in self._paths
+        return ledger_id in self._ledgers or ledger_id in self.places.paths
 
     def get(self, ledger_id: int) -> Ledger | None:
         """Return the ledger if it is in memory."""
@@ -217,21 +215,23 @@ class LedgerIndex:
         """
         ledger = self._ledgers.get(ledger_id)
         while ledger is None:
-            path = self._paths.get(ledger_id)
+            path = self.places.paths.get(ledger_id)
             if path is None:
                 if self.catalog.holes:
                     raise DataUnknown("a lost part of the journal may have named the ledger", ledger_id=ledger_id)
                 raise LedgerUnknownToBookie("this bookie has no such ledger", ledger_id=ledger_id)
             future = self._loading.get(ledger_id)
             if future is None:
-                future = self._loading[ledger_id] = self._readers.load_index(ledger_id, path)
+                future = self._loading[ledger_id] = self._readers.load_index(
+                    ledger_id, path, is_vouched=self.catalog.is_vouched(ledger_id)
+                )
                 future.add_done_callback(partial(self._loaded, ledger_id, path))
             try:
                 await asyncio.shield(future)
             except FileNotFoundError:
                 pass  # `_loaded` handles it
             except OSError as error:
-                if ledger_id not in self._abandoned:
+                if ledger_id not in self.places.abandoned:
                     raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
             # Awaiting a future that is done does not yield, so its callback may not have run.
             self._loaded(ledger_id, path, future)
@@ -250,10 +250,10 @@ class LedgerIndex:
             self._adopt(ledger_id, path, LoadedIndex(None, 0), "the file is missing")
         elif error is None:
             loaded, damage = future.result(), self.catalog.damage_of(ledger_id, future.result())
-            if ledger_id in self._abandoned:
+            if ledger_id in self.places.abandoned:
                 damage = damage or "its directory has failed"
             self._adopt(ledger_id, path, loaded, damage)
-        elif ledger_id in self._abandoned:
+        elif ledger_id in self.places.abandoned:
             self._adopt(ledger_id, path, LoadedIndex(None, 0), "its directory has failed")
 
     def _adopt(self, ledger_id: int, path: str, loaded: LoadedIndex, damage: str) -> None:
@@ -275,22 +275,21 @@ class LedgerIndex:
                 "storage.index_header_restored", path=path, ledger=ledger_id, problem=str(loaded.problem or "")
             )
             self.set_header(ledger, header)
-        if header.is_rebuilding:
+        if header.is_rebuilding and ledger.rebuild is not RebuildState.DOUBTED:
+            ledger.take(RebuildEvent.DOUBT)
             self._want_rebuild(ledger_id)
 
     def _distrust_file(self, ledger: Ledger, damage: str) -> None:
         """Stop using the ledger's file. A new one is built from memory and the entry logs."""
         ledger_id = ledger.ledger_id
         self.damaged_count += 1
-        path = self._paths.get(ledger_id, "")
+        path = self.places.paths.get(ledger_id, "")
         self._events.error("storage.index_damaged", path=path, ledger=ledger_id, problem=damage)
         self._detach_file(ledger)
-        self._moving.pop(ledger_id, None)
-        ledger.is_lac_known = ledger.is_partly_rebuilt = False
-        ledger.is_rebuilt = ledger.is_saving_rebuilt = False
-        self._readers.forget_index(ledger_id, self._paths[ledger_id])
-        self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
-        self._want_rebuild(ledger_id)
+        self.places.moving.pop(ledger_id, None)
+        ledger.is_lac_known = False
+        self._readers.forget_index(ledger_id, self.places.paths[ledger_id])
+        self._doubt(ledger)
 
     def _detach_file(self, ledger: Ledger) -> None:
         """Mark all pages in memory dirty, so that the next write creates a new file from them."""
@@ -299,20 +298,6 @@ class LedgerIndex:
         for key in [key for key in self._loading_pages if key[0] == ledger.ledger_id]:
             del self._loading_pages[key]  # Pages of the old file are discarded when they arrive.
         ledger.path, ledger.size = None, 0
-
-    @property
-    def is_crowded(self) -> bool:
-        """Report whether files should move out of some directory."""
-        return any(
-            self._health.should_leave(root, self._directories) for root in self._health.healthy(self._directories)
-        )
-
-    def should_move(self, path: str) -> bool:
-        """Report whether this file should move to another directory."""
-        root = self._health.root_of(path)
-        return (
-            root is not None and not self._health.is_failed(path) and self._health.should_leave(root, self._directories)
-        )
 
     def start_move(self, ledger: Ledger, pages: Sequence[tuple[int, bytes]]) -> None:
         """Have the next write create the ledger's file in another directory.
@@ -324,15 +309,14 @@ class LedgerIndex:
             if (number := first_entry_id // self._per_page) not in ledger.pages:
                 self.cache.add(ledger, number, data)
             self._change(ledger, number)
-        self._moving[ledger.ledger_id] = ledger.path
+        self.places.moving[ledger.ledger_id] = ledger.path
         self._detach_file(ledger)
         self.set_header(ledger, ledger.header)
 
     def file_of(self, ledger_id: int) -> tuple[str, Known | None]:
         """Return the path where the ledger's file is or should be, and a copy of what it should hold."""
         known = self.catalog.ledgers.get(ledger_id)
-        path = self._abandoned.get(ledger_id, self._paths[ledger_id])
-        return path, known.copy() if known is not None else None
+        return self.places.last_known(ledger_id), known.copy() if known is not None else None
 
     async def rebuilt(self, ledger_id: int, entries: dict[int, int], *, is_complete: bool) -> int:
         """Set the slots (entry id to location) that are missing. Return how many.
@@ -343,7 +327,7 @@ class LedgerIndex:
         Raises: OSError; LedgerUnknownToBookie.
         """
         ledger = await self.load(ledger_id)
-        self._abandoned.pop(ledger_id, None)
+        self.places.abandoned.pop(ledger_id, None)
         entry_ids = sorted(entries)
         missing: list[int] = []
         known = self.catalog.ledgers.get(ledger_id)
@@ -360,11 +344,10 @@ class LedgerIndex:
             slots = b"".join(entries[entry_id].to_bytes(layout.SLOT_SIZE, "big", signed=True) for entry_id in missing)
             await self.install(ledger_id, missing, slots)
             ledger.is_lac_known = False  # The last entry may be one of them.
-        if not is_complete and self._health.failed:
-            ledger.is_partly_rebuilt = True
+        if not is_complete and self.places.health.failed:
+            ledger.take(RebuildEvent.PARTLY_READ)
             return len(missing)
-        # The journal lacks these entries, so the file keeps STATE_REBUILDING until the slots are durable.
-        ledger.is_rebuilt = True
+        ledger.take(RebuildEvent.READ)
         header = ledger.header.without_state(layout.STATE_REBUILDING)
         self.set_header(ledger, header if is_complete else header.with_state(layout.STATE_LIMBO | layout.STATE_FENCED))
         return len(missing)
@@ -378,12 +361,11 @@ class LedgerIndex:
 
     def path_of(self, ledger_id: int) -> str | None:
         """Return the path of the ledger's file, if it has one."""
-        return self._paths.get(ledger_id)
+        return self.places.paths.get(ledger_id)
 
     def remove(self, ledger_id: int) -> None:
         """Drop a ledger whose file was removed. No write is in progress."""
-        self._paths.pop(ledger_id, None)
-        self._moving.pop(ledger_id, None)
+        self.places.forget(ledger_id)
         self._to_rebuild.pop(ledger_id, None)
         self.catalog.delete(ledger_id)
         self._loading.pop(ledger_id, None)
@@ -409,7 +391,7 @@ class LedgerIndex:
         idle = (
             ledger_id
             for ledger_id, ledger in self._ledgers.items()
-            if ledger_id in self._paths and ledger_id not in self._dirty
+            if ledger_id in self.places.paths and ledger_id not in self._dirty
             if not (ledger.pages or ledger.users or ledger.is_fence_pending or ledger.header.is_rebuilding)
             if is_idle(ledger_id)
         )
@@ -591,7 +573,7 @@ class LedgerIndex:
         for ledger in dirty:
             assert ledger.frozen is None
             ledger.frozen = {}
-            ledger.is_saving_rebuilt = ledger.is_rebuilt
+            ledger.take(RebuildEvent.FREEZE)
             for number in sorted(number for number, page in ledger.pages.items() if page.is_dirty):
                 page = ledger.pages[number]
                 page.is_frozen = True
@@ -628,7 +610,7 @@ class LedgerIndex:
                 self._written(ledger, change, file_size)
             self.cache.evict()
         if self._files.stray_count:
-            await worker.run(self._files.tidy, self._health.is_failed)
+            await worker.run(self._files.tidy, self.places.health.is_failed)
 
     @property
     def stray_count(self) -> int:
@@ -643,20 +625,14 @@ class LedgerIndex:
 
     def _write_of(self, ledger: Ledger) -> IndexWrite:
         assert ledger.frozen is not None
-        path, moved_from = ledger.path or self._paths.get(ledger.ledger_id), self._moving.get(ledger.ledger_id)
-        if path is None or (ledger.path is None and (moved_from is not None or self._health.is_failed(path))):
-            path = posixpath.join(
-                self._random.choice(self._health.candidates(self._directories)), layout.path_of(ledger.ledger_id)
-            )
-        header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.is_rebuilt else ledger.header
+        path, moved_from = self.places.for_write(ledger.ledger_id, ledger.path)
+        header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.has_unsaved_slots else ledger.header
         packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
         pages: list[tuple[int, Buffer]] = [
             (number, data if len(data) == self._page_size else bytes(data).ljust(self._page_size, b"\0"))
             for number, data in ledger.frozen.items()
         ]
-        if moved_from is not None and self._health.is_failed(moved_from):
-            moved_from = None
         change = IndexWrite(path, ledger.path is None, packed, pages, moved_from)
         self.catalog.stage(ledger.ledger_id, change, header)
         return change
@@ -672,16 +648,17 @@ class LedgerIndex:
             return
         if change.is_new:
             self._readers.forget_index(ledger.ledger_id, change.path)
-            if (moved_from := self._moving.pop(ledger.ledger_id, None)) is not None:
+            if (moved_from := self.places.moving.pop(ledger.ledger_id, None)) is not None:
                 self._readers.forget_index(ledger.ledger_id, moved_from)
         self.catalog.written(ledger.ledger_id, [number for number, _ in change.pages])
-        ledger.path = self._paths[ledger.ledger_id] = change.path
+        ledger.path = self.places.paths[ledger.ledger_id] = change.path
         ledger.size = max(ledger.size, file_size)
         for number in ledger.frozen:
             self.cache.written(ledger, number)
         ledger.frozen = None
-        if ledger.is_saving_rebuilt:
-            ledger.is_rebuilt = ledger.is_saving_rebuilt = False
+        was_saving = ledger.rebuild is RebuildState.SAVING
+        ledger.take(RebuildEvent.WRITTEN)
+        if was_saving:
             self.has_saved_rebuilt = True
             self.set_header(ledger, ledger.header)  # Drops STATE_REBUILDING from the file.
         if not ledger.is_header_dirty and not any(page.is_dirty for page in ledger.pages.values()):
@@ -690,6 +667,7 @@ class LedgerIndex:
     def unfreeze(self, frozen: list[Ledger]) -> None:
         """Give up the write of these ledgers. Their pages stay dirty."""
         for ledger in frozen:
+            ledger.take(RebuildEvent.GIVE_UP)
             for number in ledger.frozen or ():
                 ledger.pages[number].is_frozen = False
             ledger.frozen = None

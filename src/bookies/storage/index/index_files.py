@@ -51,6 +51,13 @@ class LoadedIndex:
     last_data: bytes = b""
     problem: CorruptRecord | None = None
 
+    @property
+    def last_slot(self) -> bytes:
+        """Return the highest slot; empty without any."""
+        used = len(self.last_data.rstrip(b"\0"))
+        start = max(0, used - 1) // layout.SLOT_SIZE * layout.SLOT_SIZE
+        return self.last_data[start : start + layout.SLOT_SIZE]
+
 
 class WrongPage(CorruptRecord):
     """A page of an index file has a wrong checksum. `page`: its number."""

@@ -22,6 +22,7 @@ VERSION = 1  # 0: without explicit LAC
 HEADER_SIZE = 1024
 SLOT_SIZE = 8
 MISSING = 0
+ENTRY_ID_MAX = (1 << 40) - 1  # a file has 8 bytes for every entry id up to its highest; no add is above it
 
 STATE_FENCED = 0x1
 STATE_LIMBO = 0x2  # ours: entries or promises of this bookie may be lost; Apache's bookies ignore the bit
@@ -152,6 +153,11 @@ def slots_per_page(page_size: int) -> int:
 def page_offset(page: int, page_size: int) -> int:
     """Return the offset of page number `page` in the file. Pages are written whole (Q-20)."""
     return HEADER_SIZE + page * page_size
+
+
+def is_whole(file_size: int, page_size: int) -> bool:
+    """Report whether a file of this size ends with its header or a page. Only damage and crashes leave another size."""
+    return file_size >= HEADER_SIZE and not (file_size - HEADER_SIZE) % page_size
 
 
 def slot_count(file_size: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bookies.storage.index import index_format as layout
+from bookies.storage.index.rebuild_states import RebuildEvent, RebuildState, after
 
 
 class Page:
@@ -39,9 +40,7 @@ class Ledger:
     is_header_dirty: bool = False
     is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes all records queued from now on
     is_fence_pending: bool = False  # its FENCE record may not be durable yet
-    is_partly_rebuilt: bool = False  # rebuilt from all readable logs while a directory has failed
-    is_rebuilt: bool = False  # its rebuilt slots are not durable yet, so the file keeps STATE_REBUILDING
-    is_saving_rebuilt: bool = False  # its rebuilt slots are being written
+    rebuild: RebuildState = RebuildState.COMPLETE  # changed by `take` alone
     is_deleted: bool = False  # removed from the index; holders of this object must drop it
     users: int = 0  # coroutines that hold this object across an await
     pages: dict[int, Page] = field(default_factory=dict)
@@ -50,7 +49,16 @@ class Ledger:
     @property
     def lacks_entries(self) -> bool:
         """Report whether readable entry logs may have entries without a slot: the ledger is being rebuilt."""
-        return self.header.is_rebuilding and not self.is_partly_rebuilt
+        return self.rebuild is RebuildState.DOUBTED
+
+    @property
+    def has_unsaved_slots(self) -> bool:
+        """Report whether slots found in the entry logs are not durable, so the file keeps STATE_REBUILDING."""
+        return self.rebuild in (RebuildState.FOUND, RebuildState.SAVING)
+
+    def take(self, event: RebuildEvent) -> None:
+        """Change the state of the rebuild. Raises KeyError for an event that the table lacks."""
+        self.rebuild = after(self.rebuild, event)
 
 
 def is_vacant(key: bytes) -> bool:

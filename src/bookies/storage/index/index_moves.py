@@ -22,7 +22,7 @@ async def move_from_crowded(index: LedgerIndex, events: Events, size_max: int = 
 
     No write is in progress.
     """
-    if not index.is_crowded:
+    if not index.places.is_crowded:
         return 0
     count = size = 0
     for ledger in index.dirty():
@@ -42,6 +42,6 @@ async def move_from_crowded(index: LedgerIndex, events: Events, size_max: int = 
 
 
 def _can_move(index: LedgerIndex, ledger: Ledger) -> bool:
-    if ledger.path is None or ledger.is_deleted or ledger.header.is_rebuilding or ledger.is_rebuilt:
+    if ledger.path is None or ledger.is_deleted or ledger.header.is_rebuilding or ledger.has_unsaved_slots:
         return False
-    return index.should_move(ledger.path)
+    return index.places.should_move(ledger.path)

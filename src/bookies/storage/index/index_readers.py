@@ -7,17 +7,24 @@ opened for the loop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from bookies.config import BookieConfig
+from bookies.errors import CorruptRecord
 from bookies.runtime.ports import File, Runtime
 from bookies.storage.disks.durable_files import run_last
 from bookies.storage.entry_log.cached_reads import ResidentLogs
 from bookies.storage.entry_log.entry_log import EntryLogReader
 from bookies.storage.index.index_files import IndexFiles, LoadedIndex
+from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
 
 T = TypeVar("T")
+
+# In place of the header of a file that may be another ledger's. Or the record is damaged: then its slot must stay.
+OF_ANOTHER_LEDGER = IndexHeader(b"", STATE_FENCED | STATE_LIMBO)
 
 
 class _Reader:
@@ -26,6 +33,19 @@ class _Reader:
         self.logs = EntryLogReader(runtime.disk, directories)
         files_max = max(1, config.open_files_max // config.read_workers)
         self.index = IndexFiles(runtime.disk, config.index_page_size, files_max, "r")
+
+    def load_index(self, ledger_id: int, path: str, *, is_vouched: bool) -> LoadedIndex:
+        """Load a file. Without `is_vouched` its last slot must name an entry of this ledger, unless it dangles."""
+        loaded = self.index.load(path)
+        if is_vouched or loaded.last_entry_id < 0:
+            return loaded
+        owner = self.logs.ids_at(loaded.last_slot)
+        if owner in (None, (ledger_id, loaded.last_entry_id)):
+            return loaded
+        text = f"the slot of entry {loaded.last_entry_id} names entry {owner[1]} of ledger {owner[0]}"
+        offset = HEADER_SIZE + SLOT_SIZE * loaded.last_entry_id
+        problem = CorruptRecord(text, path=path, offset=offset)
+        return dataclasses.replace(loaded, header=OF_ANOTHER_LEDGER, problem=problem)
 
     def close(self) -> None:
         self.logs.close()
@@ -51,9 +71,10 @@ class Readers:
         reader = self._reader_of(log_id)
         return reader.worker.run(reader.logs.open_another, log_id)
 
-    def load_index(self, ledger_id: int, path: str) -> asyncio.Future[LoadedIndex]:
+    def load_index(self, ledger_id: int, path: str, *, is_vouched: bool) -> asyncio.Future[LoadedIndex]:
+        """Run `IndexFiles.load` on the ledger's worker. `is_vouched`: the catalog knows all of the file."""
         reader = self._reader_of(ledger_id)
-        return reader.worker.run(reader.index.load, path)
+        return reader.worker.run(partial(reader.load_index, ledger_id, path, is_vouched=is_vouched))
 
     def read_page(self, ledger_id: int, path: str, page: int) -> asyncio.Future[bytes]:
         reader = self._reader_of(ledger_id)

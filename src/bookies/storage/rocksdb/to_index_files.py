@@ -17,13 +17,12 @@ from bookies.config import BookieConfig
 from bookies.errors import StorageError
 from bookies.runtime.ports import Disk
 from bookies.storage.disks.durable_files import replace_bytes, sync_directory, unlink_all
-from bookies.storage.engine.store_writes import ENTRY_ID_MAX
 from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX, file_name, parse_last_id
 from bookies.storage.entry_log.log_usage import find_logs
 from bookies.storage.index import catalog_format, index_format
 from bookies.storage.index.catalog_format import Contents, Known
 from bookies.storage.index.index_files import IndexFiles, IndexWrite
-from bookies.storage.index.index_format import SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
+from bookies.storage.index.index_format import ENTRY_ID_MAX, SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.rocksdb import rocksdb_format
 from bookies.storage.rocksdb.conversion import ASIDE, INDEX_FILES, Conversion, Progress, Step
 from bookies.storage.rocksdb.conversion_check import (

@@ -23,7 +23,7 @@ class Reads:
     def __init__(self) -> None:
         self.futures: list[asyncio.Future[object]] = []
 
-    def start(self, *_: object) -> asyncio.Future[object]:
+    def start(self, *_: object, is_vouched: bool = False) -> asyncio.Future[object]:
         self.futures.append(asyncio.get_running_loop().create_future())
         return self.futures[-1]
 

@@ -10,6 +10,7 @@ Source: storage 10.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import posixpath
 import struct
 from collections import Counter
@@ -60,12 +61,17 @@ CONFIG = BookieConfig(
 
 @dataclass
 class Base:
-    """Files of a bookie that is down, and its promises. `entries`: (ledger, entry) -> body. `fenced`: ledgers."""
+    """Files of a bookie that is down, and its promises. `entries`: (ledger, entry) -> body. `fenced`: ledgers.
+
+    `versions`: the files at earlier times, oldest first.
+    """
 
     files: Files
     entries: dict[tuple[int, int], bytes]
     fenced: set[int]
     is_clean: bool
+    config: BookieConfig = CONFIG
+    versions: list[Files] = field(default_factory=list)
 
 
 @dataclass
@@ -113,7 +119,7 @@ def body_of(ledger_id: int, entry_id: int) -> bytes:
     return b"".join((header, digest(DigestType.CRC32C, b"", header, payload), payload))
 
 
-def live(disk: SimDisk, seed: object, script: Script, *, stops: bool) -> None:
+def live(disk: SimDisk, seed: object, script: Script, *, stops: bool, config: BookieConfig = CONFIG) -> None:
     """Start a storage on the disk and run the script. `stops`: stop it in an orderly way, else abort it.
 
     Raises the script's and the storage's errors, and `RuntimeError` if the bookie dies.
@@ -125,7 +131,7 @@ def live(disk: SimDisk, seed: object, script: Script, *, stops: bool) -> None:
     runtime = Runtime(SimClock(loop, 0), cast(Network, None), disk, workers, Random(f"{seed}/runtime"))
 
     async def main() -> None:
-        store = LedgerStore(runtime, CONFIG, failures.append)
+        store = LedgerStore(runtime, config, failures.append)
         await store.start()
         try:
             await script(store)
@@ -145,40 +151,44 @@ def live(disk: SimDisk, seed: object, script: Script, *, stops: bool) -> None:
             raise RuntimeError(f"the bookie died: {failures} {loop.errors}")
 
 
-def build(seed: object, *, is_clean: bool, skip: int = 0) -> Base:
+def build(seed: object, *, is_clean: bool, skip: int = 0, config: BookieConfig = CONFIG) -> Base:
     """Run three lives of a bookie: complete, open, fenced and multi-page ledgers, two checkpoints, and later adds.
 
     `is_clean`: the last life ends with an orderly stop. `skip`: number of ledgers to leave out of each life, to get
     another bookie of the cluster.
     """
     disk = SimDisk(Random(f"{seed}/disk"))
-    base = Base({}, {}, set(), is_clean)
+    base = Base({}, {}, set(), is_clean, config)
 
     def lives(ledger_ids: range, first: int, count: int, fenced: tuple[int, ...], *, checkpoints: bool) -> Script:
         async def script(store: LedgerStore) -> None:
             for entry_id in range(first, first + count):
                 for ledger_id in ledger_ids[skip:]:
                     body = body_of(ledger_id, entry_id)
-                    await _add(store, ledger_id, entry_id, body)
+                    await add(store, ledger_id, entry_id, body)
                     base.entries[ledger_id, entry_id] = body
             for ledger_id in fenced:
                 await _fence(store, ledger_id)
                 base.fenced.add(ledger_id)
+            base.versions.append(disk.files())
             if checkpoints:
                 await store.checkpoint()
 
         return script
 
-    live(disk, f"{seed}/1", lives(range(1, 5), 0, 9, (2,), checkpoints=True), stops=True)
-    live(disk, f"{seed}/2", lives(range(3, 7), 9, 9, (5,), checkpoints=True), stops=False)
-    disk.crash(PROCESS_DIES)
-    live(disk, f"{seed}/3", lives(range(6, 9), 18, 9, (7,), checkpoints=False), stops=is_clean)
-    disk.crash(PROCESS_DIES)
-    base.files = disk.files()
+    def run(number: int, script: Script, *, stops: bool) -> None:
+        live(disk, f"{seed}/{number}", script, stops=stops, config=config)
+        disk.crash(PROCESS_DIES)
+        base.versions.append(disk.files())
+
+    run(1, lives(range(1, 5), 0, 9, (2,), checkpoints=True), stops=True)
+    run(2, lives(range(3, 7), 9, 9, (5,), checkpoints=True), stops=False)
+    run(3, lives(range(6, 9), 18, 9, (7,), checkpoints=False), stops=is_clean)
+    base.files = base.versions.pop()
     return base
 
 
-async def _add(store: LedgerStore, ledger_id: int, entry_id: int, body: bytes) -> None:
+async def add(store: LedgerStore, ledger_id: int, entry_id: int, body: bytes) -> None:
     future: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
     adds = Adds.of(ledger_id, range(entry_id, entry_id + 1), Records.of([body]), entry_id - 1)
     refused = store.add(
@@ -202,8 +212,11 @@ async def _fence(store: LedgerStore, ledger_id: int) -> None:
         raise error
 
 
-def examine(base: Base, files: Files, seed: object) -> Outcome:
-    """Run two lives on these files. Request all promised data at once, after repairs, and after a restart."""
+def examine(base: Base, files: Files, seed: object, then: Script | None = None) -> Outcome:
+    """Run two lives on these files. Request all promised data at once, after repairs, and after a restart.
+
+    `then`: run at the end of the second life, before a last round of requests.
+    """
     disk = SimDisk(Random(f"{seed}/disk"))
     for path, data in files.items():
         disk.put(path, data)
@@ -220,10 +233,13 @@ def examine(base: Base, files: Files, seed: object) -> Outcome:
         outcome.counts.clear()
         await _ask(store, base, outcome)
         await _ask_fences(store, base, outcome)
+        if then is not None:
+            await then(store)
+            await _ask(store, base, outcome)
 
     try:
-        live(disk, f"{seed}/a", first, stops=True)
-        live(disk, f"{seed}/b", second, stops=True)
+        live(disk, f"{seed}/a", first, stops=True, config=base.config)
+        live(disk, f"{seed}/b", second, stops=True, config=base.config)
     except (BookKeeperError, OSError) as error:
         outcome.refusal = str(error)
     outcome.files = disk.files()
@@ -263,7 +279,7 @@ async def _ask_fences(store: LedgerStore, base: Base, outcome: Outcome) -> None:
     """Send an ordinary add to each fenced ledger."""
     for ledger_id in sorted(base.fenced):
         try:
-            await _add(store, ledger_id, 1_000, body_of(ledger_id, 1_000))
+            await add(store, ledger_id, 1_000, body_of(ledger_id, 1_000))
         except (LedgerFenced, DataUnknown, ReadFailed, Unauthorized) as error:
             outcome.counts[f"fenced: {type(error).__name__}"] += 1
         else:
@@ -336,7 +352,7 @@ def may_be_lost(base: Base, files: Files, path: str) -> Base:
             if end > changed[0] - journal_format.ALIGNMENT:
                 entries.pop((ledger_id, entry_id), None)
                 fenced -= {ledger_id} if entry_id == journal_format.FENCE else set()
-    return Base(base.files, entries, fenced, base.is_clean)
+    return dataclasses.replace(base, entries=entries, fenced=fenced)
 
 
 @dataclass

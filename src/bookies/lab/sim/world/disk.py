@@ -12,6 +12,7 @@ capacity; bit flips. All calls are counted and may be logged. A call takes no ti
 
 from __future__ import annotations
 
+import errno
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from bookies.runtime.ports import Buffer, File, Submit, Written
 
 SECTOR = 512  # bytes that become durable together
 UNLIMITED = 1 << 40  # bytes
+FILE_SIZE_MAX = 1 << 28  # bytes; real file systems have a limit too, and holes are memory here
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,8 @@ class SimFile:
             self._inode.write(data[: max(0, end - end % SECTOR - offset)], offset)
 
         self._enter(operation, offset, len(data), partly)
+        if offset + len(data) > FILE_SIZE_MAX:
+            raise OSError(errno.EFBIG, "File too large", self.path)
         self._disk.reserve(self.path, offset + len(data) - len(self._inode.data))
         self._inode.write(data, offset)
 

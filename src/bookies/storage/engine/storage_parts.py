@@ -1,0 +1,74 @@
+"""The components of a bookie's storage that own files or threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from bookies.config import BookieConfig
+from bookies.runtime.ports import Runtime
+from bookies.storage.cache import WriteCache
+from bookies.storage.disks import DirectoryHealth
+from bookies.storage.disks.directories import Directories
+from bookies.storage.disks.disk_watch import DiskWatch
+from bookies.storage.disks.observed_disk import WatchedDisk
+from bookies.storage.engine.checkpoint import Checkpointer
+from bookies.storage.engine.failover import Failover
+from bookies.storage.engine.quarantine import Quarantine
+from bookies.storage.engine.rebuild import Rebuilder
+from bookies.storage.engine.replay import ReplayReport
+from bookies.storage.index import LedgerIndex
+from bookies.storage.index.index_readers import Readers
+from bookies.storage.journal import Journal, LogMark
+
+
+class StorageParts:
+    """All components that own files or threads, from before they are opened until `close`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        on_change: Callable[[], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.config = config
+        self.directories = directories = Directories(runtime.disk, config)
+        self.health = DirectoryHealth(
+            directories.ledgers, directories.indexes, keeps_going=config.survive_failed_directory
+        )
+        self.journals = [
+            Journal(runtime, directory, f"journal-{number}", config, on_fatal)
+            for number, directory in enumerate(directories.journals)
+        ]
+        self.runtime = runtime = dataclasses.replace(runtime, disk=WatchedDisk(runtime.disk, self.health))
+        self.disks = DiskWatch(runtime, config, directories, self.health, on_change)
+        marks = tuple(LogMark() for _ in directories.journals)
+        self.cache = WriteCache(config.write_cache_size, marks)
+        self.readers = Readers(runtime, config, directories.ledgers)
+        self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health)
+        stores = [*directories.ledgers, *directories.indexes]
+        self.failover = Failover(runtime, stores, self.health, self.index)
+        self.checkpointer = Checkpointer(
+            runtime,
+            config,
+            self.cache,
+            self.index,
+            self.readers,
+            directories.ledgers,
+            self.health,
+            self.failover,
+            on_change,
+        )
+        self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
+        self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
+        self.report = ReplayReport()
+
+    def close(self) -> None:
+        """Close files, end workers, release locks. Blocks until current work is done."""
+        for journal in self.journals:
+            journal.close()
+        self.readers.close()
+        self.rebuilder.close()
+        self.checkpointer.close()
+        self.directories.release()

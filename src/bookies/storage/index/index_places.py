@@ -1,0 +1,70 @@
+"""The places of a bookie's index files: which path, in which directory, and where the next write puts a new file.
+
+Owned by the loop's thread. Source: storage 4.1, 4.7, 8.2.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from random import Random
+
+from bookies.storage.disks import DirectoryHealth
+from bookies.storage.index import index_format as layout
+
+
+class IndexPlaces:
+    """Path of each ledger's index file. `directories`: of index files, the first one for files that are missing.
+
+    `paths`: of existing files, and of those that are rebuilt. `abandoned`: paths in failed directories, of ledgers that
+    are not rebuilt yet. `moving`: paths of files that the next write replaces in another directory.
+    """
+
+    def __init__(self, directories: Sequence[str], health: DirectoryHealth | None, random: Random) -> None:
+        self.directories = list(directories)
+        self.health = health or DirectoryHealth(directories, directories, keeps_going=False)
+        self.paths: dict[int, str] = {}
+        self.abandoned: dict[int, str] = {}
+        self.moving: dict[int, str] = {}
+        self._random = random
+
+    def expect(self, ledger_id: int) -> None:
+        """Give a ledger without a file the path of a file that is missing."""
+        self.paths.setdefault(ledger_id, posixpath.join(self.directories[0], layout.path_of(ledger_id)))
+
+    def forget(self, ledger_id: int) -> None:
+        """Drop a ledger whose file was removed."""
+        self.paths.pop(ledger_id, None)
+        self.moving.pop(ledger_id, None)
+
+    def abandon(self, directory: str) -> list[int]:
+        """Return the ledgers whose file is in this directory, which has failed, and is not about to leave it."""
+        paths = {
+            ledger_id: path
+            for ledger_id, path in self.paths.items()
+            if path.startswith(directory + "/") and ledger_id not in self.moving
+        }
+        self.abandoned |= paths
+        return list(paths)
+
+    def last_known(self, ledger_id: int) -> str:
+        """Return the path where the ledger's file is or should be."""
+        return self.abandoned.get(ledger_id, self.paths[ledger_id])
+
+    def for_write(self, ledger_id: int, path: str | None) -> tuple[str, str | None]:
+        """Return (the path of the next write, the file elsewhere that it replaces). `path`: of the file in use."""
+        target, moved_from = path or self.paths.get(ledger_id), self.moving.get(ledger_id)
+        if target is None or (path is None and (moved_from is not None or self.health.is_failed(target))):
+            directory = self._random.choice(self.health.candidates(self.directories))
+            target = posixpath.join(directory, layout.path_of(ledger_id))
+        return target, None if moved_from is not None and self.health.is_failed(moved_from) else moved_from
+
+    @property
+    def is_crowded(self) -> bool:
+        """Report whether files should move out of some directory."""
+        return any(self.health.should_leave(root, self.directories) for root in self.health.healthy(self.directories))
+
+    def should_move(self, path: str) -> bool:
+        """Report whether this file should move to another directory."""
+        root = self.health.root_of(path)
+        return root is not None and not self.health.is_failed(path) and self.health.should_leave(root, self.directories)

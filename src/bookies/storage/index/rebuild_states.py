@@ -1,0 +1,73 @@
+"""The states of an index file between doubts about it and its rebuilt slots on disk, as a table.
+
+A file is doubted when it is missing, damaged or unreadable, when its directory has failed, or when its header says
+that a rebuild has not ended. Until the entry logs have been read no entry of the ledger is reported as missing. The
+journal lacks entries that were found in the logs, so the file says STATE_REBUILDING until their slots are durable.
+
+Source: storage 4.6, F-43.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class RebuildState(enum.Enum):
+    """The slots of a ledger that memory and file have."""
+
+    COMPLETE = "complete"  # all slots are in the file or in dirty pages
+    DOUBTED = "doubted"  # entry logs may have entries without a slot
+    PARTIAL = "partial"  # all logs but those of a failed directory have been read; the file still says rebuilding
+    FOUND = "found"  # the logs have been read; their slots are not durable
+    SAVING = "saving"  # these slots are being written
+
+
+class RebuildEvent(enum.Enum):
+    """An event in the life of an index file."""
+
+    DOUBT = "doubt"
+    PARTLY_READ = "partly read"  # the logs of failed directories are missing
+    READ = "read"
+    FREEZE = "freeze"  # a write begins
+    GIVE_UP = "give up"  # that write failed
+    WRITTEN = "written"
+
+
+_S, _E = RebuildState, RebuildEvent
+
+TRANSITIONS: dict[tuple[RebuildState, RebuildEvent], RebuildState] = {
+    (_S.COMPLETE, _E.DOUBT): _S.DOUBTED,
+    (_S.COMPLETE, _E.PARTLY_READ): _S.COMPLETE,  # a second request for the same rebuild
+    (_S.COMPLETE, _E.READ): _S.FOUND,  # likewise; it may have set slots
+    (_S.COMPLETE, _E.FREEZE): _S.COMPLETE,
+    (_S.COMPLETE, _E.GIVE_UP): _S.COMPLETE,
+    (_S.COMPLETE, _E.WRITTEN): _S.COMPLETE,
+    (_S.DOUBTED, _E.DOUBT): _S.DOUBTED,
+    (_S.DOUBTED, _E.PARTLY_READ): _S.PARTIAL,
+    (_S.DOUBTED, _E.READ): _S.FOUND,
+    (_S.DOUBTED, _E.FREEZE): _S.DOUBTED,  # the header and what is in memory
+    (_S.DOUBTED, _E.GIVE_UP): _S.DOUBTED,
+    (_S.DOUBTED, _E.WRITTEN): _S.DOUBTED,
+    (_S.PARTIAL, _E.DOUBT): _S.DOUBTED,
+    (_S.PARTIAL, _E.PARTLY_READ): _S.PARTIAL,
+    (_S.PARTIAL, _E.READ): _S.FOUND,
+    (_S.PARTIAL, _E.FREEZE): _S.PARTIAL,
+    (_S.PARTIAL, _E.GIVE_UP): _S.PARTIAL,
+    (_S.PARTIAL, _E.WRITTEN): _S.PARTIAL,
+    (_S.FOUND, _E.DOUBT): _S.DOUBTED,
+    (_S.FOUND, _E.PARTLY_READ): _S.FOUND,
+    (_S.FOUND, _E.READ): _S.FOUND,
+    (_S.FOUND, _E.FREEZE): _S.SAVING,
+    (_S.FOUND, _E.GIVE_UP): _S.FOUND,
+    (_S.FOUND, _E.WRITTEN): _S.FOUND,  # the slots were found while the write was in progress
+    (_S.SAVING, _E.DOUBT): _S.DOUBTED,
+    (_S.SAVING, _E.PARTLY_READ): _S.FOUND,  # it may have set slots that are not in this write
+    (_S.SAVING, _E.READ): _S.FOUND,
+    (_S.SAVING, _E.GIVE_UP): _S.FOUND,
+    (_S.SAVING, _E.WRITTEN): _S.COMPLETE,
+}
+
+
+def after(state: RebuildState, event: RebuildEvent) -> RebuildState:
+    """Return the next state. Raises KeyError for an event that cannot happen: two writes never overlap."""
+    return TRANSITIONS[state, event]
