@@ -31,8 +31,10 @@ from bookies.bookie.control import (
     scrub_calls,
     storage_calls,
 )
+from bookies.bookie.former_ledgers import find_former_ledgers
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
+from bookies.bookie.ledger_checks import LedgerChecks
 from bookies.bookie.persisted_status import PersistedStatus
 from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
@@ -95,7 +97,8 @@ class BookieServer:
         )
         self._budget = ReadBudget(config.reads_in_progress_size_max)
         reads = Reads(self.storage, config, runtime.clock, self._events)
-        self._handlers = Handlers(self.storage, self.state, self._intake, reads, self._events)
+        self._checks = LedgerChecks(driver, self.bookie_id, self.storage.note_open, runtime, self._events)
+        self._handlers = Handlers(self.storage, self.state, self._intake, reads, self._checks, self._events)
         self._tasks = Tasks(self._fail)
         self._security: Security | None = None
         self._listener: Listener | None = None
@@ -126,6 +129,9 @@ class BookieServer:
             finally:
                 for lock in locks:
                     lock.release()
+            self.store.former_ledgers = await find_former_ledgers(
+                self._runtime, self.config, self._driver, self._events
+            )
             if self.config.gc_interval_ms:
                 self.store.collect(self._driver, self.bookie_id, self._instance_id)
             if self.config.scrub_period_ms:
@@ -172,6 +178,7 @@ class BookieServer:
         if was_serving:
             await self._unregister()
         self._intake.stop()
+        await self._checks.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await self._intake.wait_idle()
@@ -193,6 +200,7 @@ class BookieServer:
         self.state.stopping()
         self._intake.stop()
         self._close_listener()
+        await self._checks.stop()
         await self._tasks.stop()
         await self._abort_connections()
         self.store.abort()

@@ -9,7 +9,10 @@ Its result is the response or the error, never an exception, so an abandoned rea
 
 Responses over v2 carry no request id. A response completes any request with its key, which is harmless with one
 exception: the response to a plain read must not pass for the acknowledgement of a fence. `accepts_read` keeps the two
-apart. Source: wire-protocol 1.4 and 6.1.
+apart.
+
+Adds may have to wait until it is proved that their ledger is open (`open_ledgers.py`). Meanwhile they are held here,
+and time out like others. Source: wire-protocol 1.4 and 6.1, client-protocol 2.20.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, cast
 
+from bookies.client.transport.open_ledgers import NOT_ESTABLISHED, OpenProof
 from bookies.errors import (
     BookieTimeout,
     BookieUnreachable,
@@ -194,10 +198,10 @@ class _Request:
 class Connection(asyncio.BufferedProtocol):
     """One connection to one bookie; the module describes its states.
 
-    `on_end(connection, error)` is called once, when it closes, before any request fails; `on_timeout(bookie)` when a
-    request was not answered in time. `scratch`: receive buffer for short responses, which the connections of one loop
-    can share. It is a view because asyncio's TLS fills views piece by piece, and a slice of any other buffer would be a
-    copy.
+    `number`: see `open_ledgers`. `on_established(connection)` sets it. `on_end(connection, error)` is called once, when
+    it closes, before any request fails; `on_timeout(bookie)` when a request was not answered in time. `scratch`:
+    receive buffer for short responses, which the connections of one loop can share. It is a view because asyncio's TLS
+    fills views piece by piece, and a slice of any other buffer would be a copy.
     """
 
     def __init__(
@@ -205,16 +209,19 @@ class Connection(asyncio.BufferedProtocol):
         bookie: BookieId,
         wire: str,
         frame_size_max: int,
+        on_established: Callable[[Connection], None],
         on_end: Callable[[Connection, BookKeeperError], None],
         on_timeout: Callable[[BookieId], None],
         scratch: memoryview,
     ) -> None:
         self.bookie = bookie
         self.wire = wire
+        self.number = NOT_ESTABLISHED
         self.adds_size = 0  # bytes of adds sent or waiting to be sent, and not answered
         self.error: BookKeeperError | None = None  # why it is closed
         self.has_answered = False  # at least one response was received
         self._loop = asyncio.get_running_loop()
+        self._on_established = on_established
         self._on_end = on_end
         self._on_timeout = on_timeout
         self._scratch = scratch
@@ -226,6 +233,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_flush_scheduled = False
         self._adds: dict[int, AddQueue] = {}  # by ledger; v3: all under -1, by transaction id
         self._recovery_adds: dict[int, AddQueue] = {}  # v2 only: see `_queues_for`
+        self._held: dict[OpenProof, deque[tuple[PendingAdds, Sequence[Buffer]]]] = {}
         self._reads: dict[ReadKey, deque[_Request]] = {}  # v2 single reads
         self._abandoned: dict[ReadKey, int] = {}  # v2 reads given up whose responses may still arrive
         self._requests: dict[int, _Request] = {}  # by transaction or request id
@@ -263,6 +271,34 @@ class Connection(asyncio.BufferedProtocol):
             self._schedule_flush()
         if self._timer is None:
             self._watch_deadlines()
+
+    def hold_adds(self, adds: PendingAdds, buffers: Sequence[Buffer], proof: OpenProof) -> None:
+        """Send the frames of these adds once the ledger is proved to be open. Never blocks."""
+        assert self.error is None
+        held = self._held.get(proof)
+        if held is None:
+            held = self._held[proof] = deque()
+            if self._transport is not None:
+                proof.demand(self)
+        held.append((adds, buffers))
+        self.adds_size += adds.size
+        self._watch_deadlines()
+
+    def holds(self, proof: OpenProof) -> bool:
+        """See `open_ledgers.Holder`."""
+        return proof in self._held
+
+    def release(self, proof: OpenProof) -> None:
+        """See `open_ledgers.Holder`."""
+        for adds, buffers in self._held.pop(proof, ()):
+            self.adds_size -= adds.size
+            self.send_adds(adds, buffers)
+
+    def refuse(self, proof: OpenProof, error: BookKeeperError) -> None:
+        """See `open_ledgers.Holder`."""
+        for adds, _ in self._held.pop(proof, ()):
+            self.adds_size -= adds.size
+            adds.sink.on_failed(self.bookie, adds.entry_ids, error)
 
     def accepts_read(self, key: ReadKey, is_fencing: bool) -> bool:
         """Report whether the response to a v2 read can be told from the responses that are still to come."""
@@ -313,14 +349,17 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
         self._on_end(self, error)
         queues = [*self._adds.values(), *self._recovery_adds.values()]
+        held = [adds for waiting in self._held.values() for adds, _ in waiting]
         requests = [request for waiting in self._reads.values() for request in waiting]
         requests += self._requests.values()
-        for pending in (self._adds, self._recovery_adds, self._reads, self._requests, self._abandoned):
+        for pending in (self._adds, self._recovery_adds, self._held, self._reads, self._requests, self._abandoned):
             pending.clear()
         self.adds_size = 0
         for queue in queues:
             for adds in queue.take_all():
                 adds.sink.on_failed(self.bookie, adds.entry_ids, error)
+        for adds in held:
+            adds.sink.on_failed(self.bookie, adds.entry_ids, error)
         for request in requests:
             if not request.future.done():
                 request.future.set_result(error)
@@ -332,6 +371,9 @@ class Connection(asyncio.BufferedProtocol):
             stream.abort()
             return
         self._transport = stream
+        self._on_established(self)
+        for proof in self._held:
+            proof.demand(self)
         self._flush()
 
     def get_buffer(self, sizehint: int) -> Buffer:
@@ -481,6 +523,7 @@ class Connection(asyncio.BufferedProtocol):
         has_timed_out = self._expire_adds(self._adds, now)
         has_timed_out |= self._expire_adds(self._recovery_adds, now)
         has_timed_out |= self._expire_requests(now)
+        has_timed_out |= self._expire_held(now)
         if self.error is not None:
             return  # A sink closed the client when its adds failed.
         if has_timed_out:
@@ -490,7 +533,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close(BookieUnreachable("connection dropped: the bookie accepts no more bytes", bookie=self.bookie))
         elif len(self._abandoned) > ABANDONED_READS_MAX:
             self.close(BookieUnreachable("connection dropped: too many reads without answer", bookie=self.bookie))
-        elif self._adds or self._recovery_adds or self._reads or self._requests:
+        elif self._adds or self._recovery_adds or self._held or self._reads or self._requests:
             self._watch_deadlines()
 
     def _expire_adds(self, queues: dict[int, AddQueue], now: float) -> bool:
@@ -506,6 +549,22 @@ class Connection(asyncio.BufferedProtocol):
             if not queue and queues.get(ledger_id) is queue:
                 del queues[ledger_id]
         return has_timed_out
+
+    def _expire_held(self, now: float) -> bool:
+        """Fail held adds whose time is over. Return whether the bookie is the reason: there is no connection yet."""
+        has_timed_out = False
+        for proof, held in list(self._held.items()):
+            while held and held[0][0].deadline <= now:
+                adds, _ = held.popleft()
+                self.adds_size -= adds.size
+                problem = "not sent: no connection to the bookie, or no answer from the metadata store, in time"
+                entry_id = adds.entry_ids[0]
+                error = BookieTimeout(problem, ledger_id=adds.ledger_id, entry_id=entry_id, bookie=self.bookie)
+                has_timed_out = True
+                adds.sink.on_failed(self.bookie, adds.entry_ids, error)
+            if not held and self._held.get(proof) is held:
+                del self._held[proof]
+        return has_timed_out and self._transport is None
 
     def _expire_requests(self, now: float) -> bool:
         has_timed_out = False

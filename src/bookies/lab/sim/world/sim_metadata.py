@@ -338,6 +338,10 @@ class SimDriver(MemoryDriver):
             for ledger_id, record in zip(ledger_ids, records, strict=True)
         ]
 
+    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        read = super().current_ledgers
+        return await self.trip(lambda: read(ledger_ids))
+
     async def read_record(self, name: str) -> tuple[bytes, int]:
         read = super().read_record
         record = await self.trip(lambda: read(name))
