@@ -268,6 +268,25 @@ async def wipe(stage: Stage, given: Given) -> None:
         stage.wipe(name)
 
 
+@step("empty BOOKIES", "the same, and deletes their cookies: they may start again under their ids")
+async def empty(stage: Stage, given: Given) -> None:
+    for name in given["bookies"]:
+        if stage.bookie(name).is_up:
+            raise ScenarioFailure(f"{name} is up")
+        await stage.cluster.empty_bookie(name)
+
+
+@step("trust HOSTS", "they do not check records before adds, like Apache's: every ledger seems open to them")
+async def trust(stage: Stage, given: Given) -> None:
+    stage.cluster.store.trusting.update(dict.fromkeys(map(host_of, given["hosts"])))
+
+
+@step("lag HOSTS", "the store's servers that answer their plain reads keep the records of this moment")
+async def lag(stage: Stage, given: Given) -> None:
+    for name in given["hosts"]:
+        stage.cluster.store.lag(host_of(name))
+
+
 @step("restore BOOKIES", "puts their old disks back")
 async def restore(stage: Stage, given: Given) -> None:
     for name in given["bookies"]:

@@ -51,6 +51,7 @@ KINDS = (
     "create",
     "write",
     "delete",
+    "check",
     "mark",
     "unmark",
     "lock",
