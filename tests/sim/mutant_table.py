@@ -79,7 +79,7 @@ def mutant(
 
 
 # -- ledgers that ended on disks that are gone -----------------------------------------------------------------------
-@mutant("a writer sends on new connections without a check", "X-81", "X-82", profile="emptied-clients")
+@mutant("a writer sends on new connections without a check", "X-81", "X-82", profile="emptied-writers")
 def _(patch: Patch) -> None:
     original = OpenLedgers.proof
     patch.setattr(OpenLedgers, "proof", lambda self, ledger_id, point: original(self, ledger_id, NOT_ESTABLISHED))
@@ -90,7 +90,7 @@ def _(patch: Patch) -> None:
     patch.setattr(LedgerStore, "_check_former", lambda self, ledger_id, entry_id: None)
 
 
-@mutant("a server that lags behind answers the checks", "X-83", profile="emptied-lagging")
+@mutant("a server that lags behind answers the checks", "X-83", profile="emptied")
 def _(patch: Patch) -> None:
     patch.setattr(SimDriver, "current_ledgers", SimDriver.read_ledgers)
 

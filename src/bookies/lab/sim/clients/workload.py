@@ -14,6 +14,7 @@ from random import Random
 from bookies.client.read import LedgerReader
 from bookies.errors import BookKeeperError, FragmentNotFinished
 from bookies.lab.sim.checkers import History, Story
+from bookies.lab.sim.clients.emptying import EMPTIER, Emptiers
 from bookies.lab.sim.clients.final_checks import check_ledgers, recover_ledgers
 from bookies.lab.sim.clients.foreign_replicas import plant
 from bookies.lab.sim.clients.healing import HEALER, LAST_HEALER, Healers
@@ -40,6 +41,9 @@ class Workload(Roles):
         self._intruders = Intruders(self)
         self._healers = Healers(cluster, history, plan)
         self._operators = Operators(self, cluster, history, plan.operate_ms)
+        self._emptiers = Emptiers(self, cluster, history, plan.empty_ms)
+        if plan.trusting:
+            cluster.store.trusts = lambda host: host.startswith(plan.trusting)
         self._waiting: list[asyncio.Future[None]] = []  # recoveries that have not begun
 
     def start(self) -> None:
@@ -54,6 +58,7 @@ class Workload(Roles):
         self.fill("intruder", plan.intruders, self._intrude)
         self.fill(HEALER, plan.healers, self._healers.heal)
         self.fill(OPERATOR, plan.operators, self._operators.operate)
+        self.fill(EMPTIER, plan.emptiers, self._emptiers.empty)
 
     async def check(self) -> None:
         """Recover and read every ledger and check its replicas, while the clients finish their work."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bookies.lab.sim.clients.plan import LogPlan, Plan, Settings
+from bookies.lab.sim.faults.emptied_profiles import EMPTIED
 from bookies.lab.sim.faults.fault_schedule import FaultPlan
 from bookies.lab.sim.faults.targeted_faults import TargetedFaultPlan
 
@@ -624,6 +625,7 @@ PROFILES = {
         ),
         client_settings=HASTY,
     ),
+    **{name: Profile(**fields) for name, fields in EMPTIED.items()},
     "rot": Profile(
         plan=Plan(quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2))),
         faults=FaultPlan(gap_ms=150, weights={"rot": 5, "crash bookie": 2, "kill client": 1, "cut connection": 1}),

@@ -268,6 +268,8 @@ class SimCluster:
         assert not bookie.is_up
         self.trace.note(name, "is emptied")
         bookie.disk = self._new_disk(name, f"disk after life {bookie.lives}")
+        if self.witness is not None:
+            self.witness.emptied(name)
         driver = MemoryDriver(self.memory)
         await driver.open()
         _, version = await driver.read_cookie(BookieId(name))

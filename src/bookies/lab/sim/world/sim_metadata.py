@@ -58,7 +58,8 @@ class SimStore:
         self.lost_reply_probability = 0.0
         self.stale_read_probability = 0.0  # of a read that returns the record as it was before the last change
         self.lagging: dict[str, dict[str | int, Any]] = {}  # host -> the records that its plain reads return
-        self.trusting: dict[str, None] = {}  # hosts that, like Apache's, do not check records before adds
+        # Reports whether a host, like Apache's, does not check records before adds.
+        self.trusts: Callable[[str], bool] = lambda host: False
         self.news_delay_s = 0.0  # of watch notifications, in addition to the network's delay
         self._versions: dict[str | int, list[tuple[int, Any]]] = {}  # ledger or name -> its last two, with versions
         self.commits: dict[int, list[Commit]] = {}
@@ -356,7 +357,7 @@ class SimDriver(MemoryDriver):
     async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
         read = super().current_ledgers
         records = await self.trip(lambda: read(ledger_ids))
-        return [*map(self._permitting, ledger_ids)] if self._host in self._sim.trusting else records
+        return [*map(self._permitting, ledger_ids)] if self._sim.trusts(self._host) else records
 
     def _permitting(self, ledger_id: int) -> Versioned:
         """Return a record that permits every add: OPEN, and naming this host."""
