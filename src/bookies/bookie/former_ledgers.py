@@ -65,8 +65,8 @@ async def _former_in(driver: MetadataDriver) -> IdSet:
         for ledger_id in listed if listed and listed[-1] >= ids.bound else ():
             ids.add(ledger_id, ledger_id + 1)
         if len(ids.runs) > RUNS_MAX:
-            return IdSet(ALL_LEDGERS)
-    return ids
+            break
+    return ids if len(ids.runs) <= RUNS_MAX else IdSet(ALL_LEDGERS)
 
 
 def _read(disk: Disk, paths: Sequence[str]) -> tuple[IdSet | None, list[Exception]]:

@@ -65,6 +65,7 @@ from bookies.errors import (
     ClientClosed,
     LedgerClosed,
     LedgerFenced,
+    LedgerNotFound,
     NotSupported,
     Unauthorized,
     WriteFailed,
@@ -74,7 +75,7 @@ from bookies.protocol.ledger.ledger import with_ensemble
 from bookies.protocol.quorums import IdSet, write_set
 from bookies.protocol.quorums.quorum import next_stored, quorum_bound, stored_ids, stores
 
-FATAL = (LedgerFenced, Unauthorized, NotSupported)
+FATAL = (LedgerFenced, LedgerNotFound, Unauthorized, NotSupported)
 
 
 class Send(NamedTuple):

@@ -7,7 +7,7 @@ contain was created later, so its fence, if it has one, is in these directories.
     below 1207
     500000-500003
     700000
-    crc32c 5a1e0f7b
+    crc32c 0459642a
 
 `below`: the next id of the generator at that moment. The other lines: ids above, of ledgers that existed or were
 deleted. The checksum, of the bytes before it, also detects a file that is cut off. Source: storage 9.7.

@@ -454,7 +454,7 @@ def test_batches_stop_at_the_end_and_at_fragments_whatever_bookies_hold() -> Non
 
     async def act(world: World) -> None:
         store = await world.client(add_timeout_ms=300)
-        writer = await store.create(ensemble=3)
+        writer = await store.create(ensemble=3, ack_quorum=3)
         await writer.append_many([payload(number) for number in range(10)])
         victim = writer.metadata.last_ensemble[0]
         await world.take_down(victim)
