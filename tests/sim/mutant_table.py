@@ -69,7 +69,7 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    what: str, *schedules: str, profile: str = "races"
+    what: str, *schedules: str, profile: str | None = "races"
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def declare(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
         MUTANTS.append(Mutant(what, schedules, apply, profile))
@@ -90,7 +90,7 @@ def _(patch: Patch) -> None:
     patch.setattr(LedgerStore, "_check_former", lambda self, ledger_id, entry_id: None)
 
 
-@mutant("a server that lags behind answers the checks", "X-83", profile="emptied")
+@mutant("a server that lags behind answers the checks", "X-83", profile=None)
 def _(patch: Patch) -> None:
     patch.setattr(SimDriver, "current_ledgers", SimDriver.read_ledgers)
 

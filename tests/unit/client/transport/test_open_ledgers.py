@@ -94,7 +94,7 @@ def test_nothing_is_sent_to_a_ledger_that_has_ended(state: LedgerState, wire: st
 def test_a_deleted_ledger_is_reported_as_missing() -> None:
     async def act(world: World) -> None:
         store = await world.client()
-        writer = await store.create(ensemble=3)
+        writer = await store.create(ensemble=3, ack_quorum=3)
         await writer.append(b"0")
         await store.delete(writer.ledger_id)
         await reconnect(world, *world.bookies)

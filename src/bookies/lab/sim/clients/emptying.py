@@ -39,6 +39,12 @@ class Emptiers:
         self._history = history
         self._mean_ms = mean_ms
         self._is_busy = False
+        self._stopped: str | None = None  # a bookie that is down until it is emptied, or given back
+
+    def stop(self) -> None:
+        """Give back a bookie that is not emptied yet, at the end of the run."""
+        if self._stopped is not None:
+            self._give_back(self._stopped)
 
     async def empty(self, client: SimClient) -> None:
         """Empty one bookie and start it again. Called as the operator's participant."""
@@ -50,27 +56,41 @@ class Emptiers:
         name = self._roles.random.choice(list(self._cluster.bookies))
         client.participant.on_kill(lambda: self._give_back(name))
         if way == "lost disk" or (way == "recover" and self._roles.random.random() < 0.5):
-            self._cluster.lose_bookie(name, PROCESS_DIES)
+            self._take_down(name)
         for _ in range(ATTEMPTS_MAX):
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await (self._drain if way == "drain" else self._recover)(client, BookieId(name))
             except (BookKeeperError, TimeoutError):
                 self._history.count("attempts to empty a bookie that failed")
-            if not self._is_named(name):
-                self._cluster.lose_bookie(name, PROCESS_DIES)
+            if self._is_over():
                 break
-        if self._cluster.bookies[name].is_gone and not self._is_named(name):
+            if not self._is_named(name):
+                self._take_down(name)
+                break
+        if self._stopped == name and not self._is_named(name):
+            self._stopped = None
             # As one step of the world: a format that was interrupted has to be repeated before the bookie starts.
             loop = self._cluster.loop
-            await loop.create_task(self._cluster.empty_bookie(name), context=loop.world.copy())
+            await loop.create_task(self._format(name), context=loop.world.copy())
             self._history.count(f"bookies emptied: {way}")
+        self._give_back(name)
+
+    def _is_over(self) -> bool:
+        return self._roles.is_stopping
+
+    def _take_down(self, name: str) -> None:
+        self._stopped = name
+        self._cluster.lose_bookie(name, PROCESS_DIES)
+
+    async def _format(self, name: str) -> None:
+        await self._cluster.empty_bookie(name)
         self._give_back(name)
 
     def _give_back(self, name: str) -> None:
         """Start the bookie again, if it was stopped."""
         bookie = self._cluster.bookies[name]
-        self._is_busy = False
+        self._is_busy, self._stopped = False, None
         if bookie.is_gone:
             bookie.gone_s = None
             self._cluster.restart_later(name, 0.01)

@@ -88,6 +88,10 @@ class Workload(Roles):
         self._healers.is_over.set()
         await healing
 
+    def stop(self) -> None:
+        super().stop()
+        self._emptiers.stop()
+
     def nudge(self) -> None:
         """Let the planned recoveries that wait for their time begin now."""
         waiting, self._waiting = self._waiting, []
