@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bookies.bookie.connection import Connection
-from bookies.bookie.ledger_checks import LedgerChecks
+from bookies.bookie.former_ledgers import LedgerChecks
 from bookies.bookie.pressure import Intake
 from bookies.bookie.reads import Reads
 from bookies.bookie.state import BookieState, Phase

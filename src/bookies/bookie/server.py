@@ -31,10 +31,9 @@ from bookies.bookie.control import (
     scrub_calls,
     storage_calls,
 )
-from bookies.bookie.former_ledgers import find_former_ledgers
+from bookies.bookie.former_ledgers import LedgerChecks, find_former_ledgers
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
-from bookies.bookie.ledger_checks import LedgerChecks
 from bookies.bookie.persisted_status import PersistedStatus
 from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bookies.bookie import former_ledgers, ledger_checks
+from bookies.bookie import former_ledgers
 from bookies.bookie.former_ledgers import ALL_LEDGERS, find_former_ledgers
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig
@@ -172,14 +172,14 @@ def test_few_reads_answer_for_all_adds_that_wait(world: World, version: int) -> 
         wire = "v3" if version == 3 else "v2"
         assert statuses([await client.response(wire)]) == [Status.OK]
         await asyncio.sleep(1)
-        assert driver.reads <= ledger_checks.READS_AT_ONCE + 1
+        assert driver.reads <= former_ledgers.READS_AT_ONCE + 1
         assert not client.frames
         assert server._intake.adds_size > 0
         driver.is_answering.set()
         count = 40 * 5
         assert statuses([await client.response(wire) for _ in range(count)]) == [Status.OK] * count
         assert statuses(await client.add(adds(7, [5], version=version))) == [Status.OK]
-        assert driver.reads <= ledger_checks.READS_AT_ONCE + 1
+        assert driver.reads <= former_ledgers.READS_AT_ONCE + 1
         assert server._intake.adds_size == 0
         await maker.close()
 
@@ -248,7 +248,7 @@ def test_an_unavailable_store_fails_the_adds_in_bounded_time(world: World, is_si
         loop = asyncio.get_running_loop()
         begun = loop.time()
         assert statuses(await client.add(adds(0, [0], version=3))) == [Status.UNKNOWN_LEDGER_STATE]
-        assert loop.time() - begun <= ledger_checks.WAIT_S + 0.1
+        assert loop.time() - begun <= former_ledgers.WAIT_S + 0.1
         assert server._intake.adds_size == 0
         driver.failure = None
         driver.is_answering.set()

@@ -12,7 +12,7 @@ exception: the response to a plain read must not pass for the acknowledgement of
 apart.
 
 Adds may have to wait until it is proved that their ledger is open (`open_ledgers.py`). Meanwhile they are held here,
-and time out like others. Source: wire-protocol 1.4 and 6.1, client-protocol 2.20.
+and time out like others. Source: wire-protocol 1.4 and 6.1, client-protocol 2.21.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ adds wait for a read of the record. Writers that wait at the same time share rea
 
 Recovery does not ask: its adds are to be stored in spite of fences.
 
-Source: client-protocol 2.20.
+Source: client-protocol 2.21.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ A client first creates the metadata (`protocol.ledger.new_ledger`, `driver.creat
 
     LedgerWriter(one WriteContext per client, versioned, rules_of(config), password)
 
-Source: client-protocol 2.3 to 2.13, 2.16, 2.20.
+Source: client-protocol 2.3 to 2.13, 2.16, 2.21.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Whether a ledger has ended, from its record, for a writer and a bookie that cannot rely on fences.
+"""End of a ledger by its record, for a writer and a bookie that cannot rely on fences.
 
 A fence is on the disks of a bookie. A bookie that is emptied, and returns under its id, has lost it. The record
 remembers: it is IN_RECOVERY before the first fence of a recovery, and never OPEN again. So if the record was OPEN when
 these disks were in use already, every fence of the ledger reaches them, and an add that they accept is safe (I-33).
 
-Source: client-protocol 2.20, storage 9.7 (F-44).
+Source: client-protocol 2.21, storage 9.7 (F-44).
 """
 
 from __future__ import annotations
