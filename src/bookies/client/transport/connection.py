@@ -296,8 +296,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def refuse(self, proof: OpenProof, error: BookKeeperError) -> None:
         """See `open_ledgers.Holder`."""
-        for adds, _ in self._held.pop(proof, ()):
-            self.adds_size -= adds.size
+        held = [adds for adds, _ in self._held.pop(proof, ())]
+        self.adds_size -= sum(adds.size for adds in held)
+        for adds in held:
             adds.sink.on_failed(self.bookie, adds.entry_ids, error)
 
     def accepts_read(self, key: ReadKey, is_fencing: bool) -> bool:
@@ -349,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
         self._on_end(self, error)
         queues = [*self._adds.values(), *self._recovery_adds.values()]
-        held = [adds for waiting in self._held.values() for adds, _ in waiting]
+        held = [waiting.popleft()[0] for waiting in self._held.values() for _ in range(len(waiting))]
         requests = [request for waiting in self._reads.values() for request in waiting]
         requests += self._requests.values()
         for pending in (self._adds, self._recovery_adds, self._held, self._reads, self._requests, self._abandoned):
