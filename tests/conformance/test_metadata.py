@@ -363,6 +363,21 @@ def test_many_records_are_read_at_once(kind: Kind) -> None:
     kind.run(body)
 
 
+def test_current_records_are_those_of_this_moment(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, other = await cluster.driver(), await cluster.driver()
+        created = [await one.create_ledger(ledger(ledger_id)) for ledger_id in (7, 9)]
+        assert await one.current_ledgers([9, 8, -1, 7]) == [created[1], None, None, created[0]]
+        changed = await other.write_ledger(
+            created[0].metadata.replace(state=LedgerState.IN_RECOVERY), created[0].version
+        )
+        await other.delete_ledger(9)
+        assert await one.current_ledgers([7, 9]) == [changed, None]
+        assert await one.current_ledgers([]) == []
+
+    kind.run(body)
+
+
 def test_creation_time_stays(kind: Kind) -> None:
     async def body(cluster: Cluster) -> None:
         driver = await cluster.driver()

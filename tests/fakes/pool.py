@@ -108,6 +108,7 @@ class FakePool:
         self.log: list[tuple[str, str, list[int]]] = []
         self.batches: dict[tuple[str, int], list[int]] = {}  # sizes of what was added, by bookie and ledger
         self.is_closed = False
+        self.connection_count = 0
         self.add_timeout_ms = 1
         self._loop = asyncio.get_running_loop()
 
@@ -129,6 +130,7 @@ class FakePool:
         sink: Any,
         *,
         is_deferred_sync: bool = False,
+        proof: object = None,
     ) -> None:
         if self.is_closed:
             raise errors.ClientClosed()

@@ -223,6 +223,23 @@ exhibit(
 
 
 @exhibit(
+    "fences-on-emptied-disks",
+    "Acknowledgements after the end, from bookies that were emptied",
+    issue(4812),
+    Schedule("X-81"),
+    "A ledger was recovered and sealed while its writer was idle. The bookies of its ensemble were then emptied in "
+    "turn, as when pods are drained and provisioned anew, and started again under their ids. The fences were on the "
+    "disks that were gone. The writer appended again, an ack quorum accepted the entries, and they were after the end "
+    "of the ledger.",
+    "Writers use new connections, and bookies accept adds to ledgers older than their directories, without a check of "
+    "the ledger's record.",
+)
+def _(patch: Patch) -> None:
+    mutant("a writer sends on new connections without a check")(patch)
+    mutant("a bookie stores adds of former ledgers without a check")(patch)
+
+
+@exhibit(
     "fence-and-add-race",
     "A fence and an add that did not see each other",
     issue(4701),

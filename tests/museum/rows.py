@@ -153,6 +153,7 @@ PAINS = [
     ),
     Row("A-11", "4205, 4140", "checksums that differ between code paths", ("checksum-of-a-part",)),
     Row("A-12", "", "applications that seal after failed adds", (), "the API prevents it: see above"),
+    Row("A-13", "4812", "fences lost with emptied bookies", ("fences-on-emptied-disks",)),
 ]
 
 CLIENT = [

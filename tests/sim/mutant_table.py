@@ -18,17 +18,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from bookies.bookie import server
 from bookies.client import client
 from bookies.client.base import keys
 from bookies.client.base.budget import MemoryBudget
 from bookies.client.read import reader_state
 from bookies.client.repair import bookie_recovery, recovery, replica_tools, replication
+from bookies.client.transport.open_ledgers import NOT_ESTABLISHED, OpenLedgers
 from bookies.client.write import LedgerWriter, adds, writer
 from bookies.client.write.send_scheduler import FifoLock
 from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
 from bookies.lab.sim.run import Result, simulate
 from bookies.lab.sim.scenario import read_scenario, run_scenario
 from bookies.lab.sim.scenario.scenario import ScenarioResult
+from bookies.lab.sim.world.sim_metadata import SimDriver
 from bookies.metadata.shared import table_store
 from bookies.metadata.shared.nodes import At
 from bookies.model import LedgerState
@@ -38,6 +41,7 @@ from bookies.protocol.ledger.add_advanced import AdvancedAddPipeline
 from bookies.protocol.ledger.bookie_health import CircuitBreakers
 from bookies.protocol.ledger.ledger import change_needed, with_ensemble
 from bookies.protocol.placement.placement import replace_failed
+from bookies.protocol.quorums import IdSet
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.store import LedgerStore
@@ -65,13 +69,50 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    what: str, *schedules: str, profile: str = "races"
+    what: str, *schedules: str, profile: str | None = "races"
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def declare(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
         MUTANTS.append(Mutant(what, schedules, apply, profile))
         return apply
 
     return declare
+
+
+# -- ledgers that ended on disks that are gone -----------------------------------------------------------------------
+@mutant("a writer sends on new connections without a check", "X-81", "X-82", profile="emptied-writers")
+def _(patch: Patch) -> None:
+    original = OpenLedgers.proof
+    patch.setattr(OpenLedgers, "proof", lambda self, ledger_id, point: original(self, ledger_id, NOT_ESTABLISHED))
+
+
+@mutant("a bookie stores adds of former ledgers without a check", "X-81", "X-82", profile="emptied-bookies")
+def _(patch: Patch) -> None:
+    patch.setattr(LedgerStore, "_check_former", lambda self, ledger_id, entry_id: None)
+
+
+@mutant("a server that lags behind answers the checks", "X-83", profile=None)
+def _(patch: Patch) -> None:
+    patch.setattr(SimDriver, "current_ledgers", SimDriver.read_ledgers)
+
+
+@mutant("an emptied bookie takes the id generator's mark for empty", "X-81", profile="emptied-bookies")
+def _(patch: Patch) -> None:
+    async def none(*_: object) -> IdSet:
+        return IdSet(0)
+
+    patch.setattr(server, "find_former_ledgers", none)
+
+
+@mutant("a ledger that the bookie knows needs no check", "X-81", profile="emptied-bookies")
+def _(patch: Patch) -> None:
+    original = LedgerStore._authorized
+
+    def authorized(self: LedgerStore, ledger_id, master_key):  # type: ignore[no-untyped-def]
+        ledger = original(self, ledger_id, master_key)
+        self.note_open(ledger_id)
+        return ledger
+
+    patch.setattr(LedgerStore, "_authorized", authorized)
 
 
 # -- the writer ----------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_a_broken_promise_fails() -> None:
         (HEAD + "\n# why\nhold W ad 0 -> b0", "test:7: `ad` is not a kind of message; expected one of add, "),
         (HEAD + "W append 5..3", "test:5: `5..3`: expected first..last"),
         (HEAD + "W append 0..999999999999", "test:5: `0..999999999999`: expected at most 10,000 entries in one step"),
-        (HEAD + "allow I-33", "test:5: `I-33` is no promise; expected I-1 to I-32, B-1, or L-1 to L-4"),
+        (HEAD + "allow I-34", "test:5: `I-34` is no promise; expected I-1 to I-33, B-1, or L-1 to L-4"),
         (HEAD + "(a) one\nW append 0\n(a) two", "test:7: there is a section (a) already"),
         (HEAD + "expect record OPENED", "`expect record STATE [NUMBER]`"),
     ],

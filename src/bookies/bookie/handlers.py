@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bookies.bookie.connection import Connection
+from bookies.bookie.former_ledgers import LedgerChecks
 from bookies.bookie.pressure import Intake
 from bookies.bookie.reads import Reads
 from bookies.bookie.state import BookieState, Phase
@@ -23,6 +24,7 @@ from bookies.bookie.storage_port import Storage
 from bookies.errors import BookKeeperError, Status, status_of_error
 from bookies.kernels import Adds
 from bookies.runtime.events import Events
+from bookies.storage.engine.store_writes import LedgerUnchecked
 from bookies.wire.auth import auth_disabled
 from bookies.wire.messages import (
     AddRequest,
@@ -60,11 +62,13 @@ class Handlers:
         state: BookieState,
         intake: Intake,
         reads: Reads,
+        checks: LedgerChecks,
         events: Events,
     ) -> None:
         self._store = store
         self._state = state
         self._intake = intake
+        self._checks = checks
         self._events = events
         self.on_add_latency: Callable[[float], None] | None = None  # of batches of ordinary adds, seconds
         self._handlers: Mapping[type, Callable[[Connection, Any], None]] = {
@@ -103,6 +107,10 @@ class Handlers:
         if not self._state.may_add(request.is_high_priority):
             self._answer_adds(connection, request, adds, Status.READ_ONLY)
             return
+        self._add_some(connection, request, adds)
+
+    def _add_some(self, connection: Connection, request: AddRequest, adds: Adds) -> None:
+        """Add some stretches of a request."""
         refused = self._store.add(
             adds,
             request.master_key,
@@ -112,7 +120,23 @@ class Handlers:
             done=functools.partial(self._added, connection, request, self._begun(request)),
         )
         for part, error in refused:
-            self._answer_adds(connection, request, part, status_of_error(error))
+            if isinstance(error, LedgerUnchecked):
+                self._check(connection, request, part)
+            else:
+                self._answer_adds(connection, request, part, status_of_error(error))
+
+    def _check(self, connection: Connection, request: AddRequest, part: Adds) -> None:
+        """Let a stretch wait until the record of its ledger is known. Source: storage 9.7 (F-44)."""
+
+        def resume(error: BookKeeperError | None) -> None:
+            self._intake.answered(part.records.size)
+            if error is not None:
+                self._answer_adds(connection, request, part, status_of_error(error))
+            else:
+                self._add_some(connection, request, part)
+
+        self._intake.accepted(part.records.size)
+        self._checks.hold(part.first_ledger_id, part.entry_ids[0], resume)
 
     def _added(
         self,
@@ -124,6 +148,10 @@ class Handlers:
     ) -> None:
         if begun is not None and self.on_add_latency is not None:
             self.on_add_latency(asyncio.get_running_loop().time() - begun)
+        if isinstance(error, LedgerUnchecked):
+            self._check(connection, request, part)
+            self._intake.answered(part.records.size)
+            return
         status = Status.OK if error is None else self._status(error, Operation.ADD)
         self._answer_adds(connection, request, part, status)
         self._intake.answered(part.records.size)

@@ -30,6 +30,7 @@ from bookies.bookie.control import (
     scrub_calls,
     storage_calls,
 )
+from bookies.bookie.former_ledgers import LedgerChecks, find_former_ledgers
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
 from bookies.bookie.pressure import Intake, ReadBudget
@@ -168,7 +169,8 @@ class BookieServer:
             partial_size_max=max(config.adds_in_progress_size_max, PARTIAL_FRAMES * config.frame_size_max),
         )
         reads = Reads(self.storage, config, runtime.clock, self._events)
-        self._handlers = Handlers(self.storage, self.state, intake, reads, self._events)
+        self._checks = LedgerChecks(driver, self.bookie_id, self.storage.note_open, runtime, self._events)
+        self._handlers = Handlers(self.storage, self.state, intake, reads, self._checks, self._events)
         surroundings = Surroundings(self._handlers, intake, self._events, config.frame_size_max)
         self._reception = Reception(runtime, config, surroundings, self.state.may_serve)
         self._registration = Registration(runtime, config, driver, self.bookie_id, self.state, self._events)
@@ -201,6 +203,9 @@ class BookieServer:
             finally:
                 for lock in locks:
                     lock.release()
+            self.store.former_ledgers = await find_former_ledgers(
+                self._runtime, self.config, self._driver, self._events
+            )
             if self.config.gc_interval_ms:
                 self.store.collect(self._driver, self.bookie_id, admission.instance_id)
             if self.config.scrub_period_ms:
@@ -243,6 +248,8 @@ class BookieServer:
         await self._tasks.stop()
         if was_serving:
             await self._registration.end()
+        self._reception.intake.stop()
+        await self._checks.stop()
         await self._reception.answer()
         try:
             await self.store.stop()
@@ -257,6 +264,7 @@ class BookieServer:
         self.state.stopping()
         self._reception.intake.stop()
         self._close_ports()
+        await self._checks.stop()
         await self._tasks.stop()
         await self._reception.abort()
         self.store.abort()

@@ -113,6 +113,7 @@ class Client:
             writer.client_closed()
         if self._files is not None:
             self._files.close()
+        await self._writing.open_ledgers.stop()
         await self._pool.close()
         await self._driver.close()
 
@@ -177,6 +178,7 @@ class Client:
                 ensemble, size_min=size_min, write_quorum=write_quorum, ack_quorum=ack_quorum
             )
             token = self._runtime.random.getrandbits(TOKEN_BITS)
+            point = self._pool.connection_count
             record = await self._create_record(
                 lambda number: new_ledger(
                     number,
@@ -197,6 +199,7 @@ class Client:
                 rules_of(self.config, domains=self._locations.domains, is_deferred_sync=deferred_sync),
                 password,
                 self._announcing(record.metadata, password),
+                point,
             )
             writer.allow_ensemble_changes(self._allows_changes)
             self._writers[writer.ledger_id] = writer

@@ -7,6 +7,7 @@ import pathlib
 import re
 
 from bookies.kernels import Records
+from bookies.protocol.quorums import IdSet
 from bookies.storage.disks import (
     status_format,
 )
@@ -18,6 +19,7 @@ from bookies.storage.entry_log import (
 )
 from bookies.storage.identity import (
     cookie,
+    former_ledgers_format,
 )
 from bookies.storage.index import (
     index_format,
@@ -115,6 +117,13 @@ def test_bookie_status() -> None:
     record = status_format.StatusRecord(is_read_only=True, written_ms=1795262526105, is_manual=True)
     check("bookie-status.md", record.pack())
     assert f"\n{record.pack().decode()}```" in (DOCS / "bookie-status.md").read_text()
+
+
+def test_former_ledgers() -> None:
+    ids = IdSet(1207)
+    ids.add(500_000, 500_004)
+    ids.add(700_000, 700_001)
+    assert f"```\n{former_ledgers_format.pack(ids).decode()}```" in (DOCS / "former-ledgers.md").read_text()
 
 
 def test_removed_ledgers() -> None:

@@ -8,7 +8,8 @@ the table of its states, and `Event` states what becomes of the requests. Each r
     given up           none; the response of a v2 read is still expected, because it names the entry alone
     connection ended   the error of the ending, whether the request was queued, sent or partly answered
 
-Source: wire-protocol 1.4 and 6.1.
+Adds may have to wait until it is proved that their ledger is open (`open_ledgers.py`). Meanwhile they are held here,
+and time out like others. Source: wire-protocol 1.4 and 6.1, client-protocol 2.21.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from bookies.client.transport.open_ledgers import NOT_ESTABLISHED, OpenProof
 from bookies.client.transport.unanswered import (
     V3_ADDS,
+    HeldAdds,
     Outcome,
     PendingAdds,
     ReadKey,
@@ -170,10 +173,10 @@ class _Input:
 class Connection(asyncio.BufferedProtocol):
     """One connection to one bookie; the module describes its states.
 
-    `on_end(connection, error)` is called once, when it closes, before any request fails; `on_timeout(bookie)` when a
-    request was not answered in time. `scratch`: receive buffer for short responses, which the connections of one loop
-    can share. It is a view because asyncio's TLS fills views piece by piece, and a slice of any other buffer would be a
-    copy.
+    `number`: see `open_ledgers`. `on_established(connection)` sets it. `on_end(connection, error)` is called once, when
+    it closes, before any request fails; `on_timeout(bookie)` when a request was not answered in time. `scratch`:
+    receive buffer for short responses, which the connections of one loop can share. It is a view because asyncio's TLS
+    fills views piece by piece, and a slice of any other buffer would be a copy.
     """
 
     def __init__(
@@ -181,20 +184,24 @@ class Connection(asyncio.BufferedProtocol):
         bookie: BookieId,
         wire: str,
         frame_size_max: int,
+        on_established: Callable[[Connection], None],
         on_end: Callable[[Connection, BookKeeperError], None],
         on_timeout: Callable[[BookieId], None],
         scratch: memoryview,
     ) -> None:
         self.bookie = bookie
         self.wire = wire
+        self.number = NOT_ESTABLISHED
         self.state = State.CONNECTING
         self.error: BookKeeperError | None = None  # why it is closed
         self._has_answered = False  # at least one response was received
         self._loop = asyncio.get_running_loop()
+        self._on_established = on_established
         self._on_end = on_end
         self._on_timeout = on_timeout
         self._input = _Input(ResponseDecoder(wire, frame_size_max), scratch)
         self._output = _Output(self._loop)
+        self._held = HeldAdds()
         self._adds = UnansweredAdds()
         self._requests = UnansweredRequests()
         self._timer: asyncio.TimerHandle | None = None
@@ -206,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def adds_size(self) -> int:
         """Bytes of adds sent or waiting to be sent, and not answered."""
-        return self._adds.size
+        return self._adds.size + self._held.size
 
     def _follow(self, event: Event) -> None:
         self.state = following(TRANSITIONS, self.state, event)
@@ -223,6 +230,27 @@ class Connection(asyncio.BufferedProtocol):
         self._output.send_adds(buffers, adds.size)
         if self._timer is None:
             self._watch_deadlines()
+
+    def hold_adds(self, adds: PendingAdds, buffers: Sequence[Buffer], proof: OpenProof) -> None:
+        """Send the frames of these adds once the ledger is proved to be open. Never blocks."""
+        assert self.error is None
+        if self._held.append(adds, buffers, proof) and self.state is State.OPEN:
+            proof.demand(self)
+        self._watch_deadlines()
+
+    def holds(self, proof: OpenProof) -> bool:
+        """See `open_ledgers.Holder`."""
+        return proof in self._held
+
+    def release(self, proof: OpenProof) -> None:
+        """See `open_ledgers.Holder`."""
+        for adds, buffers in self._held.take(proof):
+            self.send_adds(adds, buffers)
+
+    def refuse(self, proof: OpenProof, error: BookKeeperError) -> None:
+        """See `open_ledgers.Holder`."""
+        for adds, _ in self._held.take(proof):
+            adds.sink.on_failed(self.bookie, adds.entry_ids, error)
 
     def accepts_read(self, key: ReadKey, is_fencing: bool) -> bool:
         """Report whether the response to a v2 read can be told from the responses that are still to come."""
@@ -268,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
             self._timer.cancel()
         self._output.drop()
         self._on_end(self, error)
-        unanswered, requests = self._adds.take_all(), self._requests.take_all()
+        unanswered, requests = [*self._adds.take_all(), *self._held.take_all()], self._requests.take_all()
         for adds in unanswered:
             adds.sink.on_failed(self.bookie, adds.entry_ids, error)
         for request in requests:
@@ -283,10 +311,13 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self._follow(Event.CONNECTED)
-        if self.state is State.OPEN:
-            self._output.connected(stream)
-        else:
+        if self.state is not State.OPEN:
             stream.abort()
+            return
+        self._on_established(self)
+        for proof in self._held.proofs():
+            proof.demand(self)
+        self._output.connected(stream)
 
     def get_buffer(self, sizehint: int) -> Buffer:
         return self._input.buffer()
@@ -369,6 +400,7 @@ class Connection(asyncio.BufferedProtocol):
             adds.sink.on_failed(self.bookie, adds.entry_ids, self._timeout(adds.ledger_id, adds.entry_ids[0]))
         for request in self._requests.take_expired(now):
             has_timed_out |= request.finish(self._timeout(*request.key or ()))
+        has_timed_out |= self._expire_held(now)
         if self.error is not None:
             return  # A sink closed the client when its adds failed.
         if has_timed_out:
@@ -378,8 +410,19 @@ class Connection(asyncio.BufferedProtocol):
             self._drop("the bookie accepts no more bytes")
         elif self._requests.abandoned_count > ABANDONED_READS_MAX:
             self._drop("too many reads without answer")
-        elif self._adds or self._requests:
+        elif self._adds or self._held or self._requests:
             self._watch_deadlines()
+
+    def _expire_held(self, now: float) -> bool:
+        """Fail held adds whose time is over. Return whether the bookie is the reason: there is no connection yet."""
+        has_timed_out = False
+        for adds in self._held.take_expired(now):
+            problem = "not sent: no connection to the bookie, or no answer from the metadata store, in time"
+            entry_id = adds.entry_ids[0]
+            error = BookieTimeout(problem, ledger_id=adds.ledger_id, entry_id=entry_id, bookie=self.bookie)
+            has_timed_out = True
+            adds.sink.on_failed(self.bookie, adds.entry_ids, error)
+        return has_timed_out and self._output.transport is None
 
     def _timeout(self, ledger_id: int | None = None, entry_id: int | None = None) -> BookieTimeout:
         return BookieTimeout(

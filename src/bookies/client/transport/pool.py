@@ -18,6 +18,7 @@ from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
 from bookies.client.transport.connection import Connection
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
+from bookies.client.transport.open_ledgers import OpenProof
 from bookies.client.transport.unanswered import AddSink, Outcome, PendingAdds
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -86,7 +87,7 @@ class BookiePool:
     bookie that could not be reached or did not answer in time.
 
     `health`: which bookies to prefer, by what was observed of each. `batch_support`: which of them support batch reads.
-    `copy_admission`: admission of copies of ledgers.
+    `copy_admission`: admission of copies of ledgers. `connection_count`: connections established so far.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class BookiePool:
         self.health = BookieHealth(config, self._probe)
         self.batch_support = BatchSupport()
         self.copy_admission = CopyAdmission(self.bookie_info)
+        self.connection_count = 0
         self._security = ClientSecurity(runtime, config)
         self._scratch = memoryview(bytearray(RECEIVE_SIZE))
         self._peers: dict[BookieId, _Peer] = {}
@@ -129,11 +131,13 @@ class BookiePool:
         sink: AddSink,
         *,
         is_deferred_sync: bool = False,
+        proof: OpenProof | None = None,
     ) -> None:
         """Send v2 ADD frames, as from `kernels.pack_add_frames`, that add these entries. Never blocks.
 
         `sink` receives the outcome of every entry exactly once, never before this call returns. `is_deferred_sync`: the
-        bookie may answer before the entries are durable; only v3 can express it. Raises `ClientClosed`.
+        bookie may answer before the entries are durable; only v3 can express it. `proof`: of the writer; the adds are
+        held until the ledger was found open after the connection was established. Raises `ClientClosed`.
         """
         is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
         connection = self._connection(bookie, "v3" if is_deferred_sync else self._config.wire)
@@ -145,7 +149,10 @@ class BookiePool:
             buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
         deadline = self._loop.time() + self._config.add_timeout_ms / 1000
         adds = PendingAdds(ledger_id, keys, entry_ids, sink, deadline, len(frames))
-        connection.send_adds(adds, buffers, is_recovery=is_recovery)
+        if proof is not None and connection.number > proof.point:
+            connection.hold_adds(adds, buffers, proof)
+        else:
+            connection.send_adds(adds, buffers, is_recovery=is_recovery)
 
     def pending_size(self, bookie: BookieId) -> int:
         """Return the bytes of adds that this bookie has not answered, sent or waiting to be sent."""
@@ -436,7 +443,9 @@ class BookiePool:
         connection = peer.connections.get(wire)
         if connection is None:
             frame_size_max = self._config.frame_size_max + ANSWER_SLACK
-            connection = Connection(bookie, wire, frame_size_max, self._ended, self.suspect, self._scratch)
+            connection = Connection(
+                bookie, wire, frame_size_max, self._established, self._ended, self.suspect, self._scratch
+            )
             peer.connections[wire] = connection
             self._tasks.start(self._connect(connection), f"connect to {bookie}")
         return connection
@@ -472,6 +481,10 @@ class BookiePool:
         txn_id = connection.next_txn_ids()[0]
         timeout_ms = self._config.read_timeout_ms if timeout_ms is None else timeout_ms
         return connection.request(encode_request(request(txn_id)), timeout_ms, txn_id=txn_id)
+
+    def _established(self, connection: Connection) -> None:
+        self.connection_count += 1
+        connection.number = self.connection_count
 
     def _ended(self, connection: Connection, error: BookKeeperError) -> None:
         """Forget a closed connection before its requests fail, so that a retry opens another one."""

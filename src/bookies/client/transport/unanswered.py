@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from bookies.client.transport.open_ledgers import OpenProof
 from bookies.errors import BookKeeperError, Status
 from bookies.model import BookieId
-from bookies.wire.messages import AddResponses, Response
+from bookies.wire.messages import AddResponses, Buffer, Response
 
 V3_ADDS = -1  # stands for the ledger of adds over v3, which are matched by transaction id
 
@@ -232,6 +233,57 @@ class UnansweredAdds:
         self._of_recoveries.clear()
         self.size = 0
         return [adds for queue in queues for adds in queue.take_all()]
+
+
+class HeldAdds:
+    """Adds that wait until it is proved that their ledger is open, with their frames. `size`: bytes of the adds."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._by_proof: dict[OpenProof, deque[tuple[PendingAdds, Sequence[Buffer]]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_proof)
+
+    def __contains__(self, proof: OpenProof) -> bool:
+        return proof in self._by_proof
+
+    def proofs(self) -> list[OpenProof]:
+        """Return the proofs for which adds wait."""
+        return list(self._by_proof)
+
+    def append(self, adds: PendingAdds, buffers: Sequence[Buffer], proof: OpenProof) -> bool:
+        """Hold adds. Return whether they are the first that wait for this proof."""
+        self.size += adds.size
+        held = self._by_proof.get(proof)
+        if held is not None:
+            held.append((adds, buffers))
+            return False
+        self._by_proof[proof] = deque([(adds, buffers)])
+        return True
+
+    def take(self, proof: OpenProof) -> deque[tuple[PendingAdds, Sequence[Buffer]]]:
+        """Remove and return the adds that wait for this proof, with their frames."""
+        held = self._by_proof.pop(proof, deque())
+        self.size -= sum(adds.size for adds, _ in held)
+        return held
+
+    def take_expired(self, now: float) -> Iterator[PendingAdds]:
+        """Remove and yield the adds whose deadline has passed."""
+        for proof, held in list(self._by_proof.items()):
+            while held and held[0][0].deadline <= now:
+                adds, _ = held.popleft()
+                self.size -= adds.size
+                yield adds
+            if not held and self._by_proof.get(proof) is held:
+                del self._by_proof[proof]
+
+    def take_all(self) -> list[PendingAdds]:
+        """Remove and return all adds."""
+        held = [adds for waiting in self._by_proof.values() for adds, _ in waiting]
+        self._by_proof.clear()
+        self.size = 0
+        return held
 
 
 class UnansweredRequest:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
+from bookies.client.transport.open_ledgers import OpenProof
 from bookies.errors import BookieBusy, BookKeeperError, ClientClosed, NotEnoughBookies
 from bookies.kernels import pack_add_frames
 from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata
@@ -36,6 +37,8 @@ _I64 = struct.Struct(">q")
 class AddPool(Protocol):
     """The methods of a `BookiePool` that adds need."""
 
+    connection_count: int
+
     def send_adds(
         self,
         bookie: BookieId,
@@ -45,6 +48,7 @@ class AddPool(Protocol):
         sink: AddReplica,
         *,
         is_deferred_sync: bool = False,
+        proof: OpenProof | None = None,
     ) -> None: ...
 
     async def force(self, bookie: BookieId, ledger_id: int) -> None: ...
@@ -268,7 +272,10 @@ class Unforced:
 
 
 class AddChannel:
-    """An `AddPipeline` with bytes. `timeout_s`: seconds; a bookie that has been busy for this time has failed."""
+    """An `AddPipeline` with bytes. `timeout_s`: seconds; a bookie that has been busy for this time has failed.
+
+    `proof`: the writer's; None in a recovery, which may add to a ledger that has ended.
+    """
 
     def __init__(
         self,
@@ -278,9 +285,11 @@ class AddChannel:
         frames: LedgerFrames,
         *,
         timeout_s: float,
+        proof: OpenProof | None = None,
         is_deferred_sync: bool = False,
     ) -> None:
         self._pool = pool
+        self._proof = proof
         self._owner = owner
         self.timeout_s = timeout_s
         self._ledger_id = pipeline.metadata.ledger_id
@@ -396,7 +405,13 @@ class AddChannel:
             self.unforced.sent(bookie)
         try:
             self._pool.send_adds(
-                bookie, self._ledger_id, entry_ids, frames, replica, is_deferred_sync=self._is_deferred_sync
+                bookie,
+                self._ledger_id,
+                entry_ids,
+                frames,
+                replica,
+                is_deferred_sync=self._is_deferred_sync,
+                proof=self._proof,
             )
         except ClientClosed as error:
             self.loop.call_soon(replica.on_failed, bookie, entry_ids, error)

@@ -96,6 +96,7 @@ class AdvancedLedgerWriter(LedgerWriter):
             self,
             LedgerFrames(metadata.ledger_id, digest_type, password, window),
             timeout_s=context.config.add_timeout_ms / 1000,
+            proof=self._proof,
             is_deferred_sync=self._rules.is_deferred_sync,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from bookies.client.base.budget import MemoryBudget
+from bookies.client.transport.open_ledgers import OpenLedgers
 from bookies.client.write.adds import AddPool
 from bookies.client.write.lac_announcer import LacAnnouncer
 from bookies.client.write.send_scheduler import SendScheduler
@@ -28,6 +29,7 @@ class WriteContext:
     budget: MemoryBudget
     announcer: LacAnnouncer
     scheduler: SendScheduler
+    open_ledgers: OpenLedgers
 
     @classmethod
     def of(
@@ -38,7 +40,8 @@ class WriteContext:
         driver: MetadataDriver,
         candidates: Callable[[], Sequence[BookieId]],
     ) -> Self:
-        """Return the context of a new client, with a memory budget, an announcer and a scheduler of its own."""
+        """Return the context of a new client, with the parts that are its own."""
         announcer = LacAnnouncer(config.explicit_lac_interval_ms / 1000)
         budget = MemoryBudget(config.memory_limit)
-        return cls(runtime, config, pool, driver, candidates, budget, announcer, SendScheduler())
+        open_ledgers = OpenLedgers(runtime, driver, lambda: pool.connection_count)
+        return cls(runtime, config, pool, driver, candidates, budget, announcer, SendScheduler(), open_ledgers)

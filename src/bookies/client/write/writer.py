@@ -17,7 +17,7 @@ A client first creates the metadata (`protocol.ledger.new_ledger`, `driver.creat
 
     LedgerWriter(one WriteContext per client, versioned, rules_of(config), password)
 
-Source: client-protocol 2.3 to 2.13, 2.16.
+Source: client-protocol 2.3 to 2.13, 2.16, 2.21.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ class LedgerWriter:
         rules: AddRules,
         password: bytes,
         announce: Announce | None = None,  # None: readers learn the last add confirmed from entries alone
+        point: int = -1,  # connections when the request that found the ledger open began, see `OpenProof`
     ) -> None:
         config = context.config
+        self._proof = context.open_ledgers.proof(versioned.metadata.ledger_id, point)
         self._record = MetadataLoop(context.runtime, context.driver, versioned)
         self._candidates = context.candidates
         self._budget = context.budget
@@ -122,6 +124,7 @@ class LedgerWriter:
             self,
             LedgerFrames(metadata.ledger_id, metadata.digest_type or DigestType.CRC32C, password, window),
             timeout_s=context.config.add_timeout_ms / 1000,
+            proof=self._proof,
             is_deferred_sync=self._rules.is_deferred_sync,
         )
 

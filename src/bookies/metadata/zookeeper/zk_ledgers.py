@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, SessionExpired
+from bookies.errors import InvalidArgument, LedgerNotFound, MetadataCorrupt, MetadataError, SessionExpired
 from bookies.metadata.formats import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
@@ -149,6 +149,23 @@ class Ledgers:
     def _versioned(self, path: str, ledger_id: int, data: bytes, stat: Stat) -> Versioned:
         self._nodes.remember(path, stat)
         return Versioned(parse_ledger(ledger_id, data, stat.ctime_ms), stat.mzxid)
+
+    async def read_current(self, ledger_id: int) -> Versioned | MetadataCorrupt | None:
+        """Read a record, see `MetadataDriver.current_ledgers`.
+
+        A leader that a majority has deposed answers `sync` and reads until it notices. It cannot carry out a
+        transaction, so one that only checks the version follows the read.
+        """
+        path = self.path(ledger_id)
+        while path is not None and (node := await self._nodes.read(path)) is not None:
+            try:
+                await self._groups.multi([Check(path, node[1].version)])
+                return self._versioned(path, ledger_id, *node)
+            except Refusal:
+                continue  # It has changed since.
+            except MetadataCorrupt as error:
+                return error
+        return None
 
     async def create(self, metadata: LedgerMetadata) -> Versioned:
         """See `MetadataDriver.create_ledger`."""

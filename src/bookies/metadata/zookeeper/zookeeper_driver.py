@@ -9,7 +9,7 @@ Source: metadata 1 to 8 and 11.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from bookies.errors import (
@@ -19,7 +19,7 @@ from bookies.errors import (
     SessionExpired,
 )
 from bookies.metadata.interface import Watch
-from bookies.metadata.interface.driver import GivenIds, LedgerEvent
+from bookies.metadata.interface.driver import READ_AT_ONCE, GivenIds, LedgerEvent, Versioned
 from bookies.metadata.interface.request_counts import RequestCounts
 from bookies.metadata.shared.observers import WatchedNames
 from bookies.metadata.shared.session_driver import DriverParts, SessionDriver
@@ -51,7 +51,7 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 )
 from bookies.model import BookieId, BookieInfo, BookieMode
 from bookies.runtime.ports import Runtime
-from bookies.runtime.tasks import Tasks
+from bookies.runtime.tasks import Tasks, all_of
 
 T = TypeVar("T")
 
@@ -220,6 +220,11 @@ class ZooKeeperDriver(SessionDriver):
     async def next_ledger_id(self) -> int:
         self._require_open()
         return await self._ids.next(self._ledgers.manager)
+
+    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        assert len(ledger_ids) <= READ_AT_ONCE
+        self._require_open()
+        return await all_of(map(self._ledgers.read_current, ledger_ids))
 
     # -- bookies -------------------------------------------------------------------------------------------------
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:

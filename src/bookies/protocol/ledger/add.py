@@ -68,6 +68,7 @@ from bookies.errors import (
     ClientClosed,
     LedgerClosed,
     LedgerFenced,
+    LedgerNotFound,
     NotSupported,
     Unauthorized,
     WriteFailed,
@@ -78,7 +79,7 @@ from bookies.protocol.quorums import IdSet
 from bookies.protocol.quorums.quorum import Quorums, quorum_bound
 from bookies.transitions import following
 
-FATAL = (LedgerFenced, Unauthorized, NotSupported)
+FATAL = (LedgerFenced, LedgerNotFound, Unauthorized, NotSupported)
 
 
 class AddState(enum.Enum):

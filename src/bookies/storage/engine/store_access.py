@@ -37,6 +37,7 @@ class StoreAccess(ABC):
         self._is_stopping = False
         self._waiting: dict[int, list[tuple[Callable[..., None], Done, tuple[object, ...]]]] = {}
         self._watchers = LacWatchers()
+        self._found_open: set[int] = set()  # former ledgers, until their next add
 
     @abstractmethod
     def _fail(self, error: BaseException) -> None:

@@ -7,10 +7,11 @@ Invariants
 - R-7: insert in storage first, then queue for the journal, for every record type. This allows a checkpoint to drop
   journals.
 - F-7: log LEDGER_KEY before the first record of a ledger in this process, fences and explicit LACs included.
+- F-44: accept an ordinary add to a ledger older than the directories only after its record was found to be OPEN.
 - R-5: answer a fence only after its journal record is fsynced. F-42: this holds for any response to a fencing read, and
   for a fence of a ledger that is being fenced already.
 
-Source: storage 2.6, 5.7, 8.3.
+Source: storage 2.6, 5.7, 8.3, 9.7.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from bookies.errors import (
     Unauthorized,
 )
 from bookies.kernels import Adds
+from bookies.protocol.quorums import IdSet
 from bookies.runtime.ports import Buffer
 from bookies.storage.engine.storage_parts import StorageParts
 from bookies.storage.engine.store_access import StoreAccess
 from bookies.storage.index.index_format import ENTRY_ID_MAX, EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
-from bookies.storage.index.index_ledger import Ledger, is_vacant
+from bookies.storage.index.index_ledger import CHECK_DUE, KEY_DUE, Ledger, is_vacant
 from bookies.storage.journal import Journal, journal_format
 from bookies.storage.journal.journal import Done
 
@@ -48,9 +50,17 @@ AddsDone = Callable[[Adds, BaseException | None], None]  # stretches that are du
 RefusedAdds = tuple[Adds, BookKeeperError]
 
 
-class StoreWrites(StoreAccess):
-    """Writes that are decided at the call, and whose durability is reported later. All calls on the loop's thread."""
+class LedgerUnchecked(BookKeeperError):
+    """The ledger may have ended before this bookie was emptied. Read its record, `note_open`, and repeat the add."""
 
+
+class StoreWrites(StoreAccess):
+    """Writes that are decided at the call, and whose durability is reported later. All calls on the loop's thread.
+
+    `former_ledgers`: ids of ledgers that may be older than the directories, see `storage.identity`.
+    """
+
+    former_ledgers = IdSet(0)
     _entry_count = 0  # entries added since the start
     _misses_journal = False  # a journal's disk has no space for its first file
 
@@ -85,7 +95,7 @@ class StoreWrites(StoreAccess):
         durable or `done(part, error)` for an error. Every stretch is returned or reported, once. An unknown ledger is
         created with the key. A deferred sync is answered like any other add. Reasons: Unauthorized, LedgerFenced (never
         for recovery), BookieReadOnly, InvalidArgument, DataUnknown, StorageError, BookieBusy (the cache is full and
-        flushes fail).
+        flushes fail), LedgerUnchecked (never for recovery).
 
         Stretches that need no special handling are stored together. Each of the others, which include all later
         stretches of their ledgers, is stored separately; this keeps the order within a ledger.
@@ -99,7 +109,7 @@ class StoreWrites(StoreAccess):
             return [(adds, error)]
         if not self.is_writable and not (is_recovery and self.takes_priority):
             return [(adds, BookieReadOnly(self.read_only_reason, ledger_id=adds.first_ledger_id))]
-        ledgers, special = self._plain_ledgers(parts, adds, master_key)
+        ledgers, special = self._plain_ledgers(parts, adds, master_key, KEY_DUE if is_recovery else KEY_DUE | CHECK_DUE)
         if not special:
             self._store(parts, ledgers, adds, accepted, done)
             return []
@@ -117,8 +127,13 @@ class StoreWrites(StoreAccess):
                 refused.append((part, error))
         return refused
 
-    def _plain_ledgers(self, parts: StorageParts, adds: Adds, master_key: bytes) -> tuple[list[Ledger], list[int]]:
-        """Return the ledgers of stretches that need no special handling, and the numbers of the other stretches."""
+    def _plain_ledgers(
+        self, parts: StorageParts, adds: Adds, master_key: bytes, steps: int
+    ) -> tuple[list[Ledger], list[int]]:
+        """Return the ledgers of stretches that need no special handling, and the numbers of the other stretches.
+
+        `steps`: those of `Ledger.due` that must not be left.
+        """
         ledgers: list[Ledger] = []
         special: list[int] = []
         if parts.checkpointer.is_failing:
@@ -129,7 +144,7 @@ class StoreWrites(StoreAccess):
             ledger = ledger_of(ledger_id)
             if (
                 ledger is None
-                or not ledger.is_key_logged
+                or ledger.due & steps
                 or ledger.header.state
                 or ledger.header.master_key != master_key
                 or greatest_id > ENTRY_ID_MAX
@@ -156,8 +171,23 @@ class StoreWrites(StoreAccess):
         if ledger is not None:
             self._check_key(ledger, master_key)
         self._check_add(parts, ledger, ledger_id, part.entry_ids[0], is_recovery=is_recovery)
+        if not is_recovery and (ledger is None or ledger.due & CHECK_DUE):
+            self._check_former(ledger_id, part.entry_ids[0])
         ledger = self._authorized(ledger_id, master_key)
+        if not is_recovery:
+            ledger.due &= ~CHECK_DUE
+            self._found_open.discard(ledger_id)
         self._store(parts, [ledger], part, _ignore_size, lambda _, error: done(error))
+
+    def _check_former(self, ledger_id: int, entry_id: int) -> None:
+        """F-44: raise LedgerUnchecked for a ledger that may be older than the directories, unless it was found open."""
+        if ledger_id in self.former_ledgers and ledger_id not in self._found_open:
+            raise LedgerUnchecked("the ledger may have ended", ledger_id=ledger_id, entry_id=entry_id)
+
+    def note_open(self, ledger_id: int) -> None:
+        """Note that the ledger's record was OPEN after this bookie's directories were made. Recovery announces itself
+        in the record first, so later fences reach these directories."""
+        self._found_open.add(ledger_id)
 
     @staticmethod
     def _check_add(
@@ -295,7 +325,7 @@ class StoreWrites(StoreAccess):
         self._check_key(ledger, master_key)
         if ledger.header.master_key != master_key and len(master_key) <= MASTER_KEY_SIZE_MAX:
             index.set_header(ledger, dataclasses.replace(ledger.header, master_key=master_key))
-            ledger.is_key_logged = False
+            ledger.due |= KEY_DUE
         return ledger
 
     def _journal_of(self, ledger_id: int) -> Journal:
@@ -305,8 +335,8 @@ class StoreWrites(StoreAccess):
     def _journal(self, ledger: Ledger, record: Buffer, size: int, done: Done) -> None:
         """Queue a record that is already in the storage, after the ledger's key (F-7)."""
         buffers: tuple[Buffer, ...] = (record,)
-        if not ledger.is_key_logged:
-            ledger.is_key_logged = True
+        if ledger.due & KEY_DUE:
+            ledger.due &= ~KEY_DUE
             key = journal_format.pack_ledger_key(ledger.ledger_id, ledger.header.master_key)
             buffers = (key, record)
             size += len(key)

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.rebuild_states import RebuildEvent, RebuildState, after
 
+KEY_DUE = 1  # no LEDGER_KEY record of this process precedes the records that are queued from now on
+CHECK_DUE = 2  # it is not known yet whether the ledger ended before the bookie was emptied (F-44)
+
 
 class Page:
     """Slots of consecutive entries. `data` may be shorter than a page: the rest is missing entries."""
@@ -38,7 +41,7 @@ class Ledger:
     last_add_confirmed: int = -1
     is_lac_known: bool = True
     is_header_dirty: bool = False
-    is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes all records queued from now on
+    due: int = KEY_DUE | CHECK_DUE  # steps before the next add, none for most adds
     is_fence_pending: bool = False  # its FENCE record may not be durable yet
     rebuild: RebuildState = RebuildState.COMPLETE  # changed by `take` alone
     is_deleted: bool = False  # removed from the index; holders of this object must drop it

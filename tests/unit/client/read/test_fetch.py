@@ -420,7 +420,7 @@ async def test_a_batch_is_bounded_by_count_size_and_last_add_confirmed(
 async def test_batches_stop_at_the_end_and_at_fragments_whatever_bookies_hold(world: World) -> None:
     """X-55 and X-56."""
     store = await world.client(add_timeout_ms=300)
-    writer = await store.create(ensemble=3)
+    writer = await store.create(ensemble=3, ack_quorum=3)
     await writer.append_many([payload(number) for number in range(10)])
     victim = writer.metadata.last_ensemble[0]
     await world.take_down(victim)

@@ -80,6 +80,7 @@ class Bench:
     """A connection and what it talks to."""
 
     def __init__(self, wire: str = "v2", *, is_connected: bool = True) -> None:
+        self.established: list[Connection] = []
         self.ended: list[BookKeeperError] = []
         self.timeouts: list[BookieId] = []
         self.sink = Sink()
@@ -88,6 +89,7 @@ class Bench:
             B1,
             wire,
             1 << 20,
+            self.established.append,
             lambda connection, error: self.ended.append(error),
             self.timeouts.append,
             memoryview(bytearray(4096)),

@@ -14,6 +14,7 @@ from bookies.errors import LedgerExists, LedgerNotFound, VersionConflict
 from bookies.metadata.interface.driver import Versioned
 from bookies.metadata.zookeeper import ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_nodes import ATTEMPTS_MAX
+from bookies.metadata.zookeeper.zookeeper_port import Stat
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.runtime import aio
 
@@ -198,5 +199,35 @@ def test_whoever_gives_up_does_not_disturb_the_others() -> None:
         await world.check(each for each in found if isinstance(each, Versioned))
         again = await world.driver.create_ledger(ledger(FIRST + 6))  # it had been sent: it is its own
         await world.check([again])
+
+    play(body)
+
+
+def test_a_deposed_leader_does_not_answer_for_the_current_record() -> None:
+    """It serves `sync` and reads with what it has; only a transaction shows that it lags behind."""
+
+    async def body(world: World) -> None:
+        created = await world.create(range(FIRST, FIRST + COUNT))
+        zookeeper, other = world.client()
+        await driven(other, lambda: written_behind(zookeeper, other, created))
+
+    async def written_behind(zookeeper: NotedZooKeeper, other: ZooKeeperDriver, created: list[Versioned]) -> None:
+        old = {path: (node.data, node.stat()) for path, node in zookeeper.server.nodes.items()}
+        get, left = zookeeper.get, dict.fromkeys(old, 2)
+
+        async def lagging(path: str, *, sync: bool = False) -> tuple[bytes, Stat]:
+            """What a deposed leader answers, twice for each znode."""
+            if path in old and left[path] > 0:
+                left[path] -= 1
+                return old[path]
+            return await get(path, sync=sync)
+
+        changed = [await other.write_ledger(closed(each), each.version) for each in created]
+        zookeeper.get = lagging  # type: ignore[method-assign]
+        ids = [each.metadata.ledger_id for each in created]
+        assert [each.version for each in await other.read_ledgers(ids)] == [each.version for each in created]  # type: ignore[union-attr]
+        before = len(zookeeper.requests)
+        assert await other.current_ledgers(ids) == changed
+        assert len(zookeeper.requests) - before == 1 + COUNT + 1  # together, refused; one by one, refused; together
 
     play(body)

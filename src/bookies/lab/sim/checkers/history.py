@@ -142,6 +142,11 @@ class History:
             self.violated("I-23", f"{name}: entry {first} was acknowledged after a failed append or a close")
         if self.stories.get(story.ledger_id) is story and story.ends and last > story.ends[0][1]:
             self.violated("I-5", f"{name}: entry {last} was acknowledged beyond the end {story.ends[0][1]}")
+        record = self.record_of(story.ledger_id)
+        if record is not None and record.is_closed and last > record.last_entry_id:
+            self.violated(
+                "I-33", f"{name}: entry {last} was acknowledged, but the record ends at {record.last_entry_id}"
+            )
         if self.witness is not None:
             self.witness.check_acknowledgement(story.ledger_id, first, last)
         if self.tap is not None:

@@ -16,6 +16,7 @@ from random import Random
 from bookies.client.read import LedgerReader
 from bookies.errors import BookKeeperError, FragmentNotFinished
 from bookies.lab.sim.checkers import History, Story
+from bookies.lab.sim.clients.emptying import EMPTIER, Emptiers
 from bookies.lab.sim.clients.final_checks import check_ledgers, recover_ledgers
 from bookies.lab.sim.clients.foreign_replicas import plant
 from bookies.lab.sim.clients.healing import HEALER, LAST_HEALER, Healers
@@ -42,6 +43,9 @@ class Workload(Roles):
         self._intruders = Intruders(self)
         self._healers = Healers(cluster, history, plan)
         self._operators = Operators(self, cluster, history, plan.operate_ms)
+        self._emptiers = Emptiers(self, cluster, history, plan.empty_ms)
+        if plan.trusting:
+            cluster.store.trusts = lambda host: host.startswith(plan.trusting)
         self._waiting: list[asyncio.Future[None]] = []  # recoveries that have not begun
 
     def start(self) -> None:
@@ -56,6 +60,7 @@ class Workload(Roles):
         self.fill("intruder", plan.intruders, partial(self._visit, self._intruders.intrude))
         self.fill(HEALER, plan.healers, self._healers.heal)
         self.fill(OPERATOR, plan.operators, self._operators.operate)
+        self.fill(EMPTIER, plan.emptiers, self._emptiers.empty)
 
     async def check(self) -> None:
         """Recover and read every ledger and check its replicas, while the clients finish their work."""
@@ -84,6 +89,10 @@ class Workload(Roles):
         await judge.participant.create_task(watch(), name="judge")
         self._healers.is_over.set()
         await healing
+
+    def stop(self) -> None:
+        super().stop()
+        self._emptiers.stop()
 
     def nudge(self) -> None:
         """Let the planned recoveries that wait for their time begin now."""

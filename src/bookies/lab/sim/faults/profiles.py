@@ -86,6 +86,10 @@ HEALING    lose bookie 1, flap 1, kill auditor 1, kill busy worker 1, kill worke
            pause worker in a copy 1.5, crash bookie 2, crash bookie at an await 1, pause bookie 1, cut connection 2,
            slow host 1, slow disk 1, limbo 1, fail disk calls 0.5, fill disk 1, refuse adds 1, metadata trouble 1.5,
            isolate from the store 1, expire session 1, kill client 2, kill client at an await 2, pause client 2
+EMPTIED    writers 3, recoverers 1, readers 1, emptiers 2, quorums 3/3/2 3/2/2 2/2/2 4/3/2, entries_max 30,
+           pause_ms 400, recovery_ms 600, deferred_probability 0.05, advanced_probability 0.1
+EMPTYING   crash bookie 2, cut connection 2, slow host 1, metadata trouble 2, isolate from the store 1,
+           kill client at an await 1
 """
 
 TEXT = """
@@ -259,6 +263,24 @@ many-ledgers: clients that fill many ledgers in turn, so that nearly every add o
              recovery_ms 500, read_ms 40, ledgers_max 1, ledgers_in_turn 24, deferred_probability 0, reads EVERY_WAY,
              reader_settings V2_AND_V3
     faults   gap_ms 250, crash bookie 1, crash bookie in a disk call 4, slow disk 1, kill client at an await 1
+    clients  HASTY
+
+emptied: bookies are emptied and return under their ids, while writers are idle
+    run      bookies 6, duration_s 8, lease_s 0.3
+    plan     EMPTIED
+    faults   gap_ms 400, EMPTYING
+    clients  HASTY
+
+emptied-writers: the same with bookies that do not check records, like Apache's
+    run      bookies 6, duration_s 8, lease_s 0.3
+    plan     EMPTIED, trusting b
+    faults   gap_ms 400, EMPTYING
+    clients  HASTY
+
+emptied-bookies: the same with writers that do not check records, like Apache's
+    run      bookies 6, duration_s 8, lease_s 0.3
+    plan     EMPTIED, trusting writer
+    faults   gap_ms 400, EMPTYING
     clients  HASTY
 
 rot: durable data of one bookie is damaged

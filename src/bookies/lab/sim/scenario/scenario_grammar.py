@@ -61,7 +61,7 @@ FRAGMENTS = {
 }
 
 
-PROMISES = (*(f"I-{number}" for number in range(1, 33)), "B-1", "L-1", "L-2", "L-3", "L-4")  # client-protocol 8.2
+PROMISES = (*(f"I-{number}" for number in range(1, 34)), "B-1", "L-1", "L-2", "L-3", "L-4")  # client-protocol 8.2
 ENTRIES_MAX = 10_000  # of one step
 
 
@@ -172,7 +172,7 @@ def _convert(name: str, value: str | None) -> Any:
     if value is None:
         return {} if name == "options" else None
     if name == "invariant" and value not in PROMISES:
-        raise StepSyntaxError(f"`{value}` is no promise; expected I-1 to I-32, B-1, or L-1 to L-4")
+        raise StepSyntaxError(f"`{value}` is no promise; expected I-1 to I-33, B-1, or L-1 to L-4")
     return _CONVERSIONS.get(name, str)(value)
 
 

@@ -40,6 +40,7 @@ FRAME_SIZE_MAX = 1 << 24
 LEDGER_KINDS = {  # operation of a session -> name of the message
     "create_ledger": "create",
     "read_ledger": "read",
+    "current_ledgers": "check",
     "write_ledger": "write",
     "delete_ledger": "delete",
 }
@@ -334,17 +335,17 @@ class Interception:
         return answered
 
     def _ledger_gate(self, name: str, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        async def answered(*arguments: Any) -> Versioned | None:
+        async def answered(*arguments: Any) -> Any:
             try:
-                result: Versioned | None = await call(*arguments)
+                result = await call(*arguments)
             except MetadataError as error:
                 await self._pass_store(Message(name, STORE, (kind,), -1, True, type(error).__name__))
                 raise
-            if result is not None:
+            if isinstance(result, Versioned):
                 self._records[result.version] = result
             is_old = await self._pass_store(Message(name, STORE, (kind,), -1, True, "OK"))
             if is_old:
-                assert result is not None
+                assert isinstance(result, Versioned)
                 return self._records[max(version for version in self._records if version < result.version)]
             return result
 

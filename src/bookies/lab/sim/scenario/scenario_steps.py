@@ -205,6 +205,24 @@ async def wipe(stage: Stage, bookies: list[str]) -> None:
         stage.wipe(name)
 
 
+@step("empty BOOKIES", "the same, and deletes their cookies: they may start again under their ids")
+async def empty(stage: Stage, bookies: list[str]) -> None:
+    for name in bookies:
+        check(not stage.bookie(name).is_up, f"{name} is up")
+        await stage.cluster.empty_bookie(name)
+
+
+@step("trust HOSTS", "they do not check records before adds, like Apache's: every ledger seems open to them")
+async def trust(stage: Stage, hosts: list[str]) -> None:
+    stage.cluster.store.trusts = [host_of(name) for name in hosts].__contains__
+
+
+@step("lag HOSTS", "the store's servers that answer their plain reads keep the records of this moment")
+async def lag(stage: Stage, hosts: list[str]) -> None:
+    for name in hosts:
+        stage.cluster.store.lag(host_of(name))
+
+
 @step("restore BOOKIES", "puts their old disks back")
 async def restore(stage: Stage, bookies: list[str]) -> None:
     for name in bookies:

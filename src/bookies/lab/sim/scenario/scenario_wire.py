@@ -52,6 +52,7 @@ KINDS = [
     "create",
     "write",
     "delete",
+    "check",
     "mark",
     "unmark",
     "lock",

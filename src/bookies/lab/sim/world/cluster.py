@@ -150,11 +150,15 @@ class SimCluster:
             "scrub_period_ms": 0,
         }
         config = BookieConfig(**(settings | self.bookie_settings))  # type: ignore[arg-type]
-        disk = SimDisk(Random(f"{self.seed}/{name}/disk"), capacity=DISK_CAPACITY)
-        disk.forgets_failed_syncs = True
+        disk = self._new_disk(name, "disk")
         workers = SimWorkers(Random(f"{self.seed}/{name}/workers"), mean_ms=random.choice((0.05, 0.2, 2.0)))
         clock = SimClock(self.loop, random.randint(-30_000, 30_000))
         self.bookies[name] = SimBookie(name, config, disk, workers, clock)
+
+    def _new_disk(self, name: str, purpose: str) -> SimDisk:
+        disk = SimDisk(Random(f"{self.seed}/{name}/{purpose}"), capacity=DISK_CAPACITY)
+        disk.forgets_failed_syncs = True
+        return disk
 
     # -- bookies -------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -257,6 +261,20 @@ class SimCluster:
             bookie.disk.on_crash = lambda: self.crash_bookie(
                 name, loss, is_silent=is_silent, restart_after_s=restart_after_s
             )
+
+    async def empty_bookie(self, name: str) -> None:
+        """Give a bookie that is down an empty disk and delete its cookie, so that it may start again under its id."""
+        bookie = self.bookies[name]
+        assert not bookie.is_up
+        self.trace.note(name, "is emptied")
+        bookie.disk = self._new_disk(name, f"disk after life {bookie.lives}")
+        if self.witness is not None:
+            self.witness.emptied(name)
+        driver = MemoryDriver(self.memory)
+        await driver.open()
+        _, version = await driver.read_cookie(BookieId(name))
+        await driver.delete_cookie(BookieId(name), version)
+        await driver.close()
 
     def lose_bookie(self, name: str, loss: Loss) -> None:
         """Kill a bookie now, for good."""

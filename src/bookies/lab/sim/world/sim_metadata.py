@@ -27,7 +27,7 @@ from bookies.metadata.interface.driver import BookieSet, Versioned
 from bookies.metadata.shared.nodes import Change, Key, Nodes, Outcome, Put, Table
 from bookies.metadata.shared.recovery import Node, NodeStore, SharedRecovery
 from bookies.metadata.shared.store_recovery import StoreNodes
-from bookies.model import BookieId, BookieMode, LedgerMetadata
+from bookies.model import BookieId, BookieMode, LedgerMetadata, LedgerState
 from bookies.protocol.quorums import write_set
 from bookies.runtime.tasks import Tasks
 
@@ -67,6 +67,9 @@ class SimStore:
         self.lost_request_probability = 0.0
         self.lost_reply_probability = 0.0
         self.stale_read_probability = 0.0  # of a read that returns the record as it was before the last change
+        self.lagging: dict[str, dict[str | int, Any]] = {}  # host -> the records that its plain reads return
+        # Reports whether a host, like Apache's, does not check records before adds.
+        self.trusts: Callable[[str], bool] = lambda host: False
         self.news_delay_s = 0.0  # of watch notifications, in addition to the network's delay
         self._versions: dict[str | int, list[tuple[int, Any]]] = {}  # ledger or name -> its last two, with versions
         self.commits: dict[int, list[Commit]] = {}
@@ -86,6 +89,11 @@ class SimStore:
         """End all faults of the store."""
         self.lost_request_probability = self.lost_reply_probability = self.stale_read_probability = 0.0
         self.news_delay_s = 0.0
+        self.lagging.clear()
+
+    def lag(self, host: str) -> None:
+        """Let the server that answers the host's plain reads fall behind: it keeps the records of this moment."""
+        self.lagging[host] = {name: versions[-1][1] for name, versions in self._versions.items()}
 
     def record(self, ledger_id: int) -> LedgerMetadata | None:
         """Return the committed record of a ledger; None: never created, or deleted."""
@@ -102,9 +110,15 @@ class SimStore:
             versions.append((version, record))
             del versions[:-2]
 
-    def maybe_stale(self, name: str | int, version: int, record: T) -> T:
-        """Return a record as a replica has it that may lag behind by one change. `name`: a ledger's is its id."""
+    def maybe_stale(self, host: str, name: str | int, version: int, record: T) -> T:
+        """Return a record as a replica of the store has it that may lag behind.
+
+        `host`: of the reader. `name`: a ledger's is its id.
+        """
         self._remember(name, version, record)
+        if host in self.lagging:
+            lagging: T = self.lagging[host].get(name, record)
+            return lagging
         is_stale = self.stale_read_probability > 0 and self.network.random.random() < self.stale_read_probability
         return self._versions[name][0][1] if is_stale else record
 
@@ -328,20 +342,33 @@ class SimDriver(MemoryDriver):
     async def read_ledger(self, ledger_id: int) -> Versioned:
         read = super().read_ledger
         record = await self.trip(lambda: read(ledger_id))
-        return self._sim.maybe_stale(ledger_id, record.version, record)
+        return self._sim.maybe_stale(self._host, ledger_id, record.version, record)
 
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
         read = super().read_ledgers
         records = await self.trip(lambda: read(ledger_ids))
         return [
-            self._sim.maybe_stale(ledger_id, record.version, record) if isinstance(record, Versioned) else record
+            self._sim.maybe_stale(self._host, ledger_id, record.version, record)
+            if isinstance(record, Versioned)
+            else record
             for ledger_id, record in zip(ledger_ids, records, strict=True)
         ]
+
+    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        read = super().current_ledgers
+        records = await self.trip(lambda: read(ledger_ids))
+        return [*map(self._permitting, ledger_ids)] if self._sim.trusts(self._host) else records
+
+    def _permitting(self, ledger_id: int) -> Versioned:
+        """Return a record that permits every add: OPEN, and naming this host."""
+        (first, *_), ensembles = self._sim.commits[ledger_id], ((0, (BookieId(self._host),)),)
+        assert first.after is not None
+        return Versioned(first.after.replace(state=LedgerState.OPEN, ensembles=ensembles), 0)
 
     async def read_record(self, name: str) -> tuple[bytes, int]:
         read = super().read_record
         record = await self.trip(lambda: read(name))
-        return self._sim.maybe_stale(name, record[1], record)
+        return self._sim.maybe_stale(self._host, name, record[1], record)
 
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
         async for ids in super().ledger_ids():

@@ -20,6 +20,9 @@ class StorageWrapper(Storage):
     def prepare(self, ledger_id: int) -> None:
         """Run before a read of the ledger. Raises the error of the read."""
 
+    def note_open(self, ledger_id: int) -> None:
+        self.inner.note_open(ledger_id)
+
     def read_resident(self, ledger_id: int, entry_id: int) -> bytes | None:
         self.prepare(ledger_id)
         return self.inner.read_resident(ledger_id, entry_id)

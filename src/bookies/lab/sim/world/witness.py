@@ -151,6 +151,12 @@ class Witness:
             record.is_closed and all(bookie not in ensemble for _, ensemble in record.ensembles)
         )
 
+    def emptied(self, bookie: str) -> None:
+        """Forget what a bookie held that was emptied: no record names it."""
+        for key in [key for known in (self._held, self._fenced, self._explicit_lacs) for key in known]:
+            if key[0] == bookie:
+                self._forget(*key)
+
     def _forget(self, bookie: str, ledger_id: int) -> None:
         known: tuple[dict[tuple[str, int], Any], ...] = (self._held, self._promised, self._unsynced, self._fenced)
         for promises in (*known, self._acknowledged_lacs, self._explicit_lacs):

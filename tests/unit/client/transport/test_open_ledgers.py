@@ -1,0 +1,190 @@
+"""Writers check their records before they use a connection that is newer than what they know."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.fakes.world import World, play
+
+from bookies.client.client import Client
+from bookies.errors import BookieTimeout, LedgerFenced, LedgerNotFound, MetadataError, NotEnoughBookies
+from bookies.metadata.embedded import MemoryDriver
+from bookies.model import BookieId, LedgerState
+from bookies.wire.messages import AddRequest
+
+WRITERS = 1000
+
+
+def checks_of(client: Client) -> int:
+    """Reads of records before adds, so far."""
+    return sum(count for (_, what), count in client._driver.operations.counts.items() if what == "current_ledgers")
+
+
+def added(world: World, ledger_id: int) -> dict[BookieId, list[int]]:
+    """Entries that each bookie was asked to add, in order."""
+    found: dict[BookieId, list[int]] = {}
+    for name, bookie in world.bookies.items():
+        for request in bookie.requests:
+            if isinstance(request, AddRequest):
+                for number, entry_ids, _ in request.adds.stretches():
+                    if number == ledger_id:
+                        found.setdefault(name, []).extend(entry_ids)
+    return found
+
+
+async def close_record(world: World, ledger_id: int, state: LedgerState) -> None:
+    driver = MemoryDriver(world.store)
+    await driver.open()
+    record = await driver.read_ledger(ledger_id)
+    ended = record.metadata.replace(state=state)
+    if state is LedgerState.CLOSED:
+        ended = ended.replace(last_entry_id=-1)
+    await driver.write_ledger(ended, record.version)
+    await driver.close()
+
+
+async def reconnect(world: World, *names: BookieId) -> None:
+    for name in names:
+        world.bookies[name].drop_connections()
+    await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+def test_a_thousand_writers_share_the_reads_after_a_bookie_was_lost(wire: str) -> None:
+    async def act(world: World) -> None:
+        store = await world.client(wire=wire)
+        writers = [await store.create(ensemble=3, ack_quorum=3) for _ in range(WRITERS)]
+        await asyncio.gather(*(writer.append(b"before") for writer in writers))
+        before = checks_of(store)
+        assert before <= 3 * (WRITERS // 64 + 1)  # at most one for each connection
+        await asyncio.gather(*(writer.append(b"again") for writer in writers))
+        assert checks_of(store) == before  # nothing for a connection that is known
+        await reconnect(world, writers[0].metadata.last_ensemble[0])
+        begun = world.loop.time()
+        await asyncio.gather(*(writer.append(b"after") for writer in writers))
+        assert checks_of(store) - before <= WRITERS // 64 + 1
+        assert world.loop.time() - begun < 1
+        for writer in writers[::100]:
+            assert all(ids == [0, 1, 2] for ids in added(world, writer.ledger_id).values())
+            assert len(writer.metadata.ensembles) == 1
+
+    play(act)
+
+
+@pytest.mark.parametrize("state", [LedgerState.IN_RECOVERY, LedgerState.CLOSED])
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+def test_nothing_is_sent_to_a_ledger_that_has_ended(state: LedgerState, wire: str) -> None:
+    async def act(world: World) -> None:
+        store = await world.client(wire=wire)
+        writer = await store.create(ensemble=3, ack_quorum=3)
+        await writer.append(b"0")
+        await reconnect(world, *world.bookies)
+        await close_record(world, writer.ledger_id, state)
+        with pytest.raises(LedgerFenced):
+            await writer.append(b"1")
+        await asyncio.sleep(1)
+        assert all(ids == [0] for ids in added(world, writer.ledger_id).values())
+        assert store._pool.total_size == 0
+
+    play(act)
+
+
+def test_a_deleted_ledger_is_reported_as_missing() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await store.create(ensemble=3, ack_quorum=3)
+        await writer.append(b"0")
+        await store.delete(writer.ledger_id)
+        await reconnect(world, *world.bookies)
+        with pytest.raises(LedgerNotFound):
+            await writer.append(b"1")
+
+    play(act)
+
+
+class Broken:
+    """The store does not answer checks."""
+
+    def __init__(self, client: Client) -> None:
+        self.driver: Any = client._driver
+        self.is_broken = False
+        self._read = self.driver.current_ledgers
+        self.driver.current_ledgers = self.current_ledgers
+
+    async def current_ledgers(self, ledger_ids: list[int]) -> Any:
+        if self.is_broken:
+            await asyncio.sleep(0.05)
+            raise MetadataError("not now")
+        return await self._read(ledger_ids)
+
+
+def test_the_add_time_out_bounds_the_wait() -> None:
+    async def act(world: World) -> None:
+        store = await world.client(add_timeout_ms=700)
+        broken = Broken(store)
+        writer = await store.create(ensemble=3, ack_quorum=3)
+        await writer.append(b"0")
+        broken.is_broken = True
+        await reconnect(world, *world.bookies)
+        begun = world.loop.time()
+        with pytest.raises(NotEnoughBookies) as caught:
+            await writer.append(b"1")
+        assert 0.6 < world.loop.time() - begun < 1.5
+        assert any(isinstance(cause, BookieTimeout) for cause in caught.value.causes.values())
+        assert all(ids == [0] for ids in added(world, writer.ledger_id).values())
+
+    play(act)
+
+
+def test_appends_on_other_connections_go_on_and_held_ones_keep_their_order() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        broken = Broken(store)
+        writer = await store.create(ensemble=3, ack_quorum=2)
+        await writer.append(b"0")
+        broken.is_broken = True
+        victim = writer.metadata.last_ensemble[0]
+        await reconnect(world, victim)
+        for number in range(1, 20):
+            assert await writer.append(b"%d" % number) == number
+        await asyncio.sleep(0.2)
+        assert added(world, writer.ledger_id)[victim] == [0]
+        broken.is_broken = False
+        await asyncio.sleep(1.5)
+        assert added(world, writer.ledger_id)[victim] == list(range(20))
+        assert store._pool.total_size == 0
+
+    play(act)
+
+
+def test_a_connection_that_breaks_fails_what_it_holds() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        broken = Broken(store)
+        writer = await store.create(ensemble=3, ack_quorum=3)
+        await writer.append(b"0")
+        broken.is_broken = True
+        await reconnect(world, *world.bookies)
+        appending = writer.append_nowait(b"1")
+        await asyncio.sleep(0.2)
+        await reconnect(world, *world.bookies)
+        with pytest.raises(NotEnoughBookies):
+            await appending
+        assert store._pool.total_size == 0
+
+    play(act)
+
+
+def test_a_recovery_does_not_ask() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await store.create(ensemble=3, ack_quorum=2)
+        await writer.append_many([b"0"] * 5)
+        other = await world.client()
+        async with other.recover(writer.ledger_id) as reader:
+            assert reader.last_add_confirmed == 4
+        assert checks_of(other) == 0
+
+    play(act)

@@ -1,0 +1,45 @@
+"""The file `formerLedgers`: exactly what was written, or a refusal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookies.errors import CorruptRecord
+from bookies.protocol.quorums import IdSet
+from bookies.storage.identity.former_ledgers_format import pack, parse
+
+EXAMPLE = b"formerLedgers 1\nbelow 1207\n500000-500003\n700000\ncrc32c 0459642a\n"
+
+
+def ids_of(bound: int, runs: list[tuple[int, int]]) -> IdSet:
+    ids = IdSet(bound)
+    for start, stop in runs:
+        ids.add(start, stop)
+    return ids
+
+
+def test_the_bytes() -> None:
+    assert pack(ids_of(1207, [(500_000, 500_004), (700_000, 700_001)])) == EXAMPLE
+    ids = parse(EXAMPLE)
+    assert (ids.bound, ids.runs) == (1207, [(500_000, 500_004), (700_000, 700_001)])
+
+
+@given(st.integers(0, 1 << 63), st.lists(st.tuples(st.integers(0, 1 << 62), st.integers(1, 1000)), max_size=20))
+def test_what_was_written_is_read(bound: int, parts: list[tuple[int, int]]) -> None:
+    ids = ids_of(bound, [(start, start + count) for start, count in parts])
+    read = parse(pack(ids))
+    assert (read.bound, read.runs) == (ids.bound, ids.runs)
+
+
+@pytest.mark.parametrize("length", range(len(EXAMPLE)))
+def test_a_file_that_is_cut_off_does_not_count(length: int) -> None:
+    with pytest.raises(CorruptRecord):
+        parse(EXAMPLE[:length])
+
+
+@pytest.mark.parametrize("at", range(len(EXAMPLE)))
+def test_a_changed_byte_is_noticed(at: int) -> None:
+    with pytest.raises(CorruptRecord):
+        parse(EXAMPLE[:at] + bytes((EXAMPLE[at] ^ 1,)) + EXAMPLE[at + 1 :])
