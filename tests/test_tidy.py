@@ -24,6 +24,8 @@ LADDER: list[dict[str, set[str]]] = [
     {"storage": set(), "metadata": set()},
     {"bookie": set(), "client": set(), "apache": set()},
     {"replication": {"client"}},
+    {"metrics": set()},
+    {"web": set()},
     {"spark": set()},
     {"admin": set()},
     {"lab": set()},

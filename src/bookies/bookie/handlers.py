@@ -18,11 +18,13 @@ from typing import Any
 from bookies.bookie.connection import Connection
 from bookies.bookie.pressure import Intake
 from bookies.bookie.reads import Reads
+from bookies.bookie.served import Served
 from bookies.bookie.state import BookieState, Phase
 from bookies.bookie.storage_port import Storage
 from bookies.errors import BookKeeperError, Status, status_of_error
 from bookies.kernels import Adds
 from bookies.runtime.events import Events
+from bookies.runtime.histogram import Outcomes
 from bookies.wire.auth import auth_disabled
 from bookies.wire.messages import (
     AddRequest,
@@ -61,8 +63,10 @@ class Handlers:
         intake: Intake,
         reads: Reads,
         events: Events,
+        served: Served | None = None,
     ) -> None:
         self._store = store
+        self._served = served
         self._state = state
         self._intake = intake
         self._events = events
@@ -83,13 +87,17 @@ class Handlers:
 
     def handle(self, connection: Connection, requests: list[Request]) -> None:
         """See `connection.Service`."""
-        handlers = self._handlers
+        handlers, served = self._handlers, self._served
+        if served is not None:
+            served.begin()
         try:
             for request in requests:
                 handlers[type(request)](connection, request)
         except Exception as error:  # noqa: BLE001  (our mistake, on one connection: the bookie goes on)
             self._events.error("request.broken", peer=connection.peer, error=error)
             connection.abort()
+        if served is not None:
+            served.end()
         self._intake.check()
 
     # -- writes --------------------------------------------------------------------------------------------------
@@ -100,8 +108,10 @@ class Handlers:
             # only by a failure.
             return
         adds = request.adds
+        if self._served is not None:
+            self._served.adds_received += len(adds)
         if not self._state.may_add(request.is_high_priority):
-            self._answer_adds(connection, request, adds, Status.READ_ONLY)
+            self._refused_adds(connection, request, adds, Status.READ_ONLY)
             return
         refused = self._store.add(
             adds,
@@ -112,7 +122,7 @@ class Handlers:
             done=functools.partial(self._added, connection, request, self._begun(request)),
         )
         for part, error in refused:
-            self._answer_adds(connection, request, part, status_of_error(error))
+            self._refused_adds(connection, request, part, status_of_error(error))
 
     def _added(
         self,
@@ -122,11 +132,19 @@ class Handlers:
         part: Adds,
         error: BaseException | None,
     ) -> None:
-        if begun is not None and self.on_add_latency is not None:
+        if begun is not None and self.on_add_latency is not None and not request.is_recovery:
             self.on_add_latency(asyncio.get_running_loop().time() - begun)
+        if begun is not None and self._served is not None:
+            self._served.added(begun, len(part), is_recovery=request.is_recovery, has_failed=error is not None)
         status = Status.OK if error is None else self._status(error, Operation.ADD)
         self._answer_adds(connection, request, part, status)
         self._intake.answered(part.records.size)
+
+    def _refused_adds(self, connection: Connection, request: AddRequest, part: Adds, status: Status) -> None:
+        if (served := self._served) is not None:
+            served.adds_rejected += len(part) if status is Status.TOO_MANY_REQUESTS else 0
+            served.added(served.began_s, len(part), is_recovery=request.is_recovery, has_failed=True)
+        self._answer_adds(connection, request, part, status)
 
     @staticmethod
     def _answer_adds(connection: Connection, request: AddRequest, part: Adds, status: Status) -> None:
@@ -134,6 +152,8 @@ class Handlers:
 
     def _begun(self, request: AddRequest) -> float | None:
         """Return the time if a caller measures how long adds like these take."""
+        if self._served is not None:
+            return self._served.began_s
         is_measured = self.on_add_latency is not None and not request.is_recovery
         return asyncio.get_running_loop().time() if is_measured else None
 
@@ -141,7 +161,10 @@ class Handlers:
         """Store an explicit LAC. A fence does not prevent it; ledger and LAC are those in the body. Source:
         wire-protocol 5.8."""
 
+        finished = self._finishing(self._served.lac_writes if self._served else None)
+
         def answer(status: Status) -> None:
+            finished(status)
             connection.respond(WriteLacResponse(request.version, request.txn_id, status, request.ledger_id))
 
         if not self._state.may_write_lac():
@@ -165,9 +188,11 @@ class Handlers:
 
     def _force(self, connection: Connection, request: ForceLedgerRequest) -> None:
         """Answer when all earlier adds are durable. Source: wire-protocol 5.8."""
+        finished = self._finishing(self._served.forces if self._served else None)
 
         def done(error: BaseException | None) -> None:
             status = Status.OK if error is None else self._status(error, Operation.FORCE_LEDGER)
+            finished(status)
             connection.respond(ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id))
 
         try:
@@ -187,6 +212,7 @@ class Handlers:
             else:
                 response.total_disk_capacity = total if request.requested & INFO_TOTAL else None
                 response.free_disk_space = free if request.requested & INFO_FREE else None
+        self._finishing(self._served.info_requests if self._served else None)(response.status)
         connection.respond(response)
 
     @staticmethod
@@ -206,9 +232,21 @@ class Handlers:
             )
         )
 
+    def _finishing(self, outcomes: Outcomes | None) -> Callable[[Status], None]:
+        """Return the function that records the end of the request at hand."""
+        served = self._served
+        if served is None or outcomes is None:
+            return _ignore_status
+        began_s = served.began_s
+        return lambda status: served.finished(outcomes, began_s, has_failed=status is not Status.OK)
+
     def _status(self, error: BaseException, operation: Operation) -> Status:
         """Return the status of an error found while serving. Errors that do not concern the client are logged."""
         status = status_of_error(error)
         if status is Status.IO_ERROR:
             self._events.error("request.failed", operation=operation.value, error=error)
         return status
+
+
+def _ignore_status(status: Status) -> None:
+    """Record no request: the bookie has no metrics."""

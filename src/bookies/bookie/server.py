@@ -38,6 +38,7 @@ from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
 from bookies.bookie.secure_connection import SecureConnection
 from bookies.bookie.security import Security
+from bookies.bookie.served import Served
 from bookies.bookie.state import BookieState
 from bookies.bookie.storage_port import Storage
 from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
@@ -48,6 +49,7 @@ from bookies.metadata.interface.bookie_places import BookiePlace, note_place
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.protocol.pacing import Backoff
 from bookies.runtime.events import Events
+from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Listener, Lock, Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage.store import LedgerStore
@@ -80,6 +82,7 @@ class BookieServer:
         self.state = BookieState()
         self.bookie_id = BookieId(identity(config))
         self.address = (config.host, config.port)
+        self.http_address: tuple[str, int] | None = None  # of the HTTP server around this bookie
         self.tls_address: tuple[str, int] | None = None  # where TLS begins with the first byte
         self.store = LedgerStore(runtime, config, self._fail)
         self.storage: Storage = self.store if wrap is None else wrap(self.store)
@@ -92,10 +95,12 @@ class BookieServer:
             lambda: self.store.is_congested,
             self.store.when_uncongested,
             partial_size_max=max(config.adds_in_progress_size_max, PARTIAL_FRAMES * config.frame_size_max),
+            now=runtime.clock.monotonic,
         )
         self._budget = ReadBudget(config.reads_in_progress_size_max)
-        reads = Reads(self.storage, config, runtime.clock, self._events)
-        self._handlers = Handlers(self.storage, self.state, self._intake, reads, self._events)
+        self.served = Served(runtime.clock.monotonic) if config.http_port >= 0 else None
+        self._reads = Reads(self.storage, config, runtime.clock, self._events, self.served)
+        self._handlers = Handlers(self.storage, self.state, self._intake, self._reads, self._events, self.served)
         self._tasks = Tasks(self._fail)
         self._security: Security | None = None
         self._listener: Listener | None = None
@@ -104,6 +109,7 @@ class BookieServer:
         self._instance_id: str | None = None
         self._registration_changed = asyncio.Event()
         self._registration_settled = asyncio.Event()
+        self.has_started = False  # it has served and was registered once
         self._sessions_lost = 0
         self._cause: BaseException | None = None
         self._failed = asyncio.Event()
@@ -152,6 +158,7 @@ class BookieServer:
         except BaseException:
             await self.abort()
             raise
+        self.has_started = True
         self._events.info(
             "bookie.serving",
             bookie=self.bookie_id,
@@ -252,7 +259,7 @@ class BookieServer:
             calls |= scrub_calls(self.store.scrubber)
         self._control = ControlServer(self._runtime, calls, self.bookie_id)
         try:
-            failed = await self._control.start(self.config.ledger_directories)
+            failed = await self._control.start(self.config.ledger_directories, self.http_address)
         except (OSError, StorageError) as error:
             self._events.warning("control.failed", bookie=self.bookie_id, error=error)
             return
@@ -281,9 +288,17 @@ class BookieServer:
         extensions = ("tls",) if self.config.tls_certificate else ()
         endpoint = Endpoint("bookie", host, port, "bookie-rpc", extensions=extensions)
         properties = {"location": self.config.location} if self.config.location else {}
-        await self._driver.register(self.bookie_id, mode, BookieInfo((endpoint,), MappingProxyType(properties)))
+        endpoints = [endpoint]
+        if self.http_address is not None:
+            endpoints.append(Endpoint("httpserver", self._http_host(), self.http_address[1], "http"))
+        await self._driver.register(self.bookie_id, mode, BookieInfo(tuple(endpoints), MappingProxyType(properties)))
         if session == self._sessions_lost:  # otherwise it ended with the session in which it was made
             self.state.registered(mode)
+
+    def _http_host(self) -> str:
+        """Return the host to publish for the HTTP server: one that listens everywhere is where the bookie is."""
+        host = self.config.http_host
+        return (self.config.advertised_host or self.address[0]) if host in ("0.0.0.0", "::", "") else host
 
     async def _note_place(self) -> None:
         """Record the bookie's location, for the time when it is down; retried until it succeeds."""
@@ -336,7 +351,7 @@ class BookieServer:
             "bookie.mode",
             bookie=self.bookie_id,
             mode=self.state.mode.value,
-            reason="; ".join(self._reasons()) or "disks have free space, and no operator holds it read-only",
+            reason="; ".join(self.reasons()) or "disks have free space, and no operator holds it read-only",
         )
 
     # -- operators -----------------------------------------------------------------------------------------------
@@ -368,14 +383,39 @@ class BookieServer:
             **(self._security.describe() if self._security is not None and self._security.is_needed else {}),
             "mode": self.state.mode.value,
             "registered_as": self.state.registered_as.value if self.state.registered_as else "not registered",
-            "read_only_because": "; ".join(self._reasons()) or None,
+            "read_only_because": "; ".join(self.reasons()) or None,
             "last_stop": "orderly" if clean else f"not orderly: {replayed:,} entries were restored from the journal",
             "journal_directories": ", ".join(self.config.journal_directories),
             "ledger_directories": ", ".join(self.config.ledger_directories),
             "index_directories": ", ".join(self.config.index_directories) or None,
         }
 
-    def _reasons(self) -> list[str]:
+    def load(self) -> dict[str, int]:
+        """Return what the connections hold and wait for, for metrics. Sizes in bytes."""
+        connections = self._intake.connections()
+        return {
+            "connections": len(connections),
+            "connections_paused": len(connections) if self._intake.is_paused else 0,
+            "adds_size": self._intake.adds_size,
+            "partial_size": self._intake.partial_frames.size,
+            "reads_size": self._budget.size,
+            "reads_waiting": self._budget.waiting,
+            "reads_in_background": sum(connection.task_count for connection in connections),
+            "long_polls": self._reads.long_polls,
+            "sessions_lost": self._sessions_lost,
+        }
+
+    @property
+    def pauses(self) -> Distribution:
+        """Return the seconds for which reading from all sockets was paused."""
+        return self._intake.pauses
+
+    @property
+    def metadata(self) -> MetadataDriver:
+        """Return the session with the metadata store."""
+        return self._driver
+
+    def reasons(self) -> list[str]:
         """Return why ordinary adds are refused, and what ends that."""
         reasons = (
             ["an operator made it read-only; `bk bookie read-write` ends that"] if self.state.is_held_read_only else []

@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import Option
 from bookies.admin.shared.common import run_async, size_text
-from bookies.admin.shared.histogram import Histogram
 from bookies.admin.shared.report import Report, Table
 from bookies.lab.bench.bench_drive import memory_kib
+from bookies.runtime.histogram import Histogram
 
 if TYPE_CHECKING:
     from bookies.admin.cluster import LocalCluster

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared.command_line import Option
 from bookies.admin.shared.common import run_async
-from bookies.admin.shared.histogram import Histogram
 from bookies.admin.shared.report import Report, Table
 from bookies.admin.verbs.control import ask
+from bookies.runtime.histogram import Histogram
 from bookies.storage.disks.directories import CONTROL_FILE
 
 if TYPE_CHECKING:

@@ -53,6 +53,7 @@ class StoreWrites(StoreAccess):
     """Writes that are decided at the call, and whose durability is reported later. All calls on the loop's thread."""
 
     _entry_count = 0  # entries added since the start
+    _entry_size = 0  # bytes of them
     _misses_journal = False  # a journal's disk has no space for its first file
 
     @property
@@ -204,6 +205,7 @@ class StoreWrites(StoreAccess):
                     if watchers:
                         watchers.wake(ledger.ledger_id, lac)
             self._entry_count += len(adds)
+            self._entry_size += adds.records.size
         finally:  # all cached entries must be journaled, even after an exception
             if len(ledgers) == 1:
                 self._journal(ledgers[0], adds.records.tobytes(), adds.records.size, partial(done, adds))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookies.admin.shared.histogram import Histogram
+from bookies.runtime.histogram import Histogram
 
 
 @given(st.lists(st.integers(0, 10**8), min_size=1, max_size=200))

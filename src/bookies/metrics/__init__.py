@@ -1,0 +1,1 @@
+"""Metrics: one table of names for registration, exposition and documentation."""
