@@ -1,4 +1,4 @@
-"""What a process offers to a scraper: its tables of metrics, and the parts from which they are read."""
+"""Metrics of a process: its tables, and the parts from which they are read."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class BookieHealth:
         """Return every condition. Those for readiness come first."""
         server = self._server
         state, bookie = server.state, server.bookie_id
-        found = [
+        conditions = [
             Condition(
                 "started",
                 self.is_started,
@@ -94,8 +94,8 @@ class BookieHealth:
             ),
         ]
         if server.store.parts is not None and self.is_started:
-            found += [self._steady.settle(condition) for condition in self._storage_conditions(server)]
-        found += [
+            conditions += [self._steady.settle(condition) for condition in self._storage_conditions(server)]
+        conditions += [
             Condition(
                 "registered",
                 state.registered_as is not None,
@@ -106,10 +106,10 @@ class BookieHealth:
                 "writable",
                 state.mode is BookieMode.WRITABLE,
                 "; ".join(server.reasons()),
-                f"`bk bookie disks {bookie}`, or `bk bookie read-write {bookie}` if an operator made it read-only",
+                f"`bk bookie disks --bookie {bookie}`; `bk bookie read-write` ends an operator's request",
             ),
         ]
-        return [condition if not condition.holds else _met(condition) for condition in found]
+        return [condition if not condition.holds else _met(condition) for condition in conditions]
 
     @staticmethod
     def _storage_conditions(server: BookieServer) -> list[Condition]:
@@ -126,7 +126,7 @@ class BookieHealth:
                 "journal",
                 not stuck,
                 f"adds have waited more than {SYNC_S:.0f} s for a sync of {', '.join(stuck)}",
-                f"check the disk; `bk bookie state {bookie}`",
+                f"check the disk; `bk bookie state --bookie {bookie}`",
                 for_readiness=True,
             ),
             Condition(
@@ -152,13 +152,13 @@ class BookieHealth:
                 "scrub_clean",
                 not scrub.get("scrub_damaged_entries"),
                 f"the scrub has found {scrub.get('scrub_damaged_entries', 0):,} damaged entries",
-                f"`bk bookie scrub {bookie}`",
+                f"`bk bookie scrub --bookie {bookie}`",
             ),
             Condition(
                 "collection_free",
                 alarm is None,
                 str(alarm),
-                f"`bk bookie space {bookie}`, then `bk bookie gc {bookie} --force` if the deletions are intended",
+                f"`bk bookie space --bookie {bookie}`; `bk bookie gc --force` if the deletions are intended",
             ),
         ]
 

@@ -141,7 +141,7 @@ JOURNAL: tuple[Metric, ...] = (
         "storage",
         "write and sync of one group",
         lambda facts: {str(number): journal.times.syncs for number, journal in enumerate(facts.parts.journals)},
-        ("journalIndex",),
+        ("journal",),
         "seconds",
     ),
     Metric(
@@ -150,7 +150,7 @@ JOURNAL: tuple[Metric, ...] = (
         "storage",
         "records: queued to durable",
         lambda facts: {str(number): journal.times.adds for number, journal in enumerate(facts.parts.journals)},
-        ("journalIndex",),
+        ("journal",),
         "seconds",
     ),
     _stat(

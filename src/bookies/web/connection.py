@@ -105,6 +105,9 @@ class HttpConnection(asyncio.Protocol):
                 names = [name for name, _ in event.headers]
                 if b"transfer-encoding" in names and b"content-length" in names:
                     raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding", error_status_hint=400)
+                if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > HEAD_SIZE_MAX:
+                    self._refuse(Problem(431, f"request line and headers have more than {HEAD_SIZE_MAX:,} bytes"))
+                    return
                 self._request, self._body_size = event, 0
                 if self._protocol.they_are_waiting_for_100_continue:
                     self._write(self._protocol.send(h11.InformationalResponse(status_code=100, headers=[])))

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
+from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.connection import AddSink, Connection, Outcome, PendingAdds
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
@@ -95,7 +96,9 @@ class BookiePool:
         resolve: Callable[[BookieId], Awaitable[tuple[str, int]]],
         *,
         on_suspect: Callable[[BookieId], None] | None = None,
+        counts: ClientCounts | None = None,
     ) -> None:
+        self.counts = counts or ClientCounts()
         self._runtime = runtime
         self._config = config
         self._resolve = resolve
@@ -111,8 +114,8 @@ class BookiePool:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        count = sum(len(peer.connections) for peer in self._peers.values())
-        return f"<BookiePool bookies={len(self._peers)} connections={count} unanswered={self.total_size:,} bytes>"
+        connections = self.connection_count
+        return f"<BookiePool bookies={len(self._peers)} connections={connections} unanswered={self.total_size:,} bytes>"
 
     def any_below(self, count: int) -> int:
         """Return a random number of 0..count-1, for choices that should differ from handle to handle."""
@@ -135,6 +138,8 @@ class BookiePool:
         bookie may answer before the entries are durable; only v3 can express it. Raises `ClientClosed`.
         """
         is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
+        self.counts.replicas_sent += len(entry_ids)
+        self.counts.bytes_sent += len(frames)
         connection = self._connection(bookie, "v3" if is_deferred_sync else self._config.wire)
         keys: Sequence[int]
         if connection.wire == "v2":
@@ -150,6 +155,15 @@ class BookiePool:
         """Return the bytes of adds that this bookie has not answered, sent or waiting to be sent."""
         peer = self._peers.get(bookie)
         return sum(connection.adds_size for connection in peer.connections.values()) if peer else 0
+
+    @property
+    def pending_sizes(self) -> dict[BookieId, int]:
+        """Return the bytes of unanswered adds by bookie."""
+        return {bookie: self.pending_size(bookie) for bookie in self._peers}
+
+    @property
+    def connection_count(self) -> int:
+        return sum(len(peer.connections) for peer in self._peers.values())
 
     @property
     def total_size(self) -> int:
@@ -387,6 +401,7 @@ class BookiePool:
 
     def suspect(self, bookie: BookieId) -> None:
         """Prefer other bookies to this one for a while."""
+        self.counts.timeouts += 1
         self.health.failed(bookie)
         if self._on_suspect is not None:
             self._on_suspect(bookie)
@@ -437,6 +452,7 @@ class BookiePool:
             frame_size_max = self._config.frame_size_max + ANSWER_SLACK
             connection = Connection(bookie, wire, frame_size_max, self._ended, self.suspect, self._scratch)
             peer.connections[wire] = connection
+            self.counts.connections_opened += 1
             self._tasks.start(self._connect(connection), f"connect to {bookie}")
         return connection
 
@@ -479,6 +495,7 @@ class BookiePool:
         if peer.connections.get(connection.wire) is connection:
             del peer.connections[connection.wire]
         if isinstance(error, BookieUnreachable) and not self._is_closed:
+            self.counts.connections_lost += 1
             self.suspect(connection.bookie)
 
     def _connect_task_failed(self, cause: BaseException) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from bookies.client.base.budget import MemoryBudget
+from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.write.adds import AddPool
 from bookies.client.write.lac_announcer import LacAnnouncer
 from bookies.client.write.send_scheduler import SendScheduler
@@ -28,6 +29,7 @@ class WriteContext:
     budget: MemoryBudget
     announcer: LacAnnouncer
     scheduler: SendScheduler
+    counts: ClientCounts
 
     @classmethod
     def of(
@@ -37,8 +39,10 @@ class WriteContext:
         pool: AddPool,
         driver: MetadataDriver,
         candidates: Callable[[], Sequence[BookieId]],
+        counts: ClientCounts | None = None,
     ) -> Self:
         """Return the context of a new client, with a memory budget, an announcer and a scheduler of its own."""
         announcer = LacAnnouncer(config.explicit_lac_interval_ms / 1000)
         budget = MemoryBudget(config.memory_limit)
-        return cls(runtime, config, pool, driver, candidates, budget, announcer, SendScheduler())
+        counts = counts or ClientCounts()
+        return cls(runtime, config, pool, driver, candidates, budget, announcer, SendScheduler(), counts)
