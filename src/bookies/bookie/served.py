@@ -56,11 +56,12 @@ class Served:
     def added(self, began_s: float, count: int, *, is_recovery: bool, has_failed: bool) -> None:
         """Record adds that are answered."""
         self.adds_answered += count
-        self.finished(self.recovery_adds if is_recovery else self.adds, began_s, count, has_failed=has_failed)
-
-    def finished(self, outcomes: Outcomes, began_s: float, count: int = 1, *, has_failed: bool) -> None:
-        """Record requests that are answered."""
+        outcomes = self.recovery_adds if is_recovery else self.adds
         (outcomes.failed if has_failed else outcomes.succeeded).record(self.clock() - began_s, count)
+
+    def finished(self, outcomes: Outcomes, began_s: float, *, has_failed: bool) -> None:
+        """Record a request that is answered."""
+        (outcomes.failed if has_failed else outcomes.succeeded).record(self.clock() - began_s)
 
     def outcomes_of(self, request: ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest) -> Outcomes:
         """Return where a reading request belongs."""

@@ -117,7 +117,13 @@ JOURNAL: tuple[Metric, ...] = (
     Metric("bookie_JOURNAL_DIRS", Kind.GAUGE, "storage", "journals", lambda facts: len(facts.parts.journals)),
     _journal("JOURNAL_ADD_ENTRY", Kind.SUMMARY, "records: queued to durable", lambda j: j.times.adds, "ms"),
     _journal("JOURNAL_SYNC", Kind.SUMMARY, "write and sync of one group", lambda j: j.times.syncs, "ms"),
-    _journal("JOURNAL_QUEUE_LATENCY", Kind.SUMMARY, "records: wait in the queue", lambda j: j.times.waits, "ms"),
+    _journal(
+        "JOURNAL_QUEUE_LATENCY",
+        Kind.SUMMARY,
+        "records: wait in the queue",
+        lambda j: Sums(j.times.record_count, j.times.waited_s),
+        "ms",
+    ),
     _journal(
         "JOURNAL_FORCE_WRITE_GROUPING_TOTAL",
         Kind.SUMMARY,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import log2
 
 PERCENTILES = (("p50_us", 0.5), ("p95_us", 0.95), ("p99_us", 0.99), ("p999_us", 0.999))
 
@@ -59,20 +60,18 @@ def _quantiles(counts: Mapping[int, int], shares: Sequence[float]) -> list[int]:
 
 
 WINDOW_S = 60.0  # shortest time that quantiles of a `Distribution` cover, except in the first minute
-MICROSECONDS = 1_000_000  # scale of durations in seconds
+_STEPS = 32  # buckets for each doubling of a value
+_OFFSET = 1024  # makes the numbers of buckets positive: values down to 2**-32 are told apart
+_ZERO = -1  # bucket of values that are 0 or less
 
 
 class Distribution:
-    """Counts of values, each rounded down by at most 1/32, with their exact sum.
+    """Counts of values, each rounded down by at most 1/32, with their exact sum. For durations in seconds and sizes."""
 
-    `scale`: buckets per unit of small values; `MICROSECONDS` for durations in seconds, 1 for sizes and numbers.
-    """
+    __slots__ = ("_before", "_recent", "_total", "_window_at_s", "sum")
 
-    __slots__ = ("_before", "_recent", "_scale", "_total", "_window_at_s", "sum")
-
-    def __init__(self, scale: int = MICROSECONDS) -> None:
+    def __init__(self) -> None:
         self.sum = 0.0
-        self._scale = scale
         self._recent: dict[int, int] = {}  # of the window that is being filled
         self._before: dict[int, int] = {}  # of the window before it
         self._total: Counter[int] = Counter()  # of all earlier windows
@@ -81,12 +80,15 @@ class Distribution:
     def record(self, value: float, count: int = 1) -> None:
         """Count `count` equal values."""
         self.sum += value * count
-        bucket = int(value * self._scale)
-        shift = bucket.bit_length() - 6
-        if shift > 0:
-            bucket = bucket >> shift << shift
-        recent = self._recent
-        recent[bucket] = recent.get(bucket, 0) + count
+        try:
+            self._recent[int(log2(value) * _STEPS + _OFFSET)] += count
+        except (KeyError, ValueError):
+            self._record_first(value, count)
+
+    def _record_first(self, value: float, count: int) -> None:
+        """Count the first values of a bucket, or values that have no logarithm."""
+        bucket = int(log2(value) * _STEPS + _OFFSET) if value > 0 else _ZERO
+        self._recent[bucket] = self._recent.get(bucket, 0) + count
 
     @property
     def count(self) -> int:
@@ -103,20 +105,24 @@ class Distribution:
             self._before, self._recent, self._window_at_s = self._recent, {}, now_s
         counts = Counter(self._before)
         counts.update(self._recent)
-        return [bucket / self._scale for bucket in _quantiles(counts, shares)]
+        return [_value_of(bucket) for bucket in _quantiles(counts, shares)]
 
     def at_most(self, bounds: Sequence[float]) -> list[int]:
         """Return, for each bound (ascending), how many values since the start do not exceed it."""
         counts = Counter(self._total)
         counts.update(self._recent)
-        counted, values = 0, sorted(counts, reverse=True)
+        counted, buckets = 0, sorted(counts, reverse=True)
         below: list[int] = []
         for bound in bounds:
-            limit = bound * self._scale
-            while values and values[-1] <= limit:
-                counted += counts[values.pop()]
+            while buckets and _value_of(buckets[-1]) <= bound:
+                counted += counts[buckets.pop()]
             below.append(counted)
         return below
+
+
+def _value_of(bucket: int) -> float:
+    """Return the smallest value of a bucket of a `Distribution`."""
+    return 0.0 if bucket == _ZERO else float(2.0 ** ((bucket - _OFFSET) / _STEPS))
 
 
 class Outcomes:

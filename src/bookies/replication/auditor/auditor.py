@@ -51,7 +51,7 @@ class Auditor:
         self.last: dict[str, PassReport] = {}
         self.doing = WAITING
         self.passes: dict[str, Distribution] = {}  # seconds of completed passes, by the name of each check
-        self.marked = Distribution(1)  # ledgers that a pass has marked
+        self.marked = Distribution()  # ledgers that a pass has marked
         self.checked_count = 0  # ledgers, by all passes
         self._parts = parts
         self._rate = RateLimit(parts.config.audit_metadata_rate)

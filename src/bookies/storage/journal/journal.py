@@ -256,21 +256,22 @@ class Slowness:
 
 
 class JournalTimes:
-    """Durations of group commits in seconds, for metrics: three records for each group.
+    """Durations of group commits in seconds, for metrics: two records for each group.
 
-    `adds`: from queueing to durability, of each record. `waits`: in the queue, likewise. `syncs`: the group's write and
-    sync. `record_count`: records made durable.
+    `adds`: from queueing to durability, of each record. `syncs`: a group's write and sync. `waited_s`: sum of the times
+    in the queue. `record_count`: records made durable.
     """
 
     def __init__(self) -> None:
-        self.adds, self.waits, self.syncs = Distribution(), Distribution(), Distribution()
+        self.adds, self.syncs = Distribution(), Distribution()
+        self.waited_s = 0.0
         self.record_count = 0
 
     def durable(self, wait_s: float, sync_s: float, count: int) -> None:
         """Note that a group of `count` records is durable. `wait_s`: mean time of its records in the queue."""
-        self.waits.record(wait_s, count)
         self.syncs.record(sync_s)
         self.adds.record(wait_s + sync_s, count)
+        self.waited_s += wait_s * count
         self.record_count += count
 
 
