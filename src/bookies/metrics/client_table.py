@@ -6,10 +6,12 @@ No series is per ledger. The only one per bookie is `bookies_client_pending_byte
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bookies.client.transport.client_counts import ClientUsage
 from bookies.metrics.metric import Kind, Metric
+
+if TYPE_CHECKING:
+    from bookies.client.transport.client_counts import ClientUsage
 
 
 def _row(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from bookies.bookie.server import BookieServer
-from bookies.metrics import bookie_table, process_table, recovery_table, storage_table
+from bookies.metrics import bookie_table, process_table, storage_table
 from bookies.metrics.health import Health
 from bookies.metrics.metric import Collection, Metric
 from bookies.metrics.process_table import LoopLag
 from bookies.metrics.storage_table import CollectionFacts, StorageFacts
-from bookies.replication.daemon.daemon import AutoRecovery
 from bookies.runtime.ports import Clock
 from bookies.runtime.process_usage import process_usage, python_version
+
+if TYPE_CHECKING:
+    from bookies.replication.daemon.daemon import AutoRecovery
 
 BOOKIE_TABLES: tuple[tuple[Metric, ...], ...] = (
     bookie_table.REQUESTS,
@@ -23,30 +26,36 @@ BOOKIE_TABLES: tuple[tuple[Metric, ...], ...] = (
     storage_table.COLLECTION,
     storage_table.SCRUB,
 )
-PROCESS_TABLES: tuple[tuple[Metric, ...], ...] = (recovery_table.TABLE, process_table.TABLE)
+
+
+def recovery_tables() -> tuple[tuple[Metric, ...], ...]:
+    """Return the tables of auto-recovery, which only a process that runs it imports."""
+    from bookies.metrics import recovery_table
+
+    return (recovery_table.TABLE,)
 
 
 def bookie_collection(
-    server: BookieServer, recovery: Callable[[], AutoRecovery | None], health: Health, lag: LoopLag, clock: Clock
+    server: BookieServer, recovery: Callable[[], AutoRecovery | None] | None, health: Health, lag: LoopLag, clock: Clock
 ) -> Collection:
-    """Return the metrics of a bookie. `recovery`: auto-recovery in the same process, if there is any."""
+    """Return the metrics of a bookie. `recovery`: auto-recovery in the same process; None: it runs elsewhere."""
     store = server.store
     build = version_labels(server.metadata.uri)
     return Collection(
-        (*BOOKIE_TABLES, *PROCESS_TABLES),
+        (*BOOKIE_TABLES, process_table.TABLE, *(recovery_tables() if recovery is not None else ())),
         {
             "served": lambda: server.served,
             "bookie": lambda: server,
             "storage": lambda: StorageFacts.of(store),
             "gc": lambda: CollectionFacts.of(store),
             "scrub": lambda: store.scrubber.gauges() if store.scrubber is not None and store.parts else None,
-            "recovery": recovery,
             "process": process_usage,
             "loop": lambda: lag,
             "build": lambda: build,
             "metadata": lambda: server.metadata.operations,
             "health": health.conditions,
-        },
+        }
+        | ({"recovery": recovery} if recovery is not None else {}),
         clock.monotonic,
     )
 
@@ -62,7 +71,7 @@ def recovery_collection(
         return None if current is None else current.driver.operations
 
     return Collection(
-        PROCESS_TABLES,
+        (*recovery_tables(), process_table.TABLE),
         {
             "recovery": recovery,
             "process": process_usage,

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bookies.bookie.server import BookieServer
 from bookies.bookie.state import Phase
 from bookies.model import BookieMode
-from bookies.replication.daemon.process import RecoveryProcess
+
+if TYPE_CHECKING:
+    from bookies.replication.daemon.process import RecoveryProcess
 
 SYNC_S = 60.0  # a journal that has not completed a group for this time, while records wait, is stuck
 STEADY_S = 3.0  # a change of a condition is reported after this time

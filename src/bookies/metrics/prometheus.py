@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from bookies.client.transport.client_counts import ClientUsage
 from bookies.errors import InvalidArgument, NotSupported
 from bookies.metrics.client_table import TABLE
 from bookies.metrics.metric import Collection, Kind
+
+if TYPE_CHECKING:
+    from bookies.client.transport.client_counts import ClientUsage
 
 TOTAL = "_total"  # end of the names of counters
 

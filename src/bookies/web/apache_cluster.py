@@ -10,8 +10,8 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
-from bookies.client.client import Client
 from bookies.errors import BookKeeperError, EntryNotFound
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
@@ -21,6 +21,9 @@ from bookies.runtime.ports import Clock
 from bookies.web.apache_bookie import API
 from bookies.web.messages import JSON, Problem, Request, Response, json_array, json_object, json_response, text
 from bookies.web.routes import Route
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
 
 LEDGERS_PER_PAGE = 100  # of a list with metadata; Apache's first page has one ledger less
 ENTRIES_MAX = 1000  # entries of one answer

@@ -10,12 +10,10 @@ import ipaddress
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from bookies.apache.commands import HTTP
 from bookies.web.messages import Problem, Request, Response
 
 READS = ("GET", "HEAD")
 _ALLOW = ", ".join(READS)
-_COMMANDS = {counterpart.theirs: counterpart.ours for counterpart in HTTP}
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -51,15 +49,15 @@ class Routes:
             self._check_host(request.host)
         if request.method in READS and route is not None:
             return route
-        command = _COMMANDS.get(request.path, "")
-        if route is None and request.path not in _COMMANDS:
+        commands = _commands()
+        if route is None and request.path not in commands:
             raise Problem(404, f"{request.path}: no such endpoint; `/` lists what there is")
         if route is None and request.method in READS and self._process != "bookie":
             raise Problem(404, f"{request.path}: not served by {self._process}; `/` lists what is")
         raise Problem(
             405,
             f"{request.method} {request.path}: this server only reads",
-            f"{command} ..." if command else "",
+            f"{commands[request.path]} ..." if commands.get(request.path) else "",
             {"Allow": _ALLOW if route is not None else ""},
         )
 
@@ -76,6 +74,13 @@ class Routes:
                 f"the Host header names {name!r}, which is not a name of this server",
                 "use an address, or add the name to http_names",
             ) from None
+
+
+def _commands() -> Mapping[str, str]:
+    """Return the command for each of Apache's endpoints. Imported for the first request that needs it."""
+    from bookies.apache.commands import HTTP
+
+    return {counterpart.theirs: counterpart.ours for counterpart in HTTP}
 
 
 def host_name(host: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from email.utils import formatdate
+from datetime import UTC, datetime
 
 from bookies.config import HttpConfig
 from bookies.errors import BookKeeperError, ConfigError, LedgerNotFound, MetadataError
@@ -20,6 +20,8 @@ from bookies.web.routes import Routes
 CONNECTIONS_MAX = 100
 KEPT_FOR_PROBES = 4  # of these connections
 LISTS_MAX = 4  # long answers at a time
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 class HttpServer:
@@ -70,7 +72,8 @@ class HttpServer:
         self._connections.pop(connection, None)
 
     def _date(self) -> str:
-        return formatdate(self._runtime.clock.wall_ms() / 1000, usegmt=True)
+        now = datetime.fromtimestamp(self._runtime.clock.wall_ms() / 1000, UTC)
+        return f"{DAYS[now.weekday()]}, {now.day:02} {MONTHS[now.month - 1]} {now:%Y %H:%M:%S} GMT"
 
     async def handle(self, request: Request) -> Response:
         """Answer one request. Raises `Problem`."""

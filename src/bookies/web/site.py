@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 from bookies.bookie.server import BookieServer
-from bookies.client.client import Client
 from bookies.config import ClientConfig, HttpConfig
 from bookies.metadata.interface import MetadataDriver
 from bookies.metrics.collections import bookie_collection, recovery_collection
 from bookies.metrics.health import BookieHealth, RecoveryHealth
 from bookies.metrics.process_table import LoopLag
-from bookies.replication.daemon.daemon import AutoRecovery
-from bookies.replication.daemon.process import RecoveryProcess
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
@@ -27,11 +25,16 @@ from bookies.web.probes import Probes, overview
 from bookies.web.routes import Route, Routes
 from bookies.web.server import HttpServer
 
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.replication.daemon.daemon import AutoRecovery
+    from bookies.replication.daemon.process import RecoveryProcess
+
 OpenDriver = Callable[[], MetadataDriver]
 
 
 class SharedClient:
-    """The client of the endpoints that ask bookies, opened for the first request that needs it."""
+    """The client of the endpoints that ask bookies, imported and opened for the first request that needs it."""
 
     def __init__(self, runtime: Runtime, open_driver: OpenDriver, config: ClientConfig) -> None:
         self._runtime = runtime
@@ -41,6 +44,8 @@ class SharedClient:
 
     async def get(self) -> Client:
         """Return the client. Raises `BookKeeperError` if there is no session with the metadata store."""
+        from bookies.client.client import Client
+
         if self._client is None:
             self._client = Client(self._runtime, self._open_driver(), self._config)
         return await self._client.open_session()
@@ -76,11 +81,11 @@ async def _serving(server: HttpServer, lag: LoopLag, client: SharedClient, event
 
 
 def beside_start(
-    client_config: ClientConfig, open_driver: OpenDriver, recovery: Callable[[], AutoRecovery | None]
+    client_config: ClientConfig, open_driver: OpenDriver, recovery: Callable[[], AutoRecovery | None] | None
 ) -> Callable[[BookieServer, Runtime], contextlib.AbstractAsyncContextManager[None]]:
     """Return the function that runs the HTTP server around the life of a bookie: see `bookie.main.run`.
 
-    `recovery`: auto-recovery in the same process, None while there is none.
+    `recovery`: auto-recovery in the same process, which returns None while it does not run.
     """
 
     @contextlib.asynccontextmanager

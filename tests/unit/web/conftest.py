@@ -130,7 +130,7 @@ def serve() -> Callable[..., None]:
                 world.new_server(http_port=PORT, http_host="bookie", http_insecure=True, **settings)
             )
             runtime = world.runtime("bookie")
-            around = beside_start(ClientConfig(), lambda: MemoryDriver(world.metadata, runtime), lambda: None)
+            around = beside_start(ClientConfig(), lambda: MemoryDriver(world.metadata, runtime), None)
             surroundings = around(server, runtime)
             await world.on_bookie(surroundings.__aenter__())
             try:

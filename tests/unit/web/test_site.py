@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.bookie.conftest import adds
@@ -76,6 +77,7 @@ def test_a_scrape_shows_what_was_served(serve: Serve) -> None:
         await raw.ask(ReadRequest(2, 0, 1, 3))
         scrape = await site.get("/metrics")
         assert scrape.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert parsedate_to_datetime(scrape.headers["date"]).year == 2023  # when the simulator's clock begins
         samples = {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(scrape.body.decode())

@@ -100,7 +100,7 @@ def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None) -> Arou
     around: Around = site.beside_start(
         from_environment(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
-        lambda: None if recovery is None else recovery.current,
+        None if recovery is None else lambda: recovery.current,
     )
     return around
 
