@@ -66,7 +66,7 @@ class Reads:
             except BookKeeperError as error:
                 refusal = status_of_error(error)
         if refusal is not None:
-            connection.respond(_failed(request, refusal))
+            self._refuse(connection, request, refusal)
         elif durable is None and request.previous_lac is not None:
             self._start(connection, request, self._long_poll, request.previous_lac)
         elif durable is not None or request.version == 3 or not self._maybe_read_now(connection, request):
@@ -143,6 +143,11 @@ class Reads:
             raise
         self._count_size(len(body))
         connection.respond(response, len(body))
+
+    def _refuse(self, connection: Connection, request: ReadRequest | BatchReadRequest, status: Status) -> None:
+        if (served := self._served) is not None:
+            served.finished(served.outcomes_of(request), served.began_s, has_failed=True)
+        connection.respond(_failed(request, status))
 
     def _count_size(self, size: int) -> None:
         if self._served is not None:
@@ -244,7 +249,7 @@ class Reads:
             except BookKeeperError as error:
                 refusal = status_of_error(error)
         if refusal is not None:
-            connection.respond(_failed(request, refusal))
+            self._refuse(connection, request, refusal)
         elif durable is not None or not self._maybe_read_entries_now(connection, request):
             self._start(connection, request, self._read_entries, durable)
 

@@ -392,8 +392,9 @@ class BookieServer:
 
     def load(self) -> dict[str, int]:
         """Return what the connections hold and wait for, for metrics. Sizes in bytes."""
-        connections = self._intake.connections()
+        connections, parts = self._intake.connections(), self.store.parts
         return {
+            "records_queued": sum(journal.queued_count for journal in parts.journals) if parts is not None else 0,
             "connections": len(connections),
             "connections_paused": len(connections) if self._intake.is_paused else 0,
             "adds_size": self._intake.adds_size,

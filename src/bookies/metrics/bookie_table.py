@@ -27,12 +27,10 @@ def _status(server: BookieServer) -> int:
     return -1 if mode is None else int(mode is BookieMode.WRITABLE)
 
 
-def _queues(bookie: BookieServer) -> dict[str, int]:
-    load, parts = bookie.load(), bookie.store.parts
-    queued = sum(journal.queued_count for journal in parts.journals) if parts is not None else 0
+def _queues(load: dict[str, int]) -> dict[str, int]:
     return {
         "BookieReadThreadPool-0": load["reads_waiting"],
-        "BookieWriteThreadPool-0": queued,
+        "BookieWriteThreadPool-0": load["records_queued"],
         "BookieHighPriorityThread-0": 0,
         "BookieLongPollThread-0": load["long_polls"],
     }
@@ -124,9 +122,9 @@ SERVER: tuple[Metric, ...] = (
     Metric(
         f"{_SERVER}ADD_ENTRY_BLOCKED",
         Kind.GAUGE,
-        "bookie",
+        "load",
         "connections from which no requests are read, because too many adds are in progress",
-        lambda bookie: bookie.load()["connections_paused"],
+        lambda load: load["connections_paused"],
     ),
     Metric(
         f"{_SERVER}ADD_ENTRY_BLOCKED_WAIT",
@@ -154,21 +152,21 @@ SERVER: tuple[Metric, ...] = (
     Metric(
         f"{_SERVER}READ_ENTRY_IN_PROGRESS",
         Kind.GAUGE,
-        "bookie",
+        "load",
         "reads that wait for a disk, for memory or for a new entry",
-        lambda bookie: bookie.load()["reads_in_background"],
+        lambda load: load["reads_in_background"],
     ),
     Metric(
         f"{_SERVER}READ_ENTRY_BLOCKED",
         Kind.GAUGE,
-        "bookie",
+        "load",
         "reads that wait until other answers are sent",
-        lambda bookie: bookie.load()["reads_waiting"],
+        lambda load: load["reads_waiting"],
     ),
     Metric(
         f"{_SERVER}thread_executor_queue",
         Kind.GAUGE,
-        "bookie",
+        "load",
         "requests that wait, under the names of Apache's thread pools",
         _queues,
         ("thread",),
@@ -176,20 +174,16 @@ SERVER: tuple[Metric, ...] = (
     Metric(
         "bookies_connections",
         Kind.GAUGE,
-        "bookie",
+        "load",
         "open connections of clients",
-        lambda bookie: bookie.load()["connections"],
+        lambda load: load["connections"],
     ),
     Metric(
         "bookies_memory_bytes",
         Kind.GAUGE,
-        "bookie",
+        "load",
         "memory that a limit bounds: adds in progress, answers to reads, incomplete requests",
-        lambda bookie: {
-            "intake": bookie.load()["adds_size"],
-            "reads": bookie.load()["reads_size"],
-            "partial": bookie.load()["partial_size"],
-        },
+        lambda load: {"intake": load["adds_size"], "reads": load["reads_size"], "partial": load["partial_size"]},
         ("part",),
         "bytes",
     ),
@@ -208,8 +202,8 @@ SERVER: tuple[Metric, ...] = (
     Metric(
         "bookies_registration_sessions_lost_total",
         Kind.COUNTER,
-        "bookie",
+        "load",
         "sessions with the metadata store that were lost",
-        lambda bookie: bookie.load()["sessions_lost"],
+        lambda load: load["sessions_lost"],
     ),
 )

@@ -46,6 +46,7 @@ def bookie_collection(
         {
             "served": lambda: server.served,
             "bookie": lambda: server,
+            "load": server.load,
             "storage": lambda: StorageFacts.of(store),
             "gc": lambda: CollectionFacts.of(store),
             "scrub": lambda: store.scrubber.gauges() if store.scrubber is not None and store.parts else None,

@@ -123,7 +123,7 @@ class BookieHealth:
         crowded = [path for path, space in parts.disks.space.spaces.items() if space.is_almost_full or space.is_full]
         failed = parts.health.failed
         scrub = store.scrubber.gauges() if store.scrubber is not None else {}
-        alarm = store.collector.figures()["alarm"] if store.collector is not None else None
+        alarm = store.collector.alarm if store.collector is not None else None
         return [
             Condition(
                 "journal",

@@ -94,7 +94,11 @@ class ClusterEndpoints:
         bookies = (await self._driver.bookies(mode)).bookies
         if not request.flag("print_hostnames", True):
             return json_response(dict.fromkeys(bookies))
-        return json_response({bookie: await self._host_of(bookie) for bookie in bookies})
+        hosts: dict[str, str | None] = {}
+        for start in range(0, len(bookies), READ_AT_ONCE):
+            part = bookies[start : start + READ_AT_ONCE]
+            hosts |= zip(part, await asyncio.gather(*map(self._host_of, part)), strict=True)
+        return json_response(hosts)
 
     async def _host_of(self, bookie: BookieId) -> str | None:
         info = await self._driver.bookie_info(bookie)
@@ -117,13 +121,15 @@ class ClusterEndpoints:
             return spaces
         client = await self._client()
         bookies = (await self._driver.bookies(BookieMode.WRITABLE)).bookies
-        answers = await asyncio.gather(*(client.bookie_space(bookie) for bookie in bookies), return_exceptions=True)
         spaces = {}
-        for bookie, answer in zip(bookies, answers, strict=True):
-            if isinstance(answer, tuple):
-                spaces[bookie] = answer
-            elif not isinstance(answer, BookKeeperError):
-                raise answer
+        for start in range(0, len(bookies), READ_AT_ONCE):
+            part = bookies[start : start + READ_AT_ONCE]
+            answers = await asyncio.gather(*map(client.bookie_space, part), return_exceptions=True)
+            for bookie, answer in zip(part, answers, strict=True):
+                if isinstance(answer, tuple):
+                    spaces[bookie] = answer
+                elif not isinstance(answer, BookKeeperError):
+                    raise answer
         self._spaces = self._clock.monotonic(), spaces
         return spaces
 

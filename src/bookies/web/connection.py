@@ -70,7 +70,13 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(Problem(status, f"the request is malformed: {error}", headers={"Connection": "close"}))
 
     def eof_received(self) -> bool:
-        return self._answering is not None  # keeps the connection open until the answer is sent
+        """Note that the client sends no more. The connection stays until a request in progress is answered."""
+        try:
+            self._protocol.receive_data(b"")
+            self._advance()
+        except h11.RemoteProtocolError:
+            return False
+        return self._answering is not None
 
     def pause_writing(self) -> None:
         self._writable.clear()

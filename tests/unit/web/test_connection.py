@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bookies.web.connection import BODY_SIZE_MAX, FIRST_BYTE_S, HEAD_SIZE_MAX, IDLE_S, REQUEST_S
+from bookies.web.connection import BODY_SIZE_MAX, FIRST_BYTE_S, HEAD_SIZE_MAX, IDLE_S, REQUEST_S, SLOW_S
 from bookies.web.routes import host_name
 from bookies.web.server import CONNECTIONS_MAX, KEPT_FOR_PROBES
 
@@ -160,3 +160,31 @@ def test_methods_that_change_something_are_refused_with_the_command_that_does_it
 )
 def test_the_host_of_a_header(header: str, name: str) -> None:
     assert host_name(header) == name
+
+
+def test_a_client_that_sends_no_more_still_gets_its_answer(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        client = await site.connect()
+        client.send(b"GET /heartbeat HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        client.transport.write_eof()
+        assert (await client.answer()).body == b"OK\n"
+        began = site.world.loop.time()
+        await client.end()
+        assert site.world.loop.time() - began < 1
+
+    serve(body)
+
+
+def test_a_client_that_fetches_nothing_is_cut(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        client = await site.connect()
+        client.transport.pause_reading()
+        client.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+        await asyncio.sleep(SLOW_S + 5)
+        began = site.world.loop.time()
+        client.transport.resume_reading()
+        await client.end()
+        assert site.world.loop.time() - began < 1  # it was cut before
+        assert (await site.get("/livez")).status == 200
+
+    serve(body)

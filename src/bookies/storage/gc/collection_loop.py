@@ -358,7 +358,7 @@ class CollectionLoop:
             "logs_without_room": self._waiting_logs,
             "jobs_failed": self.failure_count,
             "runs_restarted": self.restart_count,
-            "alarm": self._ledgers.alarm,
+            "alarm": self.alarm,
         }
 
     def logs_by_share(self) -> list[int]:
@@ -367,6 +367,11 @@ class CollectionLoop:
         for usage in self._logs.known.values():
             counts[min(9, int(usage.share * 10))] += 1
         return counts
+
+    @property
+    def alarm(self) -> str | None:
+        """Return why no ledger is removed at present, or None."""
+        return self._ledgers.alarm
 
     @property
     def is_suspended(self) -> bool:
