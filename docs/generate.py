@@ -419,7 +419,7 @@ Prometheus](../howto/scrape-with-prometheus.md) has the steps.
   have Apache's meaning. Dashboards and alerts for BookKeeper and Pulsar ask for them.
 * Names that begin with `bookies_` exist here only. They follow Prometheus's rules: base units, `_total` for counters.
 * A *summary* has the quantiles 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999 and 1.0 of the last one to two minutes, and
-  `_count` and `_sum` since the start. Durations are in milliseconds, as Apache writes them. Requests have the label `success`.
+  `_count` and `_sum` since the start. Durations are in milliseconds, as Apache writes them. The label `success` is true or false.
 * A *histogram* is in seconds, with buckets from 100 us to 60 s. Histograms of several bookies can be added up.
 * A metric of a part that does not exist is left out: the storage before a start, a scrub that is disabled.
 

@@ -81,7 +81,7 @@ def test_a_bookie_is_scraped_and_probed(cluster: LocalCluster) -> None:
     assert samples["bookie_WRITE_BYTES"] > 100_000
     assert samples["bookkeeper_server_READ_ENTRY_REQUEST_counttrue"] > 0
     assert samples["bookie_READ_BYTES"] > 100_000
-    assert 0 < samples["bookie_journal_JOURNAL_SYNC_sum"] < 60_000
+    assert 0 < samples["bookie_journal_JOURNAL_SYNC_sumtrue"] < 60_000
     assert samples["process_resident_memory_bytes"] > 10_000_000
     assert samples["bookies_metrics_failed_total"] == 0
     for path in ("/livez", "/startupz", "/readyz", "/heartbeat", f"{API}/bookie/is_ready", f"{API}/bookie/state"):

@@ -49,7 +49,8 @@ class Metric:
     """One metric. `part`: what `read` gets. `unit`: of the value, empty for numbers of things.
 
     `read` returns a number, or with `labels` a mapping from the values of the labels to numbers; None: no sample.
-    Summaries and histograms are read as `Distribution`, `Outcomes` (then with the label `success`) or `Sums`.
+    Summaries and histograms are read as `Distribution`, `Outcomes` or `Sums`. A summary has the label `success`, as does
+    a histogram of `Outcomes`.
     """
 
     name: str
@@ -128,16 +129,18 @@ def families_of(metric: Metric, value: Any, now_s: float) -> Iterator[Family]:
     yield Family(metric.name, metric.kind, metric.help, samples)
 
 
-def _by_success(value: Any) -> list[tuple[Labels, Any]]:
-    if isinstance(value, Outcomes):
-        return [((("success", "false"),), value.failed), ((("success", "true"),), value.succeeded)]
-    return [((), value)]
+def _by_success(succeeded: Any, failed: Any) -> tuple[tuple[Labels, Any], ...]:
+    return ((("success", "false"),), failed), ((("success", "true"),), succeeded)
 
 
 def _summary(metric: Metric, labels: Labels, value: Any, now_s: float) -> Iterator[Sample]:
-    """Yield a summary as Apache writes it: `success`, then the quantiles, then other labels. Source: operations 2.1."""
+    """Yield a summary as Apache writes it: `success`, then the quantiles, then other labels. Source: operations 2.1.
+
+    Every summary has the label `success`, because queries name it; what cannot fail has values only under `true`.
+    """
     factor = 1000.0 if metric.unit == "ms" else 1.0
-    for success, part in _by_success(value):
+    outcomes = (value.succeeded, value.failed) if isinstance(value, Outcomes) else (value, Sums(0, 0))
+    for success, part in _by_success(*outcomes):
         quantiles = part.quantiles(QUANTILES, now_s) if isinstance(part, Distribution) else []
         for number, share in enumerate(QUANTILES):
             quantile = quantiles[number] * factor if quantiles else float("nan")
@@ -147,7 +150,8 @@ def _summary(metric: Metric, labels: Labels, value: Any, now_s: float) -> Iterat
 
 
 def _histogram(name: str, labels: Labels, value: Any) -> Iterator[Sample]:
-    for success, part in _by_success(value):
+    is_split = isinstance(value, Outcomes)
+    for success, part in _by_success(value.succeeded, value.failed) if is_split else (((), value),):
         own = (*labels, *success)
         for bound, count in zip(BOUNDS_S, part.at_most(BOUNDS_S), strict=True):
             yield f"{name}_bucket", (*own, ("le", f"{bound:g}")), count

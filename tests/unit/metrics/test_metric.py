@@ -40,8 +40,8 @@ def test_quantiles_are_in_milliseconds_and_sizes_as_they_are() -> None:
     sizes.record(48)
     in_ms = samples(Metric("d", Kind.SUMMARY, "p", "", lambda part: part, unit="ms"), durations)
     as_is = samples(Metric("s", Kind.SUMMARY, "p", "", lambda part: part, unit="bytes"), sizes)
-    assert in_ms["d", (("quantile", "0.99"),)] == pytest.approx(1000, rel=1 / 32)
-    assert as_is["s", (("quantile", "1.0"),)] == pytest.approx(48, rel=1 / 32)
+    assert in_ms["d", (("success", "true"), ("quantile", "0.99"))] == pytest.approx(1000, rel=1 / 32)
+    assert as_is["s", (("success", "true"), ("quantile", "1.0"))] == pytest.approx(48, rel=1 / 32)
 
 
 def test_a_histogram_counts_cumulatively_up_to_infinity() -> None:
@@ -70,8 +70,10 @@ def test_labels_and_names_with_directories() -> None:
 
 def test_sums_have_no_quantiles() -> None:
     found = samples(Metric("s", Kind.SUMMARY, "p", "", lambda part: part), Sums(3, 30))
-    assert math.isnan(found["s", (("quantile", "0.5"),)])
-    assert (found["s_count", ()], found["s_sum", ()]) == (3, 30)
+    assert math.isnan(found["s", (("success", "true"), ("quantile", "0.5"))])
+    good, bad = (("success", "true"),), (("success", "false"),)
+    assert (found["s_count", good], found["s_sum", good]) == (3, 30)
+    assert (found["s_count", bad], found["s_sum", bad]) == (0, 0)
 
 
 def test_a_part_that_is_missing_or_fails_leaves_out_its_samples_only() -> None:
