@@ -49,8 +49,8 @@ class Metric:
     """One metric. `part`: what `read` gets. `unit`: of the value, empty for numbers of things.
 
     `read` returns a number, or with `labels` a mapping from the values of the labels to numbers; None: no sample.
-    Summaries and histograms are read as `Distribution`, `Outcomes` or `Sums`. A summary has the label `success`, as does
-    a histogram of `Outcomes`.
+    Summaries and histograms are read as `Distribution`, `Outcomes` or `Sums`. A summary has the label `success`, and so
+    has a histogram of `Outcomes`.
     """
 
     name: str
@@ -134,9 +134,10 @@ def _by_success(succeeded: Any, failed: Any) -> tuple[tuple[Labels, Any], ...]:
 
 
 def _summary(metric: Metric, labels: Labels, value: Any, now_s: float) -> Iterator[Sample]:
-    """Yield a summary as Apache writes it: `success`, then the quantiles, then other labels. Source: operations 2.1.
+    """Yield a summary as Apache writes it: `success`, then the quantiles, then other labels.
 
     Every summary has the label `success`, because queries name it; what cannot fail has values only under `true`.
+    Source: operations 2.1.
     """
     factor = 1000.0 if metric.unit == "ms" else 1.0
     outcomes = (value.succeeded, value.failed) if isinstance(value, Outcomes) else (value, Sums(0, 0))

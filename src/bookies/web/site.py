@@ -5,6 +5,7 @@ The server listens before a bookie replays its journal, so that probes are answe
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
@@ -41,14 +42,22 @@ class SharedClient:
         self._open_driver = open_driver
         self._config = config
         self._client: Client | None = None
+        self._opening = asyncio.Lock()
 
     async def get(self) -> Client:
         """Return the client. Raises `BookKeeperError` if there is no session with the metadata store."""
         from bookies.client.client import Client
 
-        if self._client is None:
-            self._client = Client(self._runtime, self._open_driver(), self._config)
-        return await self._client.open_session()
+        async with self._opening:
+            if self._client is None:
+                client = Client(self._runtime, self._open_driver(), self._config)
+                try:
+                    await client.open_session()
+                except BaseException:
+                    await client.close()
+                    raise
+                self._client = client
+            return self._client
 
     async def close(self) -> None:
         if self._client is not None:
