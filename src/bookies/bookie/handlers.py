@@ -89,15 +89,15 @@ class Handlers:
         """See `connection.Service`."""
         handlers, served = self._handlers, self._served
         if served is not None:
-            served.begin()
+            served.began_s = served.clock()
         try:
             for request in requests:
                 handlers[type(request)](connection, request)
         except Exception as error:  # noqa: BLE001  (our mistake, on one connection: the bookie goes on)
             self._events.error("request.broken", peer=connection.peer, error=error)
             connection.abort()
-        if served is not None:
-            served.end()
+        if served is not None and served.answered_now:
+            served.end_reads()
         self._intake.check()
 
     # -- writes --------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Handlers:
         if begun is not None and self.on_add_latency is not None and not request.is_recovery:
             self.on_add_latency(asyncio.get_running_loop().time() - begun)
         if begun is not None and self._served is not None:
-            self._served.added(begun, len(part), is_recovery=request.is_recovery, has_failed=error is not None)
+            self._served.added(begun, len(part), request.is_recovery, error is not None)
         status = Status.OK if error is None else self._status(error, Operation.ADD)
         self._answer_adds(connection, request, part, status)
         self._intake.answered(part.records.size)
@@ -143,7 +143,7 @@ class Handlers:
     def _refused_adds(self, connection: Connection, request: AddRequest, part: Adds, status: Status) -> None:
         if (served := self._served) is not None:
             served.adds_rejected += len(part) if status is Status.TOO_MANY_REQUESTS else 0
-            served.added(served.began_s, len(part), is_recovery=request.is_recovery, has_failed=True)
+            served.added(served.began_s, len(part), request.is_recovery, True)
         self._answer_adds(connection, request, part, status)
 
     @staticmethod

@@ -36,24 +36,19 @@ class Served:
         self.adds_rejected = 0  # answered TOO_MANY_REQUESTS
         self.reads_rejected = 0
         self.read_size = 0  # bytes of entries
-        self._answered_now = 0  # reads at hand that were answered from memory
+        self.answered_now = 0  # reads at hand that were answered from memory, and are not recorded yet
 
-    def begin(self) -> None:
-        """Note that requests were decoded."""
-        self.began_s = self.clock()
-
-    def end(self) -> None:
-        """Note that the requests at hand were handled; those that wait report later."""
-        if self._answered_now:
-            self.reads.succeeded.record(self.clock() - self.began_s, self._answered_now)
-            self._answered_now = 0
+    def end_reads(self) -> None:
+        """Record the reads at hand that were answered from memory."""
+        self.reads.succeeded.record(self.clock() - self.began_s, self.answered_now)
+        self.answered_now = 0
 
     def read_now(self, size: int) -> None:
         """Count a read of `size` bytes that was answered from memory."""
-        self._answered_now += 1
+        self.answered_now += 1
         self.read_size += size
 
-    def added(self, began_s: float, count: int, *, is_recovery: bool, has_failed: bool) -> None:
+    def added(self, began_s: float, count: int, is_recovery: bool, has_failed: bool) -> None:
         """Record adds that are answered."""
         self.adds_answered += count
         outcomes = self.recovery_adds if is_recovery else self.adds

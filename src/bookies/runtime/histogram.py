@@ -62,16 +62,22 @@ def _quantiles(counts: Mapping[int, int], shares: Sequence[float]) -> list[int]:
 WINDOW_S = 60.0  # shortest time that quantiles of a `Distribution` cover, except in the first minute
 _STEPS = 32  # buckets for each doubling of a value
 _OFFSET = 1024  # makes the numbers of buckets positive: values down to 2**-32 are told apart
+_PENDING_MAX = 512  # values and counts that are not in a bucket yet
 _ZERO = -1  # bucket of values that are 0 or less
 
 
 class Distribution:
-    """Counts of values, each rounded down by at most 1/32, with their exact sum. For durations in seconds and sizes."""
+    """Counts of values, each rounded down by at most 1/32, with their exact sum. For durations in seconds and sizes.
 
-    __slots__ = ("_before", "_recent", "_total", "_window_at_s", "sum")
+    Values are sorted into buckets some hundred at a time: code that runs once in a while is several times slower than
+    a loop.
+    """
+
+    __slots__ = ("_before", "_pending", "_recent", "_sum", "_total", "_window_at_s")
 
     def __init__(self) -> None:
-        self.sum = 0.0
+        self._pending: list[float] = []  # (value, count) pairs, flat
+        self._sum = 0.0
         self._recent: dict[int, int] = {}  # of the window that is being filled
         self._before: dict[int, int] = {}  # of the window before it
         self._total: Counter[int] = Counter()  # of all earlier windows
@@ -79,20 +85,30 @@ class Distribution:
 
     def record(self, value: float, count: int = 1) -> None:
         """Count `count` equal values."""
-        self.sum += value * count
-        try:
-            self._recent[int(log2(value) * _STEPS + _OFFSET)] += count
-        except (KeyError, ValueError):
-            self._record_first(value, count)
+        pending = self._pending
+        pending += (value, count)
+        if len(pending) >= _PENDING_MAX:
+            self._sort()
 
-    def _record_first(self, value: float, count: int) -> None:
-        """Count the first values of a bucket, or values that have no logarithm."""
-        bucket = int(log2(value) * _STEPS + _OFFSET) if value > 0 else _ZERO
-        self._recent[bucket] = self._recent.get(bucket, 0) + count
+    def _sort(self) -> None:
+        """Sort the pending values into buckets."""
+        pending, self._pending = iter(self._pending), []
+        recent, total = self._recent, self._sum
+        for value, count in zip(pending, pending, strict=True):
+            total += value * count
+            bucket = int(log2(value) * _STEPS + _OFFSET) if value > 0 else _ZERO
+            recent[bucket] = recent.get(bucket, 0) + int(count)
+        self._sum = total
 
     @property
     def count(self) -> int:
+        self._sort()
         return self._total.total() + sum(self._recent.values())
+
+    @property
+    def sum(self) -> float:
+        self._sort()
+        return self._sum
 
     def quantiles(self, shares: Sequence[float], now_s: float) -> list[float]:
         """Return the values that these shares (0..1, ascending) of the recent values do not exceed; none: no values.
@@ -100,6 +116,7 @@ class Distribution:
         Recent is what was recorded since the window before the present one began, so at least `WINDOW_S` seconds
         unless the readers are further apart than that. `now_s`: the monotonic clock.
         """
+        self._sort()
         if now_s - self._window_at_s >= WINDOW_S:
             self._total.update(self._recent)
             self._before, self._recent, self._window_at_s = self._recent, {}, now_s
@@ -109,6 +126,7 @@ class Distribution:
 
     def at_most(self, bounds: Sequence[float]) -> list[int]:
         """Return, for each bound (ascending), how many values since the start do not exceed it."""
+        self._sort()
         counts = Counter(self._total)
         counts.update(self._recent)
         counted, buckets = 0, sorted(counts, reverse=True)

@@ -419,7 +419,7 @@ class Journal:
 
     def _finish_group(self, size: int, waiters: list[Done], start_s: float) -> None:
         self._started_s = None
-        self.times.durable(self._wait_s, self.slowness.took(start_s), len(waiters))
+        wait_s, sync_s = self._wait_s, self.slowness.took(start_s)
         self.size += size
         self.group_count += 1
         self.queued_size -= size
@@ -427,6 +427,7 @@ class Journal:
         # Start the next group first: the device is the bottleneck, and answered clients add to the group after it.
         self._commit()
         self._answer(waiters)
+        self.times.durable(wait_s, sync_s, len(waiters))
 
     def _prepare_for(self, size: int) -> None:
         """Prepare a file after a group of `size` bytes if small groups have most of the recent bytes."""
