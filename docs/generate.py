@@ -5,6 +5,8 @@
 * `api.md` and `errors.md`: from the docstrings.
 * `events.md`: from the calls that log events.
 * `apache-config.md`: from the tables in `bookies.apache`.
+* `metrics.md` and the tables of `http.md`: from the tables in `bookies.metrics` and `bookies.web`, and from
+  `dashboards.json`: the names that public dashboards ask for, each with the reason if it is not answered.
 * `spec/rules.md`: from the chapters of the specification.
 * `../explanation/state-machines.md`: its tables, from the tables in the code.
 
@@ -18,6 +20,7 @@ import ast
 import enum
 import importlib
 import inspect
+import json
 import os
 import pathlib
 import re
@@ -25,13 +28,13 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, ForwardRef
+from typing import TYPE_CHECKING, Any, ForwardRef
 
 if TYPE_CHECKING:
     from bookies.apache.table import Mapped
 
 WIDTH = 100  # of prose, and of a signature on one line
-PLUMBING = {"check_open", "client_closed", "transactions"}  # what handles are to each other, and to Spark
+PLUMBING = {"check_open", "client_closed", "transactions", "usage"}  # what handles are to each other, and to Spark
 LIST_ITEM = re.compile(r"\s*(?:[*+-] |\d+\. )?")
 HERE = pathlib.Path(__file__).parent
 UNITS = {
@@ -131,6 +134,7 @@ def api_page() -> str:
     enums = [each for each in kinds if issubclass(each, enum.Enum)]
     parts += ["## Functions\n", *(_function(name, found[name], "###") for name in ("connect", "local", "run"))]
     parts.append(_function("blocking.connect", bookies.blocking.connect, "###"))
+    parts.append(_function("metrics.register", bookies.metrics.register, "###"))
     parts.append(_function("apache.client_options", bookies.apache.client_options, "###"))
     parts.append(_class(bookies.apache.ClientOptions).replace("## ClientOptions", "### apache.ClientOptions", 1))
     for kind in kinds:
@@ -404,6 +408,86 @@ def wrapped(page: str) -> str:
     return "\n".join(lines)
 
 
+METRICS_HEAD = """# Metrics
+
+Made from the code by `make docs`: `src/bookies/metrics/`.
+
+A bookie, and a process of auto-recovery, export these at `/metrics` of their [HTTP server](http.md). A client adds
+its own to the application's registry (`bookies.metrics.register`). [Scrape a bookie with
+Prometheus](../howto/scrape-with-prometheus.md) has the steps.
+
+* Names that begin with `bookie_`, `bookkeeper_`, `auditor_` and `replication_` are Apache's, of 4.16 and later, and
+  have Apache's meaning. Dashboards and alerts for BookKeeper and Pulsar ask for them.
+* Names that begin with `bookies_` exist here only. They follow Prometheus's rules: base units, `_total` for counters.
+* A *summary* has the quantiles 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999 and 1.0 of the last one to two minutes, and
+  `_count` and `_sum` since the start. Durations are in milliseconds, as Apache writes them. The label `success` is true or false.
+* A *histogram* is in seconds, with buckets from 100 us to 60 s. Histograms of several bookies can be added up.
+* A metric of a part that does not exist is left out: the storage before a start, a scrub that is disabled.
+
+Counting is per batch of requests and per group of the journal, never per entry. A bookie without an HTTP server times
+no requests.
+"""
+
+
+def metrics_page() -> str:
+    """Every metric, from the tables, and the names that public dashboards ask for."""
+    from bookies.metrics import bookie_table, client_table, process_table, recovery_table, storage_table
+
+    parts = [METRICS_HEAD]
+    for title, table in (
+        ("Requests", bookie_table.REQUESTS),
+        ("Server", bookie_table.SERVER),
+        ("Journal", storage_table.JOURNAL),
+        ("Storage", storage_table.STORAGE),
+        ("Disks", storage_table.DISKS),
+        ("Garbage collection", storage_table.COLLECTION),
+        ("Scrub", storage_table.SCRUB),
+        ("Auto-recovery", recovery_table.TABLE),
+        ("Process", process_table.TABLE),
+        ("Client", client_table.TABLE),
+    ):
+        parts.append(f"## {title}\n\n| metric | type | unit | labels | meaning |\n|---|---|---|---|---|")
+        parts += [
+            f"| `{each.name}` | {each.kind.value} | {each.unit} | {', '.join(f'`{label}`' for label in each.labels)} | "
+            f"{each.help} |"
+            for each in table
+        ]
+        parts.append("")
+    parts.append(
+        "## What public dashboards ask for\n\nThe dashboards of StreamNative and of lhotari, which Pulsar's chart "
+        "contains, and the alerts of Pulsar's charts.\n\n| name | answered |\n|---|---|"
+    )
+    asked: dict[str, str] = json.loads((HERE / "dashboards.json").read_text())
+    parts += [f"| `{name}` | {why_not or 'yes'} |" for name, why_not in asked.items()]
+    return "\n".join(parts) + "\n"
+
+
+ENDPOINTS = re.compile(r"(<!-- endpoints of (\w+) -->\n\n).*?(\n\n<!-- end of endpoints -->)", re.DOTALL)
+
+
+def http_page() -> str:
+    """The page of the HTTP server: its tables of endpoints are made from the routes, the rest is kept."""
+
+    def table(match: re.Match[str]) -> str:
+        from bookies.web.apache_bookie import BookieEndpoints
+        from bookies.web.apache_cluster import ClusterEndpoints
+        from bookies.web.probes import Probes
+
+        nothing: Any = None  # the routes are listed, and none is called
+        groups = {
+            "probes": Probes(nothing, nothing, nothing).routes,
+            "bookie": BookieEndpoints(nothing, nothing).routes,
+            "cluster": ClusterEndpoints(nothing, nothing, nothing).routes,
+        }
+        rows = [
+            f"| `{each.path}` | {f'`{each.parameters}`' if each.parameters else ''} | {each.help} |"
+            for each in groups[match[2]]
+        ]
+        return match[1] + "\n".join(["| path | query | answer |", "|---|---|---|", *rows]) + match[3]
+
+    return ENDPOINTS.sub(table, (HERE / "reference" / "http.md").read_text())
+
+
 TABLE = re.compile(r"(<!-- options of (\S+) -->\n\n).*?(\n\n<!-- end of options -->)", re.DOTALL)
 
 
@@ -454,6 +538,8 @@ PAGES = {
     "reference/cli.md": cli_page,
     "reference/errors.md": errors_page,
     "reference/events.md": events_page,
+    "reference/http.md": http_page,
+    "reference/metrics.md": metrics_page,
     "reference/settings.md": settings_page,
     "reference/spark.md": option_tables("reference/spark.md"),
     "reference/spark-writing.md": option_tables("reference/spark-writing.md"),

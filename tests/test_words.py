@@ -22,7 +22,7 @@ SPEC = ROOT / "docs" / "reference" / "spec"
 MODULES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PAGES = sorted((ROOT / "docs").rglob("*.md")) + sorted(ROOT.glob("*.md"))
-CHAPTERS = ("client-protocol", "wire-protocol", "storage", "metadata", "spark")
+CHAPTERS = ("client-protocol", "wire-protocol", "storage", "metadata", "operations", "spark")
 
 # What breaks a rule and is still to be rewritten, by rule. Zero is the aim.
 LEFT = {
@@ -118,7 +118,7 @@ def test_no_citation_of_text_that_is_elsewhere() -> None:
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in (*MODULES, *TESTS, *PAGES)
         for match in re.finditer(
-            r"\b(?:style|experience|operations|logs) \d+\.\d+\b|Source: (?:style|experience|logs)\b", text_of(path)
+            r"\b(?:style|experience|logs) \d+\.\d+\b|Source: (?:style|experience|logs)\b", text_of(path)
         )
     ]
     assert not problems, "\n".join(problems)

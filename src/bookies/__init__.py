@@ -71,6 +71,7 @@ from bookies.errors import (
 TYPE_CHECKING = False  # As typing's, which type checkers know by name; importing typing would double the cost.
 if TYPE_CHECKING:
     from bookies import apache as apache
+    from bookies import metrics as metrics
     from bookies.admin.cluster.local_cluster import local as local
     from bookies.client.base.entries import Entry as Entry
     from bookies.client.base.entries import EntryBatch as EntryBatch
@@ -180,6 +181,7 @@ _LAZY = {
     "blocking": "bookies.client",
     "connect": "bookies.client.connect",
     "local": "bookies.admin.cluster.local_cluster",
+    "metrics": "bookies",
     "run": "bookies.runtime.aio",
 }
 
@@ -295,6 +297,7 @@ __all__ = [
     "blocking",
     "connect",
     "local",
+    "metrics",
     "run",
 ]
 
@@ -307,7 +310,7 @@ if not TYPE_CHECKING:  # It would hide misspelled names.
             raise AttributeError(f"module 'bookies' has no attribute {name!r}")
         value = (
             import_module(f"{module}.{name}")
-            if name in ("apache", "blocking")
+            if name in ("apache", "blocking", "metrics")
             else getattr(import_module(module), name)
         )
         globals()[name] = value

@@ -37,7 +37,28 @@ def setting(default: Any, help: str, *, low: float | None = None, high: float | 
 
 
 @dataclass(frozen=True, kw_only=True)
-class BookieConfig:
+class HttpConfig:
+    """Settings of the HTTP server of a bookie, or of a process that runs auto-recovery alone."""
+
+    http_port: int = setting(
+        -1,
+        "port of the HTTP server with probes, metrics and Apache's endpoints; 0: any free one, -1: no server",
+        low=-1,
+        high=65535,
+    )
+    http_host: str = setting(
+        "127.0.0.1", "address on which the HTTP server listens; loopback unless http_insecure is set"
+    )
+    http_insecure: bool = setting(
+        False, "let the HTTP server, which has no authentication, listen on an address other than loopback"
+    )
+    http_names: tuple[str, ...] = setting(
+        (), "host names by which clients reach the HTTP server, beside localhost, http_host and IP addresses"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BookieConfig(HttpConfig):
     """Settings of one bookie."""
 
     bookie_id: str = setting("", "fixed identity; empty: host:port")
@@ -357,6 +378,8 @@ def validate(config: T) -> T:
                 raise ConfigError(f"{spec.name} = {value}: must be at least {low} ({spec.metadata['help']})")
             if high is not None and value > high:
                 raise ConfigError(f"{spec.name} = {value}: must be at most {high} ({spec.metadata['help']})")
+    if isinstance(config, HttpConfig):
+        _validate_http(config)
     if isinstance(config, BookieConfig):
         _validate_directories(config)
         _validate_compaction(config)
@@ -374,6 +397,17 @@ def validate(config: T) -> T:
             f"{config.hedge_delay_max_ms}: lower the one or raise the other"
         )
     return config
+
+
+def _validate_http(config: HttpConfig) -> None:
+    """Raise `ConfigError` if machines elsewhere could reach the HTTP server, which asks for no password."""
+    host = config.http_host
+    is_local = host in ("localhost", "::1") or host.startswith("127.")
+    if config.http_port >= 0 and not is_local and not config.http_insecure:
+        raise ConfigError(
+            f"http_host = {host!r}: other machines could reach the HTTP server, which has no authentication; use "
+            "127.0.0.1, or allow it with http_insecure = true"
+        )
 
 
 def _validate_directories(config: BookieConfig) -> None:

@@ -15,7 +15,7 @@ from bookies.apache.client import client_options
 from bookies.apache.properties import parse_properties
 from bookies.apache.server import bookie_options
 from bookies.bookie.control import ControlServer
-from bookies.bookie.security import read_users
+from bookies.bookie.transport.security import read_users
 from bookies.client.read.offloaded import parse_index
 from bookies.client.transport.handshake import read_credentials
 from bookies.errors import ConfigError, InvalidArgument, MetadataCorrupt

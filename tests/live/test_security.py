@@ -20,8 +20,8 @@ from tests.fakes.certificates import Authority, Files
 
 import bookies as bk
 from bookies.admin.verbs.tls_doctor import of_bookie
-from bookies.bookie.connection import Connection
 from bookies.bookie.server import BookieServer
+from bookies.bookie.transport.connection import Connection
 from bookies.config import BookieConfig, validate
 from bookies.errors import BookieUnreachable, Status, TlsFailed, Unauthorized
 from bookies.metadata.uri import connect as connect_metadata
@@ -274,7 +274,7 @@ def test_a_client_hears_that_its_certificate_is_the_reason(
 
 def test_strangers_do_not_keep_their_connections(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is silent, or goes on being refused, makes room for those who are known."""
-    monkeypatch.setattr("bookies.bookie.secure_connection.GATE_S", 0.3)
+    monkeypatch.setattr("bookies.bookie.transport.secure_connection.GATE_S", 0.3)
 
     async def body() -> None:
         for settings, reason in (
@@ -305,7 +305,7 @@ def test_strangers_do_not_keep_their_connections(place: Place, monkeypatch: pyte
 
 
 def test_a_peer_that_asks_for_tls_and_says_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bookies.bookie.secure_connection.HANDSHAKE_S", 0.05)
+    monkeypatch.setattr("bookies.bookie.transport.secure_connection.HANDSHAKE_S", 0.05)
 
     async def body() -> None:
         async with place.bookie(**place.tls(tls_port=0)) as server:

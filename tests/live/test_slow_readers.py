@@ -13,9 +13,9 @@ import pytest
 from tests.live.test_security import LOOPS, SIZE_MAX, Place, Raw, run
 
 import bookies as bk
-from bookies.bookie import connection
-from bookies.bookie.pressure import ReadShare
 from bookies.bookie.server import BookieServer
+from bookies.bookie.transport import connection
+from bookies.bookie.transport.pressure import ReadShare
 from bookies.errors import Status
 from bookies.wire.client import ResponseDecoder
 from bookies.wire.messages import BatchReadRequest, ReadLacRequest, ReadRequest, ReadResponse, StartTlsRequest

@@ -1,5 +1,7 @@
 """Apache's shell commands and HTTP endpoints, of 4.17, with their counterparts here: `bk help apache`.
 
+With `http_port` a bookie also serves those endpoints that only read: docs/reference/http.md.
+
 Each of Apache's shell commands is listed beside its counterpart. An empty `ours` means that there is none yet.
 """
 
@@ -75,8 +77,8 @@ SHELL = (
 )
 
 HTTP = (
-    Counterpart("/heartbeat", "bk bookie state", "or the bookie's port"),
-    Counterpart("/metrics", "", "there is no metrics endpoint"),
+    Counterpart("/heartbeat", "bk bookie state", "or /livez of the HTTP server"),
+    Counterpart("/metrics", "bk bookie run", "--set http_port=8080 serves it"),
     Counterpart("/api/v1/config/server_config", "bk bookie run", "--dry-run prints the configuration"),
     Counterpart("/api/v1/ledger/delete", "bk ledger delete"),
     Counterpart("/api/v1/ledger/list", "bk ledger list"),

@@ -30,6 +30,7 @@ from bookies.config import MIB, BookieConfig, RecoveryConfig
 from bookies.errors import ConfigError
 
 PAGE_SIZE = 8192  # Apache's default
+HTTP_PORT = 8080  # Apache's default
 READ_WORKERS_MAX, OPEN_FILES_MIN, INDEX_CACHE_SIZE_MIN = 64, 8, MIB  # limits of our settings
 
 
@@ -73,6 +74,7 @@ def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:
     _storage(properties, settings)
     _disks(settings)
     _compaction(properties, settings)
+    _http(properties, settings)
     bookie_tls(properties, settings, notices)
     bookie_authentication(properties, settings, notices)
     ours = RecoveryConfig.__dataclass_fields__
@@ -151,6 +153,13 @@ def _disks(settings: dict[str, Any]) -> None:
     for name in ("disk_usage_lwm_threshold", "disk_usage_warn_threshold"):
         if full is not None and name not in settings and getattr(BookieConfig, name) > full:
             settings[name] = full
+
+
+def _http(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
+    """Enable the HTTP server where Apache's is enabled."""
+    if _is_on(properties, "httpServerEnabled"):
+        port = value_of(properties, "httpServerPort", number)
+        settings["http_port"] = HTTP_PORT if port is None else port
 
 
 def _compaction(properties: Mapping[str, str], settings: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from bookies.apache.table import (
 
 _ADDRESS = "host, advertised_host"
 _TLS = "only with tlsProviderFactoryClass"
-_NO_HTTP = "there is no HTTP server: `bk help apache` lists the command for each of Apache's endpoints"
+_HTTP = "http_port"
 _PACKAGE = "org.apache.bookkeeper."
 
 SERVER: tuple[Row, ...] = (
@@ -211,7 +211,20 @@ SERVER: tuple[Row, ...] = (
     Different(
         "compactionRate", ("", "1000"), "compaction is limited in bytes: isThrottleByBytes=true, compactionRateByBytes"
     ),
-    Different("httpServerEnabled", ("false", ""), _NO_HTTP),
+    Mapped("httpServerEnabled", _HTTP, note="true: an HTTP server on httpServerPort; its endpoints only read"),
+    Mapped("httpServerPort", _HTTP, note="with httpServerEnabled=true; default 8080"),
+    Different(
+        "httpServerHost",
+        ("", "127.0.0.1", "localhost"),
+        "the HTTP server listens on 127.0.0.1, as it has no authentication: set http_host and http_insecure to let "
+        "other machines reach it",
+    ),
+    Different(
+        "httpServerTlsEnable",
+        ("false", ""),
+        "the HTTP server has no TLS: it listens on 127.0.0.1 unless http_insecure is set",
+        Level.DANGER,
+    ),
     Different(
         "extraServerComponents",
         ("",),
@@ -251,7 +264,9 @@ SERVER: tuple[Row, ...] = (
         "Java classes cannot be loaded here: the metadata URI determines the store",
         Level.DANGER,
     ),
-    Different("enableStatistics", ("true", "false", ""), "there is no metrics endpoint yet"),
+    Different(
+        "enableStatistics", ("true", "false", ""), "metrics are kept with an HTTP server (httpServerEnabled=true)"
+    ),
     # -- without meaning here
     Unused(
         "threads, queues and timers of Apache's server: one event loop serves all connections, limited in bytes",
@@ -326,12 +341,12 @@ SERVER: tuple[Row, ...] = (
         "storeSystemTimeAsLedgerCreationTime enableHealthCheck",
     ),
     Unused(
-        "metrics and Apache's HTTP server: neither exists yet",
+        "metrics are always kept, and served at /metrics of the HTTP server (httpServerEnabled=true)",
         "statsProviderClass sanityCheckMetricsEnabled limitStatsLogging prometheusStatsHttpPort "
         "prometheusStatsHttpEnable prometheusStatsHttpAddress prometheusStatsLatencyRolloverSeconds "
         "prometheusBasicStatsNumThreads codahaleStatsPrefix codahaleStatsOutputFrequencySeconds "
         "codahaleStatsGraphiteEndpoint codahaleStatsCSVEndpoint codahaleStatsSlf4jEndpoint codahaleStatsJmxEndpoint "
-        "statsExport statsHttpPort httpServerPort httpServerHost httpServerClass httpServerTlsEnable "
+        "statsExport statsHttpPort httpServerClass "
         "httpServerKeyStorePath httpServerKeyStorePassword httpServerTrustStorePath httpServerTrustStorePassword",
     ),
     Unused(

@@ -124,11 +124,18 @@ class ControlServer:
         self._listener: Listener | None = None
         self._connections: dict[_Connection, None] = {}
 
-    async def start(self, directories: Sequence[str]) -> Mapping[str, Exception]:
-        """Listen, and write the file beside each `current` that exists; return errors by directory. Raises: OSError."""
+    async def start(
+        self, directories: Sequence[str], http_address: tuple[str, int] | None = None
+    ) -> Mapping[str, Exception]:
+        """Listen, and write the file beside each `current` that exists; return errors by directory. Raises: OSError.
+
+        `http_address`: of the bookie's HTTP server, which the file names too.
+        """
         self._listener = await self._runtime.network.listen("127.0.0.1", 0, self._accept)
         host, port = self._listener.address
-        facts = {"bookie": self._bookie, "host": host, "port": port, "token": self._token}
+        facts: dict[str, object] = {"bookie": self._bookie, "host": host, "port": port, "token": self._token}
+        if http_address is not None:
+            facts["http"] = list(http_address)
         text = json.dumps(facts).encode() + b"\n"
         disk = self._runtime.disk
         failed: dict[str, Exception] = {}

@@ -15,15 +15,17 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bookies.bookie.connection import Connection
 from bookies.bookie.former_ledgers import LedgerChecks
-from bookies.bookie.pressure import Intake
 from bookies.bookie.reads import Reads
+from bookies.bookie.served import Served
 from bookies.bookie.state import BookieState, Phase
 from bookies.bookie.storage_port import Storage
+from bookies.bookie.transport.connection import Connection
+from bookies.bookie.transport.pressure import Intake
 from bookies.errors import BookKeeperError, Status, status_of_error
 from bookies.kernels import Adds
 from bookies.runtime.events import Events
+from bookies.runtime.histogram import Outcomes
 from bookies.storage.engine.store_writes import LedgerUnchecked
 from bookies.wire.auth import auth_disabled
 from bookies.wire.messages import (
@@ -64,8 +66,10 @@ class Handlers:
         reads: Reads,
         checks: LedgerChecks,
         events: Events,
+        served: Served | None = None,
     ) -> None:
         self._store = store
+        self._served = served
         self._state = state
         self._intake = intake
         self._checks = checks
@@ -87,13 +91,17 @@ class Handlers:
 
     def handle(self, connection: Connection, requests: list[Request]) -> None:
         """See `connection.Service`."""
-        handlers = self._handlers
+        handlers, served = self._handlers, self._served
+        if served is not None:
+            served.began_s = served.clock()
         try:
             for request in requests:
                 handlers[type(request)](connection, request)
         except Exception as error:  # noqa: BLE001  (our mistake, on one connection: the bookie goes on)
             self._events.error("request.broken", peer=connection.peer, error=error)
             connection.abort()
+        if served is not None and served.answered_now:
+            served.end_reads()
         self._intake.check()
 
     # -- writes --------------------------------------------------------------------------------------------------
@@ -104,8 +112,10 @@ class Handlers:
             # only by a failure.
             return
         adds = request.adds
+        if self._served is not None:
+            self._served.adds_received += len(adds)
         if not self._state.may_add(request.is_high_priority):
-            self._answer_adds(connection, request, adds, Status.READ_ONLY)
+            self._refused_adds(connection, request, adds, Status.READ_ONLY)
             return
         self._add_some(connection, request, adds)
 
@@ -123,7 +133,7 @@ class Handlers:
             if isinstance(error, LedgerUnchecked):
                 self._check(connection, request, part)
             else:
-                self._answer_adds(connection, request, part, status_of_error(error))
+                self._refused_adds(connection, request, part, status_of_error(error))
 
     def _check(self, connection: Connection, request: AddRequest, part: Adds) -> None:
         """Let a stretch wait until the record of its ledger is known. Source: storage 9.7 (F-44)."""
@@ -131,7 +141,7 @@ class Handlers:
         def resume(error: BookKeeperError | None) -> None:
             self._intake.answered(part.records.size)
             if error is not None:
-                self._answer_adds(connection, request, part, status_of_error(error))
+                self._refused_adds(connection, request, part, status_of_error(error))
             else:
                 self._add_some(connection, request, part)
 
@@ -146,15 +156,23 @@ class Handlers:
         part: Adds,
         error: BaseException | None,
     ) -> None:
-        if begun is not None and self.on_add_latency is not None:
+        if begun is not None and self.on_add_latency is not None and not request.is_recovery:
             self.on_add_latency(asyncio.get_running_loop().time() - begun)
         if isinstance(error, LedgerUnchecked):
             self._check(connection, request, part)
             self._intake.answered(part.records.size)
             return
+        if begun is not None and self._served is not None:
+            self._served.added(begun, len(part), request.is_recovery, error is not None)
         status = Status.OK if error is None else self._status(error, Operation.ADD)
         self._answer_adds(connection, request, part, status)
         self._intake.answered(part.records.size)
+
+    def _refused_adds(self, connection: Connection, request: AddRequest, part: Adds, status: Status) -> None:
+        if (served := self._served) is not None:
+            served.adds_rejected += len(part) if status is Status.TOO_MANY_REQUESTS else 0
+            served.added(served.began_s, len(part), request.is_recovery, True)
+        self._answer_adds(connection, request, part, status)
 
     @staticmethod
     def _answer_adds(connection: Connection, request: AddRequest, part: Adds, status: Status) -> None:
@@ -162,6 +180,8 @@ class Handlers:
 
     def _begun(self, request: AddRequest) -> float | None:
         """Return the time if a caller measures how long adds like these take."""
+        if self._served is not None:
+            return self._served.began_s
         is_measured = self.on_add_latency is not None and not request.is_recovery
         return asyncio.get_running_loop().time() if is_measured else None
 
@@ -169,7 +189,10 @@ class Handlers:
         """Store an explicit LAC. A fence does not prevent it; ledger and LAC are those in the body. Source:
         wire-protocol 5.8."""
 
+        finished = self._finishing(self._served.lac_writes if self._served else None)
+
         def answer(status: Status) -> None:
+            finished(status)
             connection.respond(WriteLacResponse(request.version, request.txn_id, status, request.ledger_id))
 
         if not self._state.may_write_lac():
@@ -193,9 +216,11 @@ class Handlers:
 
     def _force(self, connection: Connection, request: ForceLedgerRequest) -> None:
         """Answer when all earlier adds are durable. Source: wire-protocol 5.8."""
+        finished = self._finishing(self._served.forces if self._served else None)
 
         def done(error: BaseException | None) -> None:
             status = Status.OK if error is None else self._status(error, Operation.FORCE_LEDGER)
+            finished(status)
             connection.respond(ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id))
 
         try:
@@ -215,6 +240,7 @@ class Handlers:
             else:
                 response.total_disk_capacity = total if request.requested & INFO_TOTAL else None
                 response.free_disk_space = free if request.requested & INFO_FREE else None
+        self._finishing(self._served.info_requests if self._served else None)(response.status)
         connection.respond(response)
 
     @staticmethod
@@ -234,9 +260,21 @@ class Handlers:
             )
         )
 
+    def _finishing(self, outcomes: Outcomes | None) -> Callable[[Status], None]:
+        """Return the function that records the end of the request at hand."""
+        served = self._served
+        if served is None or outcomes is None:
+            return _ignore_status
+        began_s = served.began_s
+        return lambda status: served.finished(outcomes, began_s, has_failed=status is not Status.OK)
+
     def _status(self, error: BaseException, operation: Operation) -> Status:
         """Return the status of an error found while serving. Errors that do not concern the client are logged."""
         status = status_of_error(error)
         if status is Status.IO_ERROR:
             self._events.error("request.failed", operation=operation.value, error=error)
         return status
+
+
+def _ignore_status(status: Status) -> None:
+    """Record no request: the bookie has no metrics."""

@@ -47,6 +47,7 @@ _PORT_ERRORS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 Beside = Callable[[BookieServer, Runtime], Awaitable[None]]
+Around = Callable[[BookieServer, Runtime], contextlib.AbstractAsyncContextManager[None]]
 
 
 def run(
@@ -55,10 +56,12 @@ def run(
     *,
     ready: Callable[[BookieServer], None] | None = None,
     beside: Beside | None = None,
+    around: Around | None = None,
 ) -> int:
     """Run a bookie until SIGTERM or SIGINT and return the exit status. `ready`: called once instead of the ready line.
 
     `beside`: runs for as long as the bookie serves, then it is cancelled; its failure does not stop the bookie.
+    `around`: entered before the bookie starts, left after it has stopped.
     """
     configure_logging()
     try:
@@ -66,11 +69,15 @@ def run(
         check_identity(config)
     except ConfigError as error:
         return _refuse(config, error)
-    return aio.run(_main(config, metadata_uri, ready or print_ready, beside))
+    return aio.run(_main(config, metadata_uri, ready or print_ready, beside, around))
 
 
 async def _main(
-    config: BookieConfig, metadata_uri: str, ready: Callable[[BookieServer], None], beside: Beside | None
+    config: BookieConfig,
+    metadata_uri: str,
+    ready: Callable[[BookieServer], None],
+    beside: Beside | None,
+    around: Around | None,
 ) -> int:
     stop_asked = asyncio.Event()
     _stop_on_signals(stop_asked)
@@ -81,8 +88,11 @@ async def _main(
     except (BookKeeperError, OSError) as error:
         return _refuse(config, error, EXIT_METADATA)
     server = BookieServer(runtime, config, driver)
+    surroundings = contextlib.AsyncExitStack()
     try:
         try:
+            if around is not None:
+                await surroundings.enter_async_context(around(server, runtime))
             if not await _start_unless(stop_asked, server):
                 return EXIT_OK
         except Exception as error:  # noqa: BLE001  (becomes a sentence and the exit status)
@@ -92,6 +102,7 @@ async def _main(
         async with _running_beside(beside, server, runtime):
             return await _serve(server, stop_asked)
     finally:
+        await surroundings.aclose()
         await driver.close()
 
 
@@ -189,7 +200,8 @@ def print_ready(server: BookieServer) -> None:
 def ready_line(server: BookieServer) -> str:
     """Return the ready line as JSON."""
     host, port = server.address
-    return json.dumps({"ready": True, "bookie": server.bookie_id, "host": host, "port": port, "pid": os.getpid()})
+    facts = {"ready": True, "bookie": server.bookie_id, "host": host, "port": port, "pid": os.getpid()}
+    return json.dumps(facts | ({"http": list(server.http_address)} if server.http_address is not None else {}))
 
 
 def _refuse(config: BookieConfig, error: Exception, status: int | None = None) -> int:

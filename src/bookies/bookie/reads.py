@@ -14,9 +14,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from bookies.bookie.connection import Connection
-from bookies.bookie.pressure import ReadShare
+from bookies.bookie.served import Served
 from bookies.bookie.storage_port import Storage
+from bookies.bookie.transport.connection import Connection
+from bookies.bookie.transport.pressure import ReadShare
 from bookies.config import BookieConfig
 from bookies.errors import BookieBusy, BookKeeperError, EntryNotFound, LedgerUnknownToBookie, Status, status_of_error
 from bookies.model import LAST_ENTRY
@@ -45,12 +46,15 @@ _Waiting = ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest
 class Reads:
     """Serves the reading requests of all connections of one bookie."""
 
-    def __init__(self, store: Storage, config: BookieConfig, clock: Clock, events: Events) -> None:
+    def __init__(
+        self, store: Storage, config: BookieConfig, clock: Clock, events: Events, served: Served | None = None
+    ) -> None:
         self._store = store
+        self._served = served
         self._clock = clock
         self._events = events
         self._batch_read_size_max = min(config.batch_read_size_max, config.frame_size_max)
-        self._long_polls = 0  # reads that wait
+        self.long_polls = 0  # reads that wait
 
     def read(self, connection: Connection, request: ReadRequest) -> None:
         """Read a single entry: plain, fencing or long poll. Source: wire-protocol 5.5 to 5.7."""
@@ -62,7 +66,7 @@ class Reads:
             except BookKeeperError as error:
                 refusal = status_of_error(error)
         if refusal is not None:
-            connection.respond(_failed(request, refusal))
+            self._refuse(connection, request, refusal)
         elif durable is None and request.previous_lac is not None:
             self._start(connection, request, self._long_poll, request.previous_lac)
         elif durable is not None or request.version == 3 or not self._maybe_read_now(connection, request):
@@ -99,6 +103,8 @@ class Reads:
         if request.is_fencing:
             return Status.UNAUTHORIZED if request.master_key is None else None
         if connection.share.is_overrun(connection.task_count):
+            if self._served is not None:
+                self._served.reads_rejected += 1
             return Status.TOO_MANY_REQUESTS
         if request.entry_id >= 0:
             return None
@@ -117,6 +123,8 @@ class Reads:
         if body is None or not share.maybe_take(len(body)):
             return False
         share.learn(len(body))
+        if self._served is not None:
+            self._served.read_now(len(body))
         response = ReadResponse(request.version, 0, Status.OK, request.ledger_id, request.entry_id, body)
         connection.respond(response, len(body))
         return True
@@ -133,7 +141,17 @@ class Reads:
         except BaseException:
             connection.share.release(len(body))
             raise
+        self._count_size(len(body))
         connection.respond(response, len(body))
+
+    def _refuse(self, connection: Connection, request: ReadRequest | BatchReadRequest, status: Status) -> None:
+        if (served := self._served) is not None:
+            served.finished(served.outcomes_of(request), served.began_s, has_failed=True)
+        connection.respond(_failed(request, status))
+
+    def _count_size(self, size: int) -> None:
+        if self._served is not None:
+            self._served.read_size += size
 
     async def _read_body(
         self, connection: Connection, ledger_id: int, entry_id: int, durable: asyncio.Future[None] | None = None
@@ -177,13 +195,13 @@ class Reads:
         updated_ms: int | None = None
         last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
         if request.timeout_ms is not None and last_add_confirmed <= previous_lac:
-            if self._long_polls >= LONG_POLLS_MAX:
+            if self.long_polls >= LONG_POLLS_MAX:
                 raise BookieBusy("too many clients wait for new entries", ledger_id=request.ledger_id)
-            self._long_polls += 1
+            self.long_polls += 1
             try:
                 woken_ms = await self._wait_lac(request.ledger_id, previous_lac, request.timeout_ms)
             finally:
-                self._long_polls -= 1
+                self.long_polls -= 1
             last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
             if last_add_confirmed > previous_lac:
                 updated_ms = woken_ms
@@ -201,6 +219,7 @@ class Reads:
                 size = len(body)
             except EntryNotFound:
                 pass  # Striped: another bookie has it. The new LAC alone is an answer.
+        self._count_size(size)
         connection.respond(response, size)
 
     async def _wait_lac(self, ledger_id: int, previous_lac: int, timeout_ms: int) -> int | None:
@@ -230,7 +249,7 @@ class Reads:
             except BookKeeperError as error:
                 refusal = status_of_error(error)
         if refusal is not None:
-            connection.respond(_failed(request, refusal))
+            self._refuse(connection, request, refusal)
         elif durable is not None or not self._maybe_read_entries_now(connection, request):
             self._start(connection, request, self._read_entries, durable)
 
@@ -242,6 +261,8 @@ class Reads:
         records = _taken(share, guess, read, request.ledger_id, request.entry_id, count_max, size_max)
         if records is None:
             return False
+        if self._served is not None:
+            self._served.read_now(len(records))
         self._respond_entries(connection, request, records)
         return True
 
@@ -278,6 +299,7 @@ class Reads:
         finally:
             if durable is None:
                 share.end(guess, len(records))
+        self._count_size(len(records))
         self._respond_entries(connection, request, records)
 
     def _respond_entries(self, connection: Connection, request: BatchReadRequest, records: bytes) -> None:
@@ -320,7 +342,9 @@ class Reads:
         work: Callable[..., Coroutine[Any, Any, None]],
         *arguments: object,
     ) -> None:
-        connection.start(self._guarded(connection, request, work, arguments))
+        connection.start(
+            self._guarded(connection, request, work, arguments, self._served.began_s if self._served else 0.0)
+        )
 
     async def _guarded(
         self,
@@ -328,15 +352,20 @@ class Reads:
         request: _Waiting,
         work: Callable[..., Coroutine[Any, Any, None]],
         arguments: tuple[object, ...],
+        began_s: float,
     ) -> None:
         """Answer also if the read fails."""
+        has_failed = False
         try:
             await work(connection, request, *arguments)
         except Exception as error:  # noqa: BLE001  (becomes the answer, and a line in the log)
+            has_failed = True
             status = status_of_error(error)
             if status is Status.IO_ERROR:
                 self._events.error("read.failed", ledger=request.ledger_id, peer=connection.peer, error=error)
             connection.respond(_failed(request, status))
+        if self._served is not None:
+            self._served.finished(self._served.outcomes_of(request), began_s, has_failed=has_failed)
 
 
 def _taken(share: ReadShare, guess: int, read: Callable[..., bytes | None], *arguments: int) -> bytes | None:

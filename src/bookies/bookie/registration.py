@@ -49,17 +49,18 @@ class Registration:
         self._events = events
         self._kept_mode = PersistedStatus(runtime, config, events)
         self._address = (config.host, config.port)
+        self._http_address: tuple[str, int] | None = None
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
-        self._sessions_lost = 0
+        self.sessions_lost = 0
 
     async def load(self) -> None:
         """Continue in the mode that an operator had set before a restart."""
         self._state.hold_read_only(await self._kept_mode.load())
 
-    async def begin(self, address: tuple[str, int]) -> None:
-        """Register the bookie, which listens at this address, for the first time. Raises `MetadataError`."""
-        self._address = address
+    async def begin(self, address: tuple[str, int], http_address: tuple[str, int] | None) -> None:
+        """Register the bookie, which listens at these addresses, for the first time. Raises `MetadataError`."""
+        self._address, self._http_address = address, http_address
         self._driver.on_session_expired(self._session_lost)
         waiting = asyncio.get_running_loop().call_later(WAITING_S, self._tell_waiting)
         try:
@@ -131,17 +132,27 @@ class Registration:
             self._events.warning("unregister.failed", bookie=self._bookie_id, error=error)
 
     async def _register(self, mode: BookieMode) -> None:
-        session, config = self._sessions_lost, self._config
+        session, config = self.sessions_lost, self._config
         host, port = config.advertised_host or self._address[0], config.advertised_port or self._address[1]
         extensions = ("tls",) if config.tls_certificate else ()
         endpoint = Endpoint("bookie", host, port, "bookie-rpc", extensions=extensions)
+        endpoints = [endpoint]
+        if self._http_address is not None:
+            endpoints.append(Endpoint("httpserver", self._http_host(), self._http_address[1], "http"))
         properties = {"location": config.location} if config.location else {}
-        await self._driver.register(self._bookie_id, mode, BookieInfo((endpoint,), MappingProxyType(properties)))
-        if session == self._sessions_lost:  # otherwise it ended with the session in which it was made
+        info = BookieInfo(tuple(endpoints), MappingProxyType(properties))
+        await self._driver.register(self._bookie_id, mode, info)
+        if session == self.sessions_lost:  # otherwise it ended with the session in which it was made
             self._state.registered(mode)
 
+    def _http_host(self) -> str:
+        """Return the host to publish for the HTTP server: one that listens everywhere is where the bookie is."""
+        host = self._config.http_host
+        is_everywhere = host in ("0.0.0.0", "::", "")
+        return (self._config.advertised_host or self._address[0]) if is_everywhere else host
+
     def _session_lost(self) -> None:
-        self._sessions_lost += 1
+        self.sessions_lost += 1
         self._state.registration_lost()
         self._changed.set()
         self._events.warning("session.expired", bookie=self._bookie_id)

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from bookies.bookie.connection import Connection, RejectedConnection, Surroundings
 from bookies.bookie.control import (
     COLLECTION_CALLS,
     SCRUB_CALLS,
@@ -33,19 +32,22 @@ from bookies.bookie.control import (
 from bookies.bookie.former_ledgers import LedgerChecks, find_former_ledgers
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
-from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
 from bookies.bookie.registration import Registration
-from bookies.bookie.secure_connection import SecureConnection
-from bookies.bookie.security import Security
+from bookies.bookie.served import Served
 from bookies.bookie.state import BookieState
 from bookies.bookie.storage_port import Storage
+from bookies.bookie.transport.connection import Connection, RejectedConnection, Surroundings
+from bookies.bookie.transport.pressure import Intake, ReadBudget
+from bookies.bookie.transport.secure_connection import SecureConnection
+from bookies.bookie.transport.security import Security
 from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
 from bookies.config import BookieConfig
 from bookies.errors import StorageError
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
 from bookies.runtime.events import Events
+from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Listener, Lock, Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage.store import LedgerStore
@@ -157,6 +159,8 @@ class BookieServer:
         self.config = config
         self.state = BookieState()
         self.bookie_id = BookieId(identity(config))
+        self.http_address: tuple[str, int] | None = None  # of the HTTP server around this bookie
+        self.has_started = False  # it has served and was registered once
         self.store = LedgerStore(runtime, config, self._fail)
         self.storage: Storage = self.store if wrap is None else wrap(self.store)
         self._runtime = runtime
@@ -167,10 +171,14 @@ class BookieServer:
             lambda: self.store.is_congested,
             self.store.when_uncongested,
             partial_size_max=max(config.adds_in_progress_size_max, PARTIAL_FRAMES * config.frame_size_max),
+            now=runtime.clock.monotonic,
         )
-        reads = Reads(self.storage, config, runtime.clock, self._events)
+        self.served = Served(runtime.clock.monotonic) if config.http_port >= 0 else None
+        self._reads = Reads(self.storage, config, runtime.clock, self._events, self.served)
         self._checks = LedgerChecks(driver, self.bookie_id, self.storage.note_open, runtime, self._events)
-        self._handlers = Handlers(self.storage, self.state, intake, reads, self._checks, self._events)
+        self._handlers = Handlers(
+            self.storage, self.state, intake, self._reads, self._checks, self._events, self.served
+        )
         surroundings = Surroundings(self._handlers, intake, self._events, config.frame_size_max)
         self._reception = Reception(runtime, config, surroundings, self.state.may_serve)
         self._registration = Registration(runtime, config, driver, self.bookie_id, self.state, self._events)
@@ -220,7 +228,7 @@ class BookieServer:
             self.store.on_mode_change(self._mode_changed)
             self.state.storage_is(self.store.is_writable)
             self.state.started()
-            await self._registration.begin(self.address)
+            await self._registration.begin(self.address, self.http_address)
             self._tasks.start(self._registration.keep(), f"registration of {self.bookie_id}")
             self._tasks.start(self._registration.note_place(), f"place of {self.bookie_id}")
             if self.store.has_unknown_ledgers:
@@ -229,6 +237,7 @@ class BookieServer:
         except BaseException:
             await self.abort()
             raise
+        self.has_started = True
         self._events.info(
             "bookie.serving",
             bookie=self.bookie_id,
@@ -306,7 +315,7 @@ class BookieServer:
             calls |= scrub_calls(self.store.scrubber)
         self._control = ControlServer(self._runtime, calls, self.bookie_id)
         try:
-            failed = await self._control.start(self.config.ledger_directories)
+            failed = await self._control.start(self.config.ledger_directories, self.http_address)
         except (OSError, StorageError) as error:
             self._events.warning("control.failed", bookie=self.bookie_id, error=error)
             return
@@ -320,7 +329,7 @@ class BookieServer:
             "bookie.mode",
             bookie=self.bookie_id,
             mode=self.state.mode.value,
-            reason="; ".join(self._reasons()) or "disks have free space, and no operator holds it read-only",
+            reason="; ".join(self.reasons()) or "disks have free space, and no operator holds it read-only",
         )
 
     # -- operators -----------------------------------------------------------------------------------------------
@@ -346,14 +355,41 @@ class BookieServer:
             **self._reception.describe(),
             "mode": self.state.mode.value,
             "registered_as": self.state.registered_as.value if self.state.registered_as else "not registered",
-            "read_only_because": "; ".join(self._reasons()) or None,
+            "read_only_because": "; ".join(self.reasons()) or None,
             "last_stop": "orderly" if clean else f"not orderly: {replayed:,} entries were restored from the journal",
             "journal_directories": ", ".join(self.config.journal_directories),
             "ledger_directories": ", ".join(self.config.ledger_directories),
             "index_directories": ", ".join(self.config.index_directories) or None,
         }
 
-    def _reasons(self) -> list[str]:
+    def load(self) -> dict[str, int]:
+        """Return what the connections hold and wait for, for metrics. Sizes in bytes."""
+        intake, budget, parts = self._reception.intake, self._reception.budget, self.store.parts
+        connections = intake.connections()
+        return {
+            "records_queued": sum(journal.queued_count for journal in parts.journals) if parts is not None else 0,
+            "connections": len(connections),
+            "connections_paused": len(connections) if intake.is_paused else 0,
+            "adds_size": intake.adds_size,
+            "partial_size": intake.partial_frames.size,
+            "reads_size": budget.size,
+            "reads_waiting": budget.waiting,
+            "reads_in_background": sum(connection.task_count for connection in connections),
+            "long_polls": self._reads.long_polls,
+            "sessions_lost": self._registration.sessions_lost,
+        }
+
+    @property
+    def pauses(self) -> Distribution:
+        """Return the seconds for which reading from all sockets was paused."""
+        return self._reception.intake.pauses
+
+    @property
+    def metadata(self) -> MetadataDriver:
+        """Return the session with the metadata store."""
+        return self._driver
+
+    def reasons(self) -> list[str]:
         """Return why ordinary adds are refused, and what ends that."""
         reasons = (
             ["an operator made it read-only; `bk bookie read-write` ends that"] if self.state.is_held_read_only else []

@@ -31,6 +31,7 @@ from bookies.client.repair.ledger_access import LedgerAccess
 from bookies.client.repair.recovery import RecoveryParts, recover_ledger
 from bookies.client.repair.replica_tools import OWNER
 from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
+from bookies.client.transport.client_counts import ClientCounts, ClientUsage
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
 from bookies.client.write.write_context import WriteContext
@@ -79,8 +80,11 @@ class Client:
             lambda bookie: self._pool.pending_size(bookie),
             self._free_space() if self.config.disk_weights else None,
         )
-        self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
-        self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher.candidates)
+        counts = ClientCounts()
+        self._pool = BookiePool(
+            runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed, counts=counts
+        )
+        self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher.candidates, counts)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
         self._files: Worker | None = None  # reads files of offloaded ledgers, which blocks
@@ -359,6 +363,19 @@ class Client:
         """
         self._check_open()
         return await self._pool.list_entries(bookie_id(bookie), whole_number("ledger_id", ledger_id))
+
+    def usage(self) -> ClientUsage:
+        """Return what this client has done so far, and what it holds now: see `bookies.metrics.register`."""
+        budget = self._writing.budget
+        return ClientUsage(
+            self._pool.counts,
+            budget.used,
+            budget.limit,
+            self._pool.open_count,
+            self._pool.pending_sizes,
+            dict(self._driver.operations.counts),
+            self._runtime.clock.monotonic(),
+        )
 
     # -- logs ----------------------------------------------------------------------------------------------------
     def log(self, name: str, *, password: bytes = b"") -> Log:

@@ -346,15 +346,19 @@ class LedgerStore(StoreWrites, StoreReads):
         total, free = parts.disks.space.totals()
         return {
             "entries_added": self._entry_count,
+            "bytes_added": self._entry_size,
             "journal_groups": sum(journal.group_count for journal in parts.journals),
             "journal_size": sum(journal.size for journal in parts.journals),
             "journal_slow_groups": sum(journal.slowness.group_count for journal in parts.journals),
             "journal_last_ms": max(journal.slowness.last_ms for journal in parts.journals),
             "journal_queued_size": sum(journal.queued_size for journal in parts.journals),
             "write_cache_size": parts.cache.size,
+            "write_cache_entries": parts.cache.entry_count,
+            "ledgers": len(parts.index.catalog.ledgers),
             "index_dirty_size": parts.index.cache.dirty_size,
             "index_clean_size": parts.index.cache.clean_size,
             "flushes": parts.checkpointer.flush_count,
+            "flushed_size": parts.checkpointer.flush_size,
             "checkpoints": parts.checkpointer.checkpoint_count,
             "replayed_entries": parts.report.entry_count,
             "disk_total": total,
@@ -363,6 +367,11 @@ class LedgerStore(StoreWrites, StoreReads):
             "directories_failed": len(parts.health.failed),
             "index_files_stray": parts.index.stray_count,
         } | (self.scrubber.gauges() if self.scrubber is not None else {})
+
+    @property
+    def parts(self) -> StorageParts | None:
+        """Return the components of the running storage, for metrics and status."""
+        return self._parts if self._failure is None else None
 
     def __repr__(self) -> str:
         parts = self._parts

@@ -57,6 +57,11 @@ CERTIFICATE = {"tls_certificate": "/c.pem"}
 HERE = {"host": "0.0.0.0", "advertised_host": "10.0.0.1"}
 ZK = "zk+null://z:1/ledgers"
 MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
+    "httpServerEnabled": [
+        ({"httpServerEnabled": "true"}, {"http_port": 8080}),
+        ({"httpServerEnabled": "false", "httpServerPort": "8000"}, {}),
+    ],
+    "httpServerPort": [({"httpServerEnabled": "true", "httpServerPort": "8000"}, {"http_port": 8000})],
     "autoRecoveryDaemonEnabled": [({"autoRecoveryDaemonEnabled": "true"}, {"auto_recovery": True})],
     "lostBookieRecoveryDelay": [({"lostBookieRecoveryDelay": "600"}, {"lost_bookie_delay_s": 600})],
     "auditorPeriodicBookieCheckInterval": [
@@ -371,7 +376,7 @@ def test_the_file_that_apache_ships() -> None:
         "lease_ms": 10_000,
     }
     assert found.metadata_uri == "zk+hierarchical://localhost:2181/ledgers"
-    assert [(each.level, each.key) for each in found.notices] == [(Level.UNUSED, "httpServerPort httpServerClass")]
+    assert [(each.level, each.key) for each in found.notices] == [(Level.UNUSED, "httpServerClass")]
     config = validate(BookieConfig(**found.settings))
     check_identity(config)
     assert identity(config) == "10.0.0.1:3181"

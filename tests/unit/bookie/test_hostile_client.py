@@ -15,8 +15,9 @@ from random import Random
 
 import pytest
 
-from bookies.bookie import connection, reads
+from bookies.bookie import reads
 from bookies.bookie.server import BookieServer
+from bookies.bookie.transport import connection
 from bookies.errors import Status
 from bookies.wire.client import encode_request
 from bookies.wire.framing import DIRECT_HELD, ROOM_SHARE

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.connection import Connection, Surroundings
-from bookies.bookie.pressure import Intake, ReadBudget
+from bookies.bookie.transport.connection import Connection, Surroundings
+from bookies.bookie.transport.pressure import Intake, ReadBudget
 from bookies.runtime import aio
 from bookies.runtime.events import Events
 from bookies.wire.client import encode_request

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.connection import STALL_S, UNSENT_SIZE_MAX, UNSENT_SIZE_MIN, Connection, Surroundings
-from bookies.bookie.pressure import Intake, ReadBudget
-from bookies.bookie.secure_connection import SecureConnection
+from bookies.bookie.transport.connection import STALL_S, UNSENT_SIZE_MAX, UNSENT_SIZE_MIN, Connection, Surroundings
+from bookies.bookie.transport.pressure import Intake, ReadBudget
+from bookies.bookie.transport.secure_connection import SecureConnection
 from bookies.errors import Status
 from bookies.runtime.aio import SystemClock
 from bookies.runtime.events import Events

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import BOOKIE, JOURNAL_DIR, LEDGER_DIR, MACHINE, RATE, OneOf, Option, verb
-from bookies.admin.shared.common import metadata_uri, on_client, on_session, size_text
+from bookies.admin.shared.common import metadata_uri, on_client, on_session, size_text, web_site
 from bookies.admin.shared.notes_text import announced_facts, announced_text, read_notes
 from bookies.admin.shared.report import Report, Table, print_text
 from bookies.admin.verbs import balance, control, drain, format_command, scrub
@@ -18,11 +18,12 @@ from bookies.admin.verbs import balance, control, drain, format_command, scrub
 if TYPE_CHECKING:
     from bookies.admin.shared import Session
     from bookies.apache.server import BookieOptions
-    from bookies.bookie.main import Beside
+    from bookies.bookie.main import Around
     from bookies.bookie.server import BookieServer
     from bookies.client.client import Client
     from bookies.client.transport import BookieStatus
     from bookies.config import BookieConfig
+    from bookies.replication.daemon.process import BesideBookie
 
 
 def _run(arguments: argparse.Namespace) -> Report | int:
@@ -59,28 +60,49 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         main.print_ready(server)
 
     try:
-        return main.run(config, uri, ready=ready, beside=_beside(config, arguments, conf, uri))
+        recovery = _beside(config, arguments, conf, uri)
+        beside = None if recovery is None else recovery.run
+        return main.run(config, uri, ready=ready, beside=beside, around=_http(config, uri, recovery))
     except BrokenPipeError as error:
         # Nothing reads a bookie's output, so a broken pipe is an error here, unlike in other commands.
         raise BookKeeperError(f"the bookie broke off: {error}") from error
 
 
-def _beside(config: BookieConfig, arguments: argparse.Namespace, conf: BookieOptions | None, uri: str) -> Beside | None:
+def _beside(
+    config: BookieConfig, arguments: argparse.Namespace, conf: BookieOptions | None, uri: str
+) -> BesideBookie | None:
     """Return auto-recovery for the bookie's process, if the settings enable it."""
     if not config.auto_recovery:
         return None
     from bookies.config import ClientConfig, RecoveryConfig, from_environment
     from bookies.metadata.uri import connect
-    from bookies.replication.daemon.process import beside_bookie
+    from bookies.replication.daemon.process import BesideBookie
     from bookies.runtime import aio
 
     settings = _environment(arguments, {} if conf is None else conf.recovery_settings)
     runtime = aio.runtime()
-    return beside_bookie(
+    return BesideBookie(
         from_environment(RecoveryConfig, settings),
         from_environment(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
     )
+
+
+def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None) -> Around | None:
+    """Return the HTTP server around the bookie, if the settings enable it. Raises `ConfigError`."""
+    if config.http_port < 0:
+        return None
+    from bookies.config import ClientConfig, from_environment
+    from bookies.metadata.uri import connect
+    from bookies.runtime import aio
+
+    site, runtime = web_site(), aio.runtime()
+    around: Around = site.beside_start(
+        from_environment(ClientConfig),
+        lambda: connect(uri, runtime, may_create=False),
+        None if recovery is None else lambda: recovery.current,
+    )
+    return around
 
 
 def _names_metadata(arguments: argparse.Namespace) -> bool:

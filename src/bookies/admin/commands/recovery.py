@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import LOST, RATE, Option, verb
-from bookies.admin.shared.common import metadata_uri, on_driver, on_session, run_async, size_text, with_session
+from bookies.admin.shared.common import (
+    metadata_uri,
+    on_driver,
+    on_session,
+    run_async,
+    size_text,
+    web_site,
+    with_session,
+)
 from bookies.admin.shared.report import Report, Table
 
 if TYPE_CHECKING:
@@ -24,7 +32,7 @@ GONE = "gone: its session has ended"
 
 def _run(arguments: argparse.Namespace) -> int:
     from bookies.bookie.main import configure_logging
-    from bookies.config import ClientConfig, RecoveryConfig, from_environment
+    from bookies.config import ClientConfig, HttpConfig, RecoveryConfig, from_environment
     from bookies.metadata.uri import connect
     from bookies.model import BookieId
     from bookies.replication.daemon.process import Participant, RecoveryProcess
@@ -32,15 +40,26 @@ def _run(arguments: argparse.Namespace) -> int:
 
     uri, host = metadata_uri(arguments), socket.gethostname()
     config, client_config = from_environment(RecoveryConfig), from_environment(ClientConfig)
+    http_config = from_environment(
+        HttpConfig, **({"http_port": arguments.http_port} if arguments.http_port is not None else {})
+    )
+    site = web_site() if http_config.http_port >= 0 else None
     configure_logging()
 
     async def main() -> int:
         runtime = aio.runtime()
         name = BookieId(f"{host}-{os.getpid()}")
-        participant = Participant(
-            runtime, lambda: connect(uri, runtime, may_create=False), config, client_config, name, host
-        )
-        await RecoveryProcess(participant).run()
+
+        def open_driver() -> MetadataDriver:
+            return connect(uri, runtime, may_create=False)
+
+        process = RecoveryProcess(Participant(runtime, open_driver, config, client_config, name, host))
+        if site is None:
+            await process.run()
+            return 0
+        async with site.around_recovery(process, http_config, runtime, open_driver, client_config) as (at, port):
+            print(f"HTTP server on {at}:{port}", flush=True)
+            await process.run()
         return 0
 
     try:
@@ -198,6 +217,9 @@ VERBS = (
         "run an auditor and a worker in the foreground until SIGTERM",
         "bk recovery run --metadata zk://zk1:2181/ledgers",
         _run,
+        Option(
+            "--http-port", "port of the HTTP server with probes and metrics (default: no server; 0: any free one)", int
+        ),
         description="Bookies with auto_recovery=true run auto-recovery themselves; this is for machines without such "
         "a bookie. Settings: BK_... variables, see docs/reference/settings.md.",
     ),

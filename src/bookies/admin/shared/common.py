@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ def find_data_directory() -> str | None:
         if parent == directory:
             return None
         directory = parent
+
+
+def web_site() -> ModuleType:
+    """Return the module of the HTTP server, which is imported only where a setting enables it. Raises `ConfigError`."""
+    try:
+        from bookies.web import site
+    except ModuleNotFoundError as error:
+        if error.name != "h11":
+            raise
+        from bookies.errors import ConfigError
+
+        raise ConfigError("http_port needs the extra `http`: pip install 'bookies[http]'") from error
+    return site
 
 
 def metadata_uri(arguments: argparse.Namespace) -> str:

@@ -161,6 +161,7 @@ class Client(BlockingHandle[asynchronous.Client]):
     allow_ensemble_changes = runs(asynchronous.Client.allow_ensemble_changes)
     log = delegates(asynchronous.Client.log, Log, Log)
     logs = waits(asynchronous.Client.logs)
+    usage = runs(asynchronous.Client.usage)
 
     def administration(
         self, *, password: bytes = b"", digest: str | DigestType = "crc32", owner: str = ""

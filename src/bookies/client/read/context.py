@@ -8,23 +8,10 @@ from dataclasses import dataclass, field
 from bookies.client.base.keys import Keys
 from bookies.client.read.offloaded import OffloadedFetch
 from bookies.client.transport import BookiePool
+from bookies.client.transport.client_counts import FetchCounts
 from bookies.config import ClientConfig
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.read import StickyPosition
-
-
-@dataclass(slots=True)
-class FetchCounts:
-    """Counts of requests and their outcomes, of one fetch or of several in one loop.
-
-    `failures`: responses, or ends of connections, that delivered no entry. `digest_failures`: those of them that did
-    not verify. `hedges`: requests sent because another replica was late.
-    """
-
-    requests: int = 0
-    failures: int = 0
-    digest_failures: int = 0
-    hedges: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class ReaderState:
         if config.sticky_reads:
             size = versioned.metadata.ensemble_size
             sticky = StickyPosition(size, pool.any_below(size))
-        self.context = ReadContext(pool, config, keys, self._refresh, self.learn, sticky)
+        self.context = ReadContext(pool, config, keys, self._refresh, self.learn, sticky, counts=pool.counts.fetches)
         self._is_stale = False  # The store has, or may have, a newer record.
         self._changed = asyncio.Event()  # set whenever `_is_stale` becomes true, and by `close`
         self.is_closed = False

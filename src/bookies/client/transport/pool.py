@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
+from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.connection import Connection
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
@@ -97,7 +98,9 @@ class BookiePool:
         resolve: Callable[[BookieId], Awaitable[tuple[str, int]]],
         *,
         on_suspect: Callable[[BookieId], None] | None = None,
+        counts: ClientCounts | None = None,
     ) -> None:
+        self.counts = counts or ClientCounts()
         self._runtime = runtime
         self._config = config
         self._resolve = resolve
@@ -114,8 +117,8 @@ class BookiePool:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        count = sum(len(peer.connections) for peer in self._peers.values())
-        return f"<BookiePool bookies={len(self._peers)} connections={count} unanswered={self.total_size:,} bytes>"
+        connections = self.open_count
+        return f"<BookiePool bookies={len(self._peers)} connections={connections} unanswered={self.total_size:,} bytes>"
 
     def any_below(self, count: int) -> int:
         """Return a random number of 0..count-1, for choices that should differ from handle to handle."""
@@ -140,6 +143,8 @@ class BookiePool:
         held until the ledger was found open after the connection was established. Raises `ClientClosed`.
         """
         is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
+        self.counts.replicas_sent += len(entry_ids)
+        self.counts.bytes_sent += len(frames)
         connection = self._connection(bookie, "v3" if is_deferred_sync else self._config.wire)
         keys: Sequence[int]
         if connection.wire == "v2":
@@ -158,6 +163,16 @@ class BookiePool:
         """Return the bytes of adds that this bookie has not answered, sent or waiting to be sent."""
         peer = self._peers.get(bookie)
         return sum(connection.adds_size for connection in peer.connections.values()) if peer else 0
+
+    @property
+    def pending_sizes(self) -> dict[BookieId, int]:
+        """Return the bytes of unanswered adds by bookie."""
+        return {bookie: self.pending_size(bookie) for bookie in self._peers}
+
+    @property
+    def open_count(self) -> int:
+        """Connections that are open or being opened."""
+        return sum(len(peer.connections) for peer in self._peers.values())
 
     @property
     def total_size(self) -> int:
@@ -395,6 +410,7 @@ class BookiePool:
 
     def suspect(self, bookie: BookieId) -> None:
         """Prefer other bookies to this one for a while."""
+        self.counts.timeouts += 1
         self.health.failed(bookie)
         if self._on_suspect is not None:
             self._on_suspect(bookie)
@@ -447,6 +463,7 @@ class BookiePool:
                 bookie, wire, frame_size_max, self._established, self._ended, self.suspect, self._scratch
             )
             peer.connections[wire] = connection
+            self.counts.connections_opened += 1
             self._tasks.start(self._connect(connection), f"connect to {bookie}")
         return connection
 
@@ -493,6 +510,7 @@ class BookiePool:
         if peer.connections.get(connection.wire) is connection:
             del peer.connections[connection.wire]
         if isinstance(error, BookieUnreachable) and not self._is_closed:
+            self.counts.connections_lost += 1
             self.suspect(connection.bookie)
 
     def _connect_task_failed(self, cause: BaseException) -> None:

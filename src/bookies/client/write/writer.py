@@ -110,6 +110,9 @@ class LedgerWriter:
         self._is_held = False  # queued entries wait for those in flight
         self._send_lac = announce
         self._announcer = context.announcer
+        self._counts = context.counts
+        self._timed_last = -1  # last entry of the batch that is being timed; -1: none
+        self._timed_s = 0.0
         self._announced = -1  # the last add confirmed that was announced explicitly
         self._final_length: int | None = None  # of the confirmed prefix, once a pending entry has failed
         self._forced_length = 0  # deferred sync: payload bytes up to the last add confirmed
@@ -387,6 +390,7 @@ class LedgerWriter:
                 start = stop
                 if stop == len(batch):
                     self._waiting.append((self._pipeline.last_add_pushed + len(piece), [future]))
+                self._time(len(piece))
                 self._channel.add(piece)
                 self._quorum_timeout.watch()
             return future
@@ -445,9 +449,15 @@ class LedgerWriter:
                 self._refuse(futures[start:stop])
             else:
                 self._waiting.append((self._pipeline.last_add_pushed + 1, futures[start:stop]))
+                self._time(stop - start)
                 self._channel.add(payloads[start:stop])
             start = stop
         self._quorum_timeout.watch()
+
+    def _time(self, count: int) -> None:
+        """Time the batch of `count` entries that is sent next, unless one is being timed."""
+        if self._timed_last < 0:
+            self._timed_last, self._timed_s = self._pipeline.last_add_pushed + count, self._loop.time()
 
     def _refuse(self, futures: list[asyncio.Future[int]]) -> None:
         cause = self._pipeline.error
@@ -491,6 +501,10 @@ class LedgerWriter:
     # -- decisions of the pipeline (AddOwner) --------------------------------------------------------------------
 
     def on_confirmed(self, first: int, last: int) -> None:
+        self._counts.entries_confirmed += last - first + 1
+        if 0 <= self._timed_last <= last:
+            self._counts.appends.succeeded.record(self._loop.time() - self._timed_s)
+            self._timed_last = -1
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 future.set_result(entry_id)
@@ -501,6 +515,10 @@ class LedgerWriter:
             self._announcer.later(self)
 
     def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
+        self._counts.entries_failed += last - first + 1
+        if 0 <= self._timed_last <= last:
+            self._counts.appends.failed.record(self._loop.time() - self._timed_s)
+            self._timed_last = -1
         self._final_length = self._confirmed_length()
         for entry_id, future in self._take_waiting(last):
             if not future.done():
@@ -510,6 +528,7 @@ class LedgerWriter:
             self._resume()
 
     def on_change(self, change: ChangeEnsemble) -> None:
+        self._counts.ensemble_changes += 1
         self._tasks.start(self._change(change), f"change the ensemble of ledger {self.ledger_id}")
 
     def on_close(self, close: CloseLedger) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.common import run_async
-from bookies.admin.shared.histogram import Histogram
 from bookies.errors import BookieBusy, BookKeeperError
+from bookies.runtime.histogram import Histogram
 
 if TYPE_CHECKING:
     from bookies.client.client import Client

@@ -19,7 +19,6 @@ from typing import Any
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.common import quiet_logs
-from bookies.admin.shared.histogram import Histogram
 from bookies.admin.shared.report import Report
 from bookies.config import BookieConfig
 from bookies.kernels import Adds, gather_adds, pack_add_frames
@@ -27,6 +26,7 @@ from bookies.lab.bench.bench_common import data_directory, figures
 from bookies.lab.bench.bench_drive import rss_mb
 from bookies.model import DigestType
 from bookies.runtime import aio
+from bookies.runtime.histogram import Histogram
 from bookies.storage.store import LedgerStore
 
 BATCH = 10  # entries of one add

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import Option
 from bookies.admin.shared.common import run_async, size_text
-from bookies.admin.shared.histogram import Histogram
 from bookies.admin.shared.report import Report
 from bookies.lab.bench.bench_common import data_directory, figures, own_cluster
 from bookies.lab.bench.bench_drive import memory_kib
+from bookies.runtime.histogram import Histogram
 
 if TYPE_CHECKING:
     from bookies.admin.cluster import LocalCluster

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared.command_line import Option
 from bookies.admin.shared.common import run_async
-from bookies.admin.shared.histogram import Histogram
 from bookies.admin.shared.report import Report
 from bookies.admin.verbs.control import ask
 from bookies.lab.bench.bench_common import data_directory, figures, own_cluster
+from bookies.runtime.histogram import Histogram
 from bookies.storage.disks.directories import CONTROL_FILE
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.shared.histogram import Histogram
 from bookies.admin.shared.replicas import count_replicas
 from bookies.errors import BookKeeperError
 from bookies.lab.chaos.chaos_history import payload_of
 from bookies.model import LedgerMetadata
+from bookies.runtime.histogram import Histogram
 
 if TYPE_CHECKING:
     from bookies.client.client import Client

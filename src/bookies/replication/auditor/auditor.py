@@ -23,6 +23,7 @@ from bookies.protocol.repair.absence import HURRY_S, due_in_s
 from bookies.replication.auditor.checks import Check, Endangered, Listings, LostBookies, Placement, Replicas
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.replication.base.task_parts import TaskParts
+from bookies.runtime.histogram import Distribution
 from bookies.runtime.tasks import all_of
 
 WAITING = "waiting for its election"
@@ -49,6 +50,9 @@ class Auditor:
     def __init__(self, parts: TaskParts) -> None:
         self.last: dict[str, PassReport] = {}
         self.doing = WAITING
+        self.passes: dict[str, Distribution] = {}  # seconds of completed passes, by the name of each check
+        self.marked = Distribution()  # ledgers that a pass has marked
+        self.checked_count = 0  # ledgers, by all passes
         self._parts = parts
         self._rate = RateLimit(parts.config.audit_metadata_rate)
         self._bookies_changed = asyncio.Event()
@@ -175,12 +179,21 @@ class Auditor:
             report.unreadable_ids = coverage.unreadable
         report.facts = {name: value for check in checks for name, value in check.facts().items()}
         report.ended_ms = self._parts.runtime.clock.wall_ms()
+        self._count(report)
         self._parts.events.info(
             "audit.passed", checks="+".join(report.checks), ledgers=report.ledgers, marked=report.marked
         )
         if report.unreadable:
             self._parts.events.error("audit.unreadable_records", count=report.unreadable, first=coverage.unreadable[0])
         return True
+
+    def _count(self, report: PassReport) -> None:
+        """Count a completed pass, for metrics."""
+        self.marked.record(report.marked)
+        self.checked_count += report.ledgers
+        for name in report.checks:
+            seconds = ((report.ended_ms or report.began_ms) - report.began_ms) / 1000
+            self.passes.setdefault(name, Distribution()).record(seconds)
 
     async def _inspect_page(self, page: Sequence[Versioned], checks: Sequence[Check], report: PassReport) -> None:
         waiting = iter(page)

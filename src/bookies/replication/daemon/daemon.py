@@ -128,6 +128,11 @@ class AutoRecovery:
                         f"the metadata store has not answered for {SILENCE_S:.0f} s: {error}"
                     ) from error
 
+    @property
+    def driver(self) -> MetadataDriver:
+        """Return the session with the metadata store."""
+        return self._driver
+
     # -- status --------------------------------------------------------------------------------------------------
     def status(self) -> ProcessStatus:
         """Return what this process does, and which ledgers it could not repair."""

@@ -6,7 +6,7 @@ has failed permanently. Source: metadata 8 (the roles, the embedding), pains 33.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from bookies.bookie.server import BookieServer
@@ -71,14 +71,28 @@ class RecoveryProcess:
             await client.close()
 
 
-def beside_bookie(
-    config: RecoveryConfig, client_config: ClientConfig, open_driver: Callable[[], MetadataDriver]
-) -> Callable[[BookieServer, Runtime], Awaitable[None]]:
-    """Return the function that `bookie.main.run` runs beside a bookie. Copies yield to the adds that it serves."""
+class BesideBookie:
+    """Auto-recovery beside a bookie, whose adds have precedence over copies. `open_driver`: as in `Participant`."""
 
-    async def beside(server: BookieServer, runtime: Runtime) -> None:
+    def __init__(
+        self, config: RecoveryConfig, client_config: ClientConfig, open_driver: Callable[[], MetadataDriver]
+    ) -> None:
+        self._config = config
+        self._client_config = client_config
+        self._open_driver = open_driver
+        self._process: RecoveryProcess | None = None
+
+    @property
+    def current(self) -> AutoRecovery | None:
+        """Return auto-recovery; None while it does not run."""
+        return None if self._process is None else self._process.current
+
+    async def run(self, server: BookieServer, runtime: Runtime) -> None:
+        """Run until cancelled: see `bookie.main.run`."""
         host = server.config.advertised_host or server.config.host
-        process = RecoveryProcess(Participant(runtime, open_driver, config, client_config, server.bookie_id, host))
+        self._process = process = RecoveryProcess(
+            Participant(runtime, self._open_driver, self._config, self._client_config, server.bookie_id, host)
+        )
 
         def begin(recovery: AutoRecovery) -> None:
             server.on_add_latency(lambda seconds: recovery.pace.observe_request(seconds, runtime.clock.monotonic()))
@@ -86,5 +100,3 @@ def beside_bookie(
         process.on_begin = begin
         server.extend_control({"recovery": process.status})
         await process.run()
-
-    return beside

@@ -34,6 +34,7 @@ from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.agenda import Agenda, Item, Share
 from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
 from bookies.replication.base.task_parts import TaskParts
+from bookies.runtime.histogram import Outcomes
 from bookies.runtime.tasks import all_of
 from bookies.runtime.throttle import throttle
 
@@ -101,6 +102,7 @@ class Worker:
 
     def __init__(self, parts: TaskParts, pace: RateLimit) -> None:
         self.totals = Totals()
+        self.attempts = Outcomes()  # of repairs of one ledger each
         self.reports: dict[int, LedgerReport] = {}
         self.busy: dict[int, float] = {}  # ledgers being repaired, since when by the loop's clock
         self.activity = Activity()
@@ -334,8 +336,10 @@ class Worker:
         self.activity.acted_ms = self._parts.runtime.clock.wall_ms()
         if outcome.state is not RepairState.HEALTHY:
             self._postpone(item, outcome)
+            self.attempts.failed.record(self._now() - self.busy.get(ledger_id, self._now()))
         elif await store.done(lock):
             self.totals.ledgers += 1
+            self.attempts.succeeded.record(self._now() - self.busy.get(ledger_id, self._now()))
             self._agenda.done(ledger_id)
             self._forget(ledger_id)
         else:  # The mark was renewed meanwhile, or another process has deleted it.

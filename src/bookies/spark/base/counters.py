@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bookies.client.read.context import FetchCounts
+    from bookies.client.transport.client_counts import FetchCounts
 
 logger = logging.getLogger("bookies.spark.tasks")
 # Spark's collector receives what the loggers let through. Without the collector no line is written.
@@ -20,7 +20,7 @@ logger.setLevel(logging.INFO)
 
 
 def _fetch_counts() -> FetchCounts:
-    from bookies.client.read.context import FetchCounts  # The planner does not need its imports.
+    from bookies.client.transport.client_counts import FetchCounts  # The planner does not need its imports.
 
     return FetchCounts()
 

@@ -257,12 +257,13 @@ class Generation:
     `mixed`: mixed runs, oldest first; their copies of an entry have precedence over those in runs of its ledger.
     """
 
-    __slots__ = ("_extracted", "_ledgers", "_mixed_ids", "_mixed_ledgers", "end", "marks", "mixed", "size")
+    __slots__ = ("_extracted", "_ledgers", "_mixed_ids", "_mixed_ledgers", "count", "end", "marks", "mixed", "size")
 
     def __init__(self, marks: tuple[LogMark, ...]) -> None:
         self.marks = marks
         self.end: tuple[LogMark, ...] = ()
         self.size = 0
+        self.count = 0  # entries, superseded copies included
         self.mixed: list[AddRun] = []
         self._ledgers: dict[int, LedgerRuns] = {}
         self._mixed_ids: list[array[int]] = []  # the ledger ids of each mixed run
@@ -292,6 +293,7 @@ class Generation:
         runs = self._ledgers.get(ledger_id)
         if runs is None:
             runs = self._ledgers[ledger_id] = LedgerRuns()
+        self.count += len(entry_ids)
         # Superseded copies still count towards the size: a late flush would delay the journal's deletion.
         if _is_ascending(entry_ids):
             self.size += records.size + runs.add(Run(entry_ids, records))
@@ -300,6 +302,7 @@ class Generation:
 
     def _add_mixed(self, mixed: AddRun) -> None:
         self.mixed.append(mixed)
+        self.count += len(mixed)
         self._mixed_ids.append(mixed.ledger_ids)
         self._mixed_ledgers.update(mixed.ledger_ids)
         self.size += mixed.records.size + MIXED_OVERHEAD + MIXED_ENTRY_SIZE * len(mixed)
@@ -384,6 +387,10 @@ class WriteCache:
     @property
     def size(self) -> int:
         return self.current.size + (self.snapshot.size if self.snapshot else 0)
+
+    @property
+    def entry_count(self) -> int:
+        return self.current.count + (self.snapshot.count if self.snapshot else 0)
 
     def rotate(self, marks: tuple[LogMark, ...]) -> Generation:
         """Make the current generation the snapshot; `marks` belong to the new one."""

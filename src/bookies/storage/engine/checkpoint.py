@@ -35,6 +35,7 @@ from bookies.config import BookieConfig
 from bookies.errors import DiskFull, StorageError
 from bookies.kernels import SortedEntries
 from bookies.runtime.events import Events
+from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.runtime.tasks import Tasks
 from bookies.storage.cache import WriteCache
@@ -129,6 +130,10 @@ class Checkpointer:
         self.problem = ""  # the reason while `is_failing`, otherwise empty
         self.checkpoint_count = 0
         self.flush_count = 0
+        self.flush_size = 0  # bytes of flushed generations
+        self.flushes = Distribution()  # seconds
+        self.checkpoints = Distribution()  # seconds
+        self._clock = runtime.clock
         self.covered_log_id = -1  # entry logs with smaller ids are sealed, and a checkpoint has covered their entries
         self.persisted: Marks = ()
         self.worker: Worker = runtime.workers.start("checkpoint")
@@ -204,6 +209,7 @@ class Checkpointer:
             await self._flush_wanted.wait()
             self._flush_wanted.clear()
             while self._cache.snapshot is not None:
+                began_s, size = self._clock.monotonic(), self._cache.snapshot.size
                 try:
                     await self._flush(self._cache.snapshot)
                 except (OSError, StorageError) as error:
@@ -216,6 +222,8 @@ class Checkpointer:
                     self._flush_ended(error)
                     await asyncio.sleep(RETRY_S)
                 else:
+                    self.flushes.record(self._clock.monotonic() - began_s)
+                    self.flush_size += size
                     self._flush_ended(None)
 
     async def _flush(self, snapshot: Generation) -> None:
@@ -278,12 +286,14 @@ class Checkpointer:
         retried; SyncFailed.
         """
         async with self._checkpoint_lock:
+            began_s = self._clock.monotonic()
             cut = await self._flush_all()
             self._cut_log_id = installed = self._installed_log_id
             await self.write_index(marks or cut)
             self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
             self.covered_log_id = max(self.covered_log_id, installed)
             self.checkpoint_count += 1
+            self.checkpoints.record(self._clock.monotonic() - began_s)
             self._checkpointed_size = sum(journal.size for journal in self._journals)
             for journal, mark in zip(self._journals, self.persisted, strict=bool(self._journals)):
                 await journal.delete_before(mark.journal_id)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, StorageError
 from bookies.runtime.events import Events
+from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage.engine.lac_watchers import LacWatchers
@@ -38,6 +39,7 @@ class StoreAccess(ABC):
         self._waiting: dict[int, list[tuple[Callable[..., None], Done, tuple[object, ...]]]] = {}
         self._watchers = LacWatchers()
         self._found_open: set[int] = set()  # former ledgers, until their next add
+        self.log_reads = Distribution()
 
     @abstractmethod
     def _fail(self, error: BaseException) -> None:

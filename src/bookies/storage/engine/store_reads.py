@@ -21,7 +21,14 @@ from bookies.storage.index.slots import MISSING_SLOT, LeadingSlots, merged
 
 
 class StoreReads(StoreAccess):
-    """Reads from the write cache, or from index and entry logs. All calls on the loop's thread."""
+    """Reads from the write cache, or from index and entry logs. All calls on the loop's thread.
+
+    `cache_hits`, `resident_hits`: reads answered from the write cache, and from log pages in the system's memory.
+    `log_reads`: seconds of the reads that a worker did.
+    """
+
+    cache_hits = 0
+    resident_hits = 0
 
     def read_resident(self, ledger_id: int, entry_id: int) -> bytes | None:
         """Read an entry that is in memory; return None if `read` must wait for a device or may fail, and for -1."""
@@ -30,6 +37,7 @@ class StoreReads(StoreAccess):
         if parts is None or ledger is None or entry_id < 0:
             return None
         if (body := parts.cache.read(ledger_id, entry_id)) is not None:
+            self.cache_hits += 1
             return body
         if entry_id > ledger.last_entry_id:
             return None
@@ -37,7 +45,10 @@ class StoreReads(StoreAccess):
         if not slots or slots.startswith(MISSING_SLOT):
             return None
         record = parts.readers.resident.read_records(ledger_id, entry_id, slots, 0)
-        return None if record is None else record[4:]
+        if record is None:
+            return None
+        self.resident_hits += 1
+        return record[4:]
 
     def read_batch_resident(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes | None:
         """Read a batch that is in memory; return None if `read_batch` must wait for a device or may fail."""
@@ -47,6 +58,7 @@ class StoreReads(StoreAccess):
             return None
         count_max = max(1, count_max)
         if pieces := parts.cache.read_batch(ledger_id, first_entry_id, count_max, size_max):
+            self.cache_hits += 1
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if first_entry_id > ledger.last_entry_id:
             return None
@@ -59,7 +71,9 @@ class StoreReads(StoreAccess):
             leading.add(part)
         if not leading.slots:
             return None
-        return parts.readers.resident.read_records(ledger_id, first_entry_id, leading.slots, size_max)
+        records = parts.readers.resident.read_records(ledger_id, first_entry_id, leading.slots, size_max)
+        self.resident_hits += records is not None
+        return records
 
     def _resident_ledger(self, parts: StorageParts, ledger_id: int) -> Ledger | None:
         """Return the ledger if it is in memory and the storage is healthy."""
@@ -76,6 +90,7 @@ class StoreReads(StoreAccess):
             entry_id = ledger.last_entry_id
         body = parts.cache.read(ledger_id, entry_id)
         if body is not None:
+            self.cache_hits += 1
             return body
         return (await self._read_stored(parts, ledger, entry_id, 1, 0))[4:]
 
@@ -87,6 +102,7 @@ class StoreReads(StoreAccess):
         parts, ledger = await self._ledger(ledger_id)
         pieces = parts.cache.read_batch(ledger_id, first_entry_id, max(1, count_max), size_max)
         if pieces:
+            self.cache_hits += 1
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         # The stored copy of an entry that was added again is older than the cached copy.
         stop = parts.cache.next_held(ledger_id, first_entry_id, first_entry_id + max(1, count_max))
@@ -97,6 +113,7 @@ class StoreReads(StoreAccess):
     ) -> bytes:
         """Read a batch from index and entry log. The cache was asked before, without an await in between."""
         ledger.users += 1
+        began_s = self._runtime.clock.monotonic()
         try:
             while True:
                 slots = b""
@@ -114,6 +131,7 @@ class StoreReads(StoreAccess):
                         raise
         finally:
             ledger.users -= 1
+            self.log_reads.record(self._runtime.clock.monotonic() - began_s)
 
     async def _slots(self, parts: StorageParts, ledger: Ledger, first: int, count_max: int, size_max: int) -> bytes:
         """Return slots of consecutive entries from `first` on, from as many pages as `size_max` bytes of log need."""

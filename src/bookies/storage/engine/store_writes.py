@@ -62,6 +62,7 @@ class StoreWrites(StoreAccess):
 
     former_ledgers = IdSet(0)
     _entry_count = 0  # entries added since the start
+    _entry_size = 0  # bytes of them
     _misses_journal = False  # a journal's disk has no space for its first file
 
     @property
@@ -233,6 +234,7 @@ class StoreWrites(StoreAccess):
                     if watchers:
                         watchers.wake(ledger.ledger_id, lac)
             self._entry_count += len(adds)
+            self._entry_size += adds.records.size
         finally:  # all cached entries must be journaled, even after an exception
             if len(ledgers) == 1:
                 self._journal(ledgers[0], adds.records.tobytes(), adds.records.size, partial(done, adds))

@@ -20,6 +20,7 @@ from bookies.errors import BookieBusy, StorageError
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.events import Events
+from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Runtime
 from bookies.storage.disks.durable_files import SyncFailed, run_last
 from bookies.storage.engine import StorageParts
@@ -56,6 +57,10 @@ class CollectionLoop:
         self.run_count = 0
         self.failure_count = 0
         self.restart_count = 0
+        self.runs = Distribution()  # seconds
+        self.compactions = dict.fromkeys(Compaction, 0)
+        self.compacting: Compaction | None = None
+        self.compacted_at_ms = dict.fromkeys(Compaction, 0)  # wall clock of the last one
         self._clock = runtime.clock
         self._config = config
         self._parts = parts
@@ -71,6 +76,7 @@ class CollectionLoop:
         self._logs.on_progress = self._progressed
         self._ledgers.on_returned = self._logs.known.clear
         self._progress_count = 0
+        self.is_forced = False  # the run in progress was requested by an operator with `is_forced`
         self._is_running = False
         self._wanted = asyncio.Event()
         self._is_forced = False
@@ -118,7 +124,10 @@ class CollectionLoop:
             is_forced, self._is_forced = self._is_forced, False
             with_surplus, self._with_surplus = self._with_surplus, False
             waiters, self._waiters = self._waiters, []
+            began_s, self.is_forced = self._clock.monotonic(), is_forced
             await self._supervise(self._run_once(is_forced=is_forced, with_surplus=with_surplus))
+            self.runs.record(self._clock.monotonic() - began_s)
+            self.is_forced = False
             self.run_count += 1
             for future in waiters:
                 if not future.done():
@@ -145,6 +154,15 @@ class CollectionLoop:
         if level is None:
             return False
         self._compaction_wanted = None
+        self.compacting = level
+        try:
+            return await self._compact_logs(level)
+        finally:
+            self.compacting = None
+            self.compactions[level] += 1
+            self.compacted_at_ms[level] = self._clock.wall_ms()
+
+    async def _compact_logs(self, level: Compaction) -> bool:
         if not self._is_full:
             self._schedule.started(level, self._clock.monotonic())
         is_major = level is Compaction.MAJOR
@@ -313,11 +331,14 @@ class CollectionLoop:
 
     def space(self) -> dict[str, object]:
         """Report disk usage, and why space is not freed. None: not known yet, after a start."""
+        return {"ledgers": sum(1 for _ in self._parts.index.ledger_ids()), **self.figures()}
+
+    def figures(self) -> dict[str, object]:
+        """Return what `space` reports, without the number of ledgers, which takes a pass over all of them."""
         logs, is_known = self._logs.known.values(), self._logs.was_examined
         removals = self._parts.removals
         quarantined = removals.in_state(QuarantineState.QUARANTINED, QuarantineState.SURPLUS)
         return {
-            "ledgers": sum(1 for _ in self._parts.index.ledger_ids()),
             "ledgers_in_quarantine": len(quarantined),
             "ledgers_pinned": len(removals.in_state(QuarantineState.PINNED)),
             "ledgers_deleted": self._ledgers.deleted_count,
@@ -329,6 +350,7 @@ class CollectionLoop:
             "compaction_read_bytes": self._compactor.read_size,
             "compaction_written_bytes": self._compactor.copied_size,
             "bytes_given_back": self._logs.deleted_size - self._compactor.copied_size,
+            "bytes_given_back_by_compaction": self._compactor.reclaimed_size,
             "logs_set_aside": {f"{log_id:x}": reason for log_id, reason in self._logs.set_aside.items()},
             "runs": self.run_count,
             "is_running": self._is_running,
@@ -336,8 +358,25 @@ class CollectionLoop:
             "logs_without_room": self._waiting_logs,
             "jobs_failed": self.failure_count,
             "runs_restarted": self.restart_count,
-            "alarm": self._ledgers.alarm,
+            "alarm": self.alarm,
         }
+
+    def logs_by_share(self) -> list[int]:
+        """Return the number of entry logs by their share of live bytes, in ten steps: up to 10 %, up to 20 %, ..."""
+        counts = [0] * 10
+        for usage in self._logs.known.values():
+            counts[min(9, int(usage.share * 10))] += 1
+        return counts
+
+    @property
+    def alarm(self) -> str | None:
+        """Return why no ledger is removed at present, or None."""
+        return self._ledgers.alarm
+
+    @property
+    def is_suspended(self) -> bool:
+        """Report whether an operator has suspended compaction."""
+        return self._is_suspended
 
     async def has_log(self, log_id: int) -> bool:
         """Report whether a file of that entry log exists. Raises: OSError."""

@@ -158,6 +158,7 @@ class Compactor:
     ) -> None:
         self.compacted_count = 0
         self.copied_size = 0
+        self.reclaimed_size = 0  # bytes of deleted sources that were not copied
         self.read_size = 0
         self._disk = runtime.disk
         self._parts = parts
@@ -205,6 +206,7 @@ class Compactor:
         if await self._remove_source(usage.log_id):
             self.compacted_count += 1
             self.copied_size += copied
+            self.reclaimed_size += usage.total - copied
             self.read_size += usage.total + (copied if is_transactional else 0)
             self._events.info("gc.log_compacted", log=f"{usage.log_id:x}", bytes=usage.total, copied=copied)
 

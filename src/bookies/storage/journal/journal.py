@@ -25,6 +25,7 @@ from typing import Any
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull
 from bookies.runtime.events import Events
+from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Buffer, Disk, File, Runtime
 from bookies.storage.disks.durable_files import run_last, sync_directory
 from bookies.storage.journal import journal_format, preallocated_journal
@@ -40,6 +41,7 @@ DROP_STEP = 1 << 20  # bytes dropped from the page cache by one call
 # them is not worth a prepared file.
 SMALL_GROUP = 64 << 10  # bytes
 SHARE_SIZE = 16 << 20  # bytes of recent groups over which the share of small groups is averaged
+TIMES_MAX = 384  # numbers about groups that are not in a distribution yet
 SLOW_S = 1.0  # a group that takes longer is slow
 SLOW_OVER_S = 60.0  # a slow episode ends after this time without another slow group
 FIRST_PREPARED = 4 << 20  # bytes of zeros in the first file of a process, which must be ready at once
@@ -230,8 +232,8 @@ class Slowness:
         self._since_s: float | None = None  # time of the last slow group of the current episode
         self._count = 0
 
-    def took(self, start_s: float) -> None:
-        """Record that a group that began at `start_s` is durable now."""
+    def took(self, start_s: float) -> float:
+        """Record that a group that began at `start_s` is durable now; return the seconds that it took."""
         now = self._clock.monotonic()
         seconds = now - start_s
         self.last_ms = int(seconds * 1000)
@@ -251,6 +253,56 @@ class Slowness:
         elif self._since_s is not None and now - self._since_s >= SLOW_OVER_S:
             self._since_s = None
             self._events.info("journal.quick_again", path=self._directory, slow_groups=self._count, max_ms=self.max_ms)
+        return seconds
+
+
+class JournalTimes:
+    """Durations of group commits in seconds, for metrics. A group costs an append to a list; the rest is done later."""
+
+    def __init__(self) -> None:
+        self._pending: list[float] = []  # (wait, sync, records) of groups, flat
+        self._adds, self._syncs = Distribution(), Distribution()
+        self._waited_s = 0.0
+        self._record_count = 0
+
+    def durable(self, wait_s: float, sync_s: float, count: int) -> None:
+        """Note that a group of `count` records is durable. `wait_s`: mean time of its records in the queue."""
+        pending = self._pending
+        pending += (wait_s, sync_s, count)
+        if len(pending) >= TIMES_MAX:
+            self._sort()
+
+    def _sort(self) -> None:
+        pending, self._pending = iter(self._pending), []
+        for wait_s, sync_s, count in zip(pending, pending, pending, strict=True):
+            self._syncs.record(sync_s)
+            self._adds.record(wait_s + sync_s, int(count))
+            self._waited_s += wait_s * count
+            self._record_count += int(count)
+
+    @property
+    def adds(self) -> Distribution:
+        """Times of records from their queueing to their durability."""
+        self._sort()
+        return self._adds
+
+    @property
+    def syncs(self) -> Distribution:
+        """Times of groups: write and sync."""
+        self._sort()
+        return self._syncs
+
+    @property
+    def waited_s(self) -> float:
+        """Sum of the times of records in the queue."""
+        self._sort()
+        return self._waited_s
+
+    @property
+    def record_count(self) -> int:
+        """Records made durable."""
+        self._sort()
+        return self._record_count
 
 
 class Journal:
@@ -274,6 +326,7 @@ class Journal:
         self.size = 0
         self.group_count = 0
         self.queued_size = 0
+        self.times = JournalTimes()
         self.slowness = Slowness(runtime, directory)
         self._clock = runtime.clock
         self._group_size_max = config.journal_group_size_max
@@ -286,6 +339,9 @@ class Journal:
         self._writer = JournalWriter(runtime.disk, directory, config)
         self._spares = preallocated_journal.Spares(runtime, directory, f"{name}-spare", config)
         self._queue: deque[tuple[Sequence[Buffer], int, Done | None]] = deque()
+        self._oldest_s = 0.0  # when the first of the queue was queued
+        self._started_s: float | None = None  # when the group in progress began
+        self._wait_s = 0.0  # mean time in the queue of the group that is being written
         self._is_scheduled = False
         self._is_open = False
         self._has_failed = False
@@ -297,6 +353,22 @@ class Journal:
         self._is_open = True
 
     @property
+    def queued_count(self) -> int:
+        """Return the number of records that wait for the next group."""
+        return len(self._queue)
+
+    def waiting_s(self) -> float:
+        """Return the seconds for which records have waited for the group in progress or the next one; 0: none waits."""
+        if not self._is_scheduled:
+            return 0.0
+        return self._clock.monotonic() - (self._started_s if self._started_s is not None else self._oldest_s)
+
+    @property
+    def is_writing(self) -> bool:
+        """Report whether a group is being written or about to be."""
+        return self._is_scheduled
+
+    @property
     def is_open(self) -> bool:
         """Report whether the journal writes records. It cannot while the disk has no space for the first file."""
         return self._is_open
@@ -306,6 +378,8 @@ class Journal:
 
         Without buffers: when everything queued before is durable. After a failure `done` is never called.
         """
+        if not self._queue:
+            self._oldest_s = self._clock.monotonic()
         self._queue.append((buffers, size, done))
         self.queued_size += size
         if not self._is_scheduled and self._is_open:
@@ -333,6 +407,8 @@ class Journal:
             asyncio.get_running_loop().call_soon(self._commit)
             return
         start_s = self._clock.monotonic()
+        self._started_s = start_s
+        self._wait_s = (start_s - self._oldest_s) / 2  # mean of the group: its newest record has not waited
         try:
             begun = self._writer.begin(buffers, size)
             if begun is not None:
@@ -372,7 +448,8 @@ class Journal:
         return error is None
 
     def _finish_group(self, size: int, waiters: list[Done], start_s: float) -> None:
-        self.slowness.took(start_s)
+        self._started_s = None
+        wait_s, sync_s = self._wait_s, self.slowness.took(start_s)
         self.size += size
         self.group_count += 1
         self.queued_size -= size
@@ -380,6 +457,7 @@ class Journal:
         # Start the next group first: the device is the bottleneck, and answered clients add to the group after it.
         self._commit()
         self._answer(waiters)
+        self.times.durable(wait_s, sync_s, len(waiters))
 
     def _prepare_for(self, size: int) -> None:
         """Prepare a file after a group of `size` bytes if small groups have most of the recent bytes."""

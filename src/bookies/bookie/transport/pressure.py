@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from bookies.runtime.histogram import Distribution
+
 # reads that wait for memory; each takes some kilobytes. More only while there are few connections
 READS_WAITING_MAX = 10_000
 READS_WAITING_EACH = 10  # of a connection
@@ -31,6 +33,10 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
     def abort(self) -> None: ...
+
+    @property
+    def task_count(self) -> int:
+        """Return the number of its requests that run in the background."""
 
 
 class PartialFrames:
@@ -77,10 +83,14 @@ class Intake:
         is_congested: Callable[[], bool],
         when_uncongested: Callable[[Callable[[], None]], object],
         partial_size_max: int | None = None,
+        now: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._now = now
         self.adds_size = 0
         self.adds_size_max = adds_size_max
         self.is_paused = False
+        self.pauses = Distribution()  # seconds
+        self._paused_at_s = 0.0
         self.partial_frames = PartialFrames(adds_size_max if partial_size_max is None else partial_size_max)
         self._connections: dict[Reader, None] = {}
         self._is_congested = is_congested
@@ -139,6 +149,7 @@ class Intake:
 
     def _pause(self) -> None:
         self.is_paused = True
+        self._paused_at_s = self._now()
         for connection in self._connections:
             connection.update_reading()
         if self._is_congested() and not self._is_stopped:
@@ -151,6 +162,7 @@ class Intake:
             self._when_uncongested(self._maybe_resume)
             return
         self.is_paused = False
+        self.pauses.record(self._now() - self._paused_at_s)
         for connection in self._connections:
             connection.update_reading()
 

@@ -19,7 +19,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from bookies.bookie.pressure import PARTIAL_SIZE_MIN, Intake, ReadShare
+from bookies.bookie.transport.pressure import PARTIAL_SIZE_MIN, Intake, ReadShare
 from bookies.errors import RemoteProtocolError, Status
 from bookies.runtime.events import Events
 from bookies.runtime.sockets import unacknowledged

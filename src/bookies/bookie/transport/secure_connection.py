@@ -15,9 +15,9 @@ import asyncio
 import enum
 from collections.abc import Sequence
 
-from bookies.bookie.connection import UNSENT_SIZE_MIN, Connection, Surroundings
-from bookies.bookie.pressure import ReadShare
-from bookies.bookie.security import Security
+from bookies.bookie.transport.connection import UNSENT_SIZE_MIN, Connection, Surroundings
+from bookies.bookie.transport.pressure import ReadShare
+from bookies.bookie.transport.security import Security
 from bookies.errors import RemoteProtocolError, Status, TlsFailed
 from bookies.wire.auth import Close, Effect, Encrypt, Refused, Send
 from bookies.wire.framing import PREFIX_SIZE

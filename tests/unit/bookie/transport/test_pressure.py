@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from bookies.bookie.pressure import (
+from bookies.bookie.transport.pressure import (
     READS_AT_DISK_MAX,
     READS_WAITING_MAX,
     SIZE_GUESS_MIN,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.connection import LINGER_S, STALL_CHECK_S, STALL_PRESSED_S, STALL_S, UNSENT_SIZE_MIN
-from bookies.bookie.pressure import READS_WAITING_MAX
+from bookies.bookie.transport.connection import LINGER_S, STALL_CHECK_S, STALL_PRESSED_S, STALL_S, UNSENT_SIZE_MIN
+from bookies.bookie.transport.pressure import READS_WAITING_MAX
 from bookies.errors import Status
 from bookies.wire.messages import AddResponses, BatchReadRequest, ReadRequest
 
-from .conftest import World, adds
+from ..conftest import World, adds
 
 READ = bytes.fromhex("000000140202000000000000000000010000000000000000")
 

@@ -1,0 +1,70 @@
+"""Counts and durations of the requests that a bookie serves, for its metrics.
+
+A request is timed from the moment at which it is decoded to the moment at which its answer is handed to its connection.
+Requests that arrive together share one reading of the clock, and adds that become durable together are one record, so
+the cost is per batch and not per entry. A bookie without an HTTP server keeps none of this.
+
+Source: operations 2.2, 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bookies.runtime.histogram import Outcomes
+from bookies.wire.messages import BatchReadRequest, ListEntriesRequest, ReadLacRequest, ReadRequest
+
+
+class Served:
+    """The requests of one bookie. `clock`: seconds; `began_s`: when the requests at hand were decoded."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.began_s = 0.0
+        self.adds = Outcomes()
+        self.recovery_adds = Outcomes()
+        self.reads = Outcomes()
+        self.fencing_reads = Outcomes()
+        self.long_polls = Outcomes()
+        self.forces = Outcomes()
+        self.lac_writes = Outcomes()
+        self.lac_reads = Outcomes()
+        self.info_requests = Outcomes()
+        self.lists = Outcomes()
+        self.adds_received = 0  # entries
+        self.adds_answered = 0
+        self.adds_rejected = 0  # answered TOO_MANY_REQUESTS
+        self.reads_rejected = 0
+        self.read_size = 0  # bytes of entries
+        self.answered_now = 0  # reads at hand that were answered from memory, and are not recorded yet
+
+    def end_reads(self) -> None:
+        """Record the reads at hand that were answered from memory."""
+        self.reads.succeeded.record(self.clock() - self.began_s, self.answered_now)
+        self.answered_now = 0
+
+    def read_now(self, size: int) -> None:
+        """Count a read of `size` bytes that was answered from memory."""
+        self.answered_now += 1
+        self.read_size += size
+
+    def added(self, began_s: float, count: int, is_recovery: bool, has_failed: bool) -> None:
+        """Record adds that are answered."""
+        self.adds_answered += count
+        outcomes = self.recovery_adds if is_recovery else self.adds
+        (outcomes.failed if has_failed else outcomes.succeeded).record(self.clock() - began_s, count)
+
+    def finished(self, outcomes: Outcomes, began_s: float, *, has_failed: bool) -> None:
+        """Record a request that is answered."""
+        (outcomes.failed if has_failed else outcomes.succeeded).record(self.clock() - began_s)
+
+    def outcomes_of(self, request: ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest) -> Outcomes:
+        """Return where a reading request belongs."""
+        if isinstance(request, ReadLacRequest):
+            return self.lac_reads
+        if isinstance(request, ListEntriesRequest):
+            return self.lists
+        if request.is_fencing:
+            return self.fencing_reads
+        is_long_poll = isinstance(request, ReadRequest) and request.previous_lac is not None
+        return self.long_polls if is_long_poll else self.reads

@@ -1,0 +1,63 @@
+"""Counts of one client's work, for metrics: plain numbers, changed once per batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bookies.model import BookieId
+from bookies.runtime.histogram import Outcomes
+
+
+@dataclass(slots=True)
+class FetchCounts:
+    """Counts of requests and their outcomes, of one fetch or of several in one loop.
+
+    `failures`: responses, or ends of connections, that delivered no entry. `digest_failures`: those of them that did
+    not verify. `hedges`: requests sent because another replica was late.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    digest_failures: int = 0
+    hedges: int = 0
+
+
+@dataclass(slots=True)
+class ClientCounts:
+    """Work of one client so far.
+
+    * `appends`: seconds from sending to confirmation, of one batch of each writer at a time.
+    * `entries_confirmed`, `entries_failed`: entries appended, by outcome.
+    * `ensemble_changes`: replacements of failed bookies.
+    * `replicas_sent`, `bytes_sent`: entries sent to bookies, once for each replica, and their bytes.
+    * `timeouts`: bookies that did not answer in time or could not be reached.
+    * `fetches`: requests of readers.
+    """
+
+    appends: Outcomes = field(default_factory=Outcomes)
+    entries_confirmed: int = 0
+    entries_failed: int = 0
+    ensemble_changes: int = 0
+    replicas_sent: int = 0
+    bytes_sent: int = 0
+    timeouts: int = 0
+    connections_opened: int = 0
+    connections_lost: int = 0
+    fetches: FetchCounts = field(default_factory=FetchCounts)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientUsage:
+    """A client's counts, and what it holds now. Sizes in bytes; `pending`: unanswered adds by bookie.
+
+    `now_s`: the monotonic clock.
+    """
+
+    counts: ClientCounts
+    memory_used: int
+    memory_limit: int
+    connections: int
+    pending: Mapping[BookieId, int]
+    metadata_requests: Mapping[tuple[str, str], int]
+    now_s: float

@@ -1,0 +1,207 @@
+"""Conditions of a bookie's health, for probes and metrics: each with a reason and the next step.
+
+A probe asks for local conditions alone: readiness that depended on the cluster would cut off every bookie at once. A
+lost session with the metadata store does not make a bookie unready, because its clients know its address. A condition
+that flaps is reported as it was until the change has lasted `STEADY_S`.
+
+No IO. Source: operations 5.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bookies.bookie.server import BookieServer
+from bookies.bookie.state import Phase
+from bookies.model import BookieMode
+
+if TYPE_CHECKING:
+    from bookies.replication.daemon.process import RecoveryProcess
+
+SYNC_S = 60.0  # a journal that has not completed a group for this time, while records wait, is stuck
+STEADY_S = 3.0  # a change of a condition is reported after this time
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition. `reason`, `next_step`: empty while it holds. `for_readiness`: an unmet one makes it unready."""
+
+    name: str
+    holds: bool
+    reason: str = ""
+    next_step: str = ""
+    for_readiness: bool = False
+
+
+class Steady:
+    """Delays the report of changes. `now_s`: the monotonic clock."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._reported: dict[str, Condition] = {}
+        self._differs_since_s: dict[str, float] = {}
+
+    def settle(self, condition: Condition) -> Condition:
+        """Return the condition, or the one reported before while the change is younger than `STEADY_S`."""
+        before = self._reported.get(condition.name)
+        if before is None or before.holds is condition.holds:
+            self._differs_since_s.pop(condition.name, None)
+        elif self._now_s() - self._differs_since_s.setdefault(condition.name, self._now_s()) < STEADY_S:
+            return before
+        else:
+            del self._differs_since_s[condition.name]
+        self._reported[condition.name] = condition
+        return condition
+
+
+class BookieHealth:
+    """Health of one bookie."""
+
+    def __init__(self, server: BookieServer, now_s: Callable[[], float]) -> None:
+        self._server = server
+        self._steady = Steady(now_s)
+
+    @property
+    def is_started(self) -> bool:
+        """Report whether the journal is replayed and the bookie was registered once."""
+        return self._server.has_started
+
+    @property
+    def phase(self) -> str:
+        """Name what the bookie does: replay, registration, serving, stopping."""
+        phase = self._server.state.phase
+        if phase is Phase.STARTING:
+            return "replay"
+        return "registration" if phase is Phase.SERVING and not self.is_started else phase.value
+
+    def conditions(self) -> list[Condition]:
+        """Return every condition. Those for readiness come first."""
+        server = self._server
+        state, bookie = server.state, server.bookie_id
+        conditions = [
+            Condition(
+                "started",
+                self.is_started,
+                "the bookie replays its journal, or waits for its registration",
+                "wait; `/startupz` reports the phase",
+                for_readiness=True,
+            ),
+            Condition(
+                "running",
+                state.phase is not Phase.STOPPING,
+                "the bookie is stopping or has failed",
+                "read its log",
+                for_readiness=True,
+            ),
+        ]
+        if server.store.parts is not None and self.is_started:
+            conditions += [self._steady.settle(condition) for condition in self._storage_conditions(server)]
+        conditions += [
+            Condition(
+                "registered",
+                state.registered_as is not None,
+                "the session with the metadata store is lost; connected clients are served, new ones do not find it",
+                "check the metadata store: `bk status`",
+            ),
+            Condition(
+                "writable",
+                state.mode is BookieMode.WRITABLE,
+                "; ".join(server.reasons()),
+                f"`bk bookie disks --bookie {bookie}`; `bk bookie read-write` ends an operator's request",
+            ),
+        ]
+        return [condition if not condition.holds else _met(condition) for condition in conditions]
+
+    @staticmethod
+    def _storage_conditions(server: BookieServer) -> list[Condition]:
+        store, bookie = server.store, server.bookie_id
+        parts = store.parts
+        assert parts is not None
+        stuck = [journal.directory for journal in parts.journals if journal.waiting_s() > SYNC_S]
+        crowded = [path for path, space in parts.disks.space.spaces.items() if space.is_almost_full or space.is_full]
+        failed = parts.health.failed
+        scrub = store.scrubber.gauges() if store.scrubber is not None else {}
+        alarm = store.collector.alarm if store.collector is not None else None
+        return [
+            Condition(
+                "journal",
+                not stuck,
+                f"adds have waited more than {SYNC_S:.0f} s for a sync of {', '.join(stuck)}",
+                f"check the disk; `bk bookie state --bookie {bookie}`",
+                for_readiness=True,
+            ),
+            Condition(
+                "directories",
+                len(parts.health.healthy(parts.directories.ledgers)) > 0,
+                "every ledger directory has failed",
+                "replace the disks, and restart the bookie",
+                for_readiness=True,
+            ),
+            Condition(
+                "disks_usable",
+                not failed,
+                "; ".join(f"{path}: {reason}" for path, reason in failed.items()),
+                "docs/howto/replace-a-disk.md",
+            ),
+            Condition(
+                "disks_below_warning",
+                not crowded,
+                f"almost full: {', '.join(crowded)}",
+                "docs/howto/free-a-full-disk.md",
+            ),
+            Condition(
+                "scrub_clean",
+                not scrub.get("scrub_damaged_entries"),
+                f"the scrub has found {scrub.get('scrub_damaged_entries', 0):,} damaged entries",
+                f"`bk bookie scrub --bookie {bookie}`",
+            ),
+            Condition(
+                "collection_free",
+                alarm is None,
+                str(alarm),
+                f"`bk bookie space --bookie {bookie}`; `bk bookie gc --force` if the deletions are intended",
+            ),
+        ]
+
+
+class RecoveryHealth:
+    """Health of a process of auto-recovery."""
+
+    def __init__(self, process: RecoveryProcess) -> None:
+        self._process = process
+        self._was_running = False
+
+    @property
+    def is_started(self) -> bool:
+        """Report whether auto-recovery has reached the metadata store once."""
+        self._was_running = self._was_running or self._process.current is not None
+        return self._was_running
+
+    @property
+    def phase(self) -> str:
+        return "serving" if self.is_started else "connecting to the metadata store"
+
+    def conditions(self) -> list[Condition]:
+        started = Condition(
+            "started",
+            self.is_started,
+            "auto-recovery has not reached the metadata store yet",
+            "check the metadata store: `bk status`",
+            for_readiness=True,
+        )
+        connected = Condition(
+            "connected",
+            self._process.current is not None,
+            "auto-recovery is not running: its last attempt has failed",
+            "read its log, and check the metadata store: `bk status`",
+        )
+        return [condition if not condition.holds else _met(condition) for condition in (started, connected)]
+
+
+Health = BookieHealth | RecoveryHealth
+
+
+def _met(condition: Condition) -> Condition:
+    return Condition(condition.name, True, for_readiness=condition.for_readiness)

@@ -1,0 +1,258 @@
+"""One connection of the HTTP server: HTTP/1.1 by h11, with bounds on sizes and times.
+
+h11 decides what the bytes mean; this module moves them and keeps the time. Requests of a connection are answered one
+after the other. While one is being answered nothing more is read, so a client cannot make the process hold more than
+its limits: see operations 5.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote
+
+import h11
+
+from bookies.runtime.events import Events
+from bookies.web.messages import Problem, Request, Response
+
+HEAD_SIZE_MAX = 16 << 10  # bytes of request line and headers
+BODY_SIZE_MAX = 1 << 20  # bytes of a body, which is read and dropped
+UNSENT_SIZE_MAX = 256 << 10  # bytes that wait for the client before a streamed body pauses
+FIRST_BYTE_S = 5.0  # from the connection to the first byte
+REQUEST_S = 30.0  # from the first byte to the end of the request, and for a handler
+IDLE_S = 60.0  # between two requests
+SLOW_S = 60.0  # for a client to fetch a part of an answer
+
+Handle = Callable[[Request], Awaitable[Response]]
+
+
+class HttpConnection(asyncio.Protocol):
+    """One accepted connection. `handle`: answers a request, and raises `Problem` alone. `date`: returns that header.
+
+    `on_end`: called once, when it is closed.
+    """
+
+    def __init__(
+        self, handle: Handle, date: Callable[[], str], events: Events, on_end: Callable[[HttpConnection], None]
+    ) -> None:
+        self._handle = handle
+        self._date = date
+        self._events = events
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_SIZE_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._request: Any = None  # of h11, until its end has arrived
+        self._body_size = 0
+        self._has_begun = False  # the first byte of the next request has arrived
+        self._answering: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # -- what the transport calls --------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
+        self._wait(FIRST_BYTE_S)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._has_begun:
+            self._has_begun = True  # the time for a request counts from its first byte
+            self._wait(REQUEST_S)
+        try:
+            self._protocol.receive_data(data)
+            self._advance()
+        except h11.RemoteProtocolError as error:
+            status = error.error_status_hint
+            self._refuse(Problem(status, f"the request is malformed: {error}", headers={"Connection": "close"}))
+
+    def eof_received(self) -> bool:
+        """Note that the client sends no more. The connection stays until a request in progress is answered."""
+        try:
+            self._protocol.receive_data(b"")
+            self._advance()
+        except h11.RemoteProtocolError:
+            return False
+        return self._answering is not None
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._cancel_timer()
+        self._writable.set()
+        if self._answering is not None:
+            self._answering.cancel()
+        self._on_end(self)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+    def _advance(self) -> None:
+        """Take what has arrived, up to the end of one request. Raises `h11.RemoteProtocolError`."""
+        while self._answering is None and self._transport is not None:
+            event = self._protocol.next_event()
+            if event is h11.NEED_DATA or event is h11.PAUSED:
+                return
+            if isinstance(event, h11.ConnectionClosed):
+                self._transport.close()
+                return
+            if isinstance(event, h11.Request):
+                names = [name for name, _ in event.headers]
+                if b"transfer-encoding" in names and b"content-length" in names:
+                    raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding", error_status_hint=400)
+                if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > HEAD_SIZE_MAX:
+                    self._refuse(Problem(431, f"request line and headers have more than {HEAD_SIZE_MAX:,} bytes"))
+                    return
+                self._request, self._body_size = event, 0
+                if self._protocol.they_are_waiting_for_100_continue:
+                    self._write(self._protocol.send(h11.InformationalResponse(status_code=100, headers=[])))
+            elif isinstance(event, h11.Data):
+                self._body_size += len(event.data)
+                if self._body_size > BODY_SIZE_MAX:
+                    self._refuse(Problem(413, f"the body is larger than {BODY_SIZE_MAX:,} bytes"))
+                    return
+            elif isinstance(event, h11.EndOfMessage):
+                request, self._request = self._request, None
+                self._transport.pause_reading()
+                self._cancel_timer()
+                self._answering = self._loop.create_task(self._answer(request), name="HTTP request")
+
+    async def _answer(self, request: Any) -> None:
+        response: Response
+        parsed = parse(request)
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                response = await self._handle(parsed)
+        except Problem as problem:
+            response = problem.response(parsed.path)
+        except TimeoutError:
+            response = Problem(503, f"no answer within {REQUEST_S:.0f} s", headers={"Retry-After": "5"}).response(
+                parsed.path
+            )
+        except Exception as error:  # noqa: BLE001  (our mistake, in one request: the process goes on)
+            self._events.error("http.broken", path=parsed.path, error=error)
+            response = Problem(500, f"{type(error).__name__}: {error}").response(parsed.path)
+        try:
+            await self._send(response, is_head=parsed.method == "HEAD")
+        except (OSError, TimeoutError, h11.LocalProtocolError) as error:
+            self._events.warning("http.cut", path=parsed.path, error=error)
+            self.close()
+            return
+        except Exception as error:  # noqa: BLE001  (a streamed body failed: the client must see that it is incomplete)
+            self._events.error("http.broken", path=parsed.path, error=error)
+            self.close()
+            return
+        self._next()
+
+    async def _send(self, response: Response, *, is_head: bool) -> None:
+        body = response.body
+        headers = [
+            ("Content-Type", response.content_type),
+            ("Date", self._date()),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            *response.headers.items(),
+        ]
+        if isinstance(body, bytes):
+            headers.append(("Content-Length", str(len(body))))
+        self._write(self._protocol.send(h11.Response(status_code=response.status, headers=headers)))
+        if isinstance(body, bytes):
+            if not is_head and body:
+                self._write(self._protocol.send(h11.Data(data=body)))
+        else:
+            try:
+                if not is_head:
+                    await self._stream(body)
+            finally:
+                if (aclose := getattr(body, "aclose", None)) is not None:
+                    await aclose()
+        self._write(self._protocol.send(h11.EndOfMessage()))
+        await self._drain()
+
+    async def _stream(self, body: AsyncIterator[bytes]) -> None:
+        async for piece in body:
+            self._write(self._protocol.send(h11.Data(data=piece)))
+            await self._drain()
+
+    async def _drain(self) -> None:
+        """Wait until the client has fetched most of what was written. Raises TimeoutError, ConnectionError."""
+        async with asyncio.timeout(SLOW_S):
+            await self._writable.wait()
+        if self._transport is None:
+            raise ConnectionResetError("the client has disconnected")
+
+    def _next(self) -> None:
+        """Continue with the connection's next request, or close it."""
+        self._answering = None
+        if self._transport is None:
+            return
+        if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
+            self._transport.close()
+            return
+        self._protocol.start_next_cycle()
+        self._has_begun = bool(self._protocol.trailing_data[0])
+        self._wait(REQUEST_S if self._has_begun else IDLE_S)
+        self._transport.resume_reading()
+        try:
+            self._advance()
+        except h11.RemoteProtocolError as error:
+            self._refuse(Problem(error.error_status_hint, f"the request is malformed: {error}"))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer a request that is not read to its end, and close the connection."""
+        if self._transport is None or self._answering is not None:
+            self.close()
+            return
+        if self._protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = problem.response("")
+            assert isinstance(response.body, bytes)
+            headers = [
+                ("Content-Type", response.content_type),
+                ("Date", self._date()),
+                ("Content-Length", str(len(response.body))),
+                ("Connection", "close"),
+            ]
+            self._write(self._protocol.send(h11.Response(status_code=response.status, headers=headers)))
+            self._write(self._protocol.send(h11.Data(data=response.body)))
+        self._transport.close()
+
+    def _write(self, data: bytes | None) -> None:
+        if self._transport is not None and data:
+            self._transport.write(data)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+    def _wait(self, seconds: float) -> None:
+        """Close the connection unless it makes progress within this time."""
+        self._cancel_timer()
+        self._timer = self._loop.call_later(seconds, self._timed_out)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _timed_out(self) -> None:
+        if self._has_begun:
+            self._refuse(Problem(408, f"the request did not arrive within {REQUEST_S:.0f} s"))
+        else:
+            self.close()
+
+
+def parse(request: Any) -> Request:
+    """Return h11's request as one of ours. A path counts the same with a slash at its end."""
+    target = request.target.decode("ascii", "replace")
+    path, _, query = target.partition("?")
+    host = next((value.decode("latin-1") for name, value in request.headers if name == b"host"), "")
+    parameters = dict(parse_qsl(query, keep_blank_values=True))
+    return Request(request.method.decode("ascii"), unquote(path).rstrip("/") or "/", parameters, host)

@@ -1,0 +1,111 @@
+"""Requests and responses of the HTTP server, and errors in the form of RFC 9457."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+PROBLEM = "application/problem+json"
+PIECE_SIZE = 16 << 10  # bytes of a streamed body that are sent together
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request without its body, which no endpoint reads. `path`: without a trailing slash; `host`: its header."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    host: str
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return a whole number from the query. Raises `Problem` if it is missing without a default, or malformed."""
+        text = self.query.get(name)
+        if text is None and default is not None:
+            return default
+        try:
+            return int(text or "")
+        except ValueError:
+            raise Problem(400, f"{name}={text or ''}: a whole number is needed") from None
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return a switch from the query: true or false."""
+        text = self.query.get(name)
+        return default if text is None else text.lower() == "true"
+
+
+Body = bytes | AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response. A `body` that is iterated over is sent as it is made."""
+
+    status: int
+    body: Body
+    content_type: str = TEXT
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Problem(Exception):
+    """An error of a request. `detail`: what failed and why; `next_step`: a command or a setting, or empty."""
+
+    def __init__(self, status: int, detail: str, next_step: str = "", headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.next_step = next_step
+        self.headers = headers or {}
+
+    def response(self, path: str) -> Response:
+        facts = {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "instance": path,
+        }
+        if self.next_step:
+            facts["next"] = self.next_step
+        return Response(self.status, json.dumps(facts).encode() + b"\n", PROBLEM, self.headers)
+
+
+def text(body: str, status: int = 200) -> Response:
+    return Response(status, body.encode())
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """Return a small value as JSON. Long lists are streamed: see `json_object`."""
+    return Response(status, json.dumps(value, indent=2).encode() + b"\n", JSON)
+
+
+async def json_object(items: AsyncIterator[tuple[str, object]]) -> AsyncIterator[bytes]:
+    """Yield one JSON object, a few KiB at a time, from its keys and values."""
+    async for piece in _pieces(items, "{", "}", lambda item: f"{json.dumps(item[0])}:{json.dumps(item[1])}"):
+        yield piece
+
+
+async def json_array(items: AsyncIterator[object]) -> AsyncIterator[bytes]:
+    """Yield one JSON array, a few KiB at a time."""
+    async for piece in _pieces(items, "[", "]", json.dumps):
+        yield piece
+
+
+async def _pieces(
+    items: AsyncIterator[Any], opening: str, closing: str, form: Callable[[Any], str]
+) -> AsyncIterator[bytes]:
+    parts, size, separator = [opening], 0, ""
+    async for item in items:
+        piece = separator + form(item)
+        parts.append(piece)
+        size += len(piece)
+        separator = ",\n"
+        if size >= PIECE_SIZE:
+            yield "".join(parts).encode()
+            parts, size = [], 0
+    yield "".join([*parts, closing, "\n"]).encode()

@@ -1,0 +1,162 @@
+"""The HTTP server of real processes: a bookie and auto-recovery are scraped, probed, and asked what Apache's are."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import bookies
+from bookies.admin.cluster import LocalCluster
+
+pytestmark = pytest.mark.live
+
+FAST = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20, "write_cache_size": 4 << 20, "http_port": 0}
+API = "/api/v1"
+
+
+@pytest.fixture
+def cluster(tmp_path: pathlib.Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path / "bk-data", 1, lease_ms=2000, settings=FAST)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+def address_of(cluster: LocalCluster) -> tuple[str, int]:
+    """Where control.json says that the HTTP server listens."""
+    (path,) = pathlib.Path(cluster.bookies[0].directory).rglob("control.json")
+    host, port = json.loads(path.read_text())["http"]
+    return host, port
+
+
+def get(address: tuple[str, int], path: str, method: str = "GET") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def samples_of(address: tuple[str, int]) -> dict[str, float]:
+    """By name, with the labels `success` and `quantile` as a suffix. The parser ends each counter in `_total`."""
+    status, body = get(address, "/metrics")
+    assert status == 200
+    text = body.decode()
+    return {
+        (sample.name if f"\n{sample.name}" in text else sample.name.removesuffix("_total"))
+        + sample.labels.get("success", "")
+        + sample.labels.get("quantile", ""): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_bookie_is_scraped_and_probed(cluster: LocalCluster) -> None:
+    address = address_of(cluster)
+    with (
+        bookies.blocking.connect(cluster.metadata_uri) as store,
+        store.create(ensemble=1, write_quorum=1, ack_quorum=1) as ledger,
+    ):
+        ledger.append_many([b"x" * 100] * 1000)
+        ledger.seal()
+        with store.open(ledger.ledger_id) as reader:
+            assert len(list(reader.read())) == 1000
+        usage = store.usage()
+        assert usage.counts.entries_confirmed == 1000
+    samples = samples_of(address)
+    assert samples["bookkeeper_server_ADD_ENTRY_REQUEST_counttrue"] == 1000
+    assert samples["bookie_WRITE_BYTES"] > 100_000
+    assert samples["bookkeeper_server_READ_ENTRY_REQUEST_counttrue"] > 0
+    assert samples["bookie_READ_BYTES"] > 100_000
+    assert 0 < samples["bookie_journal_JOURNAL_SYNC_sumtrue"] < 60_000
+    assert samples["process_resident_memory_bytes"] > 10_000_000
+    assert samples["bookies_metrics_failed_total"] == 0
+    for path in ("/livez", "/startupz", "/readyz", "/heartbeat", f"{API}/bookie/is_ready", f"{API}/bookie/state"):
+        assert get(address, path)[0] == 200
+    listed: dict[str, Any] = json.loads(get(address, f"{API}/ledger/list?print_metadata=true&decode_meta=true")[1])
+    assert listed[str(ledger.ledger_id)]["state"] == "CLOSED"
+    read = json.loads(get(address, f"{API}/ledger/read?ledger_id={ledger.ledger_id}&page=1")[1])
+    assert read["999"] == "x" * 100
+    assert get(address, f"{API}/bookie/gc", "PUT")[0] == 405
+
+
+def test_a_port_in_use_prevents_the_start(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
+    _, port = address_of(cluster)
+    command = ["bookie", "run", "--bookie-id", "b9", "--port", "0", "--journal-dir", "j", "--ledger-dir", "l"]
+    done = bk(tmp_path, *command, "--metadata", cluster.metadata_uri, "--set", f"http_port={port}")
+    assert done.returncode == 1
+    assert f"http_port = {port}: cannot listen on 127.0.0.1" in done.stderr
+    done = bk(
+        tmp_path, *command, "--metadata", cluster.metadata_uri, "--set", "http_port=0", "--set", "http_host=0.0.0.0"
+    )
+    assert done.returncode == 2
+    assert "http_insecure" in done.stderr
+
+
+def bk(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bookies", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_auto_recovery_alone_is_scraped_and_probed(cluster: LocalCluster) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "bookies",
+        "recovery",
+        "run",
+        "--metadata",
+        cluster.metadata_uri,
+        "--http-port",
+        "0",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        match = re.fullmatch(r"HTTP server on (\S+):(\d+)\n", line)
+        assert match is not None, line
+        address = (match[1], int(match[2]))
+        while get(address, "/startupz")[0] != 200:
+            assert process.poll() is None
+        samples = samples_of(address)
+        assert samples["bookies_underreplicated_ledgers"] == 0
+        assert samples["replication_worker_NUM_ENTRIES_WRITTEN"] == 0
+        assert samples["bookies_metrics_failed_total"] == 0
+        assert "bookie_SERVER_STATUS" not in samples
+        assert get(address, "/readyz")[0] == 200
+        assert json.loads(get(address, f"{API}/autorecovery/status")[1]) == {"enabled": True}
+        status, body = get(address, f"{API}/bookie/info")
+        assert status == 404
+        assert "not served by the recovery process" in json.loads(body)["detail"]
+    finally:
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def test_without_the_setting_no_library_of_http_is_loaded(tmp_path: pathlib.Path) -> None:
+    program = (
+        "import sys, bookies.bookie.main, bookies.admin.commands.bookie, bookies.client.client\n"
+        "print([name for name in sys.modules if name in ('h11', 'prometheus_client', 'bookies.web')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
