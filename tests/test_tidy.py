@@ -23,7 +23,7 @@ LADDER: list[dict[str, set[str]]] = [
     {"wire": set(), "protocol": set(), "runtime": set()},
     {"storage": set(), "metadata": set()},
     {"bookie": set(), "client": set(), "apache": set()},
-    {"replication": {"client"}},
+    {"replication": {"client"}, "distributedlog": set()},
     {"spark": set()},
     {"admin": set()},
     {"lab": set()},
@@ -54,6 +54,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "metadata": ("interface", "formats", "shared", "embedded", "zookeeper", "etcd", ""),
     "client": ("base", "transport", "write", "read", "repair", "log", "", "blocking"),
     "replication": ("base", "repair", "auditor", "operator", "daemon"),
+    "distributedlog": ("formats",),
     "spark": ("base", "read", "write", "", "jobs/shared", "jobs"),
     "admin": ("shared", "cluster", "verbs", "commands", ""),
     "lab": (
