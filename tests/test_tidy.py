@@ -54,7 +54,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "metadata": ("interface", "formats", "shared", "embedded", "zookeeper", "etcd", ""),
     "client": ("base", "transport", "write", "read", "repair", "log", "", "blocking"),
     "replication": ("base", "repair", "auditor", "operator", "daemon"),
-    "distributedlog": ("formats",),
+    "distributedlog": ("formats", "model", "store", ""),
     "spark": ("base", "read", "write", "", "jobs/shared", "jobs"),
     "admin": ("shared", "cluster", "verbs", "commands", ""),
     "lab": (
