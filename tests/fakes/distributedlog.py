@@ -8,7 +8,6 @@ from typing import Any
 from tests.fakes.world import World, play
 from tests.fakes.zookeeper import FakeZooKeeper, Server
 
-from bookies.client.client import Client
 from bookies.distributedlog import Dlog, Namespace
 from bookies.distributedlog.store import RecordTree
 

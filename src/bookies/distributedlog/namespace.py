@@ -36,7 +36,7 @@ from bookies.model import NAME_CHARACTERS
 from bookies.runtime.ports import Runtime
 
 DEFAULT_NAME = "default"
-SESSION_MS = 30_000  # as Apache's default
+SESSION_TIMEOUT_S = 30.0  # as Apache's default
 CLIENT_ID_BITS = 48
 
 
@@ -118,7 +118,13 @@ class Namespace:
 
 
 def open_namespace(
-    uri: str, *, password: bytes = b"", config: ClientConfig | None = None, timeout: float | None = None
+    uri: str,
+    *,
+    password: bytes = b"",
+    owner: str | None = None,
+    config: ClientConfig | None = None,
+    session_timeout: float = SESSION_TIMEOUT_S,
+    timeout: float | None = None,
 ) -> Opening[Namespace]:
     """Open a namespace: `async with open_namespace(uri) as namespace`, or await it.
 
@@ -127,14 +133,21 @@ def open_namespace(
     * `file:DIRECTORY#NAME`, `memory:NAME#NAME`, `etcd://HOST:2379/SCOPE#NAME`: in the metadata store of a cluster,
       without ZooKeeper, hence without Java. `#NAME`: of several namespaces, default `default`. It has no locks.
 
-    `password`: of the ledgers; Apache's default is empty. `config`: of the client. `timeout`: seconds. Raises
-    `ConfigError`, `LogNotFound` (no such namespace), `MetadataError`.
+    * `password`: of the ledgers; Apache's default is empty.
+    * `owner`: the name that others see when this process has a lock; None: a random one.
+    * `config`: settings of the client; None: from the environment.
+    * `session_timeout`: seconds that the locks of a process outlive it, in ZooKeeper.
+    * `timeout`: seconds.
+
+    Raises `ConfigError`, `LogNotFound` (no such namespace), `MetadataError`.
     """
     chosen = config or from_environment(ClientConfig)
     scheme = uri.partition(":")[0]
     if scheme in SCHEMES:
         place = parse_namespace_uri(uri)
-        return Opening(lambda: _open_zookeeper(place, password, chosen), timeout, f"open namespace {uri}")
+        return Opening(
+            lambda: _open_zookeeper(place, password, owner, chosen, session_timeout), timeout, f"open namespace {uri}"
+        )
     if scheme.startswith("zk"):
         raise ConfigError(f"{uri!r}: a namespace in ZooKeeper is distributedlog://HOST:2181/PATH")
     store_uri, _, name = uri.partition("#")
@@ -160,11 +173,13 @@ async def _open_records(uri: str, name: str, password: bytes, config: ClientConf
         raise
 
 
-async def _open_zookeeper(place: NamespacePlace, password: bytes, config: ClientConfig) -> Namespace:
+async def _open_zookeeper(
+    place: NamespacePlace, password: bytes, owner: str | None, config: ClientConfig, session_timeout_s: float
+) -> Namespace:
     from bookies.runtime import aio
 
     runtime = aio.runtime()
-    zookeeper = await _session(place)
+    zookeeper = await _session(place, session_timeout_s)
     try:
         binding = await binding_of(zookeeper, place.path)
         servers = binding.servers.replace(",", ";")
@@ -172,7 +187,7 @@ async def _open_zookeeper(place: NamespacePlace, password: bytes, config: Client
         client = Client(runtime, driver, config)
         try:
             await client.open_session()
-            return Namespace(runtime, zookeeper, place.path, client, binding=binding, password=password)
+            return Namespace(runtime, zookeeper, place.path, client, binding=binding, password=password, owner=owner)
         except BaseException:
             await client.close()
             raise
@@ -181,8 +196,8 @@ async def _open_zookeeper(place: NamespacePlace, password: bytes, config: Client
         raise
 
 
-async def _session(place: NamespacePlace) -> ZooKeeper:
-    zookeeper = KazooZooKeeper(place.hosts, SESSION_MS)
+async def _session(place: NamespacePlace, timeout_s: float = SESSION_TIMEOUT_S) -> ZooKeeper:
+    zookeeper = KazooZooKeeper(place.hosts, int(timeout_s * 1000))
     check_available(f"distributedlog://{place.hosts}{place.path}", Credentials())
     await zookeeper.open()
     return zookeeper

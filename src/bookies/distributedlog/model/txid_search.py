@@ -39,7 +39,7 @@ def search(last_entry: int, txid: int, ways: int = WAYS) -> Search:
         return None
     low, high, best = 0, last_entry, None
     while low <= high:
-        step = max(1, (high - low + 1) // ways)
+        step = -(-(high - low + 1) // ways)
         entries = sorted({*range(low, high + 1, step), high})
         probes = yield entries
         index = next((at for at, probe in enumerate(probes) if probe.txid >= txid), None)
