@@ -81,6 +81,7 @@ MAY_IMPORT_AIO = {
     "runtime",
     "client/blocking/blocking.py",
     "client/connect.py",
+    "distributedlog/namespace.py",
     "bookie/main.py",
 }
 

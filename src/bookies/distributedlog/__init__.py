@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from bookies.distributedlog import blocking
 from bookies.distributedlog.dlog import Dlog
 from bookies.distributedlog.dlog_reader import DlogReader, Record, RecordBatches, Records
 from bookies.distributedlog.dlog_writer import DlogWriter
@@ -25,6 +26,7 @@ __all__ = [
     "Records",
     "Segment",
     "bind",
+    "blocking",
     "open_namespace",
     "parse_dlsn",
 ]

@@ -6,9 +6,11 @@ A log has one *leader* at a time, who appends to it (`lead`). Source: distribute
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from bookies.client.base import Opening
 from bookies.client.base.arguments import TimeLimit, quorums, switch, whole_number
+from bookies.client.base.metadata_loop import repeated
 from bookies.client.read import LedgerReader
 from bookies.distributedlog.dlog_reader import DlogReader
 from bookies.distributedlog.dlog_reader import Record as Record
@@ -75,12 +77,12 @@ class Dlog:
     async def exists(self, *, timeout: float | None = None) -> bool:
         """Report whether the log exists."""
         async with TimeLimit(timeout, f"look for log {self.name}"):
-            return await self._parts.store.exists()
+            return await self._parts.exists()
 
     async def segments(self, *, timeout: float | None = None) -> Segments:
         """Return the segments, the oldest first. Raises `LogNotFound`."""
         async with TimeLimit(timeout, f"read the segments of log {self.name}"):
-            return await self._parts.store.segments()
+            return await self._parts.segments()
 
     async def recover(self, *, timeout: float | None = None) -> None:
         """Complete the segments of a writer that has died. A writer that is alive is stopped."""
@@ -99,7 +101,7 @@ class Dlog:
                 return
             lock = await self._locked(None, LOCK_TIMEOUT_S, self._parts.store.paths.lock)
             try:
-                segments = await self._parts.store.segments()
+                segments = await self._parts.segments()
                 for segment in segments:
                     await self._remove(segment, is_fencing=not segment.is_completed)
                 reserved = await self._parts.store.reserved_ledger()
@@ -171,8 +173,8 @@ class Dlog:
         async def make() -> DlogWriter:
             store = self._parts.store
             if create:
-                await store.create()
-            elif not await store.exists():
+                await repeated(self._parts.runtime, store.create)
+            elif not await self._parts.exists():
                 raise store.missing()
             held = await self._locked(lock, lock_timeout, store.paths.lock)
             try:
@@ -214,7 +216,7 @@ class Dlog:
         """Open the log for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""
 
         async def make() -> DlogReader:
-            if not await self._parts.store.exists():
+            if not await self._parts.exists():
                 raise self._parts.store.missing()
             return DlogReader(self._parts)
 
@@ -251,7 +253,7 @@ class Dlog:
         """
         txid = whole_number("txid", txid)
         async with TimeLimit(timeout, f"search log {self.name} for transaction id {txid}"):
-            for segment in segments_from_txid(await self._parts.store.segments(), txid):
+            for segment in segments_from_txid(await self._parts.segments(), txid):
                 async with self._parts.reading(segment) as ledger:
                     probe = await _search(segment, ledger, txid)
                 if probe is not None:
@@ -263,7 +265,7 @@ class Dlog:
         """Return the number of visible records from a position on; None: from the beginning."""
         start = FIRST if since is None else Dlsn(*since)
         async with TimeLimit(timeout, f"count the records of log {self.name}"):
-            segments = readable(await self._parts.store.segments())
+            segments = readable(await self._parts.segments())
             begin = first_to_read(segments, start)
             total = 0
             for segment in segments:
@@ -284,7 +286,7 @@ class Dlog:
             await ownership.load()
             if is_ended(ownership.max_txid):
                 return True
-            segments = await self._parts.store.segments()
+            segments = await self._parts.segments()
             if not segments or segments[-1].is_completed:
                 return False
             async with self._parts.reading(segments[-1]) as ledger:
@@ -303,7 +305,7 @@ class Dlog:
             if before == INVALID:
                 return
             for attempt in range(1, CHANGE_ATTEMPTS_MAX + 1):
-                changes = truncations(await self._parts.store.segments(), before)
+                changes = truncations(await self._parts.segments(), before)
                 if not changes:
                     return
                 try:
@@ -332,7 +334,7 @@ class Dlog:
         if (max_age is None) == (below_txid is None) or (only_truncated and max_age is None):
             raise InvalidArgument("apply_retention: pass either max_age, with or without only_truncated, or below_txid")
         async with TimeLimit(timeout, f"apply the retention of log {self.name}"):
-            segments = await self._parts.store.segments()
+            segments = await self._parts.segments()
             if max_age is not None:
                 end_ms = self._parts.runtime.clock.wall_ms() - int(max_age * 1000)
                 chosen = removable(segments, end_ms, only_truncated=switch("only_truncated", only_truncated))
@@ -346,12 +348,12 @@ class Dlog:
     async def cursors(self, *, timeout: float | None = None) -> dict[str, Dlsn]:
         """Return the named cursors: the positions that subscribers, Java's included, have committed."""
         async with TimeLimit(timeout, f"read the cursors of log {self.name}"):
-            return await self._parts.store.cursors()
+            return await repeated(self._parts.runtime, self._parts.store.cursors)
 
     async def cursor(self, name: str, *, timeout: float | None = None) -> Dlsn:
         """Return the position of one cursor; of one that does not exist, the position before the first record."""
         async with TimeLimit(timeout, f"read cursor {name} of log {self.name}"):
-            return await self._parts.store.cursor(name) or BEFORE_FIRST
+            return await repeated(self._parts.runtime, partial(self._parts.store.cursor, name)) or BEFORE_FIRST
 
     async def move_cursor(self, name: str, position: Dlsn, *, timeout: float | None = None) -> None:
         """Move a cursor before a record, forward or back. A cursor that does not exist is created.
@@ -359,12 +361,12 @@ class Dlog:
         `record.position.next` marks the record as processed. The last of several moves at the same time stays.
         """
         async with TimeLimit(timeout, f"move cursor {name} of log {self.name}"):
-            await self._parts.store.move_cursor(name, Dlsn(*position))
+            await repeated(self._parts.runtime, partial(self._parts.store.move_cursor, name, Dlsn(*position)))
 
     async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a cursor. One that does not exist counts as deleted."""
         async with TimeLimit(timeout, f"delete cursor {name} of log {self.name}"):
-            await self._parts.store.delete_cursor(name)
+            await repeated(self._parts.runtime, partial(self._parts.store.delete_cursor, name))
 
 
 def _as_record(segment: Segment, entry_id: int, record: SlotRecord) -> Record:

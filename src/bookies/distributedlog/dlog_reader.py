@@ -202,7 +202,7 @@ class _Source:
         self._changed.clear()
         watch = self._changed.set if self._is_tail else None
         try:
-            segments = await self._parts.store.segments(watch)
+            segments = await self._parts.segments(watch)
             following = self._following(segments)
             if following is None:
                 if self._is_tail:
@@ -283,7 +283,7 @@ class _Source:
         """Go on after a ledger that does not exist: its segment was empty, truncated, or is lost."""
         await self._let_go()
         assert self._segment is not None
-        segments = await self._parts.store.segments()
+        segments = await self._parts.segments()
         present = next((segment for segment in segments if segment.ledger_id == self._segment.ledger_id), None)
         if present is None and (self._count == 0 or not self._is_strict):
             self._is_complete = True

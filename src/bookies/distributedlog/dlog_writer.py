@@ -1,7 +1,7 @@
 """`DlogWriter`: the leader of a log of DistributedLog. Appends, rolls from segment to segment, goes on after a failure.
 
-Records wait in a buffer, and a pump sends them as entries of the present segment's ledger. Whatever changes the segment
-runs in one task, the worker: it starts one when the first record comes, completes it at a roll, and recovers it when an
+Records wait in a buffer, and a pump sends them as entries of the present segment's ledger. Changes of the segment run
+in one task, the worker: it starts one when the first record comes, completes it at a roll, and recovers it when an
 append failed. Meanwhile the pump rests. A segment is completed before the next one is started, so a list has at most
 one segment in progress that this writer wrote.
 
@@ -368,7 +368,7 @@ class DlogWriter:
         if self._lock is not None:
             self._lock.check()
         options, parts = self._options, self._parts
-        segments = await parts.store.segments()
+        segments = await parts.segments()
         ledger = await parts.client.create(
             ensemble=options.ensemble,
             write_quorum=options.write_quorum,
@@ -414,7 +414,7 @@ class DlogWriter:
     async def _write_end(self, segment: _Open) -> None:
         if self._lock is not None:
             self._lock.check()
-        segments = await self._parts.store.segments()
+        segments = await self._parts.segments()
         now_ms = self._parts.runtime.clock.wall_ms()
         await self._ownership.complete(segment.segment, completed(segments, segment.segment, segment.last, now_ms))
         self._open = None
@@ -515,17 +515,16 @@ class DlogWriter:
     async def close(self, *, timeout: float | None = None) -> None:
         """Wait for appended records, complete the segment, and release the log. Idempotent.
 
-        Raises the error of the first record that failed.
+        Raises `LogFenced`, or the error that prevents it; the next leader completes the segment then.
         """
-        if isinstance(self._error, LedgerClosed):
-            return
         try:
-            async with TimeLimit(timeout, f"close the leader of log {self.name}"):
-                await self._settle()
-                while self._open is not None:
-                    self._must_roll = True
-                    self._work()
+            if self._error is None:
+                async with TimeLimit(timeout, f"close the leader of log {self.name}"):
                     await self._settle()
+                    while self._open is not None:
+                        self._must_roll = True
+                        self._work()
+                        await self._settle()
         finally:
             await self.abandon()
 

@@ -61,14 +61,14 @@ class Namespace:
         self.binding = binding
         self._runtime = runtime
         self._tree = tree
-        self._client = client
+        self.client = client
         self._password = password
         self._owner = owner or f"bookies-{runtime.random.getrandbits(CLIENT_ID_BITS):012x}"
         self._locks = Locks()
         tree.on_session_lost(self._locks.session_lost)
 
     def __repr__(self) -> str:
-        return f"<Namespace {self.path} {self._client!r}>"
+        return f"<Namespace {self.path} {self.client!r}>"
 
     def log(self, name: str) -> Dlog:
         """Return a log by its name, which may or may not exist: no request is sent. Raises `InvalidArgument`."""
@@ -78,7 +78,7 @@ class Namespace:
         store = LogStore(self._tree, self.path, check_name(name))
         first = self.binding.first_lssn if self.binding is not None and self.binding.first_lssn is not None else 1
         has_locks = not isinstance(self._tree, RecordTree)
-        return LogParts(self._client, self._runtime, store, self._password, first, self._owner, has_locks)
+        return LogParts(self.client, self._runtime, store, self._password, first, self._owner, has_locks)
 
     async def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
         """Return the names directly below a prefix such as "web/shop", sorted. A name may be a prefix of others."""
@@ -106,7 +106,7 @@ class Namespace:
     async def close(self) -> None:
         """Close connections and sessions. Writers that are not closed leave their segment to the next one."""
         await self._tree.close()
-        await self._client.close()
+        await self.client.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,18 +1,20 @@
-"""What the writer, the readers and the operations of one log share, and the reads that several of them need."""
+"""Parts that the writer, the readers and the operations of one log share: its context, scans, recovery."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
+from bookies.client.base.metadata_loop import repeated
 from bookies.client.log.ledger_client import LedgerClient
 from bookies.client.read import LedgerReader
 from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM, SlotRecord, parse_entry
 from bookies.distributedlog.formats.segment import Segment
-from bookies.distributedlog.model.segment_list import LastRecord, completed, readable
+from bookies.distributedlog.model.segment_list import LastRecord, Segments, completed, readable
 from bookies.distributedlog.store.log_store import LogStore
 from bookies.distributedlog.store.ownership import Ownership
 from bookies.errors import LedgerNotFound, LogRecordCorrupt
@@ -36,6 +38,14 @@ class LogParts:
     @property
     def name(self) -> str:
         return self.store.name
+
+    async def exists(self) -> bool:
+        """Report whether the log exists."""
+        return await repeated(self.runtime, self.store.exists)
+
+    async def segments(self, watch: Callable[[], None] | None = None) -> Segments:
+        """Return the list. The watch is called after its next change. Raises `LogNotFound`, `MetadataCorrupt`."""
+        return await repeated(self.runtime, partial(self.store.segments, watch))
 
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger; a missing one counts as success."""
@@ -84,7 +94,7 @@ async def last_user_record(segment: Segment, ledger: LedgerReader, last_entry: i
 
 async def last_of(parts: LogParts) -> tuple[Segment, int, SlotRecord] | None:
     """Return the last visible record that an application wrote, with its segment and entry. Fences no writer."""
-    for segment in reversed(readable(await parts.store.segments())):
+    for segment in reversed(readable(await parts.segments())):
         async with parts.reading(segment) as ledger:
             last = await last_user_record(segment, ledger, await ledger.read_last_add_confirmed())
         if last is not None:
@@ -98,7 +108,7 @@ async def recover(parts: LogParts, ownership: Ownership) -> None:
     Raises `LogFenced` (another process changes the list as well), `LogRecordCorrupt`, `RecoveryFailed`.
     """
     while True:
-        segments = await parts.store.segments()
+        segments = await parts.segments()
         segment = next((segment for segment in segments if not segment.is_completed), None)
         if segment is None:
             return

@@ -159,7 +159,7 @@ def test_retention_deletes_ledgers_and_the_list_goes_on(has_zookeeper: bool) -> 
         await asyncio.sleep(1)
         assert [segment.lssn for segment in await log.apply_retention(below_txid=30, dry_run=True)] == [1]
         assert [segment.lssn for segment in await log.apply_retention(max_age=0)] == [1, 2, 3, 4]
-        ids = [record.ledger_id async for record in namespace._client.ledgers()]
+        ids = [record.ledger_id async for record in namespace.client.ledgers()]
         assert ids == [segment.ledger_id for segment in await log.segments()]
         assert await numbers(log) == [8, 9]
         with pytest.raises(LogTruncated):
@@ -202,7 +202,7 @@ def test_a_lost_ledger_is_an_error() -> None:
         await written(place)
         log = namespace.log("orders")
         segments = await log.segments()
-        await namespace._client.delete(segments[1].ledger_id)
+        await namespace.client.delete(segments[1].ledger_id)
         with pytest.raises(LedgerNotFound, match="segment 2 of log orders has lost its ledger"):
             await numbers(log)
 
@@ -218,7 +218,7 @@ def test_an_entry_that_is_no_record_is_an_error_of_its_place() -> None:
         assert writer._open is not None
         await writer._open.ledger.append(b"bad")
         await writer.abandon()
-        await (await namespace._client.recover(writer._open.ledger.ledger_id)).close()
+        await (await namespace.client.recover(writer._open.ledger.ledger_id)).close()
         with pytest.raises(LogRecordCorrupt, match=r"segment 1: the entry has 3 bytes.*entry 1"):
             await numbers(log)
         with pytest.raises(LogRecordCorrupt, match="entry 1"):

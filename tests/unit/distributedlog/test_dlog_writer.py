@@ -301,7 +301,7 @@ def test_a_reservation_of_a_dead_writer_is_deleted(has_zookeeper: bool) -> None:
         namespace = await place.namespace()
         log = namespace.log("orders")
         await log.create()
-        ledger = await namespace._client.create(digest="crc32")
+        ledger = await namespace.client.create(digest="crc32")
         parts = log._parts
         from bookies.distributedlog.store import Ownership
 
@@ -310,7 +310,7 @@ def test_a_reservation_of_a_dead_writer_is_deleted(has_zookeeper: bool) -> None:
         assert await dead.reserve(ledger.ledger_id) is None
         async with log.lead() as writer:
             await writer.append(b"x")
-        ids = [record.ledger_id async for record in namespace._client.ledgers()]
+        ids = [record.ledger_id async for record in namespace.client.ledgers()]
         assert ids == [segment.ledger_id for segment in await log.segments()]
 
     in_namespace(act, has_zookeeper=has_zookeeper)

@@ -38,7 +38,7 @@ def test_logs_are_created_listed_and_deleted(has_zookeeper: bool) -> None:
         await log.delete()
         assert not await log.exists()
         assert await namespace.logs("web") == ["web/blog"]
-        assert [record async for record in namespace._client.ledgers()] == []
+        assert [record async for record in namespace.client.ledgers()] == []
         with pytest.raises(LogNotFound):
             await log.segments()
 
@@ -56,7 +56,7 @@ def test_deletion_stops_a_writer(has_zookeeper: bool) -> None:
         with pytest.raises(bookies.BookKeeperError):
             await writer.append(b"y")
         await writer.abandon()
-        assert [record async for record in namespace._client.ledgers()] == []
+        assert [record async for record in namespace.client.ledgers()] == []
 
     in_namespace(act, has_zookeeper=has_zookeeper)
 
