@@ -78,6 +78,7 @@ public class Dlog {
         conf.setProperty("writerOutputBufferSize", 0);
         conf.setProperty("enableImmediateFlush", true);
         conf.setProperty("logSegmentRollingMinutes", 0);
+        conf.setProperty("logSegmentRollingConcurrency", 1000);  // Otherwise one roll a minute.
         for (int i = 1; i < words.length; i++) {
             String[] pair = words[i].split("=", 2);
             conf.setProperty(pair[0], pair[1]);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bookies.distributedlog import Dlog, DlogWriter, Dlsn, Namespace, Record, bind, open_namespace, parse_dlsn
@@ -39,8 +39,12 @@ class Peer:
         await bind(self._uri, f"zk://{servers}{ledgers}")
 
     async def do_namespace(self, *settings: str) -> None:
-        names = {"maxLogSegmentBytes": ("roll_size", int), "compressionType": ("compression", str)}
-        names["lockTimeoutSeconds"] = ("lock_timeout", float)
+        names: dict[str, tuple[str, Callable[[str], object]]] = {
+            "maxLogSegmentBytes": ("roll_size", int),
+            "compressionType": ("compression", str),
+            "lockTimeoutSeconds": ("lock_timeout", float),
+            "enableImmediateFlush": ("eager", lambda text: text == "true"),
+        }
         for setting in settings:
             name, _, value = setting.partition("=")
             field, kind = names[name]

@@ -94,7 +94,7 @@ def test_without_asyncio(uri: str) -> None:
             writer.seal()
         with pytest.raises(LogEnded):
             orders.lead()
-        with pytest.raises(LogInUse, match="subscribers"):
+        with pytest.raises(LogInUse, match="subscriptions"):
             namespace.rename("orders", "archive")
         assert namespace.logs() == ["orders"]
         orders.delete()
