@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 from kazoo.client import KazooClient
-from tests.distributedlog.peers import KINDS, Peer, Refused, Stage, stage
+from tests.distributedlog.peers import KINDS, Peer, Refused, Stage, java_command, stage
+
+from bookies.distributedlog import Dlsn, parse_dlsn
 
 pytestmark = pytest.mark.apache
 BOTH = pytest.mark.parametrize("writer", KINDS)
@@ -123,7 +126,7 @@ def test_znodes_are_equal_byte_for_byte(place: Stage) -> None:
         look()
         writer.ask("write", 30, 1)
         writer.kill()  # A writer that dies: the other kind recovers.
-        rescuer = place.peer(other(kind), name)
+        rescuer = place.peer(other(kind), name, "enableImmediateFlush=false")
         rescuer.ask("lead")
         rescuer.ask("write", 31, 1)
         rescuer.ask("end")
@@ -267,3 +270,36 @@ def test_writers_take_turns_and_are_killed(place: Stage) -> None:
         tail.wait_heard(len(records), "record")
         assert [line.split()[1:3] for line in tail.lines("record")] == [line.split()[1:3] for line in records]
         tail.kill()
+
+
+def test_apaches_tool_reads_ours(place: Stage) -> None:
+    name = "shown"
+    writer = place.peer("ours", name)
+    writer.ask("lead")
+    writer.ask("write", 100, 40)
+    writer.ask("set", 200, 3, "lz4")
+    writer.ask("close")
+    writer.kill()
+    first, last = Dlsn(1, 0, 0).base64(), parse_dlsn(acked(writer)[-1][1]).base64()
+    assert name in tool(place, "list").split("\n")
+    shown = tool(place, "show", "-s", name)
+    assert "firstTxId=100, lastTxid=200" in shown
+    assert "endOfStreamMarked=false, recordCount=43" in shown
+    dumped = tool(place, "dump", "-s", name, "-o", "1", "-l", "100")
+    assert [int(number) for number in re.findall(r"\(txn = (\d+),", dumped)] == [*range(100, 140), 200, 200, 200]
+    assert re.findall(r"\bs\d\b", dumped) == ["s0", "s1", "s2"]
+    assert "43 records" in tool(place, "count", "-s", name, first, last)
+
+
+def tool(place: Stage, command: str, *words: str) -> str:
+    """What a command of Apache's `dlog tool` prints."""
+    program = ["org.apache.distributedlog.tools.Tool", "org.apache.distributedlog.tools.DistributedLogTool"]
+    done = subprocess.run(
+        [*java_command(place.folder)[:-1], *program, command, "-u", place.uri, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -45,11 +45,11 @@ class Locks:
         self._held: set[LogLock] = set()
 
     def add(self, lock: LogLock) -> None:
-        self._held.add(lock)
+        """Note a lock, until it is released."""
+        self._held = {held for held in self._held if not held.is_released} | {lock}
 
     def session_lost(self) -> None:
         """Take the locks again."""
-        self._held = {lock for lock in self._held if not lock.is_released}
         for lock in self._held:
             lock.session_lost()
 
@@ -207,8 +207,12 @@ class Dlog:
         if not parts.has_locks:
             raise NotSupported(f"the namespace of log {self.name} has no locks: use lock=False")
         lock = LogLock(parts.runtime, parts.store.tree, path, parts.owner)
-        await lock.acquire(timeout)
         self._locks.add(lock)
+        try:
+            await lock.acquire(timeout)
+        except BaseException:
+            await lock.release()
+            raise
         return lock
 
     # -- reading -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import NamedTuple, Self
+from weakref import WeakSet
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.arguments import TimeLimit, seconds
@@ -83,7 +84,7 @@ class DlogReader:
     def __init__(self, parts: LogParts, lock: LogLock | None = None) -> None:
         self._parts = parts
         self._lock = lock
-        self._sources: list[_Source] = []
+        self._sources: WeakSet[_Source] = WeakSet()
         self.is_closed = False
 
     @property
@@ -114,7 +115,7 @@ class DlogReader:
         if on_gap not in GAPS:
             raise InvalidArgument(f"on_gap={on_gap!r}: must be one of {', '.join(GAPS)}")
         source = _Source(self, self._parts, start, is_strict=on_gap == "error", is_tail=is_tail)
-        self._sources.append(source)
+        self._sources.add(source)
         return Records(source, timeout)
 
     def check_open(self) -> None:
@@ -127,9 +128,8 @@ class DlogReader:
     async def close(self) -> None:
         """End its iterations and release its lock. Idempotent."""
         self.is_closed = True
-        for source in self._sources:
+        for source in list(self._sources):
             await source.stop()
-        self._sources.clear()
         if self._lock is not None:
             await self._lock.release()
 

@@ -20,13 +20,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from bookies.client.base.arguments import TimeLimit, whole_number
 from bookies.client.base.metadata_loop import back_off
 from bookies.client.log.log_operations import PATIENCE_S, Patience
 from bookies.client.log.log_writer import is_fenced
 from bookies.client.write import LedgerWriter
+from bookies.client.write.send_scheduler import FifoLock
 from bookies.distributedlog.formats.compression import codec_of
 from bookies.distributedlog.formats.dlsn import Dlsn
 from bookies.distributedlog.formats.entries import (
@@ -73,13 +74,8 @@ class WriterOptions:
     is_eager: bool
 
 
-class _Waiter(NamedTuple):
-    """The promise of a record's address. None: no caller waits."""
-
-    future: asyncio.Future[Dlsn] | None
-
-
-_Batch = list[tuple[NewRecord, _Waiter]]
+_Promise = asyncio.Future[Dlsn] | None  # of a record's position; None: no caller waits for it
+_Batch = list[tuple[NewRecord, _Promise]]
 
 
 @dataclass(slots=True)
@@ -110,7 +106,7 @@ class DlogWriter:
         self._options = options
         self._last_txid = last_txid
         self._loop = asyncio.get_running_loop()
-        self._buffer: RecordBuffer[_Waiter] = RecordBuffer(options.entry_size)
+        self._buffer: RecordBuffer[_Promise] = RecordBuffer(options.entry_size)
         self._open: _Open | None = None
         self._error: BookKeeperError | None = None
         self._failure: BaseException | None = None  # of the open segment's ledger
@@ -122,6 +118,8 @@ class DlogWriter:
         self._timer: asyncio.TimerHandle | None = None
         self._futile_count = 0  # consecutive segments that failed before a record was acknowledged
         self._futile_since_s = 0.0
+        self._turns = FifoLock()  # of appends that wait for room in the buffer
+        self._has_room = asyncio.Event()
         self._drained = asyncio.Event()  # no entry is in flight, or the segment failed
 
     @property
@@ -151,12 +149,19 @@ class DlogWriter:
         Raises `LogFenced` (another process leads now: the record may or may not be in the log), `TxidOutOfOrder`,
         `LogEnded`, `LedgerClosed` (the writer was closed), `InvalidArgument`, and the error that ended this writer.
         """
+        check_record_size(len(payload))
         async with TimeLimit(timeout, f"append to log {self.name}"):
-            return await self.append_nowait(payload, txid=txid)
+            await self._admit()
+            return await self._put(NewRecord(self._next_txid(txid), 0, bytes(payload)))
 
     def append_nowait(self, payload: bytes, *, txid: int | None = None) -> asyncio.Future[Dlsn]:
-        """Append one record without waiting. The future's result is its position; it raises as `append` does."""
+        """Append one record without waiting. The future's result is its position; it raises as `append` does.
+
+        Raises `BookieBusy` if records of `memory_limit` bytes wait to be sent: use `append`, which waits.
+        """
         check_record_size(len(payload))
+        if not self._turns.is_empty or self._is_crowded():
+            raise BookieBusy(f"records of {self._buffer.size:,} bytes wait to be sent to log {self.name}")
         return self._put(NewRecord(self._next_txid(txid), 0, bytes(payload)))
 
     async def append_many(
@@ -170,11 +175,12 @@ class DlogWriter:
         if not batch:
             raise InvalidArgument("append_many needs at least one payload")
         check_record_size(max(map(len, batch)))
-        first = self._next_txid(txid)
-        last = self._next_txid(first + len(batch) - 1)
         async with TimeLimit(timeout, f"append to log {self.name}"):
+            await self._admit()
+            first = self._next_txid(txid)
+            last = self._next_txid(first + len(batch) - 1)
             for offset, payload in enumerate(batch[:-1]):
-                self._buffer.add(NewRecord(first + offset, 0, payload), _Waiter(None))
+                self._buffer.add(NewRecord(first + offset, 0, payload), None)
             return await self._put(NewRecord(last, 0, batch[-1]))
 
     async def append_set(
@@ -191,6 +197,7 @@ class DlogWriter:
         """
         packed = pack_set([bytes(payload) for payload in payloads], codec_of(compression))
         async with TimeLimit(timeout, f"append to log {self.name}"):
+            await self._admit()
             return await self._put(NewRecord(self._next_txid(txid), SET, packed, len(payloads)))
 
     async def seal(self, *, timeout: float | None = None) -> Dlsn:
@@ -202,6 +209,18 @@ class DlogWriter:
             position = await future
             await self.close()
             return position
+
+    async def _admit(self) -> None:
+        """Wait until the buffer has room, in the order of the calls."""
+        if self._turns.is_empty and not self._is_crowded():
+            return
+        async with self._turns:
+            while self._is_crowded() and self._error is None:
+                self._has_room.clear()
+                await self._has_room.wait()
+
+    def _is_crowded(self) -> bool:
+        return self._buffer.size >= self._parts.client.config.memory_limit
 
     def _next_txid(self, txid: int | None) -> int:
         self._check()
@@ -226,7 +245,7 @@ class DlogWriter:
 
     def _put(self, record: NewRecord) -> asyncio.Future[Dlsn]:
         future: asyncio.Future[Dlsn] = self._loop.create_future()
-        self._buffer.add(record, _Waiter(future))
+        self._buffer.add(record, future)
         if not self._is_pump_due:  # Records of one loop iteration share an entry.
             self._is_pump_due = True
             self._loop.call_soon(self._pump_due)
@@ -258,7 +277,7 @@ class DlogWriter:
                     return
             unseen = self._options.is_eager and segment.last.entry > segment.shown
             if needs_control(unseen and waited, len(self._buffer), len(segment.in_flight)):
-                self._send(segment, [(control_record(segment.last.txid), _Waiter(None))])
+                self._send(segment, [(control_record(segment.last.txid), None)])
         except LogFenced as error:
             self._end(error)
             return
@@ -292,6 +311,7 @@ class DlogWriter:
         except BookKeeperError:
             self._buffer.put_back(batch)
             raise
+        self._has_room.set()
         segment.shown = confirmed
         segment.in_flight.append((segment.next_entry, batch))
         segment.next_entry += 1
@@ -318,12 +338,12 @@ class DlogWriter:
         entry, batch = segment.in_flight.popleft()
         slot = 0
         last = segment.last
-        for record, waiter in batch:
+        for record, promise in batch:
             end = slot + record.records - 1
             if not record.flags & CONTROL:
                 last = LastRecord(record.txid, entry, end, last.records + record.user_count)
-            if waiter.future is not None and not waiter.future.done():
-                waiter.future.set_result(Dlsn(segment.segment.lssn, entry, end))
+            if promise is not None and not promise.done():
+                promise.set_result(Dlsn(segment.segment.lssn, entry, end))
             slot = end + 1
         segment.last = last
 
@@ -409,7 +429,7 @@ class DlogWriter:
 
     async def _send_control(self, segment: _Open) -> None:
         await segment.ledger.wait_writable()
-        self._send(segment, [(control_record(segment.last.txid), _Waiter(None))])
+        self._send(segment, [(control_record(segment.last.txid), None)])
 
     async def _write_end(self, segment: _Open) -> None:
         if self._lock is not None:
@@ -460,17 +480,18 @@ class DlogWriter:
         if self._error is not None:
             return
         self._error = error
+        self._has_room.set()
         if self._timer is not None:
             self._timer.cancel()
         self._drained.set()
         sent = [item for _, batch in self._open.in_flight for item in batch] if self._open is not None else []
-        for (_, waiter), fate in [(item, "may or may not be") for item in sent] + [
+        for (_, promise), fate in [(item, "may or may not be") for item in sent] + [
             (item, "is not") for item in self._buffer.clear()
         ]:
-            if waiter.future is not None and not waiter.future.done():
+            if promise is not None and not promise.done():
                 unknown = copy.copy(error)
                 unknown.args = (f"{error.message}: the record {fate} in log {self.name}",)
-                waiter.future.set_exception(unknown)
+                promise.set_exception(unknown)
 
     def _task_died(self, cause: BaseException) -> None:
         error = LogError(f"the leader of log {self.name} has failed: {cause!r}")

@@ -10,6 +10,7 @@ from tests.fakes.distributedlog import Place, in_namespace
 from bookies.distributedlog import Dlog, Dlsn
 from bookies.distributedlog.formats.log_names import LAYOUT_VERSION
 from bookies.errors import (
+    BookieBusy,
     InvalidArgument,
     LedgerClosed,
     LogEnded,
@@ -314,3 +315,19 @@ def test_a_reservation_of_a_dead_writer_is_deleted(has_zookeeper: bool) -> None:
         assert ids == [segment.ledger_id for segment in await log.segments()]
 
     in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+def test_memory_is_bounded_and_appends_keep_their_order() -> None:
+    async def act(place: Place) -> None:
+        log = (await place.namespace(memory_limit=1 << 20)).log("orders")
+        async with log.lead(ensemble=1) as writer:
+            appends = [asyncio.ensure_future(writer.append(b"%d" % number + bytes(100_000))) for number in range(60)]
+            await asyncio.sleep(0)
+            with pytest.raises(BookieBusy, match="wait to be sent"):
+                writer.append_nowait(b"x")
+            positions = await asyncio.gather(*appends)
+            assert await writer.append_nowait(b"60") > positions[-1]
+        assert positions == sorted(positions)
+        assert [int(payload.rstrip(b"\0")) for payload in await payloads(log)] == list(range(61))
+
+    in_namespace(act)

@@ -20,7 +20,7 @@ class RecordBuffer(Generic[T]):
     def __init__(self, entry_size: int) -> None:
         self._entry_size = min(entry_size, ENTRY_SIZE_MAX - ENVELOPE_SIZE)
         self._records: deque[tuple[NewRecord, T]] = deque()
-        self._size = 0
+        self.size = 0  # bytes of its records
 
     def __len__(self) -> int:
         return len(self._records)
@@ -33,23 +33,23 @@ class RecordBuffer(Generic[T]):
     def add(self, record: NewRecord, tag: T) -> None:
         """Append a record."""
         self._records.append((record, tag))
-        self._size += record.size
+        self.size += record.size
 
     def put_back(self, records: list[tuple[NewRecord, T]]) -> None:
         """Put records that were taken back to the front, in their order."""
         self._records.extendleft(reversed(records))
-        self._size += sum(record.size for record, _ in records)
+        self.size += sum(record.size for record, _ in records)
 
     def clear(self) -> list[tuple[NewRecord, T]]:
         """Remove all records and return them."""
         records = list(self._records)
         self._records.clear()
-        self._size = 0
+        self.size = 0
         return records
 
     def is_due(self, in_flight: int, waited: bool) -> bool:
         """Report whether an entry is sent now. `waited`: its oldest record has waited for the delay."""
-        return bool(self._records) and (waited or in_flight == 0 or self._size >= self._entry_size)
+        return bool(self._records) and (waited or in_flight == 0 or self.size >= self._entry_size)
 
     def take(self) -> list[tuple[NewRecord, T]]:
         """Remove and return the records of the next entry: at least one. Records that do not count stay alone."""
@@ -61,7 +61,7 @@ class RecordBuffer(Generic[T]):
                 break
             taken.append(self._records.popleft())
             size += following
-        self._size -= size
+        self.size -= size
         return taken
 
 

@@ -30,6 +30,7 @@ class LogLock:
         self._changed = asyncio.Event()
         self._error: BookKeeperError | None = None
         self._tasks = Tasks(self._died)
+        self._was_held = False
         self.is_released = False
 
     async def acquire(self, timeout: float) -> None:
@@ -39,6 +40,7 @@ class LogLock:
         """
         try:
             await self._acquire(timeout)
+            self._was_held = True
         except NodeMissing:
             raise LogNotFound(f"there is no lock {self._path}: the log does not exist") from None
 
@@ -94,7 +96,7 @@ class LogLock:
 
     def session_lost(self) -> None:
         """Take the lock again. Called after the session's end."""
-        if self._member is None or self.is_released:
+        if not self._was_held or self._member is None or self.is_released:
             return
         self._member = None
         self._tasks.start(self._reacquire(), f"take the lock {self._path} again")
