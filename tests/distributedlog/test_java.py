@@ -11,8 +11,6 @@ import pytest
 from kazoo.client import KazooClient
 from tests.distributedlog.peers import KINDS, Peer, Refused, Stage, java_command, stage
 
-from bookies.distributedlog import Dlsn, parse_dlsn
-
 pytestmark = pytest.mark.apache
 BOTH = pytest.mark.parametrize("writer", KINDS)
 
@@ -280,15 +278,13 @@ def test_apaches_tool_reads_ours(place: Stage) -> None:
     writer.ask("set", 200, 3, "lz4")
     writer.ask("close")
     writer.kill()
-    first, last = Dlsn(1, 0, 0).base64(), parse_dlsn(acked(writer)[-1][1]).base64()
     assert name in tool(place, "list").split("\n")
     shown = tool(place, "show", "-s", name)
     assert "firstTxId=100, lastTxid=200" in shown
     assert "endOfStreamMarked=false, recordCount=43" in shown
-    dumped = tool(place, "dump", "-s", name, "-o", "1", "-l", "100")
+    dumped = tool(place, "dump", "-s", name, "-o", "1", "-l", "43")
     assert [int(number) for number in re.findall(r"\(txn = (\d+),", dumped)] == [*range(100, 140), 200, 200, 200]
     assert re.findall(r"\bs\d\b", dumped) == ["s0", "s1", "s2"]
-    assert "43 records" in tool(place, "count", "-s", name, first, last)
 
 
 def tool(place: Stage, command: str, *words: str) -> str:

@@ -16,6 +16,7 @@ from tests.fakes.distributedlog import Place, in_namespace
 
 from bookies.distributedlog import Dlog, DlogWriter, Dlsn, Record
 from bookies.errors import BookKeeperError
+from bookies.wire.messages import AddRequest, Request
 
 SEEDS = range(5)
 WRITERS, TAILS, TURNS = 3, 2, 8
@@ -30,6 +31,12 @@ class Run:
         self.acknowledged: dict[bytes, Dlsn] = {}
         self.errors: list[str] = []
         self.news = asyncio.Event()
+        for bookie in place.world.bookies.values():
+            bookie.delay_s = self.delay  # An entry may be stored, and its acknowledgement lost.
+
+    def delay(self, request: Request) -> float:
+        """Seconds that a bookie waits before it answers."""
+        return self.random.choice([0, 0, 0.02, 0.3]) if isinstance(request, AddRequest) else 0.0
 
     async def write(self, number: int) -> None:
         """A process that leads again and again."""
@@ -90,23 +97,26 @@ class Run:
                 await asyncio.sleep(0.5)
 
     async def disturb(self) -> None:
-        """One bookie at a time fails; ZooKeeper loses answers, requests and sessions."""
+        """Bookies fail, some or all; ZooKeeper loses answers, requests and sessions."""
         random, server = self.random, self.place.server
         while True:
             await asyncio.sleep(random.random() * 2)
-            name = random.choice(list(self.place.world.bookies))
             action = random.random()
-            if action < 0.4:
-                await self.place.world.take_down(name)
+            if action < 0.5:
+                failing = random.sample(list(self.place.world.bookies), random.choice([1, 1, 3, 4]))
+                for name in failing:
+                    await self.place.world.take_down(name)
+                    await asyncio.sleep(random.choice([0, 0.001, 0.3]))
                 try:
                     await asyncio.sleep(random.random())
                 finally:
-                    await self.place.world.listen(name)
-            elif server is not None and action < 0.6:
-                server.lost_replies += 1
+                    for name in failing:
+                        await self.place.world.listen(name)
             elif server is not None and action < 0.7:
+                server.lost_replies += 1
+            elif server is not None and action < 0.8:
                 server.lost_requests += 1
-            elif server is not None and action < 0.8 and server.sessions:
+            elif server is not None and action < 0.9 and server.sessions:
                 server.end_session(random.choice(list(server.sessions)))
 
 

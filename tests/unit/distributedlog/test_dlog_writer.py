@@ -199,6 +199,31 @@ def test_a_lost_session_is_no_loss_unless_another_takes_the_lock() -> None:
     in_namespace(act)
 
 
+@pytest.mark.parametrize("kind", ["lost_replies", "lost_requests"])
+def test_a_change_whose_outcome_is_unknown_is_carried_out_once(kind: str) -> None:
+    """The reservation and the completion of a segment meet a lost answer, or a lost request."""
+
+    async def act(place: Place) -> None:
+        log = await place.log()
+        writer = await log.lead(lock=False)
+        assert place.server is not None
+        setattr(place.server, kind, 1)
+        await writer.append(b"1")
+        assert getattr(place.server, kind) == 0
+        setattr(place.server, kind, 1)
+        await writer.close()
+        assert getattr(place.server, kind) == 0
+        assert await payloads(log) == [b"1"]
+        (segment,) = await log.segments()
+        assert (segment.record_count, segment.is_completed) == (1, True)
+        setattr(place.server, kind, 2)
+        async with log.lead(lock=False) as following:
+            await following.append(b"2")
+        assert await log.count() == 2
+
+    in_namespace(act)
+
+
 def test_an_embedded_namespace_has_no_locks() -> None:
     async def act(place: Place) -> None:
         log = await place.log()
