@@ -236,7 +236,7 @@ class DlogWriter:
         return txid
 
     def _check(self) -> None:
-        if self._is_ended:
+        if self._is_ended and (self._error is None or isinstance(self._error, LedgerClosed)):
             raise LogEnded(f"log {self.name} has its end-of-stream record")
         if self._error is not None:
             error = copy.copy(self._error)
@@ -542,7 +542,7 @@ class DlogWriter:
             if self._error is None:
                 async with TimeLimit(timeout, f"close the leader of log {self.name}"):
                     await self._settle()
-                    while self._open is not None:
+                    while self._open is not None and self._open.next_entry > 0:
                         self._must_roll = True
                         self._work()
                         await self._settle()

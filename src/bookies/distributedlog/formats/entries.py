@@ -17,7 +17,6 @@ CONTROL, END_OF_STREAM, SET = 1, 2, 4  # flags
 TXID_MAX = (1 << 63) - 1  # the transaction id of the end-of-stream record, and of no other
 RECORD_SIZE_MAX = (1 << 20) - (8 << 10)  # bytes of a record with its header
 ENTRY_SIZE_MAX = (1 << 20) - (4 << 10)  # bytes of an entry with its envelope, before compression
-POSITION_MAX = (1 << 31) - 1  # records of one segment
 _ENVELOPE = struct.Struct(">BIII")  # version, flags, size, stored size
 _RECORD = struct.Struct(">Qqi")  # position and flags, transaction id, payload size
 _SET = struct.Struct(">IIII")  # version and codec, records, size, stored size
