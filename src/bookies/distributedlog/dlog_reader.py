@@ -30,6 +30,8 @@ from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, Ledge
 from bookies.kernels import Steps
 
 GAPS = ("skip", "error")
+IGNORED = CONTROL | END_OF_STREAM
+_new = tuple.__new__  # costs half of a call of the class
 
 
 class Record(NamedTuple):
@@ -268,14 +270,16 @@ class _Source:
         lssn, base = segment.lssn, self._sequence - 1
         records: list[Record] = []
         for entry_id, payload in zip(entries.entry_ids, entries.payloads(), strict=True):
-            for slot, txid, position, flags, value in records_of(segment, entry_id, payload):
-                self._count = position
-                if flags & (CONTROL | END_OF_STREAM):
-                    self._is_ended |= bool(flags & END_OF_STREAM)
-                    continue
-                dlsn = Dlsn(lssn, entry_id, slot)
-                if dlsn >= start:
-                    records.append(Record(value, txid, dlsn, base + position))
+            parsed = records_of(segment, entry_id, payload)
+            if parsed:
+                self._count = parsed[-1].position
+                self._is_ended |= bool(parsed[-1].flags & END_OF_STREAM)
+            least = start.slot if (lssn, entry_id) == start[:2] else 0
+            records += [
+                _new(Record, (value, txid, _new(Dlsn, (lssn, entry_id, slot)), base + position))
+                for slot, txid, position, flags, value in parsed
+                if slot >= least and not flags & IGNORED
+            ]
         self._next = Dlsn(lssn, entries.last_entry_id + 1, 0)
         return records
 

@@ -25,6 +25,7 @@ RECORD_HEADER_SIZE, ENVELOPE_SIZE, SET_HEADER_SIZE = _RECORD.size, _ENVELOPE.siz
 _VERSION, _CODEC_MASK = 1, 3
 _SET_VERSION, _SET_VERSION_MASK = 0x1000, 0xF000
 _RECORD_MAX = RECORD_SIZE_MAX - RECORD_HEADER_SIZE
+_new = tuple.__new__  # costs half of a call of the class
 
 
 class SlotRecord(NamedTuple):
@@ -112,10 +113,10 @@ def parse_entry(entry: bytes, *, is_enveloped: bool = True) -> list[SlotRecord]:
         position, flags = (word >> 16) & 0xFFFFFFFF, word & 0xFFFF
         if flags & SET:
             inner = parse_set(payload)
-            records += [SlotRecord(slot + i, txid, position + i, 0, value) for i, value in enumerate(inner)]
+            records += [_new(SlotRecord, (slot + i, txid, position + i, 0, value)) for i, value in enumerate(inner)]
             slot += len(inner)
         else:
-            records.append(SlotRecord(slot, txid, position, flags, payload))
+            records.append(_new(SlotRecord, (slot, txid, position, flags, payload)))
             slot += 1
     return records
 
