@@ -178,6 +178,20 @@ def test_the_lock_makes_writers_take_turns() -> None:
     in_namespace(act)
 
 
+@pytest.mark.parametrize("kind", ["lost_replies", "lost_requests"])
+def test_a_lost_answer_leaves_no_member_in_the_lock(kind: str) -> None:
+    async def act(place: Place) -> None:
+        log = await place.log()
+        await log.create()
+        setattr(place.server, kind, 1)
+        async with log.lead() as writer:
+            await writer.append(b"1")
+            assert len([path for path in place.znodes() if "member_" in path]) == 1
+        assert not [path for path in place.znodes() if "member_" in path]
+
+    in_namespace(act)
+
+
 def test_a_lost_session_is_no_loss_unless_another_takes_the_lock() -> None:
     async def act(place: Place) -> None:
         log, other = await place.log(owner="w1"), await place.log(owner="w2")

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from urllib.parse import quote_plus
 
-from bookies.client.base.metadata_loop import back_off
+from bookies.client.base.metadata_loop import back_off, repeated
 from bookies.distributedlog.store.tree import Tree
 from bookies.errors import BookKeeperError, LogFenced, LogInUse, LogNotFound, MetadataError, SessionExpired
 from bookies.metadata.zookeeper.zookeeper_port import Acl, NodeMissing
@@ -47,9 +47,7 @@ class LogLock:
     async def _acquire(self, timeout: float) -> None:
         if timeout == 0 and (owner := await self._present_owner()) is not None:
             raise self._in_use(owner)
-        prefix = f"{self._path}/member_{quote_plus(self._owner)}_s{self._tree.session_id or 0:10d}_"
-        path, _ = await self._tree.create(prefix, self._owner.encode(), Acl.OPEN, is_ephemeral=True, is_sequential=True)
-        self._member = path
+        self._member = await repeated(self._runtime, self._create_member)
         try:
             async with asyncio.timeout(timeout or None):
                 while (ahead := await self._member_ahead()) is not None:
@@ -67,6 +65,21 @@ class LogLock:
             raise
         finally:
             self._tree.unwatch(self._changed.set)
+
+    async def _create_member(self) -> str:
+        """Create our member. If the answer is lost, the member is deleted: no process would leave it."""
+        prefix = f"member_{quote_plus(self._owner)}_s{self._tree.session_id or 0:10d}_"
+        before = await self._members()
+        try:
+            path, _ = await self._tree.create(
+                f"{self._path}/{prefix}", self._owner.encode(), Acl.OPEN, is_ephemeral=True, is_sequential=True
+            )
+        except MetadataError:
+            for name in await self._members():
+                if name.startswith(prefix) and name not in before:
+                    await self._tree.delete(f"{self._path}/{name}")
+            raise
+        return path
 
     async def _members(self) -> list[str]:
         names, _ = await self._tree.children(self._path, sync=True)
