@@ -104,13 +104,15 @@ class Run:
             action = random.random()
             if action < 0.5:
                 failing = random.sample(list(self.place.world.bookies), random.choice([1, 1, 3, 4]))
-                for name in failing:
-                    await self.place.world.take_down(name)
-                    await asyncio.sleep(random.choice([0, 0.001, 0.3]))
+                down = []
                 try:
+                    for name in failing:
+                        await self.place.world.take_down(name)
+                        down.append(name)
+                        await asyncio.sleep(random.choice([0, 0.001, 0.3]))
                     await asyncio.sleep(random.random())
                 finally:
-                    for name in failing:
+                    for name in down:
                         await self.place.world.listen(name)
             elif server is not None and action < 0.7:
                 server.lost_replies += 1

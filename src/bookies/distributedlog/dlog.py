@@ -11,6 +11,7 @@ from functools import partial
 from bookies.client.base import Opening
 from bookies.client.base.arguments import TimeLimit, quorums, switch, whole_number
 from bookies.client.base.metadata_loop import repeated
+from bookies.client.log.log_operations import Patience
 from bookies.client.read import LedgerReader
 from bookies.distributedlog.dlog_reader import DlogReader
 from bookies.distributedlog.dlog_reader import Record as Record
@@ -32,7 +33,15 @@ from bookies.distributedlog.model.segment_list import (
 from bookies.distributedlog.model.txid_search import Probe, probe_of, search
 from bookies.distributedlog.parts import LogParts, last_of, last_record, last_user_record, records_of, recover
 from bookies.distributedlog.store import LogLock, Ownership
-from bookies.errors import InvalidArgument, LedgerNotFound, LogEnded, LogFenced, NotSupported, VersionConflict
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LedgerNotFound,
+    LogEnded,
+    LogFenced,
+    NotSupported,
+    VersionConflict,
+)
 
 LOCK_TIMEOUT_S = 30.0
 CHANGE_ATTEMPTS_MAX = 8  # of a change that other processes overtake
@@ -156,7 +165,8 @@ class Dlog:
         * `timeout`: seconds.
 
         Leaving the block closes the writer; leaving it by an exception only releases it. Raises `LogInUse` (another
-        process has the lock), `LogNotFound`, `LogEnded`, `RecoveryFailed`, `InvalidArgument`, `ConfigError`.
+        process has the lock), `LogNotFound`, `LogEnded`, `InvalidArgument`, `ConfigError`, and `RecoveryFailed`
+        and other errors that last too long.
         """
         if batch_delay < 0 or not roll_age > 0 or not lock_timeout >= 0:
             raise InvalidArgument(f"batch_delay={batch_delay}, roll_age={roll_age}: must be seconds above 0")
@@ -191,12 +201,16 @@ class Dlog:
         return Opening(make, timeout, f"take the lead of log {self.name}")
 
     async def _taken_over(self, lock: LogLock | None, options: WriterOptions) -> DlogWriter:
-        for _ in range(CHANGE_ATTEMPTS_MAX):
+        duels, patience = 0, Patience(self._parts.runtime)
+        while True:
             try:
                 return await take_over(self._parts, lock, options)
-            except LogFenced:
-                continue  # Another process changed the list in between: begin again with what it left.
-        return await take_over(self._parts, lock, options)
+            except LogFenced:  # Another process changed the list in between: begin again with what it left.
+                duels += 1
+                if duels == CHANGE_ATTEMPTS_MAX:
+                    raise
+            except BookKeeperError as error:
+                await patience.pause(error)
 
     async def _locked(self, wanted: bool | None, timeout: float, path: str) -> LogLock | None:
         parts = self._parts
