@@ -11,7 +11,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -73,6 +73,12 @@ etcd: $(VENV)/.dev
 interop: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 interop: $(VENV)/.dev
 	@$(BIN)/python -m tests.interop.run $(ARGS)
+
+# Java's DistributedLog and ours on one namespace. ALTERNATIONS: writers of one log that are killed in turn.
+distributedlog: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
+distributedlog: export BOOKIES_ALTERNATIONS = $(or $(ALTERNATIONS),20)
+distributedlog: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q -n 0 -m apache tests/distributedlog $(ARGS)
 
 spark-chaos: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python tests/chaos/spark_chaos.py $(ARGS)

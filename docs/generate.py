@@ -156,6 +156,22 @@ def api_page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def distributedlog_page() -> str:
+    """Every public name of `bookies.distributedlog`."""
+    from bookies import distributedlog
+
+    parts = [
+        "# DistributedLog in Python\n\nMade from the docstrings by `make docs`. Everything here is in "
+        "`import bookies.distributedlog`. Methods are coroutines where they say `async`; "
+        "`bookies.distributedlog.blocking` has the same words without `await`. [DistributedLog](distributedlog.md) "
+        "describes formats and behaviour.\n\n## Functions\n"
+    ]
+    found = [getattr(distributedlog, name) for name in distributedlog.__all__]
+    parts += [_function(each.__name__, each, "###") for each in found if inspect.isfunction(each)]
+    parts += [_class(each) for each in found if inspect.isclass(each)]
+    return "\n".join(parts) + "\n"
+
+
 def _doc(thing: object) -> str:
     return inspect.getdoc(thing) or ""
 
@@ -543,6 +559,7 @@ PAGES = {
     "reference/settings.md": settings_page,
     "reference/spark.md": option_tables("reference/spark.md"),
     "reference/spark-writing.md": option_tables("reference/spark-writing.md"),
+    "reference/distributedlog-api.md": distributedlog_page,
     "reference/spec/rules.md": rules_page,
 }
 

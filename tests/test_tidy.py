@@ -24,7 +24,7 @@ LADDER: list[dict[str, set[str]]] = [
     {"wire": set(), "protocol": set(), "runtime": set()},
     {"storage": set(), "metadata": set()},
     {"bookie": set(), "client": set(), "apache": set()},
-    {"replication": {"client"}},
+    {"replication": {"client"}, "distributedlog": set()},
     {"metrics": set()},
     {"web": set()},
     {"spark": set()},
@@ -58,6 +58,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "bookie": ("transport", ""),
     "client": ("base", "transport", "write", "read", "repair", "log", "", "blocking"),
     "replication": ("base", "repair", "auditor", "operator", "daemon"),
+    "distributedlog": ("formats", "model", "store", ""),
     "spark": ("base", "read", "write", "", "jobs/shared", "jobs"),
     "admin": ("shared", "cluster", "verbs", "commands", ""),
     "lab": (
@@ -84,6 +85,7 @@ MAY_IMPORT_AIO = {
     "runtime",
     "client/blocking/blocking.py",
     "client/connect.py",
+    "distributedlog/namespace.py",
     "bookie/main.py",
 }
 

@@ -22,7 +22,7 @@ SPEC = ROOT / "docs" / "reference" / "spec"
 MODULES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PAGES = sorted((ROOT / "docs").rglob("*.md")) + sorted(ROOT.glob("*.md"))
-CHAPTERS = ("client-protocol", "wire-protocol", "storage", "metadata", "operations", "spark")
+CHAPTERS = ("client-protocol", "wire-protocol", "storage", "metadata", "operations", "spark", "distributedlog")
 
 # What breaks a rule and is still to be rewritten, by rule. Zero is the aim.
 LEFT = {

@@ -385,6 +385,24 @@ class CursorBehind(LogError):
     code = -100
 
 
+class LogEnded(LogError):
+    """The log has an end-of-stream record: no record can follow it."""
+
+    code = 512
+
+
+class TxidOutOfOrder(LogError):
+    """The transaction id is less than that of an earlier record of the log."""
+
+    code = 513
+
+
+class LogRecordCorrupt(LogError):
+    """An entry of the log does not consist of records."""
+
+    code = 520
+
+
 class ProtocolError(BookKeeperError):
     """A peer violates the protocol."""
 

@@ -49,8 +49,13 @@ STORAGES = {
 }
 
 
-def jars(version: str = VERSION) -> pathlib.Path:
-    """The folder with the jars. Skips the test if there is no cache to keep them in; fails if they cannot be had."""
+def jars(
+    version: str = VERSION, artifact: str = "bookkeeper-server", pom: pathlib.Path = HERE / "pom.xml"
+) -> pathlib.Path:
+    """The folder with the jars, the artifact's among them.
+
+    Skips the test if there is no cache to keep them in; fails if they cannot be had.
+    """
     name = os.environ.get("BOOKIES_APACHE_CACHE")
     if not name:
         pytest.skip("BOOKIES_APACHE_CACHE names no folder to keep Apache's jars in (100 MB)")
@@ -58,12 +63,12 @@ def jars(version: str = VERSION) -> pathlib.Path:
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for found in sorted(cache.glob(f"*/bookkeeper-server-{version}.jar")):
+        for found in sorted(cache.glob(f"*/{artifact}-{version}.jar")):
             if not found.parent.name.endswith(".part"):
                 return found.parent
-        target, part = cache / f"lib-{version}", cache / f"lib-{version}.part"
+        target, part = cache / f"{artifact}-{version}", cache / f"{artifact}-{version}.part"
         shutil.rmtree(part, ignore_errors=True)
-        command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), f"-Dbookkeeper.version={version}"]
+        command = ["mvn", "-q", "-B", "-f", str(pom), f"-Dbookkeeper.version={version}"]
         subprocess.run([*command, "dependency:copy-dependencies", f"-DoutputDirectory={part}"], check=True)
         part.rename(target)
         return target

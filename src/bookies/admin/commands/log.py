@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, Option, verb
+from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, Option, Run, verb
 from bookies.admin.shared.common import on_client, opened_input, print_json, size_text, time_text, with_client
 from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
 from bookies.admin.shared.report import Report, Table
@@ -248,6 +248,32 @@ async def _delete(client: Client, arguments: argparse.Namespace) -> Report | int
     return report_deleted(arguments, log.name, log_text)
 
 
+def _either(own: Run, other: str) -> Run:
+    """Return the function of a verb: `own`, or with `--namespace` the one of `namespace_log` that `other` names."""
+
+    def run(arguments: argparse.Namespace) -> Report | int:
+        if arguments.namespace is None:
+            return own(arguments)
+        from bookies.admin.verbs import namespace_log
+
+        return namespace_log.on_namespace(arguments, getattr(namespace_log, other))
+
+    return run
+
+
+def _append_to_either(arguments: argparse.Namespace) -> Report | int:
+    if arguments.namespace is None:
+        return _append(arguments)
+    from bookies.admin.verbs import namespace_log
+
+    return namespace_log.append(arguments)
+
+
+_NAMESPACE = Option(
+    "--namespace URI",
+    "use a log of DistributedLog, with positions SEGMENT:ENTRY:SLOT or txid:NUMBER. URI: distributedlog://HOST/PATH, "
+    "or METADATA_URI#NAME without ZooKeeper",
+)
 _LOG = Option("log LOG", "name of the log")
 _PASSWORD = Option("--password", "password of the log's ledgers (default: empty)", default="")
 _DRY_RUN = Option("--dry-run", "report what would be deleted", bool)
@@ -274,8 +300,9 @@ VERBS = (
         "log append",
         "become the log's leader and append the lines of stdin",
         "zcat access.log.gz | bk log append web",
-        _append,
+        _append_to_either,
         _LOG,
+        _NAMESPACE,
         _PASSWORD,
         Option("--input FILE", "read from FILE instead of stdin"),
         Option(
@@ -289,8 +316,9 @@ VERBS = (
         "log read",
         "print the entries to stdout",
         "bk log read orders --from 17:1041",
-        on_client(_read),
+        _either(on_client(_read), "read"),
         _LOG,
+        _NAMESPACE,
         _PASSWORD,
         Option("--raw", "print no line end after each entry", bool),
         _start("the beginning"),
@@ -299,8 +327,9 @@ VERBS = (
         "log tail",
         "print entries as they are confirmed, until interrupted",
         "bk log tail orders | jq .",
-        on_client(_tail),
+        _either(on_client(_tail), "tail"),
         _LOG,
+        _NAMESPACE,
         _PASSWORD,
         _start("the next entry"),
     ),
@@ -308,8 +337,9 @@ VERBS = (
         "log truncate",
         "delete the entries before a position",
         "bk log truncate orders --before 17:1042",
-        on_client(_truncate),
+        _either(on_client(_truncate), "truncate"),
         _LOG,
+        _NAMESPACE,
         _PASSWORD,
         Option("--before POSITION", "LEDGER:ENTRY, the first entry to keep", is_required=True),
         _DRY_RUN,
@@ -340,20 +370,29 @@ VERBS = (
             default=24.0,
         ),
     ),
-    verb("log show", "print a log's settings and ledgers", "bk log show orders", on_client(_show), _LOG),
+    verb(
+        "log show",
+        "print a log's settings and ledgers",
+        "bk log show orders",
+        _either(on_client(_show), "show"),
+        _LOG,
+        _NAMESPACE,
+    ),
     verb(
         "log list",
         "list all logs",
         "bk log list --prefix web",
-        on_client(_list),
+        _either(on_client(_list), "names"),
+        _NAMESPACE,
         Option("--prefix", "list only names with this prefix", default=""),
     ),
     verb(
         "log delete",
         "delete a log and its ledgers permanently",
         "bk log delete orders --yes",
-        on_client(_delete),
+        _either(on_client(_delete), "delete"),
         _LOG,
+        _NAMESPACE,
         _PASSWORD,
         Option("--yes", "delete without confirmation", bool),
         _DRY_RUN,

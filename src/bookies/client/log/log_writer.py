@@ -342,7 +342,7 @@ class LogWriter:
         async with self._gate:
             if self._ledger is ledger:
                 try:
-                    if _is_fenced(cause):
+                    if is_fenced(cause):
                         raise LogFenced(f"another process is taking log {self.name} over") from cause
                     await ledger.close()
                     await self._futile.pause(ledger, cause)
@@ -516,7 +516,7 @@ class LogWriter:
             await self.abandon()
 
 
-def _is_fenced(error: BaseException | None) -> bool:
+def is_fenced(error: BaseException | None) -> bool:
     """Report whether another process seals, or has sealed, the ledger."""
     while error is not None:
         if isinstance(error, LedgerFenced | VersionConflict):

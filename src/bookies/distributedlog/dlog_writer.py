@@ -1,0 +1,584 @@
+"""`DlogWriter`: the leader of a log of DistributedLog. Appends, rolls from segment to segment, goes on after a failure.
+
+Records wait in a buffer, and a pump sends them as entries of the present segment's ledger. Changes of the segment run
+in one task, the worker: it starts one when the first record comes, completes it at a roll, and recovers it when an
+append failed. Meanwhile the pump rests. A segment is completed before the next one is started, so a list has at most
+one segment in progress that this writer wrote.
+
+After a failure the ledger is recovered, as by any new writer. Then each entry is stored for certain, or is not: records
+of missing entries are sent again, in their order, in the next segment. So a record is in the log once.
+
+Source: distributedlog 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from bookies.client.base.arguments import TimeLimit, whole_number
+from bookies.client.base.metadata_loop import back_off
+from bookies.client.log.log_operations import PATIENCE_S, Patience
+from bookies.client.log.log_writer import is_fenced
+from bookies.client.write import LedgerWriter
+from bookies.client.write.send_scheduler import FifoLock
+from bookies.distributedlog.formats.compression import codec_of
+from bookies.distributedlog.formats.dlsn import Dlsn
+from bookies.distributedlog.formats.entries import (
+    CONTROL,
+    SET,
+    TXID_MAX,
+    NewRecord,
+    check_record_size,
+    control_record,
+    end_of_stream_record,
+    pack_entry,
+    pack_set,
+)
+from bookies.distributedlog.formats.segment import Segment
+from bookies.distributedlog.model.buffer import RecordBuffer, needs_control
+from bookies.distributedlog.model.segment_list import LastRecord, completed, started
+from bookies.distributedlog.parts import LogParts, recover
+from bookies.distributedlog.store import LogLock, Ownership
+from bookies.errors import (
+    BookieBusy,
+    BookKeeperError,
+    InvalidArgument,
+    LedgerClosed,
+    LogEnded,
+    LogError,
+    LogFenced,
+    TxidOutOfOrder,
+)
+from bookies.runtime.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """See `Dlog.lead`."""
+
+    ensemble: int
+    write_quorum: int
+    ack_quorum: int
+    roll_size: int
+    roll_age_s: float
+    entry_size: int
+    delay_s: float
+    codec: int
+    is_eager: bool
+
+
+_Promise = asyncio.Future[Dlsn] | None  # of a record's position; None: no caller waits for it
+_Batch = list[tuple[NewRecord, _Promise]]
+
+
+@dataclass(slots=True)
+class _Open:
+    """The segment that receives records. `written`: user records sent; `last`: the end of those acknowledged;
+    `shown`: the last entry that readers can know of, because a later one carried the number."""
+
+    segment: Segment
+    ledger: LedgerWriter
+    last: LastRecord
+    started_s: float
+    written: int = 0
+    next_entry: int = 0
+    size: int = 0
+    shown: int = -1
+    in_flight: deque[tuple[int, _Batch]] = field(default_factory=deque)
+
+
+class DlogWriter:
+    """The one writer of a log, until another process takes over. Made by `Dlog.lead`."""
+
+    def __init__(
+        self, parts: LogParts, ownership: Ownership, lock: LogLock | None, options: WriterOptions, last_txid: int
+    ) -> None:
+        self._parts = parts
+        self._ownership = ownership
+        self._lock = lock
+        self._options = options
+        self._last_txid = last_txid
+        self._loop = asyncio.get_running_loop()
+        self._buffer: RecordBuffer[_Promise] = RecordBuffer(options.entry_size)
+        self._open: _Open | None = None
+        self._error: BookKeeperError | None = None
+        self._failure: BaseException | None = None  # of the open segment's ledger
+        self._is_ended = False  # the end-of-stream record was appended
+        self._must_roll = False
+        self._tasks = Tasks(self._task_died)
+        self._worker: asyncio.Task[None] | None = None
+        self._is_pump_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._futile_count = 0  # consecutive segments that failed before a record was acknowledged
+        self._futile_since_s = 0.0
+        self._turns = FifoLock()  # of appends that wait for room in the buffer
+        self._has_room = asyncio.Event()
+        self._drained = asyncio.Event()  # no entry is in flight, or the segment failed
+
+    @property
+    def name(self) -> str:
+        return self._parts.name
+
+    @property
+    def last_txid(self) -> int:
+        """The greatest transaction id so far."""
+        return self._last_txid
+
+    @property
+    def segment(self) -> Segment | None:
+        """The segment that receives records; None: the next record starts one."""
+        return None if self._open is None else self._open.segment
+
+    def __repr__(self) -> str:
+        state = "open" if self._error is None else f"ended({type(self._error).__name__})"
+        return f"<DlogWriter {self.name} {state} last_txid={self._last_txid}>"
+
+    # -- appending -----------------------------------------------------------------------------------------------
+    async def append(self, payload: bytes, *, txid: int | None = None, timeout: float | None = None) -> Dlsn:
+        """Append one record and return its position, once it is durable on the ack quorum.
+
+        `txid`: the transaction id, not less than that of the record before; None: one more. `timeout`: seconds.
+
+        Raises `LogFenced` (another process leads now: the record may or may not be in the log), `TxidOutOfOrder`,
+        `LogEnded`, `LedgerClosed` (the writer was closed), `InvalidArgument`, and the error that ended this writer.
+        """
+        check_record_size(len(payload))
+        async with TimeLimit(timeout, f"append to log {self.name}"):
+            await self._admit()
+            return await self._put(NewRecord(self._next_txid(txid), 0, bytes(payload)))
+
+    def append_nowait(self, payload: bytes, *, txid: int | None = None) -> asyncio.Future[Dlsn]:
+        """Append one record without waiting. The future's result is its position; it raises as `append` does.
+
+        Raises `BookieBusy` if records of `memory_limit` bytes wait to be sent: use `append`, which waits.
+        """
+        check_record_size(len(payload))
+        if not self._turns.is_empty or self._is_crowded():
+            raise BookieBusy(f"records of {self._buffer.size:,} bytes wait to be sent to log {self.name}")
+        return self._put(NewRecord(self._next_txid(txid), 0, bytes(payload)))
+
+    async def append_many(
+        self, payloads: Iterable[bytes], *, txid: int | None = None, timeout: float | None = None
+    ) -> Dlsn:
+        """Append records one after the other; return the last one's position, once all are durable.
+
+        `txid`: of the first, each other has one more. Raises as `append` does; then some may be in the log.
+        """
+        batch = [bytes(payload) for payload in payloads]
+        if not batch:
+            raise InvalidArgument("append_many needs at least one payload")
+        check_record_size(max(map(len, batch)))
+        async with TimeLimit(timeout, f"append to log {self.name}"):
+            await self._admit()
+            first = self._next_txid(txid)
+            last = self._next_txid(first + len(batch) - 1)
+            for offset, payload in enumerate(batch[:-1]):
+                self._buffer.add(NewRecord(first + offset, 0, payload), None)
+            return await self._put(NewRecord(last, 0, batch[-1]))
+
+    async def append_set(
+        self,
+        payloads: Sequence[bytes],
+        *,
+        txid: int | None = None,
+        compression: str = "none",
+        timeout: float | None = None,
+    ) -> Dlsn:
+        """Append records as one record set, all or none; return the last one's position. They share a transaction id.
+
+        `compression`: "none" or "lz4", of the set. Raises as `append` does.
+        """
+        packed = pack_set([bytes(payload) for payload in payloads], codec_of(compression))
+        async with TimeLimit(timeout, f"append to log {self.name}"):
+            await self._admit()
+            return await self._put(NewRecord(self._next_txid(txid), SET, packed, len(payloads)))
+
+    async def seal(self, *, timeout: float | None = None) -> Dlsn:
+        """Append the end-of-stream record, after which no record can follow, and close the writer."""
+        self._check()
+        async with TimeLimit(timeout, f"end log {self.name}"):
+            future = self._put(end_of_stream_record())
+            self._is_ended = True
+            position = await future
+            await self.close()
+            return position
+
+    async def _admit(self) -> None:
+        """Wait until the buffer has room, in the order of the calls."""
+        if self._turns.is_empty and not self._is_crowded():
+            return
+        async with self._turns:
+            while self._is_crowded() and self._error is None:
+                self._has_room.clear()
+                await self._has_room.wait()
+
+    def _is_crowded(self) -> bool:
+        return self._buffer.size >= self._parts.client.config.memory_limit
+
+    def _next_txid(self, txid: int | None) -> int:
+        self._check()
+        if txid is None:
+            txid = max(self._last_txid, 0) + 1
+        elif not 0 <= whole_number("txid", txid, None) < TXID_MAX:
+            raise InvalidArgument(f"txid={txid}: must be 0 or more, and less than {TXID_MAX:,}")
+        if txid < self._last_txid:
+            raise TxidOutOfOrder(
+                f"txid={txid} is less than {self._last_txid}, that of an earlier record of log {self.name}"
+            )
+        self._last_txid = txid
+        return txid
+
+    def _check(self) -> None:
+        if self._is_ended and (self._error is None or isinstance(self._error, LedgerClosed)):
+            raise LogEnded(f"log {self.name} has its end-of-stream record")
+        if self._error is not None:
+            error = copy.copy(self._error)
+            error.args = (f"the leader of log {self.name} has ended, the record was not sent: {self._error.message}",)
+            raise error
+
+    def _put(self, record: NewRecord) -> asyncio.Future[Dlsn]:
+        future: asyncio.Future[Dlsn] = self._loop.create_future()
+        self._buffer.add(record, future)
+        if not self._is_pump_due:  # Records of one loop iteration share an entry.
+            self._is_pump_due = True
+            self._loop.call_soon(self._pump_due)
+        return future
+
+    # -- sending -------------------------------------------------------------------------------------------------
+    def _pump_due(self) -> None:
+        self._is_pump_due = False
+        self._pump()
+
+    def _pump(self, *, waited: bool = False) -> None:
+        """Send what is due. While the worker changes the segment, it does nothing: the worker calls it at its end."""
+        if self._worker is not None or self._error is not None:
+            return
+        segment = self._open
+        if self._failure is not None or (segment is None and self._buffer) or (segment is not None and self._is_full()):
+            self._work()
+            return
+        if segment is None:
+            return
+        try:
+            if self._lock is not None:
+                self._lock.check()
+            while self._buffer.is_due(len(segment.in_flight), waited):
+                waited = False
+                self._send(segment, self._buffer.take())
+                if self._is_full():
+                    self._work()
+                    return
+            unseen = self._options.is_eager and segment.last.entry > segment.shown
+            if needs_control(unseen and waited, len(self._buffer), len(segment.in_flight)):
+                self._send(segment, [(control_record(segment.last.txid), None)])
+        except LogFenced as error:
+            self._end(error)
+            return
+        except BookieBusy:
+            pass  # The next acknowledgement, or the timer, tries again.
+        except BookKeeperError as error:
+            self._fail(error)
+            return
+        has_more = bool(self._buffer) or (unseen_of(segment) and self._options.is_eager)
+        if has_more and self._timer is None:
+            self._timer = self._loop.call_later(self._options.delay_s, self._delay_over)
+
+    def _delay_over(self) -> None:
+        self._timer = None
+        self._pump(waited=True)
+
+    def _is_full(self) -> bool:
+        """Report whether the present segment is to be completed."""
+        segment = self._open
+        if segment is None or segment.next_entry == 0:
+            return False
+        age_s = self._loop.time() - segment.started_s
+        return self._must_roll or segment.size >= self._options.roll_size or age_s >= self._options.roll_age_s
+
+    def _send(self, segment: _Open, batch: _Batch) -> None:
+        records = [record for record, _ in batch]
+        entry = pack_entry(records, segment.written, self._options.codec)
+        confirmed = segment.ledger.last_add_confirmed
+        try:
+            future = segment.ledger.append_nowait(entry)
+        except BookKeeperError:
+            self._buffer.put_back(batch)
+            raise
+        self._has_room.set()
+        segment.shown = confirmed
+        segment.in_flight.append((segment.next_entry, batch))
+        segment.next_entry += 1
+        segment.size += len(entry)
+        segment.written += sum(record.user_count for record in records)
+        self._drained.clear()
+        future.add_done_callback(lambda done: self._done(segment, done))
+
+    def _done(self, segment: _Open, future: asyncio.Future[int]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            if self._open is segment:
+                self._fail(error)
+            return
+        self._acknowledge(segment)
+        if not segment.in_flight:
+            self._drained.set()
+        self._pump()
+
+    def _acknowledge(self, segment: _Open) -> None:
+        """Resolve the oldest entry in flight."""
+        entry, batch = segment.in_flight.popleft()
+        slot = 0
+        last = segment.last
+        for record, promise in batch:
+            end = slot + record.records - 1
+            if not record.flags & CONTROL:
+                last = LastRecord(record.txid, entry, end, last.records + record.user_count)
+            if promise is not None and not promise.done():
+                promise.set_result(Dlsn(segment.segment.lssn, entry, end))
+            slot = end + 1
+        segment.last = last
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._drained.set()
+            self._work()
+
+    # -- changing the segment ------------------------------------------------------------------------------------
+    def _work(self) -> None:
+        if self._worker is None and self._error is None:
+            self._worker = self._tasks.start(self._change(), f"change the segment of log {self.name}")
+
+    async def _change(self) -> None:
+        """Change the segment until records can be sent."""
+        patience = Patience(self._parts.runtime)
+        try:
+            while True:
+                try:
+                    if self._failure is not None:
+                        await self._replace()
+                    elif self._open is not None and self._is_full():
+                        await self._complete(self._open)
+                    elif self._open is None and self._buffer:
+                        await self._start()
+                    else:
+                        break
+                    patience.reset()
+                except BookKeeperError as error:
+                    if self._open is not None and self._failure is None:
+                        self._failure = error  # Of the segment: recovery decides what is in it.
+                    await patience.pause(error)
+        except BookKeeperError as error:
+            self._end(error)
+        finally:
+            self._worker = None
+        self._pump()
+
+    async def _start(self) -> None:
+        """Start a segment. The buffer has a record."""
+        if self._lock is not None:
+            self._lock.check()
+        options, parts = self._options, self._parts
+        segments = await parts.segments()
+        ledger = await parts.client.create(
+            ensemble=options.ensemble,
+            write_quorum=options.write_quorum,
+            ack_quorum=options.ack_quorum,
+            digest="crc32",
+            password=parts.password,
+        )
+        try:
+            garbage = await self._ownership.reserve(ledger.ledger_id)
+            if garbage is not None:
+                await parts.delete_ledger(garbage)
+            txid = self._buffer.first.txid
+            segment = started(segments, self._ownership.highest, parts.first_lssn, ledger.ledger_id, txid)
+            await self._ownership.start(segment)
+        except BaseException:
+            await ledger.close()
+            if self._ownership.reserved != ledger.ledger_id:  # Otherwise the next writer deletes it.
+                with contextlib.suppress(BookKeeperError):
+                    await parts.delete_ledger(ledger.ledger_id)
+            raise
+        self._open = _Open(segment, ledger, LastRecord(txid, -1, -1, 0), self._loop.time())
+
+    async def _complete(self, segment: _Open) -> None:
+        """Complete the present segment: nothing is in flight at its end, which is a control entry."""
+        await self._drain(segment)
+        if self._failure is None:
+            await self._send_control(segment)
+            await self._drain(segment)
+        if self._failure is None:
+            await segment.ledger.seal()
+            await self._write_end(segment)
+
+    async def _drain(self, segment: _Open) -> None:
+        """Wait until nothing is in flight, or an append has failed."""
+        while segment.in_flight and self._failure is None:
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def _send_control(self, segment: _Open) -> None:
+        await segment.ledger.wait_writable()
+        self._send(segment, [(control_record(segment.last.txid), None)])
+
+    async def _write_end(self, segment: _Open) -> None:
+        if self._lock is not None:
+            self._lock.check()
+        segments = await self._parts.segments()
+        now_ms = self._parts.runtime.clock.wall_ms()
+        await self._ownership.complete(segment.segment, completed(segments, segment.segment, segment.last, now_ms))
+        self._open = None
+        self._must_roll = False
+
+    async def _replace(self) -> None:
+        """Recover the failed segment, and put the records that are not in it back into the buffer."""
+        segment, failure = self._open, self._failure
+        assert segment is not None
+        if is_fenced(failure):
+            raise LogFenced(f"another process is taking log {self.name} over") from failure
+        await segment.ledger.close()
+        ledger = await self._parts.client.recover(segment.segment.ledger_id, password=self._parts.password)
+        await ledger.close()
+        while segment.in_flight and segment.in_flight[0][0] <= ledger.last_add_confirmed:
+            self._acknowledge(segment)
+        left = [item for _, batch in segment.in_flight for item in batch if not item[0].flags & CONTROL]
+        segment.in_flight.clear()
+        self._buffer.put_back(left)
+        await self._pause(ledger.last_add_confirmed, failure)
+        if ledger.last_add_confirmed < 0:
+            await self._parts.delete_ledger(segment.segment.ledger_id)
+            await self._parts.store.remove(segment.segment)
+            self._open = None
+        else:
+            await self._write_end(segment)
+        self._failure = None
+
+    async def _pause(self, last_entry: int, failure: BaseException | None) -> None:
+        """Pause, so that empty segments do not follow one another. Raises the failure when it has lasted too long."""
+        if last_entry >= 0:
+            self._futile_count = 0
+            return
+        if self._futile_count == 0:
+            self._futile_since_s = self._loop.time()
+        self._futile_count += 1
+        if self._loop.time() - self._futile_since_s >= PATIENCE_S and failure is not None:
+            raise failure
+        await back_off(self._parts.runtime, self._futile_count)
+
+    def _end(self, error: BookKeeperError) -> None:
+        """End the writer: what waits may or may not be in the log if it was sent."""
+        if self._error is not None:
+            return
+        self._error = error
+        self._has_room.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._drained.set()
+        sent = [item for _, batch in self._open.in_flight for item in batch] if self._open is not None else []
+        for (_, promise), fate in [(item, "may or may not be") for item in sent] + [
+            (item, "is not") for item in self._buffer.clear()
+        ]:
+            if promise is not None and not promise.done():
+                unknown = copy.copy(error)
+                unknown.args = (f"{error.message}: the record {fate} in log {self.name}",)
+                promise.set_exception(unknown)
+
+    def _task_died(self, cause: BaseException) -> None:
+        error = LogError(f"the leader of log {self.name} has failed: {cause!r}")
+        error.__cause__ = cause
+        self._end(error)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until every record appended so far is durable and readers can see it. Raises as `append` does."""
+        async with TimeLimit(timeout, f"flush log {self.name}"):
+            await self._settle()
+            segment = self._open
+            if segment is not None and unseen_of(segment):
+                await self._send_control(segment)
+                await self._settle()
+
+    async def _settle(self) -> None:
+        """Wait until all records are acknowledged and the worker rests."""
+        while self._error is None:
+            if self._worker is not None:
+                await asyncio.wait([self._worker])
+            elif self._failure is None and self._open is not None and self._open.in_flight:
+                self._drained.clear()
+                self._pump(waited=True)
+                await self._drained.wait()
+            elif self._buffer:
+                self._pump(waited=True)
+                await asyncio.sleep(0 if self._worker is None else self._options.delay_s)
+            else:
+                return
+        raise copy.copy(self._error)
+
+    async def roll(self, *, timeout: float | None = None) -> None:
+        """Complete the present segment now; the next record starts another."""
+        self._check()
+        async with TimeLimit(timeout, f"roll log {self.name}"):
+            await self._settle()
+            self._must_roll = self._open is not None
+            self._pump()
+            await self._settle()
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Wait for appended records, complete the segment, and release the log. Idempotent.
+
+        Raises `LogFenced`, or the error that prevents it; the next leader completes the segment then.
+        """
+        try:
+            if self._error is None:
+                async with TimeLimit(timeout, f"close the leader of log {self.name}"):
+                    await self._settle()
+                    while self._open is not None and self._open.next_entry > 0:
+                        self._must_roll = True
+                        self._work()
+                        await self._settle()
+        finally:
+            await self.abandon()
+
+    async def abandon(self) -> None:
+        """Release the log without completing the segment: the next writer does. Pending records become unknown."""
+        self._end(LedgerClosed("the writer was closed"))
+        await self._tasks.stop()
+        if self._open is not None:
+            await self._open.ledger.close()
+        if self._lock is not None:
+            await self._lock.release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close after a normal end of the block; after an exception only release."""
+        if error_type is None:
+            await self.close()
+        else:
+            await self.abandon()
+
+
+def unseen_of(segment: _Open) -> bool:
+    """Report whether a record was acknowledged that no later entry has announced to readers."""
+    return segment.last.entry > segment.shown
+
+
+async def take_over(parts: LogParts, lock: LogLock | None, options: WriterOptions) -> DlogWriter:
+    """Recover the log and become its writer. Raises `LogFenced` if another process does the same meanwhile."""
+    ownership = Ownership(parts.runtime, parts.store)
+    await ownership.load()
+    await recover(parts, ownership)
+    return DlogWriter(parts, ownership, lock, options, ownership.max_txid)

@@ -1,0 +1,145 @@
+"""Parts that the writer, the readers and the operations of one log share: its context, scans, recovery."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from bookies.client.base.metadata_loop import repeated
+from bookies.client.log.ledger_client import LedgerClient
+from bookies.client.read import LedgerReader
+from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM, SlotRecord, parse_entry
+from bookies.distributedlog.formats.segment import Segment
+from bookies.distributedlog.model.segment_list import LastRecord, Segments, completed, readable
+from bookies.distributedlog.store.log_store import LogStore
+from bookies.distributedlog.store.ownership import Ownership
+from bookies.errors import LedgerNotFound, LogRecordCorrupt
+from bookies.runtime.ports import Runtime
+
+SCAN_MAX = 16  # entries that a scan for the last record reads at a time
+
+
+@dataclass(frozen=True, slots=True)
+class LogParts:
+    """`password`: of the log's ledgers. `owner`: the name under which locks are taken; `has_locks`: the store can."""
+
+    client: LedgerClient
+    runtime: Runtime
+    store: LogStore
+    password: bytes
+    first_lssn: int
+    owner: str
+    has_locks: bool
+
+    @property
+    def name(self) -> str:
+        return self.store.name
+
+    async def exists(self) -> bool:
+        """Report whether the log exists."""
+        return await repeated(self.runtime, self.store.exists)
+
+    async def segments(self, watch: Callable[[], None] | None = None) -> Segments:
+        """Return the list. The watch is called after its next change. Raises `LogNotFound`, `MetadataCorrupt`."""
+        return await repeated(self.runtime, partial(self.store.segments, watch))
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger; a missing one counts as success."""
+        await self.client.delete(ledger_id)
+
+    @asynccontextmanager
+    async def reading(self, segment: Segment) -> AsyncIterator[LedgerReader]:
+        """Open a segment's ledger, without disturbing its writer."""
+        async with self.client.open(segment.ledger_id, password=self.password) as ledger:
+            yield ledger
+
+
+def records_of(segment: Segment, entry_id: int, payload: bytes) -> list[SlotRecord]:
+    """Return an entry's records. Raises `LogRecordCorrupt`, which names the place."""
+    try:
+        return parse_entry(payload, is_enveloped=segment.is_enveloped)
+    except LogRecordCorrupt as error:
+        raise LogRecordCorrupt(
+            f"segment {segment.lssn}: {error.message}", ledger_id=segment.ledger_id, entry_id=entry_id
+        ) from None
+
+
+async def last_record(
+    segment: Segment, ledger: LedgerReader, last_entry: int, *, ignored: int = 0
+) -> tuple[int, SlotRecord] | None:
+    """Return the last record up to an entry, and its entry's id; None: there is none.
+
+    `ignored`: flags of records that do not count. Reads backwards, twice as many entries each time.
+    """
+    count = 2
+    while last_entry >= 0:
+        first = max(0, last_entry - count + 1)
+        entries = [entry async for entry in ledger.read(first, last_entry)]
+        for entry in reversed(entries):
+            for record in reversed(records_of(segment, entry.id, entry.payload)):
+                if not record.flags & ignored:
+                    return entry.id, record
+        last_entry, count = first - 1, min(2 * count, SCAN_MAX)
+    return None
+
+
+async def last_user_record(segment: Segment, ledger: LedgerReader, last_entry: int) -> tuple[int, SlotRecord] | None:
+    """Return the last record that an application wrote."""
+    return await last_record(segment, ledger, last_entry, ignored=CONTROL | END_OF_STREAM)
+
+
+async def last_of(parts: LogParts) -> tuple[Segment, int, SlotRecord] | None:
+    """Return the last visible record that an application wrote, with its segment and entry. Fences no writer."""
+    for segment in reversed(readable(await parts.segments())):
+        async with parts.reading(segment) as ledger:
+            last = await last_user_record(segment, ledger, await ledger.read_last_add_confirmed())
+        if last is not None:
+            return segment, *last
+    return None
+
+
+async def recover(parts: LogParts, ownership: Ownership) -> None:
+    """Complete every segment in progress, in order: its writer is fenced. Source: distributedlog 4.2.
+
+    Raises `LogFenced` (another process changes the list as well), `LogRecordCorrupt`, `RecoveryFailed`.
+    """
+    while True:
+        segments = await parts.segments()
+        segment = next((segment for segment in segments if not segment.is_completed), None)
+        if segment is None:
+            return
+        end = await _end_of(parts, segment)
+        if end is None:  # Nothing was acknowledged in it. Its number will be used again.
+            await parts.delete_ledger(segment.ledger_id)
+            await parts.store.remove(segment)
+            continue
+        await ownership.complete(segment, completed(segments, segment, end, parts.runtime.clock.wall_ms()))
+
+
+async def _end_of(parts: LogParts, segment: Segment) -> LastRecord | None:
+    """Fence a segment's ledger and return its end; None: it is empty, or was deleted as empty."""
+    try:
+        ledger = await parts.client.recover(segment.ledger_id, password=parts.password)
+    except LedgerNotFound:
+        return None
+    try:
+        if ledger.last_add_confirmed < 0:
+            return None
+        last = await last_record(segment, ledger, ledger.last_add_confirmed)
+    finally:
+        await ledger.close()
+    if last is None:
+        raise LogRecordCorrupt(f"segment {segment.lssn} has entries without records", ledger_id=segment.ledger_id)
+    entry_id, record = last
+    return LastRecord(record.txid, entry_id, record.slot, record.position)
+
+
+async def pause(changed: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, at most some seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await changed.wait()
