@@ -30,7 +30,7 @@ PROTOCOL_TESTS := tests/unit/protocol tests/scenarios $(addprefix tests/property
 	quorum.py read.py)
 
 coverage: $(VENV)/.dev
-	@$(BIN)/python -m coverage run -m pytest -q -n 0 $(PROTOCOL_TESTS) $(ARGS)
+	@$(BIN)/python -m coverage run -m pytest -q -n 0 --hypothesis-profile=brief $(PROTOCOL_TESTS) $(ARGS)
 	@$(BIN)/python -m coverage report
 
 # Decoders of what others wrote, on inputs that coverage guides; the compiled kernels with sanitizers against Python's.

@@ -8,14 +8,6 @@ import pytest
 from tests.fakes.pool import Stage, on_stage
 
 from bookies import errors
-from bookies.protocol.pacing.busy_backoff import DELAY_MAX_S, delay_s, maybe_delay_s
-
-
-def test_waits_double_up_to_the_limit() -> None:
-    assert [delay_s(attempt) for attempt in (0, 1, 5, 6, 1000)] == [0.1, 0.2, 3.2, DELAY_MAX_S, DELAY_MAX_S]
-    assert maybe_delay_s(4, 1.5, 5.0) == 1.6
-    assert maybe_delay_s(5, 3.1, 5.0) is None
-    assert maybe_delay_s(0, 0.0, 0.01) == 0.1, "once in any case"
 
 
 @pytest.mark.parametrize("quorums", ["3/3/3", "3/3/2", "3/2/2"])

@@ -73,7 +73,8 @@ def portion_of(
 
 class _Sized(Protocol):
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return the bytes to process."""
 
 
 S = TypeVar("S", bound=_Sized)

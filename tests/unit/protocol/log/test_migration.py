@@ -9,8 +9,16 @@ import pytest
 from bookies.errors import LogExists, LogFenced
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.log_model import Extent, check_held, emptied, pack_manifest, parse_manifest, truncated
-from bookies.protocol.log.migration import copied, held, log_origin, origin_of
+from bookies.protocol.log.log_model import (
+    Extent,
+    Segment,
+    check_held,
+    emptied,
+    pack_manifest,
+    parse_manifest,
+    truncated,
+)
+from bookies.protocol.log.migration import SWAP_MAX, at_once, copied, held, log_origin, origin_of
 
 SOURCE = Manifest(
     "tok",
@@ -85,3 +93,31 @@ def test_a_log_that_is_no_copy_is_left_alone() -> None:
 def test_a_ledger_is_known_by_its_cluster_and_its_id() -> None:
     assert origin_of("one", 7) == "one/7"
     assert origin_of("two", 7) != origin_of("one", 7)
+
+
+def test_segments_are_kept_while_what_they_hold_is_the_same() -> None:
+    """The target's own: those of the source are records of another store."""
+    theirs, ours = Segment("theirs", 6, 6, 1, 5, 5, 100), Segment("ours", 6, 6, 1, 5, 5, 100)
+    source = replace(SOURCE, segments=(theirs,))
+    first = follow(source, None, {60: 160})
+    assert first.segments == ()
+    stored = replace(first, segments=(ours,))
+    assert follow(source, stored, {60: 160, 61: 161}).segments == (ours,)
+    shorter = replace(source, extents=source.extents[1:], rows_truncated=75)
+    assert follow(shorter, stored, {61: 161}).segments == (ours,), (
+        "what is truncated at the front is left out by a read"
+    )
+    assert follow(source, stored, {60: 170}).segments == (), "the ledger was copied again"
+
+
+def test_one_swap_adds_a_limited_number_of_ledgers_and_leaves_no_gap() -> None:
+    count = SWAP_MAX + 10
+    source = replace(SOURCE, extents=tuple(Extent(number, number, 0, 0, 1, 1) for number in range(count)))
+    ids = {number: 10_000 + number for number in range(count)}
+    empty = follow(source, None, {})
+    part = at_once(source, empty, ids)
+    assert part == {number: ids[number] for number in range(SWAP_MAX)}
+    listed = follow(source, empty, part)
+    assert at_once(source, listed, ids) == ids, "those that are listed need no condition any more"
+    del ids[3]
+    assert list(at_once(source, listed, ids)) == [0, 1, 2]

@@ -109,3 +109,17 @@ def test_copies_that_take_long_slow_it_down_though_nobody_else_is_seen() -> None
         pace.charge(int(pace.bytes_per_s * WINDOW_S / 10), now)
         now += WINDOW_S / 10
     assert pace.bytes_per_s < before / 2
+
+
+def test_the_simulator_hears_of_every_charge_before_it_counts() -> None:
+    pace = AdaptiveRate(1e6)
+    heard: list[float] = []
+
+    def slow_down() -> None:
+        heard.append(pace.bytes_per_s)
+        pace.rate = 1e5
+
+    pace.on_charge = slow_down
+    assert pace.charge(500_000, 1.0) == pytest.approx(5.0)
+    pace.start_copy(1.0)
+    assert heard == [1e6, 1e5]

@@ -30,3 +30,11 @@ def test_a_changed_rate_applies_to_what_follows() -> None:
     assert pace.charge(1000, 0.0) == pytest.approx(1.0)
     pace.rate = 100.0
     assert pace.charge(100, 1.0) == pytest.approx(1.0)
+
+
+def test_a_rate_that_does_not_adapt_counts_the_units_of_a_copy_and_nothing_else() -> None:
+    pace = RateLimit(1000)
+    assert pace.start_copy(100.0) == 0.0
+    pace.observe_copy(60.0, 100.0)
+    assert pace.rate == 1000
+    assert pace.charge(500, 100.0) == pytest.approx(0.5)

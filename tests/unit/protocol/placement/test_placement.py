@@ -61,6 +61,14 @@ def test_goes_back_when_the_preferred_bookies_lead_nowhere() -> None:
     assert choose_ensemble(candidates("abcd"), 4, 2, 2) == ("a", "c", "b", "d")
 
 
+def test_goes_back_from_a_bookie_that_is_nowhere() -> None:
+    """It counts for no rack, so a wish for two racks passes it over."""
+    wish = PlacementPolicy(Kind.RACK)
+    assert choose_ensemble(candidates("xac", wish), 2, 2, 2) == ("a", "c")
+    assert choose_ensemble(candidates("xac", wish), 3, 3, 2) == ("x", "a", "c"), "it is better than none"
+    assert choose_ensemble(candidates("xbad", wish), 2, 2, 2, exclude=ids("x")) == ("b", "d")
+
+
 def test_says_which_rule_stands_in_the_way() -> None:
     with pytest.raises(
         NotEnoughBookies, match="a write quorum of 2 needs 2 racks; the 2 writable bookies are all in /r1: start"
@@ -128,6 +136,11 @@ def test_replacements_keep_rules_as_far_as_those_who_stay_allow() -> None:
         "f",
         "c",
     )
+
+
+def test_a_member_that_is_nowhere_stays_and_counts_for_no_rack() -> None:
+    """With b, all racks would be one."""
+    assert choose_replacements(candidates("bd"), ids("xac"), [2], 3, 2) == ids("xad")
 
 
 def test_a_replacement_of_some_when_not_all_can_be_had() -> None:

@@ -119,6 +119,23 @@ def test_who_is_not_expected_is_not_missed() -> None:
     assert found.away == []
 
 
+def test_an_absence_has_a_beginning_and_an_end() -> None:
+    found = absence(60.0)
+    found.observe(without(B1), 10.0)
+    assert (found.away_since(B1), found.lost_at(B1)) == (10.0, 70.0)
+    assert (found.away_since(B2), found.lost_at(B2)) == (None, None)
+    assert not found.is_away_for(B1, HURRY_S, 10.0 + HURRY_S - 0.1)
+    assert found.is_away_for(B1, HURRY_S, 10.0 + HURRY_S)
+    assert found.is_away_for(BookieId("stranger"), HURRY_S, 10.0), "it was never seen"
+    assert not found.was_away_at(B1, 15.0), "it has not returned"
+    found.observe(ALL, 20.0)
+    assert found.away_since(B1) is None
+    assert [found.was_away_at(B1, when) for when in (9.9, 10.0, 20.0, 20.1)] == [False, True, True, False]
+    found.observe(without(B1), 30.0)
+    found.observe(ALL, 40.0)
+    assert [found.was_away_at(B1, when) for when in (15.0, 35.0)] == [False, True], "the last one counts"
+
+
 # -- ledgers in danger ---------------------------------------------------------------------------------------------
 
 

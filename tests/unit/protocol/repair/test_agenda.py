@@ -239,3 +239,30 @@ def test_memory_is_bounded() -> None:
         found.offer(ledger_id, 1, 0, 1)
     assert len(found) == module.ITEMS_MAX
     assert found.is_cut
+
+
+def test_outcomes_of_a_ledger_that_a_listing_has_removed_change_nothing() -> None:
+    """Its mark was deleted while somebody read its record or worked on it."""
+    found = agenda()
+    offer(found, (1, 1, 1), (2, 1, 2))
+    found.done(1)
+    found.done(1)
+    found.rank(1, 0)
+    found.stale(1)
+    found.release(1)
+    assert found.postpone(1, 10.0, for_s=30.0) == 10.0
+    assert (len(found), 1 in found, found.next_due()) == (1, False, None)
+    assert (taken(found), taken(found)) == (2, None)
+
+
+def test_news_of_bookies_are_for_those_that_wait() -> None:
+    """A ledger that is being worked on is not due a second time, and its pause goes on growing."""
+    found = agenda()
+    offer(found, (1, 1, 1))
+    taken(found)
+    due_at = found.postpone(1, 0.0, bookies=[B1], wants_target=True)
+    assert taken(found, due_at) == 1
+    found.returned([B1])
+    found.targets_came()
+    assert taken(found, due_at) is None
+    assert found.postpone(1, due_at) - due_at >= 0.75 * 2 * 5

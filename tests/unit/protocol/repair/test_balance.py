@@ -47,6 +47,13 @@ def test_what_is_too_large_stays() -> None:
     assert plan.before == plan.after
 
 
+def test_what_is_empty_stays() -> None:
+    plan = planned([((B[0],), 100), ((B[0],), 0)], dict.fromkeys(B[:2], 1000))
+    assert plan.moves == []
+    plan = planned([((B[0],), 50), ((B[0],), 50), ((B[0],), 0)], dict.fromkeys(B[:2], 1000))
+    assert [(move.size, move.target) for move in plan.moves] == [(50, B[1])]
+
+
 @given(st.data())
 def test_every_move_is_possible_and_brings_both_nearer(data: st.DataObject) -> None:
     ensembles = st.lists(st.sampled_from(B), min_size=1, max_size=3, unique=True).map(tuple)

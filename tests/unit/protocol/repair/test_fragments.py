@@ -153,6 +153,14 @@ def test_are_entries_stored_on_a_bookie() -> None:
 # -- lists of entries ----------------------------------------------------------------------------------------------
 
 
+def test_missing_runs_lie_before_between_and_behind_what_is_held() -> None:
+    assert missing_runs(range(10), [range(3, 5), range(7, 8)]) == [range(3), range(5, 7), range(8, 10)]
+    assert missing_runs(range(10), [range(5)]) == [range(5, 10)]
+    assert missing_runs([0, 1, 4, 5], [range(1, 5)]) == [range(1), range(5, 6)]
+    assert missing_runs(range(10), [range(20)]) == []
+    assert missing_runs(range(10), []) == [range(10)]
+
+
 @given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)), st.booleans())
 def test_missing_runs_agree_with_sets(expected: set[int], held: set[int], as_range: bool) -> None:
     ids: list[int] | range = sorted(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -23,11 +24,13 @@ from bookies.protocol.repair.repair_work import (
     Assessment,
     Cause,
     Circumstances,
+    Job,
     Loss,
     RepairState,
     Wait,
     assess,
     fewest_left,
+    jobs_without,
     judge_entry,
     most_urgent_first,
 )
@@ -201,6 +204,10 @@ def test_beside_lost_entries_what_can_be_copied_is_copied() -> None:
     [loss] = found.losses
     fragment = job.fragment
     assert [loss.touches(fragment, position) for position in range(5)] == [True, True, False, False, False]
+    assert loss.entries == "entries 5 to 95, one in 5,"
+    before, after = (replace(fragment, first=first, last=last) for first, last in ((0, 4), (96, 120)))
+    assert not any(loss.touches(other, position) for other in (before, after) for position in range(5))
+    assert Loss(5, 9, ()).entries == "entries 5 to 9"
 
 
 def test_what_nobody_can_say_is_no_loss_and_keeps_its_place() -> None:
@@ -252,6 +259,58 @@ def test_nothing_else_ends_a_writer(
 def test_a_growing_fragment_on_a_bookie_to_be_emptied_waits_for_its_writer() -> None:
     found = assessed(verdict_of({}, is_finished=False), leaving=[A])
     assert [wait.cause for wait in found.waits] == [Cause.WRITER]
+
+
+def test_a_lost_bookie_that_the_writer_has_replaced_ends_no_writer() -> None:
+    """Of three bookies with two replicas c has nothing of entry 0, so only b is waited for."""
+    record = replace(record_of(write_quorum=2, is_closed=False), ensembles=((0, (A, B, C)), (1, (A, D, E))))
+    earlier = verdict_of({}, write_quorum=2, away=[B, C], last=0, is_finished=False)
+    found = assess(record, [earlier], Circumstances([A, D, E], [B, C]))
+    assert (found.wants_sealing, found.state) == (False, RepairState.WAITING)
+    [wait] = found.waits
+    assert (wait.cause, wait.bookie) == (Cause.WRITER, B)
+    assert wait.reason.startswith("it is lost; whether the last add confirmed")
+
+
+def test_a_missing_entry_that_may_be_on_its_way_differs_from_one_that_does_not_verify() -> None:
+    reasons = [
+        wait.reason
+        for error in (NO_ENTRY, DigestMismatch("damaged"))
+        for wait in assessed(verdict_of({B: error}, is_finished=False)).waits
+    ]
+    assert reasons == [
+        "it lacks entry 0, which may be on its way; a ledger that is sealed is repaired",
+        "its entry 0 does not verify; a ledger that is sealed is repaired",
+    ]
+
+
+# -- copies without a check ----------------------------------------------------------------------------------------
+
+
+def test_bookies_that_an_operator_removes_are_replaced_by_the_record_alone() -> None:
+    """Those that are lost deliver nothing; the others count as good sources."""
+    first = Fragment(LEDGER, 0, 4, (A, B, C), 3, is_finished=True)
+    second = Fragment(LEDGER, 5, 9, (D, B, E), 3, is_finished=True)
+    other = Fragment(LEDGER, 10, 19, (C, D, E), 3, is_finished=True)
+    jobs = jobs_without([first, second, other], [A, B], [A])
+    assert jobs == [
+        Job(jobs[0].verdict, renewed=(), replaced=(0, 1), good=1),
+        Job(jobs[1].verdict, renewed=(), replaced=(1,), good=1),
+    ]
+    assert [job.fragment for job in jobs] == [first, second]
+    assert [job.verdict.bad_positions for job in jobs] == [[0], []]
+
+
+def test_a_missing_target_is_explained_by_the_bookies_that_were_not_used() -> None:
+    circumstances = Circumstances([A, B, C, D], unwanted={B: "it leaves", E: "it is not registered"}, read_only=[C])
+    assert circumstances.left_out() == (
+        "; not used: b (it leaves), c (read-only: its disks are full, or somebody wants it so); "
+        "what copies that broke off have left on a full one is deleted by bk bookie gc --surplus"
+    )
+    assert circumstances.left_out([C]) == "; not used: b (it leaves)", "c has the entries already"
+    assert circumstances.left_out([B, C]) == ""
+    assert "it leaves" not in circumstances.left_out(by_word=False)
+    assert Circumstances([A]).left_out() == ""
 
 
 # -- evidence ------------------------------------------------------------------------------------------------------

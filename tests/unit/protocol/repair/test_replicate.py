@@ -9,13 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.protocol.repair.test_fragments import A, B, C, D, E, fragment, record_of
 
-from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
+from bookies.errors import (
+    BookieTimeout,
+    BookieUnreachable,
+    EntryNotFound,
+    FragmentNotFinished,
+    InvalidArgument,
+    NotEnoughBookies,
+    VersionConflict,
+)
 from bookies.model import BookieId
 from bookies.protocol.ledger.ledger import Author, illegality
 from bookies.protocol.placement import PlacementPolicy, Topology
 from bookies.protocol.placement.candidates import Candidates
 from bookies.protocol.placement.topology import Kind
 from bookies.protocol.repair import Fragment
+from bookies.protocol.repair.fragments import FragmentCheck
 from bookies.protocol.repair.replicate import (
     ENTRIES_MAX,
     SIZE_MAX,
@@ -28,6 +37,7 @@ from bookies.protocol.repair.replicate import (
     choose_targets,
     renewals,
     replaced_in,
+    unknown_replicas,
 )
 
 F = BookieId("f")
@@ -63,6 +73,7 @@ def test_targets_are_new_distinct_and_in_order_of_preference() -> None:
     assert choose_targets(fragment(0, 9), [1], candidates) == (Replacement(1, B, E),)
     assert choose_targets(fragment(0, 9), [0, 2], candidates) == (Replacement(0, A, E), Replacement(2, C, D))
     assert choose_targets(fragment(0, 9), [0, 2], candidates, [E]) == (Replacement(0, A, D), Replacement(2, C, F))
+    assert choose_targets(fragment(0, 9), [], []) == (), "nobody is needed"
     with pytest.raises(NotEnoughBookies, match="start another bookie"):
         choose_targets(fragment(0, 9), [0, 2], [A, B, C, D])
 
@@ -113,6 +124,17 @@ def test_a_position_for_which_a_rule_leaves_nobody_does_not_keep_another_from_it
     policy = PlacementPolicy(Kind.RACK, is_rule=True)
     candidates = Candidates.of([D], policy, topology)
     assert choose_some_targets(fragment(0, 9), [1, 2], candidates) == (Replacement(2, C, D),)
+
+
+def test_a_replica_is_unknown_while_its_bookie_may_yet_deliver_it() -> None:
+    """a lacks an entry and b does not answer; c is away, d is lost, and e has nothing of the fragment."""
+    each = fragment(0, 1, (A, B, C, D, E), 3)
+    check = FragmentCheck(each, [A, B], 100, lambda count: 0)
+    check.failed(0, 0, EntryNotFound())
+    check.failed(1, 0, BookieTimeout())
+    unknown = unknown_replicas(check.verdict(), lost=[D])
+    assert [replica.bookie for replica in unknown] == [B, C]
+    assert [type(replica.error) for replica in unknown] == [BookieTimeout, BookieUnreachable]
 
 
 # -- copying -------------------------------------------------------------------------------------------------------
@@ -175,6 +197,13 @@ def test_sources() -> None:
     assert striped.sources(0) == [A, B]
     assert striped.sources(0) == [A, B]
     assert striped.sources(1) == [C, B]
+
+
+def test_a_target_that_stores_none_of_the_ids_gets_no_share() -> None:
+    copy = FragmentCopy(fragment(0, 9, (A, B, C, D), 1), [Replacement(0, A, E), Replacement(2, C, F)])
+    assert copy.next_ids() == [0, 2, 4, 6, 8]
+    assert copy.shares([0, 2, 4]) == [(E, [0, 4]), (F, [2])]
+    assert copy.shares([2]) == [(F, [2])]
 
 
 def test_a_position_that_stores_nothing_needs_no_copy() -> None:
