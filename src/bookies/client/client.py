@@ -117,6 +117,7 @@ class Client:
             writer.client_closed()
         if self._files is not None:
             self._files.close()
+        await self._writing.open_ledgers.settle()
         await self._writing.open_ledgers.stop()
         await self._pool.close()
         await self._driver.close()

@@ -247,10 +247,13 @@ class Connection(asyncio.BufferedProtocol):
         for adds, buffers in self._held.take(proof):
             self.send_adds(adds, buffers)
 
-    def refuse(self, proof: OpenProof, error: BookKeeperError) -> None:
+    def refuse(self, proof: OpenProof, error: BookKeeperError, last: int) -> None:
         """See `open_ledgers.Holder`."""
-        for adds, _ in self._held.take(proof):
-            adds.sink.on_failed(self.bookie, adds.entry_ids, error)
+        for adds, buffers in self._held.take(proof):
+            if adds.entry_ids[-1] <= last and self.error is None:
+                self.send_adds(adds, buffers)
+            else:
+                adds.sink.on_failed(self.bookie, adds.entry_ids, error)
 
     def accepts_read(self, key: ReadKey, is_fencing: bool) -> bool:
         """Report whether the response to a v2 read can be told from the responses that are still to come."""

@@ -14,18 +14,21 @@ Source: client-protocol 2.21.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from bookies.errors import BookKeeperError, LocalProtocolError, MetadataError
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
+from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.ending import Record, end_of
 from bookies.protocol.pacing import Backoff
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
 READS_AT_ONCE = 4
+SETTLE_S = 1.0  # of a client that closes, for reads in progress
 RETRY_S, RETRY_S_MAX = 0.02, 1.0  # pauses after failed reads
 NOT_ESTABLISHED = 1 << 62  # number of a connection that is not established yet
 
@@ -41,8 +44,8 @@ class Holder(Protocol):
     def release(self, proof: OpenProof) -> None:
         """Send the adds, in order."""
 
-    def refuse(self, proof: OpenProof, error: BookKeeperError) -> None:
-        """Fail the adds; none was sent."""
+    def refuse(self, proof: OpenProof, error: BookKeeperError, last: int) -> None:
+        """Send the adds up to entry `last`, which the ended ledger contains, and fail the others; none was sent."""
 
 
 class OpenProof:
@@ -71,6 +74,7 @@ class OpenLedgers:
         self._due: dict[OpenProof, None] = {}
         self._reads = 0  # in progress
         self._is_stopped = False
+        self._settled: asyncio.Future[None] | None = None  # of a client that closes
         self._tasks = Tasks(self._died)
 
     def proof(self, ledger_id: int, point: int) -> OpenProof:
@@ -83,12 +87,22 @@ class OpenLedgers:
         if len(self._due) == 1:
             asyncio.get_running_loop().call_soon(self._start)
 
+    async def settle(self) -> None:
+        """Wait for the reads in progress, in bounded time: adds of a ledger that was just sealed are sent after them."""
+        if self._holders and not self._is_stopped:
+            self._settled = asyncio.get_running_loop().create_future()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    await self._settled
+
     async def stop(self) -> None:
         """End all reads; held adds stay where they are. Idempotent."""
         self._is_stopped = True
         await self._tasks.stop()
 
     def _start(self) -> None:
+        if self._settled is not None and not self._holders and not self._settled.done():
+            self._settled.set_result(None)
         while self._due and self._reads < READS_AT_ONCE and not self._is_stopped:
             proofs = list(self._due)[:READ_AT_ONCE]
             for proof in proofs:
@@ -124,7 +138,9 @@ class OpenLedgers:
 
     def _decide(self, proof: OpenProof, point: int, record: Record) -> None:
         if (error := end_of(proof.ledger_id, record)) is not None:
-            self._end(proof, error)
+            # Entries up to the end are in the ledger. Its own writer may have sealed it before all replicas had them.
+            last = record.last_entry_id if isinstance(record, LedgerMetadata) and record.is_closed else -1
+            self._end(proof, error, last)
             return
         proof.point = max(proof.point, point)
         holders = self._holders.pop(proof, [])
@@ -135,9 +151,9 @@ class OpenLedgers:
             if holder.number > proof.point:  # It was established after the read had begun.
                 self.demand(proof, holder)
 
-    def _end(self, proof: OpenProof, error: BookKeeperError) -> None:
+    def _end(self, proof: OpenProof, error: BookKeeperError, last: int = -1) -> None:
         for holder in self._holders.pop(proof, ()):
-            holder.refuse(proof, error)
+            holder.refuse(proof, error, last)
 
     def _died(self, cause: BaseException) -> None:
         """Fail all held adds: a read failed unexpectedly, a programming error."""

@@ -91,6 +91,21 @@ def test_nothing_is_sent_to_a_ledger_that_has_ended(state: LedgerState, wire: st
     play(act)
 
 
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+def test_a_ledger_that_is_sealed_at_once_reaches_all_replicas(wire: str) -> None:
+    """Its record is CLOSED when the checks of the later connections read it, and contains the entries that wait."""
+
+    async def act(world: World) -> None:
+        client = await world.client(wire=wire)
+        writer = await client.create(ensemble=3, write_quorum=3, ack_quorum=1)
+        await writer.append_many([b"one", b"two"])
+        await writer.seal()
+        await asyncio.sleep(0.1)
+        assert sorted(added(world, writer.ledger_id).values()) == [[0, 1]] * 3
+
+    play(act)
+
+
 def test_a_deleted_ledger_is_reported_as_missing() -> None:
     async def act(world: World) -> None:
         store = await world.client()
