@@ -141,7 +141,7 @@ def test_whatever_the_other_replicas_do_one_good_one_is_enough(
         store = await world.client(
             wire=wire, read_timeout_ms=400, hedged_reads=is_hedging, hedge_delay_max_ms=30, read_ahead_size=64 * 1024
         )
-        # All replicas are stored: adds on a new connection wait for a check of the record (I-33), so others may be late.
+        # All replicas are stored. Adds on a new connection wait for a check of the record (I-33) and may be late.
         writer = await store.create(ensemble=ensemble, write_quorum=write_quorum, ack_quorum=write_quorum)
         payloads = [b"%d " % number * (number % 40) for number in range(300)]
         await writer.append_many(payloads)

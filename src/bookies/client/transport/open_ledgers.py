@@ -88,7 +88,7 @@ class OpenLedgers:
             asyncio.get_running_loop().call_soon(self._start)
 
     async def settle(self) -> None:
-        """Wait for the reads in progress, in bounded time: adds of a ledger that was just sealed are sent after them."""
+        """Wait for the reads in progress, in bounded time. Adds to a ledger that was just sealed go out after them."""
         if self._holders and not self._is_stopped:
             self._settled = asyncio.get_running_loop().create_future()
             with contextlib.suppress(TimeoutError):
