@@ -438,7 +438,7 @@ Prometheus](../howto/scrape-with-prometheus.md) has the steps.
 * A *summary* has the quantiles 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999 and 1.0 of the last one to two minutes, and
   `_count` and `_sum` since the start. Durations are in milliseconds, as Apache writes them. The label `success` is true or false.
 * A *histogram* is in seconds, with buckets from 100 us to 60 s. Histograms of several bookies can be added up.
-* A metric of a part that does not exist is left out: the storage before a start, a scrub that is disabled.
+* A metric of a part that does not exist is left out: for example the storage while the bookie starts, or a disabled scrub.
 
 Counting is per batch of requests and per group of the journal, never per entry. A bookie without an HTTP server times
 no requests.
@@ -478,7 +478,7 @@ def metrics_page() -> str:
     return "\n".join(parts) + "\n"
 
 
-ENDPOINTS = re.compile(r"(<!-- endpoints of (\w+) -->\n\n).*?(\n\n<!-- end of endpoints -->)", re.DOTALL)
+ENDPOINTS = re.compile(r"(<!-- endpoints of (\w+) -->\n\n).*?(<!-- end of endpoints -->)", re.DOTALL)
 
 
 def http_page() -> str:
@@ -499,7 +499,7 @@ def http_page() -> str:
             f"| `{each.path}` | {f'`{each.parameters}`' if each.parameters else ''} | {each.help} |"
             for each in groups[match[2]]
         ]
-        return match[1] + "\n".join(["| path | query | answer |", "|---|---|---|", *rows]) + match[3]
+        return match[1] + "\n".join(["| path | query | answer |", "|---|---|---|", *rows]) + "\n\n" + match[3]
 
     return ENDPOINTS.sub(table, (HERE / "reference" / "http.md").read_text())
 

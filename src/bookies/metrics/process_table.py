@@ -82,7 +82,7 @@ TABLE: tuple[Metric, ...] = (
         "bookies_ready",
         Kind.GAUGE,
         "health",
-        "1: the condition of the probes holds",
+        "1: the condition of /healthz holds; started, running, journal and directories decide /readyz",
         lambda conditions: {condition.name: int(condition.holds) for condition in conditions},
         ("condition",),
     ),

@@ -410,7 +410,7 @@ SCRUB: tuple[Metric, ...] = (
     _scrub(
         "oldest_unverified_seconds",
         Kind.GAUGE,
-        "age of the oldest data that was not verified since",
+        "time since the verification of the data that was verified longest ago",
         "scrub_oldest_unverified_s",
         "seconds",
     ),
