@@ -162,12 +162,12 @@ class Handlers:
         part: Adds,
         error: BaseException | None,
     ) -> None:
-        if begun is not None and self.on_add_latency is not None and not request.is_recovery:
-            self.on_add_latency(asyncio.get_running_loop().time() - begun)
         if isinstance(error, LedgerUnchecked):
             self._check(connection, request, part)
             self._intake.answered(part.records.size)
             return
+        if begun is not None and self.on_add_latency is not None and not request.is_recovery:
+            self.on_add_latency(asyncio.get_running_loop().time() - begun)
         if begun is not None and self._served is not None:
             self._served.added(begun, len(part), request.is_recovery, error is not None)
         status = Status.OK if error is None else self._status(error, Operation.ADD)
