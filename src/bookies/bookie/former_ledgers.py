@@ -71,11 +71,11 @@ class LedgerChecks:
         self._driver = driver
         self._bookie = bookie
         self._note_open = note_open
-        self._runtime = runtime
         self._events = events
         self._waiting: dict[int, list[_Add]] = {}  # by ledger, in order of arrival
         self._due: dict[int, None] = {}  # ledgers to read
         self._reads = 0  # in progress
+        self._backoff = Backoff(RETRY_S, RETRY_S_MAX, runtime.random.uniform)
         self._is_stopped = False
         self._tasks = Tasks(self._died)
 
@@ -108,23 +108,24 @@ class LedgerChecks:
             self._tasks.start(self._check(ledger_ids), "check of ledgers")
 
     async def _check(self, ledger_ids: Sequence[int]) -> None:
-        """Read the records, and decide about the adds that waited when the read began."""
-        backoff = Backoff(RETRY_S, RETRY_S_MAX, self._runtime.random.uniform)
+        """Read the records, and decide about the adds that waited when the read began.
+
+        After a failure the ledgers that still have adds queue up again, behind those that were not read yet.
+        """
         loop = asyncio.get_running_loop()
-        while ledger_ids:
-            counts = [len(self._waiting[ledger_id]) for ledger_id in ledger_ids]
-            deadline = min(self._waiting[ledger_id][0].deadline for ledger_id in ledger_ids)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    records = await self._driver.current_ledgers(ledger_ids)
-            except (BookKeeperError, TimeoutError) as error:
-                self._events.warning("ledgers.unchecked", ledgers=len(ledger_ids), error=error)
-                await asyncio.sleep(min(backoff.next_s(), max(0.0, deadline - loop.time())))
-                ledger_ids = [ledger_id for ledger_id in ledger_ids if self._expire(ledger_id)]
-                continue
+        counts = [len(self._waiting[ledger_id]) for ledger_id in ledger_ids]
+        deadline = min(self._waiting[ledger_id][0].deadline for ledger_id in ledger_ids)
+        try:
+            async with asyncio.timeout_at(deadline):
+                records = await self._driver.current_ledgers(ledger_ids)
+        except (BookKeeperError, TimeoutError) as error:
+            self._events.warning("ledgers.unchecked", ledgers=len(ledger_ids), error=error)
+            await asyncio.sleep(min(self._backoff.next_s(), max(0.0, deadline - loop.time())))
+            self._due |= dict.fromkeys(ledger_id for ledger_id in ledger_ids if self._expire(ledger_id))
+        else:
+            self._backoff.reset()
             for ledger_id, count, versioned in zip(ledger_ids, counts, records, strict=True):
                 self._decide(ledger_id, count, versioned.metadata if isinstance(versioned, Versioned) else versioned)
-            break
         self._reads -= 1
         self._start()
 

@@ -98,11 +98,14 @@ class Handlers:
             for request in requests:
                 handlers[type(request)](connection, request)
         except Exception as error:  # noqa: BLE001  (our mistake, on one connection: the bookie goes on)
-            self._events.error("request.broken", peer=connection.peer, error=error)
-            connection.abort()
+            self._broken(connection, error)
         if served is not None and served.answered_now:
             served.end_reads()
         self._intake.check()
+
+    def _broken(self, connection: Connection, error: Exception) -> None:
+        self._events.error("request.broken", peer=connection.peer, error=error)
+        connection.abort()
 
     # -- writes --------------------------------------------------------------------------------------------------
     def _add(self, connection: Connection, request: AddRequest) -> None:
@@ -140,10 +143,13 @@ class Handlers:
 
         def resume(error: BookKeeperError | None) -> None:
             self._intake.answered(part.records.size)
-            if error is not None:
-                self._refused_adds(connection, request, part, status_of_error(error))
-            else:
-                self._add_some(connection, request, part)
+            try:
+                if error is not None:
+                    self._refused_adds(connection, request, part, status_of_error(error))
+                else:
+                    self._add_some(connection, request, part)
+            except Exception as mistake:  # noqa: BLE001  (as in `handle`; adds of others wait for the same record)
+                self._broken(connection, mistake)
 
         self._intake.accepted(part.records.size)
         self._checks.hold(part.first_ledger_id, part.entry_ids[0], resume)
@@ -156,12 +162,12 @@ class Handlers:
         part: Adds,
         error: BaseException | None,
     ) -> None:
-        if begun is not None and self.on_add_latency is not None and not request.is_recovery:
-            self.on_add_latency(asyncio.get_running_loop().time() - begun)
         if isinstance(error, LedgerUnchecked):
             self._check(connection, request, part)
             self._intake.answered(part.records.size)
             return
+        if begun is not None and self.on_add_latency is not None and not request.is_recovery:
+            self.on_add_latency(asyncio.get_running_loop().time() - begun)
         if begun is not None and self._served is not None:
             self._served.added(begun, len(part), request.is_recovery, error is not None)
         status = Status.OK if error is None else self._status(error, Operation.ADD)

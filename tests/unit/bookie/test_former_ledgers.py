@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from bookies.bookie import former_ledgers
 from bookies.bookie.former_ledgers import ALL_LEDGERS, find_former_ledgers
 from bookies.bookie.server import BookieServer
+from bookies.bookie.storage_port import Storage
 from bookies.config import BookieConfig
 from bookies.errors import MetadataCorrupt, MetadataError, Status
+from bookies.kernels import Adds
+from bookies.lab.sim.world.deferring import Deferring
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.metadata.interface.driver import GivenIds, Versioned
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorums import IdSet
 from bookies.runtime.events import Events
+from bookies.storage.engine.store_writes import RefusedAdds
+from bookies.storage.store import LedgerStore
 from bookies.wire.messages import AddResponses, BareResponse, ReadRequest, ReadResponse, Response
 
 from .conftest import KEY, RawClient, World, adds
@@ -58,14 +64,16 @@ async def close(driver: MemoryDriver, ledger_id: int) -> None:
     await driver.write_ledger(end, found.version)
 
 
-async def serving(world: World) -> tuple[BookieServer, SlowDriver, RawClient]:
+async def serving(
+    world: World, wrap: Callable[[LedgerStore], Storage] | None = None
+) -> tuple[BookieServer, SlowDriver, RawClient]:
     async def start() -> tuple[BookieServer, SlowDriver]:
         runtime = world.runtime("bookie")
         driver = SlowDriver(world.metadata, runtime)
         driver.is_answering = asyncio.Event()
         driver.is_answering.set()
         await driver.open()
-        server = BookieServer(runtime, BookieConfig(**world.settings), driver)
+        server = BookieServer(runtime, BookieConfig(**world.settings), driver, wrap)
         world._started.append((server, driver))
         await server.start()
         return server, driver
@@ -253,6 +261,62 @@ def test_an_unavailable_store_fails_the_adds_in_bounded_time(world: World, is_si
         driver.failure = None
         driver.is_answering.set()
         assert statuses(await client.add(adds(0, [0]))) == [Status.OK]
+        await maker.close()
+
+    world.run(body)
+
+
+def test_later_adds_of_some_ledgers_do_not_keep_others_waiting(world: World) -> None:
+    """The store is silent. All reads in progress are for ledgers that get another add before the first one fails."""
+
+    async def body(world: World) -> None:
+        count = former_ledgers.READS_AT_ONCE
+        maker = await make_ledgers(world.metadata, count + 1)
+        server, driver, client = await serving(world)
+        driver.is_answering.clear()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        for ledger_id in range(count + 1):
+            client.send(adds(ledger_id, [0], version=3))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(former_ledgers.WAIT_S - 1)
+        client.send(*(adds(ledger_id, [1], version=3) for ledger_id in range(count)))
+        answers = [await client.response("v3") for _ in range(count + 1)]
+        assert statuses(answers) == [Status.UNKNOWN_LEDGER_STATE] * (count + 1)
+        assert [response.ledger_id for response in answers] == [*range(count + 1)]  # type: ignore[union-attr]
+        assert loop.time() - begun <= former_ledgers.WAIT_S + 0.2
+        driver.is_answering.set()
+        assert statuses([await client.response("v3") for _ in range(count)]) == [Status.OK] * count
+        assert server._reception.intake.adds_size == 0
+        await maker.close()
+
+    world.run(body)
+
+
+def test_a_mistake_in_a_resumed_add_ends_its_connection_alone(world: World) -> None:
+    class Mistaken(Deferring):
+        is_mistaken = False
+
+        def add(self, adds: Adds, *arguments: Any, **fields: Any) -> list[RefusedAdds]:
+            if self.is_mistaken and adds.first_ledger_id == 0:
+                raise ValueError("a mistake")
+            return super().add(adds, *arguments, **fields)
+
+    async def body(world: World) -> None:
+        maker = await make_ledgers(world.metadata, 2)
+        server, driver, client = await serving(world, Mistaken)
+        other = await world.connect(server)
+        driver.is_answering.clear()
+        client.send(adds(0, [0]), adds(0, [1]))
+        other.send(adds(0, [2]), adds(1, [0]))
+        await asyncio.sleep(0.1)
+        server.storage.is_mistaken = True  # type: ignore[attr-defined]
+        driver.is_answering.set()
+        await client.closed()
+        await other.closed()
+        assert server._reception.intake.adds_size == 0
+        last = await world.connect(server)
+        assert statuses(await last.add(adds(1, [1]))) == [Status.OK]
         await maker.close()
 
     world.run(body)

@@ -271,7 +271,8 @@ class HeldAdds:
     def take_expired(self, now: float) -> Iterator[PendingAdds]:
         """Remove and yield the adds whose deadline has passed."""
         for proof, held in list(self._by_proof.items()):
-            while held and held[0][0].deadline <= now:
+            # A sink that hears of a failure may close the connection, which takes all adds.
+            while self._by_proof.get(proof) is held and held and held[0][0].deadline <= now:
                 adds, _ = held.popleft()
                 self.size -= adds.size
                 yield adds
@@ -280,10 +281,7 @@ class HeldAdds:
 
     def take_all(self) -> list[PendingAdds]:
         """Remove and return all adds."""
-        held = [adds for waiting in self._by_proof.values() for adds, _ in waiting]
-        self._by_proof.clear()
-        self.size = 0
-        return held
+        return [adds for proof in self.proofs() for adds, _ in self.take(proof)]
 
 
 class UnansweredRequest:

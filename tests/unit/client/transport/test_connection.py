@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.client.transport.connection import TRANSITIONS, Connection, Event, State
+from bookies.client.transport.open_ledgers import Holder, OpenLedgers, OpenProof
 from bookies.client.transport.unanswered import AddQueue, Outcome, PendingAdds
 from bookies.errors import (
     BookieTimeout,
@@ -418,6 +419,33 @@ def test_a_sink_may_close_or_send_while_it_hears_of_a_failure() -> None:
             bench.connection.send_adds(PendingAdds(ledger_id, range(2), range(2), sink, deadline(1000), 1), [b"F"])
         await asyncio.sleep(2)
         assert [type(error) for _, error in sink.failed] == [BookieTimeout, ClientClosed]
+
+    play(act)
+
+
+def test_a_sink_may_close_while_adds_are_held_for_one_proof() -> None:
+    """Each is answered once, although the first answer ends the connection."""
+
+    class Reading:
+        def demand(self, proof: OpenProof, holder: Holder) -> None:
+            """The store never answers."""
+
+    async def act() -> None:
+        bench = Bench()
+        proof = OpenProof(cast(OpenLedgers, Reading()), 7, 0)
+
+        class Closing(Sink):
+            def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
+                super().on_failed(bookie, entry_ids, error)
+                bench.connection.close(ClientClosed("closed"))
+
+        sink = Closing()
+        for first in (0, 2):
+            ids = range(first, first + 2)
+            bench.connection.hold_adds(PendingAdds(7, ids, ids, sink, deadline(1000), 1), [b"F"], proof)
+        await asyncio.sleep(2)
+        assert [(ids, type(error)) for ids, error in sink.failed] == [([0, 1], BookieTimeout), ([2, 3], ClientClosed)]
+        assert bench.connection.adds_size == 0
 
     play(act)
 
