@@ -51,7 +51,7 @@ async def small_target(world: World, name: str) -> BookieId:
         disk_usage_threshold=40,
         disk_usage_priority_threshold=90,
     )
-    bookie.disk.capacity = bookie.disk.used() + 40_000_000
+    bookie.disk.capacity = bookie.disk.used() + 39_000_000
     await world.start(name)
     return BookieId(name)
 

@@ -232,7 +232,7 @@ def test_x78_a_leader_that_slept_too_long_steps_down() -> None:
 def test_x78_mutant_that_takes_over_again_by_itself(monkeypatch: Patch) -> None:
     from bookies.client.log import log_writer
 
-    monkeypatch.setattr(log_writer, "_is_fenced", lambda error: False)
+    monkeypatch.setattr(log_writer, "is_fenced", lambda error: False)
     monkeypatch.setattr(log_operations, "check_leader", lambda found, epoch: None)
     original = log_operations.taken_over
     monkeypatch.setattr(log_operations, "taken_over", lambda *given, leader: original(*given))

@@ -269,7 +269,7 @@ MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one tha
     (count_no_domains, "delayed", 1),
     (take_fewer_bookies_than_there_are, "delayed", 3),
     (go_beyond_what_is_confirmed, "reads", 6),
-    (believe_less_than_before, "reads", 1),
+    (believe_less_than_before, "reads", 31),
     (read_without_fencing, "small", 3),
     (take_any_answers_for_coverage, "small", 3),
     (fence_nobody, "races", 1),

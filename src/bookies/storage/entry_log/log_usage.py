@@ -41,7 +41,7 @@ class LogUsage:
     @classmethod
     def of(cls, log_id: int, path: str, sizes: Mapping[int, int], total: int = 0) -> LogUsage:
         """Build from bytes by ledger. `total`: bytes of all its records, if that is more."""
-        ledger_ids = array("q", sorted(sizes))
+        ledger_ids = array("q", sorted(ledger_id for ledger_id, size in sizes.items() if size))
         size = sum(sizes.values())
         ledger_sizes = array("q", [sizes[ledger_id] for ledger_id in ledger_ids])
         return cls(log_id, path, max(size, total), ledger_ids, ledger_sizes, size)

@@ -129,7 +129,7 @@ class SealedLogs:
                 self.put_aside(log_id, f"byte {end.offset:,}: {end.problem}; the index names byte {last:,} after it")
                 continue
             try:
-                if sizes:
+                if any(sizes.values()):
                     await self._worker.run(complete, self._disk, paths[log_id], stop, sizes)
             except SyncFailed:
                 raise
@@ -141,7 +141,8 @@ class SealedLogs:
     async def _scan(self, log_id: int, path: str) -> tuple[dict[int, int], int, ScanEnd]:
         """Return (bytes by ledger, where records end, how the log ends).
 
-        For ledgers in the index only the entries count whose slots name this log.
+        For ledgers in the index only the entries count whose slots name this log. A ledger without such entries has 0
+        bytes, because the map lists every ledger that has records in the log.
         """
         await self._worker.run(self.close_files)
         self._open = scan = await self._worker.run(LogScan, self._disk, path)
@@ -150,6 +151,7 @@ class SealedLogs:
         while isinstance(batch := await self._worker.run(scan.read), Batch):
             starts, stop = batch.records.starts, batch.end
             for piece in pieces_of(batch):
+                sizes.setdefault(piece.ledger_id, 0)
                 for part in await self._named(log_id, batch, piece):
                     size = starts[part.stop] - starts[part.start]
                     sizes[piece.ledger_id] = sizes.get(piece.ledger_id, 0) + size

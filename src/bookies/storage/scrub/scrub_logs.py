@@ -117,6 +117,7 @@ class _Log:
         self.is_active = extent is not None
         self.problem = ""
         self.ledgers_map: dict[int, int] | None = None
+        self.possible_ids: set[int] | None = None  # ledgers whose records can be in the log; None: any
         self.ledger_ids: list[int] = []  # that may have entries in the log
         self.sizes: dict[int, int] | None = None  # bytes by ledger, while they can be compared with the map
         self.spans = Spans()
@@ -183,6 +184,8 @@ class LogScrub:
             log.sizes = {}
         possible = sorted(self._index.ledger_ids()) if log.ledgers_map is None else sorted(log.ledgers_map)
         log.ledger_ids = [ledger_id for ledger_id in possible if self._index.is_known(ledger_id)]
+        # A map that was completed after a crash omits ledgers whose entries were all replayed into later logs.
+        log.possible_ids = None if log.ledgers_map is None else {*log.ledgers_map, *self._index.ledger_ids()}
         while position < log.stop:
             await self._pay(min(CHUNK_SIZE, log.stop - position))
             part = await self._read(log, position)
@@ -314,7 +317,7 @@ class LogScrub:
         """Return findings for the places that are damaged. `follows`: the offset of the next place."""
         digest_types = await self._digest_types.types_of(place.ledger_id for place in places)
         wrong, size = await self._worker.run(
-            check_places, log.file, places, follows, log.stop, digest_types, log.ledgers_map, self._size_max
+            check_places, log.file, places, follows, log.stop, digest_types, log.possible_ids, self._size_max
         )
         await self._pay(size)
         return [
