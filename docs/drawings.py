@@ -452,8 +452,9 @@ def render() -> dict[pathlib.Path, str]:
 
 
 def shape(text: str) -> str:
-    """Return a drawing without its counts of lines, which change with every commit."""
-    return re.sub(r'(<text class="lines"[^>]*>)[^<]*', r"\1", text)
+    """Return a drawing without its counts of lines and their bars, which change with every commit."""
+    text = re.sub(r'(<text class="lines"[^>]*>)[^<]*', r"\1", text)
+    return re.sub(r'<rect class="share"[^>]*>', "", text)
 
 
 def main() -> int:
