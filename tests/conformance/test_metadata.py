@@ -373,6 +373,8 @@ def test_current_records_are_those_of_this_moment(kind: Kind) -> None:
         )
         await other.delete_ledger(9)
         assert await one.current_ledgers([7, 9]) == [changed, None]
+        assert await one.current_ledgers([7, 9], created) == [changed, None]  # both copies are old
+        assert await one.current_ledgers([7], [changed]) == [changed]
         assert await one.current_ledgers([]) == []
 
     kind.run(body)

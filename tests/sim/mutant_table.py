@@ -82,7 +82,7 @@ def mutant(
 @mutant("a writer sends on new connections without a check", "X-81", "X-82", profile="emptied-writers")
 def _(patch: Patch) -> None:
     original = OpenLedgers.proof
-    patch.setattr(OpenLedgers, "proof", lambda self, ledger_id, point: original(self, ledger_id, NOT_ESTABLISHED))
+    patch.setattr(OpenLedgers, "proof", lambda self, record, point: original(self, record, NOT_ESTABLISHED))
 
 
 @mutant("a bookie stores adds of former ledgers without a check", "X-81", "X-82", profile="emptied-bookies")

@@ -42,7 +42,7 @@ from bookies.storage.identity import former_ledgers_format as layout
 ALL_LEDGERS = 1 << 63
 RUNS_MAX = 10_000  # runs of chosen ids; with more, every ledger counts
 WAIT_S = 4.0  # less than the 5 s after which Apache's writers give up
-READS_AT_ONCE = 4
+READS_AT_ONCE = 16
 RETRY_S, RETRY_S_MAX = 0.05, 1.0  # pauses after failed reads
 
 Resume = Callable[[BookKeeperError | None], None]

@@ -39,7 +39,9 @@ class SlowDriver(MemoryDriver):
     is_answering: asyncio.Event
     failure: MetadataError | None = None
 
-    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+    async def current_ledgers(
+        self, ledger_ids: Sequence[int], known: Sequence[Versioned] = ()
+    ) -> list[Versioned | MetadataCorrupt | None]:
         self.reads += 1
         await self.is_answering.wait()
         if self.failure is not None:

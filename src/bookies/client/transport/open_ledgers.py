@@ -18,6 +18,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.errors import BookKeeperError, LocalProtocolError, MetadataError
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
@@ -27,7 +28,7 @@ from bookies.protocol.pacing import Backoff
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
-READS_AT_ONCE = 4
+READS_AT_ONCE = 64  # by a client whose loop is busy: each read waits for some of its iterations
 SETTLE_S = 1.0  # of a client that closes, for reads in progress
 RETRY_S, RETRY_S_MAX = 0.02, 1.0  # pauses after failed reads
 NOT_ESTABLISHED = 1 << 62  # number of a connection that is not established yet
@@ -51,12 +52,16 @@ class Holder(Protocol):
 class OpenProof:
     """One writer's proof: the ledger was open when the first `point` connections existed."""
 
-    __slots__ = ("_ledgers", "ledger_id", "point")
+    __slots__ = ("_ledgers", "point", "record")
 
-    def __init__(self, ledgers: OpenLedgers, ledger_id: int, point: int) -> None:
+    def __init__(self, ledgers: OpenLedgers, record: MetadataLoop, point: int) -> None:
         self._ledgers = ledgers
-        self.ledger_id = ledger_id
+        self.record = record
         self.point = point
+
+    @property
+    def ledger_id(self) -> int:
+        return self.record.current.metadata.ledger_id
 
     def demand(self, holder: Holder) -> None:
         """Begin to read the record. `holder`: an established connection that has begun to hold adds."""
@@ -77,8 +82,8 @@ class OpenLedgers:
         self._settled: asyncio.Future[None] | None = None  # of a client that closes
         self._tasks = Tasks(self._died)
 
-    def proof(self, ledger_id: int, point: int) -> OpenProof:
-        return OpenProof(self, ledger_id, point)
+    def proof(self, record: MetadataLoop, point: int) -> OpenProof:
+        return OpenProof(self, record, point)
 
     def demand(self, proof: OpenProof, holder: Holder) -> None:
         """See `OpenProof.demand`."""
@@ -116,7 +121,8 @@ class OpenLedgers:
         while proofs := [proof for proof in proofs if self._is_wanted(proof)]:
             point = self._connection_count()
             try:
-                records = await self._driver.current_ledgers([proof.ledger_id for proof in proofs])
+                known = [proof.record.current for proof in proofs]
+                records = await self._driver.current_ledgers([proof.ledger_id for proof in proofs], known)
             except MetadataError:
                 await asyncio.sleep(backoff.next_s())
                 continue

@@ -81,8 +81,8 @@ class LedgerWriter:
         point: int = -1,  # connections when the request that found the ledger open began, see `OpenProof`
     ) -> None:
         config = context.config
-        self._proof = context.open_ledgers.proof(versioned.metadata.ledger_id, point)
         self._record = MetadataLoop(context.runtime, context.driver, versioned)
+        self._proof = context.open_ledgers.proof(self._record, point)
         self._candidates = context.candidates
         self._budget = context.budget
         self._rules = rules

@@ -181,11 +181,14 @@ class MetadataDriver(ABC):
         """
         return await all_of(map(self._read_or_none, ledger_ids))
 
-    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+    async def current_ledgers(
+        self, ledger_ids: Sequence[int], known: Sequence[Versioned] = ()
+    ) -> list[Versioned | MetadataCorrupt | None]:
         """Read several records as `read_ledgers` does, each as it is at some moment during the call.
 
         A majority of the store's servers takes part, so the answer of a server that lags behind, or does not know yet
-        that it is no longer the leader, does not count (metadata 11.1). Costs more than `read_ledgers`.
+        that it is no longer the leader, does not count (metadata 11.1). Costs more than `read_ledgers`. `known`: the
+        caller's copies, one for each id, or none. A store may check a copy's version for less than it reads a record.
         """
         return await self.read_ledgers(ledger_ids)
 

@@ -89,7 +89,7 @@ T = TypeVar("T")
 PAGE_COUNT = 10_000  # ledger ids in one range of an iteration
 RETRY_INTERVAL_S = 0.2  # after a failed observation of the store; Source: metadata 6.3
 PREDECESSOR_INTERVAL_S = 0.1  # between two checks of a registration that has to end first
-VERSIONS_COUNT_MAX = 4096  # ledgers whose last version this driver remembers
+VERSIONS_COUNT_MAX = 16_384  # ledgers whose last version this driver remembers
 
 
 def parse_instance_id(data: bytes, where: str) -> str:
@@ -310,7 +310,9 @@ class StoreDriver(MetadataDriver):
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
         return await self._read_all("read_ledgers", ledger_ids)
 
-    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+    async def current_ledgers(
+        self, ledger_ids: Sequence[int], known: Sequence[Versioned] = ()
+    ) -> list[Versioned | MetadataCorrupt | None]:
         return await self._read_all("current_ledgers", ledger_ids)
 
     async def _read_all(self, operation: str, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:

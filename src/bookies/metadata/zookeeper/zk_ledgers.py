@@ -150,22 +150,31 @@ class Ledgers:
         self._nodes.remember(path, stat)
         return Versioned(parse_ledger(ledger_id, data, stat.ctime_ms), stat.mzxid)
 
-    async def read_current(self, ledger_id: int) -> Versioned | MetadataCorrupt | None:
-        """Read a record, see `MetadataDriver.current_ledgers`.
+    async def read_current(self, ledger_id: int, known: Versioned | None = None) -> Versioned | MetadataCorrupt | None:
+        """Read a record, see `MetadataDriver.current_ledgers`. `known`: the caller's copy, which is only checked.
 
         A leader that a majority has deposed answers `sync` and reads until it notices. It cannot carry out a
         transaction, so one that only checks the version follows the read.
         """
         path = self.path(ledger_id)
+        if path is not None and known is not None:
+            version = self._nodes.znode_version(path, known.version)
+            if version is not None and await self._is_current(path, version):
+                return known
         while path is not None and (node := await self._nodes.read(path)) is not None:
             try:
-                await self._groups.multi([Check(path, node[1].version)])
-                return self._versioned(path, ledger_id, *node)
-            except Refusal:
-                continue  # It has changed since.
+                if await self._is_current(path, node[1].version):
+                    return self._versioned(path, ledger_id, *node)
             except MetadataCorrupt as error:
                 return error
         return None
+
+    async def _is_current(self, path: str, version: int) -> bool:
+        try:
+            await self._groups.multi([Check(path, version)])
+        except Refusal:
+            return False  # It has changed since.
+        return True
 
     async def create(self, metadata: LedgerMetadata) -> Versioned:
         """See `MetadataDriver.create_ledger`."""

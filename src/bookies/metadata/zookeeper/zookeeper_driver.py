@@ -221,10 +221,13 @@ class ZooKeeperDriver(SessionDriver):
         self._require_open()
         return await self._ids.next(self._ledgers.manager)
 
-    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+    async def current_ledgers(
+        self, ledger_ids: Sequence[int], known: Sequence[Versioned] = ()
+    ) -> list[Versioned | MetadataCorrupt | None]:
         assert len(ledger_ids) <= READ_AT_ONCE
         self._require_open()
-        return await all_of(map(self._ledgers.read_current, ledger_ids))
+        copies: Sequence[Versioned | None] = known or [None] * len(ledger_ids)
+        return await all_of(map(self._ledgers.read_current, ledger_ids, copies))
 
     # -- bookies -------------------------------------------------------------------------------------------------
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.transport.connection import TRANSITIONS, Connection, Event, State
 from bookies.client.transport.open_ledgers import Holder, OpenLedgers, OpenProof
 from bookies.client.transport.unanswered import AddQueue, Outcome, PendingAdds
@@ -432,7 +433,7 @@ def test_a_sink_may_close_while_adds_are_held_for_one_proof() -> None:
 
     async def act() -> None:
         bench = Bench()
-        proof = OpenProof(cast(OpenLedgers, Reading()), 7, 0)
+        proof = OpenProof(cast(OpenLedgers, Reading()), cast(MetadataLoop, None), 0)
 
         class Closing(Sink):
             def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:

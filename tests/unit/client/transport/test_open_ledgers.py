@@ -128,11 +128,11 @@ class Broken:
         self._read = self.driver.current_ledgers
         self.driver.current_ledgers = self.current_ledgers
 
-    async def current_ledgers(self, ledger_ids: list[int]) -> Any:
+    async def current_ledgers(self, ledger_ids: list[int], known: list[Any]) -> Any:
         if self.is_broken:
             await asyncio.sleep(0.05)
             raise MetadataError("not now")
-        return await self._read(ledger_ids)
+        return await self._read(ledger_ids, known)
 
 
 def test_the_add_time_out_bounds_the_wait() -> None:

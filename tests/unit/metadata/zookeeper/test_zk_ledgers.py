@@ -231,3 +231,23 @@ def test_a_deposed_leader_does_not_answer_for_the_current_record() -> None:
         assert len(zookeeper.requests) - before == 1 + COUNT + 1  # together, refused; one by one, refused; together
 
     play(body)
+
+
+def test_a_copy_that_is_current_costs_a_check_alone() -> None:
+    """Writers of many ledgers reconnect together, and most records are as they left them."""
+
+    async def body(world: World) -> None:
+        created = await world.create(range(FIRST, FIRST + COUNT))
+        ids = [each.metadata.ledger_id for each in created]
+        before = len(world.zookeeper.requests)
+        assert await world.driver.current_ledgers(ids, created) == created
+        assert len(world.zookeeper.requests) - before == 1
+        _, other = world.client()
+
+        async def behind() -> None:
+            changed = await other.write_ledger(closed(created[0]), created[0].version)
+            assert await world.driver.current_ledgers(ids, created) == [changed, *created[1:]]
+
+        await driven(other, behind)
+
+    play(body)

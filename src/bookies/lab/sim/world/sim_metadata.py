@@ -354,9 +354,11 @@ class SimDriver(MemoryDriver):
             for ledger_id, record in zip(ledger_ids, records, strict=True)
         ]
 
-    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+    async def current_ledgers(
+        self, ledger_ids: Sequence[int], known: Sequence[Versioned] = ()
+    ) -> list[Versioned | MetadataCorrupt | None]:
         read = super().current_ledgers
-        records = await self.trip(lambda: read(ledger_ids))
+        records = await self.trip(lambda: read(ledger_ids, known))
         return [*map(self._permitting, ledger_ids)] if self._sim.trusts(self._host) else records
 
     def _permitting(self, ledger_id: int) -> Versioned:
