@@ -41,7 +41,6 @@ DROP_STEP = 1 << 20  # bytes dropped from the page cache by one call
 # them is not worth a prepared file.
 SMALL_GROUP = 64 << 10  # bytes
 SHARE_SIZE = 16 << 20  # bytes of recent groups over which the share of small groups is averaged
-TIMES_MAX = 384  # numbers about groups that are not in a distribution yet
 SLOW_S = 1.0  # a group that takes longer is slow
 SLOW_OVER_S = 60.0  # a slow episode ends after this time without another slow group
 FIRST_PREPARED = 4 << 20  # bytes of zeros in the first file of a process, which must be ready at once
@@ -257,52 +256,23 @@ class Slowness:
 
 
 class JournalTimes:
-    """Durations of group commits in seconds, for metrics. A group costs an append to a list; the rest is done later."""
+    """Durations of group commits in seconds, for metrics.
+
+    `adds`: of records, from their queueing to their durability. `syncs`: of groups, write and sync. `waited_s`: sum of
+    the times of records in the queue. `record_count`: records made durable.
+    """
 
     def __init__(self) -> None:
-        self._pending: list[float] = []  # (wait, sync, records) of groups, flat
-        self._adds, self._syncs = Distribution(), Distribution()
-        self._waited_s = 0.0
-        self._record_count = 0
+        self.adds, self.syncs = Distribution(), Distribution()
+        self.waited_s = 0.0
+        self.record_count = 0
 
     def durable(self, wait_s: float, sync_s: float, count: int) -> None:
         """Note that a group of `count` records is durable. `wait_s`: mean time of its records in the queue."""
-        pending = self._pending
-        pending += (wait_s, sync_s, count)
-        if len(pending) >= TIMES_MAX:
-            self._sort()
-
-    def _sort(self) -> None:
-        pending, self._pending = iter(self._pending), []
-        for wait_s, sync_s, count in zip(pending, pending, pending, strict=True):
-            self._syncs.record(sync_s)
-            self._adds.record(wait_s + sync_s, int(count))
-            self._waited_s += wait_s * count
-            self._record_count += int(count)
-
-    @property
-    def adds(self) -> Distribution:
-        """Times of records from their queueing to their durability."""
-        self._sort()
-        return self._adds
-
-    @property
-    def syncs(self) -> Distribution:
-        """Times of groups: write and sync."""
-        self._sort()
-        return self._syncs
-
-    @property
-    def waited_s(self) -> float:
-        """Sum of the times of records in the queue."""
-        self._sort()
-        return self._waited_s
-
-    @property
-    def record_count(self) -> int:
-        """Records made durable."""
-        self._sort()
-        return self._record_count
+        self.syncs.record(sync_s)
+        self.adds.record(wait_s + sync_s, count)
+        self.waited_s += wait_s * count
+        self.record_count += count
 
 
 class Journal:
