@@ -362,7 +362,7 @@ def test_what_a_replay_has_written_twice_is_given_back(machine: Any, body: Body,
 
     async def load_and_flush(store: LedgerStore, promises: Any) -> None:
         await load(store, promises)
-        await store._parts.checkpointer._flush_all()
+        await store._parts.checkpointer.flusher.flush_all(())
 
     async def nothing(store: LedgerStore, promises: Any) -> None:
         pass

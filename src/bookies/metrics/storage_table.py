@@ -207,7 +207,9 @@ STORAGE: tuple[Metric, ...] = (
         lambda facts: facts.store.log_reads,
         unit="seconds",
     ),
-    _stored("flush", Kind.SUMMARY, "flushes of the write cache", lambda facts: facts.parts.checkpointer.flushes, "ms"),
+    _stored(
+        "flush", Kind.SUMMARY, "flushes of the write cache", lambda facts: facts.parts.checkpointer.flusher.times, "ms"
+    ),
     _stored(
         "flush_size",
         Kind.SUMMARY,
@@ -220,7 +222,7 @@ STORAGE: tuple[Metric, ...] = (
         Kind.HISTOGRAM,
         "storage",
         "checkpoints",
-        lambda facts: facts.parts.checkpointer.checkpoints,
+        lambda facts: facts.parts.checkpointer.times,
         unit="seconds",
     ),
     Metric(

@@ -17,8 +17,6 @@ from typing import Any
 
 from bookies.config import BookieConfig
 from bookies.errors import BookieBusy, StorageError
-from bookies.protocol.pacing import RateLimit
-from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.events import Events
 from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Runtime
@@ -68,11 +66,8 @@ class CollectionLoop:
         self._worker = runtime.workers.start("collect")
         self._ledgers = LedgerCollection(runtime, config, parts, records, bookie, self._events)
         self._ledgers.instance_id = instance_id
-        throttle = RateLimit(config.compaction_rate_size, BURST_S)
-        self._logs = SealedLogs(runtime, parts, self._worker, throttle, self._events)
-        self._compactor = Compactor(
-            runtime, parts, self._worker, self._logs, throttle, self._events, self._ledgers.is_unwanted
-        )
+        self._logs = SealedLogs(parts, self._worker, self._events)
+        self._compactor = Compactor(parts, self._worker, self._logs, self._events, self._ledgers.is_unwanted)
         self._logs.on_progress = self._progressed
         self._ledgers.on_returned = self._logs.known.clear
         self._progress_count = 0
@@ -386,7 +381,7 @@ class CollectionLoop:
         """Return the reasons why an entry log still exists, one per line."""
         if (reason := self._logs.set_aside.get(log_id)) is not None:
             return [f"it is damaged and was set aside: {reason}", "`bk bookie gc --force` checks it again"]
-        if log_id >= self._parts.checkpointer.covered_log_id:
+        if log_id >= self._parts.checkpointer.log.covered_id:
             return ["it is being written, or no checkpoint covers it yet; one will within minutes"]
         usage = self._logs.known.get(log_id)
         if usage is None:

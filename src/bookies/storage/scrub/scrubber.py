@@ -206,7 +206,8 @@ class Scrubber:
     # -- the parts of a pass -------------------------------------------------------------------------------------
     async def _list(self) -> None:
         """List the entry logs, and set the pace."""
-        active_id, extent = await self._parts.checkpointer.active_log()
+        log = self._parts.checkpointer.log
+        active_id, extent = await log.worker.run(log.writer.extent)
         known = {log_id: size for log_id, size in self._listing.sizes.items() if log_id != self._listing.active_id}
         directories = self._parts.directories.ledgers
         good = self._parts.health.healthy(directories)
