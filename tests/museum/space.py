@@ -20,7 +20,7 @@ from bookies.storage.engine.replay import Restorer
 from bookies.storage.entry_log import log_usage
 from bookies.storage.gc import compaction, sealed_logs
 from bookies.storage.gc.compaction import Compactor
-from bookies.storage.gc.deleted_ledgers import LedgerCollection
+from bookies.storage.gc.ledger_records import RecordReader
 from bookies.storage.gc.sealed_logs import SealedLogs
 from bookies.storage.index import LedgerIndex, index
 from bookies.storage.index.index_format import IndexHeader
@@ -351,10 +351,10 @@ def a_listing_that_leaves_out(machine: Any) -> None:
     "A ledger that the listing omits counts as deleted; no record is read.",
 )
 def _(patch: Patch) -> None:
-    async def is_gone(self: LedgerCollection, ledger_id: int) -> bool:
+    async def is_gone(self: RecordReader, ledger_id: int) -> bool:
         return True
 
-    patch.setattr(LedgerCollection, "_is_proven_deleted", is_gone)
+    patch.setattr(RecordReader, "is_proven_deleted", is_gone)
 
 
 def a_listing_that_breaks_off(machine: Any) -> None:
@@ -393,14 +393,14 @@ def _(patch: Patch) -> None:
         except Exception:  # noqa: BLE001  (the mistake)
             return
 
-    async def read(self: LedgerCollection, ledger_id: int) -> Any:
+    async def read(self: RecordReader, ledger_id: int) -> Any:
         try:
             return (await self._records.read_ledger(ledger_id)).metadata
         except Exception:  # noqa: BLE001  (the mistake)
             return None
 
     patch.setattr(FakeRecords, "ledger_ids", ledger_ids)
-    patch.setattr(LedgerCollection, "read", read)
+    patch.setattr(RecordReader, "read", read)
 
 
 async def expect_gone(store: LedgerStore, ledger_id: int) -> None:

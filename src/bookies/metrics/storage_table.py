@@ -332,13 +332,13 @@ COLLECTION: tuple[Metric, ...] = (
         "MINOR_COMPACTION_TOTAL",
         Kind.COUNTER,
         "minor compactions",
-        lambda facts: facts.collector.compactions[Compaction.MINOR],
+        lambda facts: facts.collector.compactions.counts[Compaction.MINOR],
     ),
     _placed(
         "MAJOR_COMPACTION_TOTAL",
         Kind.COUNTER,
         "major compactions",
-        lambda facts: facts.collector.compactions[Compaction.MAJOR],
+        lambda facts: facts.collector.compactions.counts[Compaction.MAJOR],
     ),
     _placed("DELETED_LEDGER_TOTAL", Kind.COUNTER, "ledgers deleted here", lambda facts: facts.space["ledgers_deleted"]),
     _placed(

@@ -29,7 +29,7 @@ from bookies.storage.engine.opening import open_journals
 from bookies.storage.engine.store_reads import StoreReads
 from bookies.storage.engine.store_writes import StoreWrites
 from bookies.storage.gc import CollectionLoop
-from bookies.storage.gc.deleted_ledgers import LedgerRecords
+from bookies.storage.gc.ledger_records import LedgerRecords
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.offline.offline_bookie import kept_page_size
 from bookies.storage.scrub import Scrubber
@@ -118,7 +118,7 @@ class LedgerStore(StoreWrites, StoreReads):
         assert self.collector is None
         parts = self._open()
         parts.removals.on_deleted = lambda ledger_id: self._watchers.wake(ledger_id, None)
-        self.collector = CollectionLoop(parts.runtime, self._config, parts, records, bookie, instance_id)
+        self.collector = CollectionLoop(parts, records, bookie, instance_id)
         self._background.append(self._tasks.start(self.collector.run(), "garbage collection"))
 
     def scrub(self, records: LedgerRecords) -> None:

@@ -28,7 +28,7 @@ from bookies.storage.engine.log_check import DigestTypes, Part, Place, Proof, ch
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.entry_log.log_usage import find_logs
-from bookies.storage.gc.deleted_ledgers import LedgerRecords
+from bookies.storage.gc.ledger_records import LedgerRecords
 from bookies.storage.index import slot_scans
 from bookies.storage.records.record_scan import CHUNK_SIZE
 from bookies.storage.scrub.scrub_format import Counts, Finding

@@ -34,7 +34,7 @@ from bookies.runtime.throttle import throttle
 from bookies.storage.disks.durable_files import SyncFailed, replace_copies, run_last
 from bookies.storage.engine import StorageParts
 from bookies.storage.entry_log import entry_log_format
-from bookies.storage.gc.deleted_ledgers import LedgerRecords
+from bookies.storage.gc.ledger_records import LedgerRecords
 from bookies.storage.scrub import scrub_format
 from bookies.storage.scrub.scrub_files import IndexScrub, JournalScrub, PassReplaced
 from bookies.storage.scrub.scrub_format import Finding, Progress
