@@ -133,7 +133,7 @@ class Account:
     """The running totals of one operation, its rate limit, and its progress callback.
 
     `pace`: a limit shared with other operations, or bytes per second of this one alone; None: unlimited. `ledgers`: how
-    many the operation has to do.
+    many the operation has to do. `totals`: shared with other operations.
     """
 
     def __init__(
@@ -142,9 +142,10 @@ class Account:
         progress: OnProgress | None = None,
         *,
         ledgers: int = 1,
+        totals: Totals | None = None,
     ) -> None:
         self.pace = pace if isinstance(pace, RateLimit) else RateLimit(pace)
-        self.totals = Totals()
+        self.totals = totals or Totals()
         self.ledgers = ledgers
         self.ledgers_done = 0
         self.locked: dict[int, str] = {}

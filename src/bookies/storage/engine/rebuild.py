@@ -90,7 +90,7 @@ def entries_of(
     *,
     may_be_empty: bool = True,
 ) -> Iterator[object]:
-    """Yield a list of (ledger id, entry id, offset of its body) for each piece of a log; at last whether all was readable.
+    """Yield lists of (ledger id, entry id, offset of its body), and at last whether all of the log was readable.
 
     `end`: file offset from which on the log does not count. `may_be_empty`: a crash may have left the log without a
     header. Blocks, a piece at a time.
