@@ -203,7 +203,7 @@ class LedgerStore(StoreWrites, StoreReads):
             self._parts is not None
             and self._failure is None
             and not self._parts.disks.is_full
-            and not self._parts.checkpointer.flusher.is_failing
+            and not self._parts.checkpointer.flusher.problem
             and not self._misses_journal
         )
 

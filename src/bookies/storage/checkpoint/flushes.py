@@ -51,11 +51,6 @@ class Flusher:
         self._waiters: list[asyncio.Future[None]] = []
         self._wanted = asyncio.Event()
 
-    @property
-    def is_failing(self) -> bool:
-        """Report whether the last attempt to flush has failed."""
-        return bool(self.problem)
-
     def inserted(self) -> None:
         """Begin a flush if the cache needs one. Call after every insertion into the cache."""
         if self.cache.is_due and self.cache.snapshot is None:
