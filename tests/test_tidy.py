@@ -47,6 +47,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "cache",
         "entry_log",
         "index",
+        "checkpoint",
         "engine",
         "gc",
         "scrub",

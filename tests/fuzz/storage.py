@@ -14,8 +14,9 @@ from tests.fuzz.target import Target, accepted, check, equal, numbers, pread, ro
 
 from bookies.errors import CorruptRecord
 from bookies.kernels import Records, crc32c
+from bookies.storage.checkpoint import failover
 from bookies.storage.disks import directories, status_format
-from bookies.storage.engine import failover, quarantine_format
+from bookies.storage.engine import quarantine_format
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.identity import cookie
 from bookies.storage.index import catalog_format, index_format, slot_scans

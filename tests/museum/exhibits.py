@@ -28,8 +28,9 @@ from bookies.errors import Status, status_of_error
 from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.ledger import change_needed
 from bookies.storage.cache.write_cache import Generation
-from bookies.storage.engine import checkpoint
-from bookies.storage.engine.checkpoint import Checkpointer, MarkFiles
+from bookies.storage.checkpoint.flushes import Flusher
+from bookies.storage.checkpoint.index_writes import IndexWriter
+from bookies.storage.checkpoint.mark_files import MarkFiles, Marks
 from bookies.storage.entry_log import entry_log
 from bookies.storage.entry_log.entry_log import EntryLogWriter
 from bookies.storage.index.index_format import STATE_FENCED
@@ -439,10 +440,10 @@ def _(patch: Patch) -> None:
     "A checkpoint persists its mark without writing the index.",
 )
 def _(patch: Patch) -> None:
-    async def write_index(self: Checkpointer, marks: object = None) -> None:
-        await self._log_worker.run(self._log.sync)
+    async def write(self: IndexWriter, *arguments: object) -> None:
+        await self.log.worker.run(self.log.writer.sync)
 
-    patch.setattr(Checkpointer, "write_index", write_index)
+    patch.setattr(IndexWriter, "write", write)
 
 
 @exhibit(
@@ -504,14 +505,14 @@ def _(patch: Patch) -> None:
     "The mark is read at the end of the checkpoint instead of at its start.",
 )
 def _(patch: Patch) -> None:
-    original = Checkpointer._flush_all
+    original = Flusher.flush_all
 
-    async def flush_all(self: Checkpointer) -> checkpoint.Marks:
-        await original(self)
-        await self.write_index()
-        return self._marks()
+    async def flush_all(self: Flusher, marks: Marks) -> Marks:
+        await original(self, marks)
+        await self._index_writer.write()
+        return self._rotated()
 
-    patch.setattr(Checkpointer, "_flush_all", flush_all)
+    patch.setattr(Flusher, "flush_all", flush_all)
 
 
 @exhibit(
@@ -570,8 +571,8 @@ def _(patch: Patch) -> None:
     "A failed flush counts as completed.",
 )
 def _(patch: Patch) -> None:
-    original = Checkpointer._flush_ended
-    patch.setattr(Checkpointer, "_flush_ended", lambda self, error: original(self, None))
+    original = Flusher._flush_ended
+    patch.setattr(Flusher, "_flush_ended", lambda self, error: original(self, None))
 
 
 @exhibit(

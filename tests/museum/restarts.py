@@ -12,8 +12,9 @@ from bookies.errors import BookieBusy, StorageError
 from bookies.kernels import Records
 from bookies.lab.sim.world.disk import PROCESS_DIES, SimDisk
 from bookies.storage.cache.write_cache import Generation, Run
+from bookies.storage.checkpoint import Checkpointer
+from bookies.storage.checkpoint.mark_files import Marks
 from bookies.storage.engine import opening
-from bookies.storage.engine.checkpoint import Checkpointer, Marks
 from bookies.storage.engine.replay import Restorer
 from bookies.storage.entry_log import entry_log
 from bookies.storage.index import LedgerIndex, index_format
@@ -144,8 +145,8 @@ def _(patch: Patch) -> None:
         if marks is None:
             await original(self)
         else:
-            await self._flush_all()
-            await self.write_index()
+            await self.flusher.flush_all(())
+            await self.index_writer.write()
             self.persisted = tuple(found[-1] for found in await self.worker.run(self.mark_files.read) if found)
 
     patch.setattr(Checkpointer, "checkpoint", checkpoint)

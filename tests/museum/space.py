@@ -14,13 +14,13 @@ from tests.sim.space_world import GONE, SpaceSweep, collect, compact, fill, logs
 
 from bookies.errors import EntryNotFound, LedgerUnknownToBookie
 from bookies.lab.sim.world.disk import PROCESS_DIES
-from bookies.storage.engine.checkpoint import Checkpointer
+from bookies.storage.checkpoint.index_writes import IndexWriter
 from bookies.storage.engine.quarantine import Quarantine
 from bookies.storage.engine.replay import Restorer
 from bookies.storage.entry_log import log_usage
 from bookies.storage.gc import compaction, sealed_logs
 from bookies.storage.gc.compaction import Compactor
-from bookies.storage.gc.deleted_ledgers import LedgerCollection
+from bookies.storage.gc.ledger_records import RecordReader
 from bookies.storage.gc.sealed_logs import SealedLogs
 from bookies.storage.index import LedgerIndex, index
 from bookies.storage.index.index_format import IndexHeader
@@ -97,25 +97,15 @@ async def remove_unasked(self: Compactor, log_id: int) -> bool:
 
 
 class Hasty:
-    """A checkpointer for compaction that writes no index."""
+    """A writer of the index, for compaction, that writes nothing."""
 
-    def __init__(self, checkpointer: Checkpointer) -> None:
-        self._checkpointer = checkpointer
+    def __init__(self, writer: IndexWriter) -> None:
+        self.log = writer.log
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._checkpointer, name)
-
-    async def write_index(self) -> None:
+    async def write(self) -> None:
         pass
 
-
-class HastyParts:
-    def __init__(self, parts: Any) -> None:
-        self._parts = parts
-        self.checkpointer = Hasty(parts.checkpointer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parts, name)
+    relieve = write
 
 
 @exhibit(
@@ -130,8 +120,9 @@ class HastyParts:
 def _(patch: Patch) -> None:
     original = Compactor.__init__
 
-    def initialize(self: Compactor, runtime: Any, parts: Any, *rest: Any) -> None:
-        original(self, runtime, HastyParts(parts), *rest)  # type: ignore[arg-type]
+    def initialize(self: Compactor, *arguments: Any) -> None:
+        original(self, *arguments)
+        self._index_writer = Hasty(self._index_writer)  # type: ignore[assignment]
 
     patch.setattr(Compactor, "__init__", initialize)
 
@@ -360,10 +351,10 @@ def a_listing_that_leaves_out(machine: Any) -> None:
     "A ledger that the listing omits counts as deleted; no record is read.",
 )
 def _(patch: Patch) -> None:
-    async def is_gone(self: LedgerCollection, ledger_id: int) -> bool:
+    async def is_gone(self: RecordReader, ledger_id: int) -> bool:
         return True
 
-    patch.setattr(LedgerCollection, "_is_proven_deleted", is_gone)
+    patch.setattr(RecordReader, "is_proven_deleted", is_gone)
 
 
 def a_listing_that_breaks_off(machine: Any) -> None:
@@ -402,14 +393,14 @@ def _(patch: Patch) -> None:
         except Exception:  # noqa: BLE001  (the mistake)
             return
 
-    async def read(self: LedgerCollection, ledger_id: int) -> Any:
+    async def read(self: RecordReader, ledger_id: int) -> Any:
         try:
             return (await self._records.read_ledger(ledger_id)).metadata
         except Exception:  # noqa: BLE001  (the mistake)
             return None
 
     patch.setattr(FakeRecords, "ledger_ids", ledger_ids)
-    patch.setattr(LedgerCollection, "read", read)
+    patch.setattr(RecordReader, "read", read)
 
 
 async def expect_gone(store: LedgerStore, ledger_id: int) -> None:
@@ -456,7 +447,7 @@ def _(patch: Patch) -> None:
     async def finish(self: Quarantine) -> None:
         deleted = [each for each in self._states if self.is_deleted(each) and self._index.is_known(each)]
         if deleted:
-            await self._checkpointer.drop_ledgers(deleted)
+            await self._checkpointer.index_writer.drop_ledgers(deleted)
 
     async def install(self: LedgerIndex, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> None:
         if not self.is_known(ledger_id):

@@ -20,8 +20,8 @@ from bookies.errors import DataUnknown
 from bookies.lab.sim.faults import damage
 from bookies.lab.sim.faults.damage import Base, Files
 from bookies.lab.sim.world.disk import PROCESS_DIES, SimDisk
+from bookies.storage.checkpoint.failover import Note, pack_note
 from bookies.storage.engine import quarantine_format
-from bookies.storage.engine.failover import Note, pack_note
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.gc.collection_policy import Compaction

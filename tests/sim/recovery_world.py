@@ -169,7 +169,7 @@ class World:
 
         async def drop() -> None:
             await store.checkpoint()
-            await store._open().checkpointer.drop_ledgers([ledger_id])
+            await store._open().checkpointer.index_writer.drop_ledgers([ledger_id])
 
         await bookie.participant.create_task(drop())
 

@@ -150,7 +150,7 @@ async def reclaim(store: LedgerStore, promises: Any, records: FakeRecords) -> No
     assert store.collector is not None
     for _ in range(2):
         await compact(store)
-    assert store.collector.failure_count == 0
+    assert store.collector.steps.failure_count == 0
     await check_entries(store, promises, records)
 
 

@@ -43,7 +43,7 @@ async def put(
 async def collect(store: LedgerStore, *, is_forced: bool = False, with_surplus: bool = False) -> None:
     assert store.collector is not None
     await store.collector.collect(is_forced=is_forced, is_awaited=True, with_surplus=with_surplus)
-    assert store.collector.failure_count == 0
+    assert store.collector.steps.failure_count == 0
 
 
 def logs_of(made: Any) -> list[str]:
@@ -183,7 +183,7 @@ def test_nothing_goes_on_one_proof(small: Any, body: Body) -> None:
         records.breaks_after = None
         for records.instance in ("another", None):
             await store.collector.collect(is_forced=True, is_awaited=True)
-        assert store.collector.failure_count == 3
+        assert store.collector.steps.failure_count == 3
         assert sorted(store.ledger_ids()) == list(range(1, 9))
         records.instance = "cluster"
         await store.collector.collect(is_forced=False, is_awaited=True)
@@ -520,7 +520,7 @@ def test_a_run_that_gets_nowhere_is_begun_anew(small: Any, body: Body) -> None:
         store.collector._ledgers.is_unwanted = never  # type: ignore[assignment,method-assign]
         store.collector._logs.drop_ledgers = never  # type: ignore[assignment,method-assign]
         await asyncio.sleep(3000)
-        assert store.collector.restart_count == 1
+        assert store.collector.steps.restart_count == 1
 
     assert made.live(script)
 

@@ -60,7 +60,7 @@ def test_what_lives_is_copied_and_the_logs_go(small: Any, body: Body, kind: str)
         forget(promises, *GONE)
         await promises.check(store)
         assert store.collector is not None
-        assert store.collector.failure_count == 0
+        assert store.collector.steps.failure_count == 0
         assert store.collector.space()["logs_compacted"] == 6  # with the one that was being written
         assert not [name for name in logs_of(made) if name in before]
 
@@ -194,12 +194,12 @@ def test_minor_and_major_come_when_they_are_due_and_wait_when_they_must(small: A
         records.delete(*GONE)
         await asyncio.sleep(12)
         assert space()["logs_compacted"] == 0  # a third is wanted: too much for a minor one
-        store.collector.suspend(is_suspended=True)
+        store.collector.compactions.suspend(is_suspended=True)
         await asyncio.sleep(12)
         assert space()["logs_compacted"] == 0
         with pytest.raises(BookieBusy, match="resume"):
             await compact(store)
-        store.collector.suspend(is_suspended=False)
+        store.collector.compactions.suspend(is_suspended=False)
         await asyncio.sleep(3)
         assert space()["logs_compacted"] == 4
         forget(promises, *GONE)
@@ -218,7 +218,7 @@ def test_a_suspension_outlives_the_bookie(small: Any, body: Body) -> None:
             assert store.collector is not None
             await asyncio.sleep(10)
             assert store.collector.space()["is_compaction_held"] is expected
-            await store.collector.hold_up(is_suspended=then)
+            await store.collector.compactions.hold_up(is_suspended=then)
 
         assert made.live(script, stops=False)
         made.crash(NOTHING_SURVIVES)
@@ -362,7 +362,7 @@ def test_what_a_replay_has_written_twice_is_given_back(machine: Any, body: Body,
 
     async def load_and_flush(store: LedgerStore, promises: Any) -> None:
         await load(store, promises)
-        await store._parts.checkpointer._flush_all()
+        await store._parts.checkpointer.flusher.flush_all(())
 
     async def nothing(store: LedgerStore, promises: Any) -> None:
         pass

@@ -17,7 +17,7 @@ from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import BookieReadOnly, DataUnknown, DiskFull, LedgerFenced, ReadFailed
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES, Loss
-from bookies.storage.engine.failover import Note, pack_note, parse_note
+from bookies.storage.checkpoint.failover import Note, pack_note, parse_note
 from bookies.storage.entry_log import entry_log
 from bookies.storage.gc.collection_policy import Compaction
 from bookies.storage.store import LedgerStore

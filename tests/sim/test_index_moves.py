@@ -202,8 +202,8 @@ def test_a_file_that_has_moved_and_is_cut_off_before_a_checkpoint_ends(machine: 
         crowd(store)
         await asyncio.gather(*(promises.add(store, each, {30: body(each, 30)}) for each in moved))
         assert store._parts is not None
-        await store._parts.checkpointer._flush_all()
-        await store._parts.checkpointer.write_index()
+        await store._parts.checkpointer.flusher.flush_all(())
+        await store._parts.checkpointer.index_writer.write()
 
     assert made.live(during, stops=False)
     made.crash(PROCESS_DIES)

@@ -14,6 +14,7 @@ from bookies.lab.sim.clients.plan import LogPlan
 from bookies.lab.sim.faults.fault_schedule import FaultPlan
 from bookies.lab.sim.faults.profiles import PROFILES
 from bookies.lab.sim.run import Simulation, mixed, simulate
+from bookies.lab.sim.world.sim_metadata import StoreFaults
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.log_model import Extent, LedgerEnd, rolled
 
@@ -51,7 +52,7 @@ def run(seed: int, faults: FaultPlan, *, bookies: int = 4, leaders: int = 2, sta
     """A run without truncations, in which everything acknowledged has to be there at the end."""
     log = LogPlan(leaders=leaders, truncators=0)
     simulation = Simulation(seed, replace(PROFILES["logs"], bookies=bookies, faults=faults, log=log))
-    simulation.cluster.store.stale_read_probability = staleness
+    simulation.cluster.store.faults = StoreFaults(stale_read=staleness)
     simulation.run(mixed)
     return simulation
 

@@ -55,7 +55,7 @@ def test_what_the_metadata_may_want_is_not_compacted_away(small: Any, body: Body
         await compact(store)
         await compact(store)
         assert store.collector is not None
-        assert store.collector.failure_count == 0
+        assert store.collector.steps.failure_count == 0
         assert before <= set(logs_of(made))
         assert any("missing from the index" in line for line in store.collector.why(0))
         with pytest.raises(LedgerUnknownToBookie):
@@ -70,7 +70,7 @@ def test_what_the_metadata_may_want_is_not_compacted_away(small: Any, body: Body
             await store.read(LOST, 12)
         await store.checkpoint()
         await compact(store)
-        assert store.collector.failure_count == 0
+        assert store.collector.steps.failure_count == 0
         assert not before & set(logs_of(made))
         for ledger in (LOST, 6):
             for entry in range(12):
@@ -169,7 +169,7 @@ def test_a_list_is_believed_only_of_this_bookie(small: Any, body: Body, owner: s
         await compact(store)
         assert store.collector is not None
         assert store.collector.space()["logs_set_aside"] == {}
-        assert store.collector.failure_count == 0
+        assert store.collector.steps.failure_count == 0
         for entry in range(12):
             assert await store.read(LOST, entry) == body(LOST, entry, size=500)
         with pytest.raises(EntryNotFound if owner == "b2" else DataUnknown):

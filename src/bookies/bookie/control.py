@@ -44,7 +44,7 @@ def control_calls(collector: CollectionLoop) -> Mapping[str, Call]:
         return collector.space()
 
     async def suspend(*, suspended: bool) -> object:
-        await collector.hold_up(is_suspended=suspended)
+        await collector.compactions.hold_up(is_suspended=suspended)
         return None
 
     async def undelete(*, ledger: int) -> object:

@@ -144,6 +144,27 @@ class DlogReader:
         await self.close()
 
 
+class _OpenSegment:
+    """A segment that is being read. `is_sealed`: the end of its entries is the end of the segment."""
+
+    def __init__(self, ledger: LedgerReader) -> None:
+        self.ledger = ledger
+        self.is_sealed = True
+        self._batches: Batches | None = None
+
+    async def next_entries(self, first: int, *, is_tail: bool) -> EntryBatch | None:
+        """Return the next entries; None: there are no more now. `first`: where to begin."""
+        if self._batches is None and is_tail and not self.ledger.is_sealed:
+            self._batches = self.ledger.tail(first).batches()
+        elif self._batches is None:
+            last = await self.ledger.read_last_add_confirmed()
+            self.is_sealed = self.ledger.is_sealed
+            if first > last:
+                return None
+            self._batches = self.ledger.read_batches(first, last)
+        return await anext(self._batches, None)
+
+
 class _Source:
     """The batches of one iteration. `_next`: the least position to deliver."""
 
@@ -161,9 +182,7 @@ class _Source:
         self._count = 0  # records of the present segment, as far as it was read
         self._is_complete = False  # the present segment was read to its end
         self._is_ended = False  # the end-of-stream record was read
-        self._ledger: LedgerReader | None = None
-        self._batches: Batches | None = None
-        self._is_sealed = False  # the end of `_batches` is the end of the segment
+        self._open: _OpenSegment | None = None  # the present segment, while it is read
         self._changed = asyncio.Event()
         self._patience = Patience(parts.runtime)
 
@@ -187,10 +206,9 @@ class _Source:
                 continue
             self._patience.reset()
             if entries is None:
-                await self._let_go()
-                if not self._is_sealed:
+                self._is_complete = await self._let_go()
+                if not self._is_complete:
                     return None
-                self._is_complete = True
                 continue
             records = self._decoded(entries)
             if records:
@@ -250,19 +268,10 @@ class _Source:
         """Return the next entries of the present segment; None: there are no more now."""
         segment = self._segment
         assert segment is not None
-        if self._batches is None:
-            first = self._next.entry if self._next.segment == segment.lssn else 0
-            self._ledger = await self._parts.client.open(segment.ledger_id, password=self._parts.password)
-            self._is_sealed = True
-            if self._is_tail and not self._ledger.is_sealed:
-                self._batches = self._ledger.tail(first).batches()
-            else:
-                last = await self._ledger.read_last_add_confirmed()
-                self._is_sealed = self._ledger.is_sealed
-                if first > last:
-                    return None
-                self._batches = self._ledger.read_batches(first, last)
-        return await anext(self._batches, None)
+        if self._open is None:
+            self._open = _OpenSegment(await self._parts.client.open(segment.ledger_id, password=self._parts.password))
+        first = self._next.entry if self._next.segment == segment.lssn else 0
+        return await self._open.next_entries(first, is_tail=self._is_tail)
 
     def _decoded(self, entries: EntryBatch) -> list[Record]:
         segment, start = self._segment, self._next
@@ -298,13 +307,16 @@ class _Source:
                 f"segment {present.lssn} of log {self._reader.name} has lost its ledger", ledger_id=present.ledger_id
             )
 
-    async def _let_go(self) -> None:
-        ledger, self._ledger, self._batches = self._ledger, None, None
-        if ledger is not None:
-            await ledger.close()
+    async def _let_go(self) -> bool:
+        """Close the present segment. Return whether its end is the end of the segment."""
+        segment, self._open = self._open, None
+        if segment is None:
+            return False
+        await segment.ledger.close()
+        return segment.is_sealed
 
     async def stop(self) -> None:
         """End the iteration with an error that the reader is closed."""
         self._changed.set()
-        if self._ledger is not None:
-            await self._ledger.close()
+        if self._open is not None:
+            await self._open.ledger.close()

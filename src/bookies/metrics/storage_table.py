@@ -207,7 +207,9 @@ STORAGE: tuple[Metric, ...] = (
         lambda facts: facts.store.log_reads,
         unit="seconds",
     ),
-    _stored("flush", Kind.SUMMARY, "flushes of the write cache", lambda facts: facts.parts.checkpointer.flushes, "ms"),
+    _stored(
+        "flush", Kind.SUMMARY, "flushes of the write cache", lambda facts: facts.parts.checkpointer.flusher.times, "ms"
+    ),
     _stored(
         "flush_size",
         Kind.SUMMARY,
@@ -220,7 +222,7 @@ STORAGE: tuple[Metric, ...] = (
         Kind.HISTOGRAM,
         "storage",
         "checkpoints",
-        lambda facts: facts.parts.checkpointer.checkpoints,
+        lambda facts: facts.parts.checkpointer.times,
         unit="seconds",
     ),
     Metric(
@@ -330,13 +332,13 @@ COLLECTION: tuple[Metric, ...] = (
         "MINOR_COMPACTION_TOTAL",
         Kind.COUNTER,
         "minor compactions",
-        lambda facts: facts.collector.compactions[Compaction.MINOR],
+        lambda facts: facts.collector.compactions.counts[Compaction.MINOR],
     ),
     _placed(
         "MAJOR_COMPACTION_TOTAL",
         Kind.COUNTER,
         "major compactions",
-        lambda facts: facts.collector.compactions[Compaction.MAJOR],
+        lambda facts: facts.collector.compactions.counts[Compaction.MAJOR],
     ),
     _placed("DELETED_LEDGER_TOTAL", Kind.COUNTER, "ledgers deleted here", lambda facts: facts.space["ledgers_deleted"]),
     _placed(

@@ -22,14 +22,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from bookies.config import BookieConfig
 from bookies.errors import DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
 from bookies.runtime.ports import Runtime
+from bookies.storage.checkpoint.index_writes import StorageObserver
 from bookies.storage.disks.directories import Directories
 from bookies.storage.engine import StorageParts, open_storage
-from bookies.storage.engine.checkpoint import StorageObserver
 from bookies.storage.engine.opening import open_journals
 from bookies.storage.engine.store_reads import StoreReads
 from bookies.storage.engine.store_writes import StoreWrites
 from bookies.storage.gc import CollectionLoop
-from bookies.storage.gc.deleted_ledgers import LedgerRecords
+from bookies.storage.gc.ledger_records import LedgerRecords
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.offline.offline_bookie import kept_page_size
 from bookies.storage.scrub import Scrubber
@@ -67,7 +67,7 @@ class LedgerStore(StoreWrites, StoreReads):
         try:
             await self._keep_page_size()
             self._parts = parts = StorageParts(self._runtime, self._config, self._changed, self._fail)
-            parts.checkpointer.observer = parts.removals.observer = self.observer
+            parts.checkpointer.index_writer.observer = parts.removals.observer = self.observer
             self._running.append(parts.checkpointer.start(self._tasks))
             await open_storage(parts, self._events)
             await parts.disks.measure(parts.checkpointer.worker)
@@ -118,7 +118,7 @@ class LedgerStore(StoreWrites, StoreReads):
         assert self.collector is None
         parts = self._open()
         parts.removals.on_deleted = lambda ledger_id: self._watchers.wake(ledger_id, None)
-        self.collector = CollectionLoop(parts.runtime, self._config, parts, records, bookie, instance_id)
+        self.collector = CollectionLoop(parts, records, bookie, instance_id)
         self._background.append(self._tasks.start(self.collector.run(), "garbage collection"))
 
     def scrub(self, records: LedgerRecords) -> None:
@@ -147,7 +147,8 @@ class LedgerStore(StoreWrites, StoreReads):
                 for journal in parts.journals:
                     await journal.wait_idle()
                 await parts.checkpointer.checkpoint()
-                await parts.checkpointer.seal()
+                log = parts.checkpointer.log
+                await log.worker.run(log.writer.close)  # with its ledgers map
                 for journal in parts.journals:
                     await journal.discard_spares()
                 good = parts.health.healthy(parts.directories.ledgers)
@@ -169,14 +170,14 @@ class LedgerStore(StoreWrites, StoreReads):
                 self.scrubber.close()
             if self.collector is not None:
                 self.collector.close()
-            parts.checkpointer.abort(self._failure or StorageError("the storage was stopped"))
+            parts.checkpointer.flusher.abort(self._failure or StorageError("the storage was stopped"))
             parts.close()
 
     def _fail(self, error: BaseException) -> None:
         """Stop the storage after a failure that leaves the content of the disks unknown."""
         if self._failure is None and self._parts is not None:
             self._failure = error
-            self._parts.checkpointer.abort(error)
+            self._parts.checkpointer.flusher.abort(error)
             self._events.error("storage.failed", error=error)
             self._on_fatal(error)
 
@@ -202,7 +203,7 @@ class LedgerStore(StoreWrites, StoreReads):
             self._parts is not None
             and self._failure is None
             and not self._parts.disks.is_full
-            and not self._parts.checkpointer.is_failing
+            and not self._parts.checkpointer.flusher.problem
             and not self._misses_journal
         )
 
@@ -223,7 +224,7 @@ class LedgerStore(StoreWrites, StoreReads):
             missing = "a checkpoint" if not parts.report.is_covered else "a journal file"
             return f"there is no free space for {missing}; free some, and the bookie creates it within seconds"
         return parts.disks.full_reason or (
-            f"entries cannot be flushed: {parts.checkpointer.problem}; retried every second"
+            f"entries cannot be flushed: {parts.checkpointer.flusher.problem}; retried every second"
         )
 
     def on_mode_change(self, callback: Callable[[], None]) -> None:
@@ -357,9 +358,9 @@ class LedgerStore(StoreWrites, StoreReads):
             "ledgers": len(parts.index.catalog.ledgers),
             "index_dirty_size": parts.index.cache.dirty_size,
             "index_clean_size": parts.index.cache.clean_size,
-            "flushes": parts.checkpointer.flush_count,
-            "flushed_size": parts.checkpointer.flush_size,
-            "checkpoints": parts.checkpointer.checkpoint_count,
+            "flushes": parts.checkpointer.flusher.times.count,
+            "flushed_size": parts.checkpointer.flusher.flushed_size,
+            "checkpoints": parts.checkpointer.times.count,
             "replayed_entries": parts.report.entry_count,
             "disk_total": total,
             "disk_free": free,
@@ -378,4 +379,4 @@ class LedgerStore(StoreWrites, StoreReads):
         if parts is None:
             return "<LedgerStore closed>"
         state = "failed" if self._failure else "writable" if self.is_writable else "read-only"
-        return f"<LedgerStore {state} cache={parts.cache.size:,} checkpoints={parts.checkpointer.checkpoint_count}>"
+        return f"<LedgerStore {state} cache={parts.cache.size:,} checkpoints={parts.checkpointer.times.count}>"

@@ -129,11 +129,11 @@ class BookieEndpoints:
 
     async def _gc_details(self, request: Request) -> Response:
         collector = self._collector()
-        counts, times = collector.compactions, collector.compacted_at_ms
+        counts, times = collector.compactions.counts, collector.compactions.ended_at_ms
         details = {
             "forceCompacting": collector.is_forced,
-            "majorCompacting": collector.compacting is Compaction.MAJOR,
-            "minorCompacting": collector.compacting is Compaction.MINOR,
+            "majorCompacting": collector.compactions.present is Compaction.MAJOR,
+            "minorCompacting": collector.compactions.present is Compaction.MINOR,
             "lastMajorCompactionTime": times[Compaction.MAJOR],
             "lastMinorCompactionTime": times[Compaction.MINOR],
             "lastEntryLocationCompactionTime": 0,
@@ -144,7 +144,7 @@ class BookieEndpoints:
         return json_response([details])
 
     async def _suspended(self, request: Request) -> Response:
-        is_suspended = str(self._collector().is_suspended).lower()
+        is_suspended = str(self._collector().compactions.is_suspended).lower()
         return json_response({"isMajorGcSuspended": is_suspended, "isMinorGcSuspended": is_suspended})
 
     async def _locations(self, request: Request) -> Response:

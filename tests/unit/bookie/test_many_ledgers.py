@@ -230,7 +230,7 @@ def test_recoveries_fill_a_cache_that_cannot_be_flushed_up_to_its_bound(world: W
         client.send(*(adds(ledger_id, [0]) for ledger_id in range(4)))
         await answers(client, 4)
         parts = server.store._open()
-        parts.checkpointer.is_failing, parts.checkpointer.problem = True, "no space"
+        parts.checkpointer.flusher.problem = "no space"
         cache = parts.cache
         cache.snapshot = cache.current
         cache.current = type(cache.current)(cache.current.marks)
@@ -241,7 +241,7 @@ def test_recoveries_fill_a_cache_that_cannot_be_flushed_up_to_its_bound(world: W
         found = [status for each in (await answers(client, 200)).values() for status in each]
         assert 1 <= found.count(Status.OK) <= 4
         cache.snapshot = None
-        parts.checkpointer.is_failing = False
+        parts.checkpointer.flusher.problem = ""
 
     world.run(body)
 

@@ -101,7 +101,6 @@ class Worker:
     """Replication worker of a process. `run` it; the other members are for its status."""
 
     def __init__(self, parts: TaskParts, pace: RateLimit) -> None:
-        self.totals = Totals()
         self.attempts = Outcomes()  # of repairs of one ledger each
         self.reports: dict[int, LedgerReport] = {}
         self.busy: dict[int, float] = {}  # ledgers being repaired, since when by the loop's clock
@@ -111,7 +110,7 @@ class Worker:
         self._agenda = Agenda(
             config.recovery_backoff_ms / 1000, config.recovery_backoff_max_ms / 1000, parts.runtime.random.randrange
         )
-        self._account = Account(pace, totals=self.totals)
+        self._account = Account(pace)
         self._slots = asyncio.Semaphore(config.recovery_ledgers_at_once)
         self._rate = RateLimit(config.recovery_metadata_rate)
         self._named: dict[int, dict[BookieId, float]] = {}  # by marks of ledgers on the agenda, and when seen first
@@ -119,6 +118,11 @@ class Worker:
         self._signals = _Signals(asyncio.Event(), asyncio.Event(), asyncio.Event())
         self._ranking = asyncio.Lock()  # prevents that several lanes read the same records
         self._known = _Bookies()
+
+    @property
+    def totals(self) -> Totals:
+        """Return the counts of what this worker has repaired."""
+        return self._account.totals
 
     @property
     def waiting_count(self) -> int:
@@ -338,7 +342,7 @@ class Worker:
             self._postpone(item, outcome)
             self.attempts.failed.record(self._now() - self.busy.get(ledger_id, self._now()))
         elif await store.done(lock):
-            self.totals.ledgers += 1
+            self._account.totals.ledgers += 1
             self.attempts.succeeded.record(self._now() - self.busy.get(ledger_id, self._now()))
             self._agenda.done(ledger_id)
             self._forget(ledger_id)

@@ -10,6 +10,7 @@ Blocks, where it reads; everything else is arithmetic. Source: storage 3.2 to 3.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,6 +68,11 @@ class Place(NamedTuple):
     start: int
     ledger_id: int
     entry_id: int
+
+
+def end_of(stop: int) -> Place:
+    """Return the place after the last entry of a log that ends at file offset `stop`."""
+    return Place(stop, -1, -1)
 
 
 def read_part(file: File, offset: int, stop: int, record_size_max: int) -> Part:
@@ -205,7 +211,6 @@ def _good_count(part: Part, piece: Piece, digest_type: DigestType) -> int:
 def check_places(
     file: File,
     places: Sequence[Place],
-    following: int,
     stop: int,
     digest_types: DigestTypes,
     ledger_ids: Collection[int] | None,
@@ -213,13 +218,13 @@ def check_places(
 ) -> tuple[list[tuple[Place, str]], int]:
     """Return (places without the expected entry, ascending, each with its problem; bytes read).
 
-    `following`: start of the next entry after the last place, `stop` if there is none. `ledger_ids`: ledgers that can
-    be in the log, deleted ones too; None: any. An unreadable place counts as one without the expected entry.
+    The last of `places` is not checked, it only ends the one before it: the next entry, or `end_of(stop)`.
+    `ledger_ids`: ledgers that can be in the log, deleted ones too; None: any. An unreadable place counts as one without
+    the expected entry.
     """
     wrong: list[tuple[Place, str]] = []
     size = 0
-    for index, place in enumerate(places):
-        limit = places[index + 1].start if index + 1 < len(places) else following
+    for place, (limit, _, _) in itertools.pairwise(places):
         try:
             data = file.pread(READ_SIZE, place.start)
             word = WORD.unpack_from(data)[0] if len(data) >= 4 else 0

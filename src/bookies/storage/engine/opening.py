@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from bookies.errors import DiskFull, StorageError
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk
+from bookies.storage.checkpoint.failover import Note, cut_lost, drop_stale, read_notes, remove_notes
 from bookies.storage.disks.directories import RUN_ID_SIZE, Directories
-from bookies.storage.engine.failover import Note, cut_lost, drop_stale, read_notes, remove_notes
 from bookies.storage.engine.rebuild import ledgers_in_logs, without_slots
 from bookies.storage.engine.replay import ReplayReport, Restorer, replay
 from bookies.storage.engine.storage_parts import StorageParts
@@ -76,7 +76,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     await _note_torn_logs(parts, note, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
     is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.uncounted_from < 0)
-    restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
+    restorer = Restorer(parts.cache, parts.index, checkpointer.flusher, parts.readers, parts.removals.is_deleted)
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explain_disk_full(parts, stores, size):
         if not parts.index.catalog.is_trusted:
@@ -86,7 +86,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     parts.report = restorer.report
     if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
         first = parts.index.catalog.uncounted_from
-        checkpointer.uncounted_log_id = first if first >= 0 else -1 - first
+        checkpointer.log.uncounted_id = first if first >= 0 else -1 - first
     if lacks_ledgers:
         await _find_ledgers(parts, doubtful)
     for text in restorer.report.holes:
@@ -113,7 +113,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     async with _explain_disk_full(parts, stores, 0):
         await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
     if config.gc_interval_ms:
-        await checkpointer.cover_logs()
+        await checkpointer.log.cover_all()
 
 
 async def _note_torn_logs(parts: StorageParts, note: Note, *, lacks_ledgers: bool) -> None:
@@ -191,7 +191,8 @@ async def _explain_disk_full(
         yield
     except DiskFull as error:
         if discards:
-            await parts.checkpointer.discard()
+            log = parts.checkpointer.log
+            await log.worker.run(log.writer.discard)
         text = await parts.checkpointer.worker.run(_explain_full, parts.runtime.disk, places, size)
         raise DiskFull(text) from error
 

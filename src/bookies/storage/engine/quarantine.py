@@ -34,9 +34,10 @@ from bookies.errors import (
 )
 from bookies.runtime.ports import Disk, Worker
 from bookies.storage.cache import WriteCache
+from bookies.storage.checkpoint import Checkpointer
+from bookies.storage.checkpoint.index_writes import StorageObserver
 from bookies.storage.disks.durable_files import replace_copies, unlink_all
 from bookies.storage.engine import quarantine_format as layout
-from bookies.storage.engine.checkpoint import Checkpointer, StorageObserver
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState
 from bookies.storage.engine.quarantine_states import TRANSITIONS, QuarantineEvent, after
 from bookies.storage.identity import cookie
@@ -225,7 +226,7 @@ class Quarantine:
         if any(self._cache.holds(candidate) for candidate in deleted):
             await self._checkpointer.checkpoint()
         self.observer.deletion_begins(deleted)
-        await self._checkpointer.drop_ledgers(deleted)
+        await self._checkpointer.index_writer.drop_ledgers(deleted)
         for ledger_id in deleted:
             if self.on_deleted is not None:
                 self.on_deleted(ledger_id)

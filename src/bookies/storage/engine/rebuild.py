@@ -83,7 +83,6 @@ class LedgerSlots:
 
 def entries_of(
     disk: Disk,
-    log_id: int,
     path: str,
     ledger_ids: Sequence[int],
     size_max: int,
@@ -91,7 +90,7 @@ def entries_of(
     *,
     may_be_empty: bool = True,
 ) -> Iterator[object]:
-    """Yield a list of (ledger id, entry id, location) for each piece of a log, and at last whether all was readable.
+    """Yield lists of (ledger id, entry id, offset of its body), and at last whether all of the log was readable.
 
     `end`: file offset from which on the log does not count. `may_be_empty`: a crash may have left the log without a
     header. Blocks, a piece at a time.
@@ -106,7 +105,7 @@ def entries_of(
             if isinstance(item, Batch):
                 starts = item.records.starts
                 entries = [
-                    (ledger_id, entry_id, layout.location(log_id, item.offset + starts[index] + 4))
+                    (ledger_id, entry_id, item.offset + starts[index] + 4)
                     for index, (ledger_id, entry_id) in enumerate(item.ids)
                     if ledger_id in wanted
                 ]
@@ -270,13 +269,11 @@ class Rebuilder:
         if end is not None and end <= layout.HEADER_SIZE:
             return True  # none of its entries counts
         is_synced = catalog.is_trusted and catalog.synced is not None and log_id <= catalog.synced.greatest_id
-        pieces = entries_of(
-            self._disk, log_id, path, list(wanted), self._record_size_max, end, may_be_empty=not is_synced
-        )
+        pieces = entries_of(self._disk, path, list(wanted), self._record_size_max, end, may_be_empty=not is_synced)
         while not isinstance(piece := await self._worker.run(next, pieces), bool):
             assert isinstance(piece, list)
-            for ledger_id, entry_id, location in piece:
-                wanted[ledger_id].entries[entry_id] = location
+            for ledger_id, entry_id, offset in piece:
+                wanted[ledger_id].entries[entry_id] = layout.location(log_id, offset)
         await self._worker.run(next, pieces, None)  # closes the file
         return piece
 

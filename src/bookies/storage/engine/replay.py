@@ -40,7 +40,7 @@ from bookies.model import ENTRY_HEADER_SIZE, DigestType
 from bookies.runtime.ports import Disk, File, Runtime, Worker
 from bookies.storage.cache import WriteCache
 from bookies.storage.cache.merge import concat_runs
-from bookies.storage.engine.checkpoint import Checkpointer
+from bookies.storage.checkpoint.flushes import Flusher
 from bookies.storage.engine.log_pieces import pieces_of
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index.index_format import ENTRY_ID_MAX, EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
@@ -330,7 +330,7 @@ class Restorer:
         self,
         cache: WriteCache,
         index: LedgerIndex,
-        checkpointer: Checkpointer,
+        flusher: Flusher,
         readers: Readers,
         is_deleted: Callable[[int], bool],
     ) -> None:
@@ -338,7 +338,7 @@ class Restorer:
         self._is_deleted = is_deleted
         self._cache = cache
         self._index = index
-        self._checkpointer = checkpointer
+        self._flusher = flusher
         self._readers = readers
 
     async def apply(self, batch: Batch, doubtful_from: int | None) -> None:
@@ -464,7 +464,7 @@ class Restorer:
         return stored is not None and looks_intact(stored)
 
     async def _insert(self, ledger: Ledger, entry_ids: Sequence[int], records: Records) -> None:
-        await self._checkpointer.wait_room()
+        await self._flusher.wait_room()
         if not isinstance(entry_ids, range):
             run = range(entry_ids[0], entry_ids[0] + len(entry_ids))
             entry_ids = run if list(run) == entry_ids else entry_ids
@@ -472,7 +472,7 @@ class Restorer:
         ledger.last_entry_id = max(ledger.last_entry_id, _highest(entry_ids))
         lac = kernels.greatest_lac(records.data, records.starts)
         ledger.last_add_confirmed = max(ledger.last_add_confirmed, lac)
-        self._checkpointer.inserted()
+        self._flusher.inserted()
         self.report.entry_count += len(entry_ids)
         self.report.size += records.size
 

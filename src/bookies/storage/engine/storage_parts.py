@@ -8,12 +8,13 @@ from collections.abc import Callable
 from bookies.config import BookieConfig
 from bookies.runtime.ports import Runtime
 from bookies.storage.cache import WriteCache
+from bookies.storage.checkpoint import Checkpointer, Failover
+from bookies.storage.checkpoint.index_writes import IndexWriter
+from bookies.storage.checkpoint.indexed_log import IndexedLog
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.disks.directories import Directories
 from bookies.storage.disks.disk_watch import DiskWatch
 from bookies.storage.disks.observed_disk import WatchedDisk
-from bookies.storage.engine.checkpoint import Checkpointer
-from bookies.storage.engine.failover import Failover
 from bookies.storage.engine.quarantine import Quarantine
 from bookies.storage.engine.rebuild import Rebuilder
 from bookies.storage.engine.replay import ReplayReport
@@ -49,17 +50,9 @@ class StorageParts:
         self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health)
         stores = [*directories.ledgers, *directories.indexes]
         self.failover = Failover(runtime, stores, self.health, self.index)
-        self.checkpointer = Checkpointer(
-            runtime,
-            config,
-            self.cache,
-            self.index,
-            self.readers,
-            directories.ledgers,
-            self.health,
-            self.failover,
-            on_change,
-        )
+        log = IndexedLog(runtime, directories.ledgers, config, self.health, self.index)
+        index_writer = IndexWriter(runtime, log, self.readers, self.health, self.failover)
+        self.checkpointer = Checkpointer(runtime, config, self.cache, index_writer, directories.ledgers, on_change)
         self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
         self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
         self.report = ReplayReport()

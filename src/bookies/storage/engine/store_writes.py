@@ -137,7 +137,7 @@ class StoreWrites(StoreAccess):
         """
         ledgers: list[Ledger] = []
         special: list[int] = []
-        if parts.checkpointer.is_failing:
+        if parts.checkpointer.flusher.problem:
             return ledgers, list(range(adds.stretch_count))  # each one needs space in the cache
         behind: set[int] = set()  # ledgers with a stretch among the special ones
         ledger_of, is_removed, waiting = parts.index.get, parts.removals.get, self._waiting
@@ -204,9 +204,8 @@ class StoreWrites(StoreAccess):
                 raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_id)
             if ledger.header.is_fenced:
                 raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_id)
-        if parts.cache.is_exhausted and parts.checkpointer.is_failing:
+        if parts.cache.is_exhausted and (problem := parts.checkpointer.flusher.problem):
             # Only recovery adds get here; others are refused because the bookie is read-only.
-            problem = parts.checkpointer.problem
             raise BookieBusy(
                 f"the write cache is full and cannot be flushed: {problem}", ledger_id=ledger_id, entry_id=entry_id
             )
@@ -243,7 +242,7 @@ class StoreWrites(StoreAccess):
                 for journal, part in _by_journal(parts.journals, adds):
                     journal.append((part.records.data,), part.records.size, partial(done, part))
                     accepted(part.records.size)
-        parts.checkpointer.inserted()
+        parts.checkpointer.flusher.inserted()
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
         """Refuse ordinary adds from now on; `done(None)` when that is durable. Creates an unknown ledger.

@@ -35,10 +35,8 @@ import posixpath
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from bookies.errors import BookKeeperError, CorruptRecord, StorageError
-from bookies.protocol.pacing import RateLimit
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Buffer, Disk, Runtime, Worker
-from bookies.runtime.throttle import throttle
+from bookies.runtime.ports import Buffer, Disk, Worker
 from bookies.storage.cache.write_cache import Run
 from bookies.storage.disks.durable_files import remove, sync_all, sync_data, sync_directory, unlink_all
 from bookies.storage.engine import StorageParts
@@ -148,11 +146,9 @@ class Compactor:
 
     def __init__(
         self,
-        runtime: Runtime,
         parts: StorageParts,
         worker: Worker,
         logs: SealedLogs,
-        throttle: RateLimit,
         events: Events,
         is_unwanted: Callable[[int], Awaitable[bool]],
     ) -> None:
@@ -160,11 +156,11 @@ class Compactor:
         self.copied_size = 0
         self.reclaimed_size = 0  # bytes of deleted sources that were not copied
         self.read_size = 0
-        self._disk = runtime.disk
+        self._disk = parts.runtime.disk
+        self._index_writer = parts.checkpointer.index_writer
         self._parts = parts
         self._worker = worker
         self._logs = logs
-        self._throttle = throttle
         self._events = events
         self._is_unwanted = is_unwanted
         self._unwanted: dict[int, None] = {}  # ledgers of the source that are proven garbage
@@ -213,7 +209,8 @@ class Compactor:
     # -- copying -------------------------------------------------------------------------------------------------
     async def _copy_to_output(self, usage: LogUsage) -> int:
         """Copy the live entries to an output log. Return their bytes."""
-        log_id, directory = await self._parts.checkpointer.allocate_log()
+        log = self._parts.checkpointer.log
+        log_id, directory = await log.worker.run(log.writer.allocate)
         await self._worker.run(self.close_files)
         self._output = output = await self._worker.run(OutputLog, self._disk, directory, log_id, usage.log_id)
         copied = 0
@@ -225,9 +222,9 @@ class Compactor:
                     starts = batch.records.starts
                     sizes = [(part.ledger_id, starts[part.stop] - starts[part.start]) for part in live]
                     await self._worker.run(output.append, _buffers(batch, live), sizes)
-                    await self._pay(sum(size for _, size in sizes))
+                    await self._logs.pay(sum(size for _, size in sizes))
                     copied += sum(size for _, size in sizes)
-                await self._pay(batch.records.size)
+                await self._logs.pay(batch.records.size)
             self._check_end(usage, batch)
         except (OSError, BookKeeperError):
             await self._worker.run(output.discard)
@@ -247,12 +244,13 @@ class Compactor:
             live = await self._live(usage.log_id, batch)
             runs = [(part.ledger_id, Run(part.entry_ids, batch.records.slice(part.start, part.stop))) for part in live]
             if runs:
-                await self._parts.checkpointer.append_entries(runs, usage.log_id)
+                await self._index_writer.log.copy(runs, usage.log_id)
+                await self._index_writer.relieve()
             size = sum(run.records.size for _, run in runs)
             copied += size
-            await self._pay(batch.records.size + size)
+            await self._logs.pay(batch.records.size + size)
         self._check_end(usage, batch)
-        await self._parts.checkpointer.write_index()
+        await self._index_writer.write()
         return copied
 
     async def _read(self, path: str) -> LogReading:
@@ -296,10 +294,6 @@ class Compactor:
             raise StorageError(text, ledger_id=ledger_id)
         self._unwanted[ledger_id] = None
 
-    async def _pay(self, size: int) -> None:
-        await throttle(self._throttle, size)
-        self._logs.on_progress()
-
     # -- from the source to the copy -----------------------------------------------------------------------------
     async def _adopt_output(self, directory: str, log_id: int, source_id: int) -> None:
         """Make a complete output an entry log, and move the slots to it."""
@@ -308,16 +302,15 @@ class Compactor:
         while isinstance(batch := await self._worker.run(reading.read), Batch):
             for piece in pieces_of(batch):
                 await self._move(piece, source_id, slots_of(log_id, batch, piece))
-            await self._pay(batch.records.size)
+            await self._logs.pay(batch.records.size)
         batch.raise_if_corrupt(path)
-        await self._parts.checkpointer.write_index()
+        await self._index_writer.write()
         done = posixpath.join(directory, compacted_name(log_id, source_id))
         await self._worker.run(unlink_all, self._disk, [done])
 
     async def _move(self, piece: Piece, source_id: int, slots: bytes) -> None:
         await self._parts.index.move(piece.ledger_id, piece.first, source_id, slots)
-        if self._parts.index.is_pressed:
-            await self._parts.checkpointer.write_index()
+        await self._index_writer.relieve()
 
     async def _remove_source(self, log_id: int) -> bool:
         """Delete a log whose entries have moved. Return False if a slot still names it."""

@@ -13,24 +13,19 @@ On the loop's thread. Source: storage 7.2, 7.3.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from bookies.config import BookieConfig
-from bookies.errors import BookKeeperError, LedgerNotFound, MetadataError
+from bookies.errors import BookKeeperError
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.offload import may_be_forgotten
-from bookies.protocol.pacing import RateLimit
-from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Runtime
-from bookies.runtime.throttle import throttle
+from bookies.runtime.ports import Clock
 from bookies.storage.engine import StorageParts
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState
 from bookies.storage.gc.collection_policy import Comparison, is_implausible, is_surplus
+from bookies.storage.gc.ledger_records import LedgerRecords, RecordReader
 
-METADATA_S = 30.0  # for one operation of the metadata store
 REMEMBERED_MS = 7 * 86_400_000  # for which the id of a deleted ledger is kept
 START_MS_MAX = 3_600_000  # minimum of a quarantine after a start, regardless of the wall clock
 BATCH = 1000  # ledgers deleted at once
@@ -38,34 +33,30 @@ LOCKED_BATCH = 64  # ledgers locked and deleted at once
 RECORDS_S = 3600.0  # between two reads of every ledger's record
 
 
-class Stored(Protocol):
-    """A ledger's record in a metadata store."""
+class QuarantineClock:
+    """Time that ledgers have spent in quarantine.
 
-    @property
-    def metadata(self) -> LedgerMetadata: ...
+    The wall clock counts only for the time before this process began, so later changes of it end no quarantine.
+    """
 
+    def __init__(self, clock: Clock, length_ms: int) -> None:
+        self._clock = clock
+        self._length_ms = length_ms
+        self._started_ms = clock.wall_ms()
+        self._seen: dict[tuple[int, int], float] = {}  # (ledger, since) -> monotonic clock when first seen
 
-class LedgerLocks(Protocol):
-    """Ledger locks; implemented by `RecoveryStore`."""
+    def observe(self, quarantined: Mapping[int, QuarantineRecord]) -> None:
+        """Learn which ledgers are in quarantine now."""
+        now = self._clock.monotonic()
+        keys = [(ledger_id, removal.since_ms) for ledger_id, removal in quarantined.items()]
+        self._seen = {key: self._seen.get(key, now) for key in keys}
 
-    async def lock(self, ledger_id: int, owner: str, *, needs_mark: bool) -> Any: ...
-
-    async def unlock(self, lock: Any) -> None: ...
-
-    async def locks(self) -> Mapping[int, str]: ...
-
-
-class LedgerRecords(Protocol):
-    """The part of a metadata store that collection uses; implemented by `MetadataDriver`."""
-
-    @property
-    def recovery(self) -> LedgerLocks: ...
-
-    async def instance_id(self) -> str | None: ...
-
-    def ledger_ids(self) -> AsyncIterator[Sequence[int]]: ...
-
-    async def read_ledger(self, ledger_id: int) -> Stored: ...
+    def left_ms(self, ledger_id: int, removal: QuarantineRecord) -> int:
+        """Return the time that a ledger stays in quarantine; 0: it may be deleted."""
+        now = self._clock.monotonic()
+        seen_ms = int((now - self._seen.get((ledger_id, removal.since_ms), now)) * 1000)
+        before_ms = max(0, self._started_ms - removal.since_ms)
+        return max(0, self._length_ms - before_ms - seen_ms, min(self._length_ms, START_MS_MAX) - seen_ms)
 
 
 class LedgerCollection:
@@ -75,32 +66,21 @@ class LedgerCollection:
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        config: BookieConfig,
-        parts: StorageParts,
-        records: LedgerRecords,
-        bookie: str,
-        events: Events,
+        self, parts: StorageParts, records: LedgerRecords, bookie: str, instance_id: str | None, events: Events
     ) -> None:
-        self.instance_id: str | None = None
         self.alarm: str | None = None
         self.deleted_count = 0
         self.on_returned: Callable[[], None] = lambda: None
-        self._clock = runtime.clock
-        self._config = config
+        self.quarantine = QuarantineClock(parts.runtime.clock, parts.config.gc_quarantine_ms)
+        self._clock = parts.runtime.clock
+        self._config = parts.config
         self._index = parts.index
         self._removals = parts.removals
-        self._records = records
+        self._records = RecordReader(records, instance_id, parts.config.gc_metadata_rate)
         self._bookie = bookie
         self._events = events
-        self._throttle = RateLimit(config.gc_metadata_rate, BURST_S)
         self._surplus_since: dict[int, float] = {}
-        self._started_ms = runtime.clock.wall_ms()
-        self._noted: dict[
-            tuple[int, int], float
-        ] = {}  # (ledger, since) -> monotonic clock when first seen in quarantine
-        self._records_due = runtime.clock.monotonic() + RECORDS_S
+        self._records_due = self._clock.monotonic() + RECORDS_S
 
     async def collect(self, *, is_forced: bool, with_surplus: bool = False) -> None:
         """Run one pass.
@@ -109,13 +89,13 @@ class LedgerCollection:
         MetadataError, StorageError, OSError; ledgers not decided by then are kept.
         """
         local = sorted(self._index.ledger_ids())
-        await self._check_instance()
+        await self._records.check_instance()
         missing, reappeared = await self._compare(local)
         self._events.info("gc.compared", ledgers=len(local), missing=len(missing))
         garbage = [
             ledger_id
             for ledger_id in missing
-            if self._removals.get(ledger_id) is None and await self._is_proven_deleted(ledger_id)
+            if self._removals.get(ledger_id) is None and await self._records.is_proven_deleted(ledger_id)
         ]
         surplus = await self._find_surplus(local, is_forced=is_forced, with_surplus=with_surplus)
         if is_implausible(len(garbage) + len(surplus), len(local), self._config.gc_share_max) and not is_forced:
@@ -138,16 +118,6 @@ class LedgerCollection:
         await self.lift(reappeared)
         await self._delete_expired(set(missing), now_ms)
 
-    async def _check_instance(self) -> None:
-        """Raise MetadataError if this is not the cluster that the bookie belongs to."""
-        async with asyncio.timeout(METADATA_S):
-            instance_id = await self._records.instance_id()
-        self.instance_id = self.instance_id or instance_id
-        if instance_id is None or instance_id != self.instance_id:
-            raise MetadataError(
-                f"the metadata store belongs to cluster {instance_id}, not {self.instance_id}: no ledger was removed"
-            )
-
     async def _compare(self, local: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return (local ledgers that the metadata does not list, removed or quarantined ledgers that it lists)."""
         states = (QuarantineState.QUARANTINED, QuarantineState.PINNED, QuarantineState.DELETED)
@@ -155,37 +125,16 @@ class LedgerCollection:
         comparison = Comparison(local)
         missing: list[int] = []
         reappeared: list[int] = []
-        ranges = aiter(self._records.ledger_ids())
-        while True:
-            await throttle(self._throttle, 1)
-            try:
-                async with asyncio.timeout(METADATA_S):
-                    ledger_ids = await anext(ranges)
-            except StopAsyncIteration:
-                return missing + comparison.rest(), reappeared
+        async for ledger_ids in self._records.ledger_ids():
             missing += comparison.listed(ledger_ids)
             if removals:
                 reappeared += [ledger_id for ledger_id in ledger_ids if ledger_id in removals]
-
-    async def read(self, ledger_id: int) -> LedgerMetadata | None:
-        """Return a ledger's record; None only for an explicit "no such ledger". Raises: MetadataError, TimeoutError."""
-        await throttle(self._throttle, 1)
-        try:
-            async with asyncio.timeout(METADATA_S):
-                return (await self._records.read_ledger(ledger_id)).metadata
-        except LedgerNotFound:
-            return None
-
-    async def _is_proven_deleted(self, ledger_id: int) -> bool:
-        try:
-            return await self.read(ledger_id) is None
-        except (BookKeeperError, TimeoutError):
-            return False  # F-31: an error is no proof.
+        return missing + comparison.rest(), reappeared
 
     async def is_unwanted(self, ledger_id: int) -> bool:
         """Report whether the metadata certainly wants no entry of this ledger here."""
         try:
-            metadata = await self.read(ledger_id)
+            metadata = await self._records.read(ledger_id)
         except (BookKeeperError, TimeoutError):
             return False
         return metadata is None or self._is_unlisted(metadata)
@@ -200,7 +149,7 @@ class LedgerCollection:
         """
         for ledger_id in ledger_ids:
             try:
-                metadata = await self.read(ledger_id)
+                metadata = await self._records.read(ledger_id)
             except (BookKeeperError, TimeoutError):
                 continue
             if metadata is None or may_be_forgotten(metadata) or not metadata.names(self._bookie):
@@ -226,7 +175,7 @@ class LedgerCollection:
         surplus: list[int] = []
         for ledger_id in local:
             try:
-                metadata = await self.read(ledger_id) if self._removals.get(ledger_id) is None else None
+                metadata = await self._records.read(ledger_id) if self._removals.get(ledger_id) is None else None
             except (BookKeeperError, TimeoutError):
                 continue
             if metadata is None:
@@ -241,8 +190,7 @@ class LedgerCollection:
         ]
         if not surplus:
             return []
-        async with asyncio.timeout(METADATA_S):
-            locked = await self._records.recovery.locks()  # A repair may be copying a locked ledger to this bookie.
+        locked = await self._records.locked_ids()  # A repair may be copying a locked ledger to this bookie.
         return [ledger_id for ledger_id in surplus if ledger_id not in locked]
 
     async def lift(self, ledger_ids: Iterable[int]) -> None:
@@ -250,7 +198,7 @@ class LedgerCollection:
         for ledger_id in ledger_ids:
             removal = self._removals.get(ledger_id)
             try:
-                metadata = await self.read(ledger_id)
+                metadata = await self._records.read(ledger_id)
             except (BookKeeperError, TimeoutError):
                 continue
             is_surplus_still = removal is not None and removal.state is QuarantineState.SURPLUS
@@ -265,32 +213,19 @@ class LedgerCollection:
             else:
                 await self._removals.lift([ledger_id])
 
-    def quarantine_left_ms(self, ledger_id: int, removal: QuarantineRecord) -> int:
-        """Return the time that a ledger stays in quarantine; 0: it may be deleted.
-
-        The wall clock counts only for the time before this process began, so later changes of it end no quarantine.
-        """
-        now = self._clock.monotonic()
-        seen_ms = int((now - self._noted.get((ledger_id, removal.since_ms), now)) * 1000)
-        before_ms = max(0, self._started_ms - removal.since_ms)
-        length_ms = self._config.gc_quarantine_ms
-        return max(0, length_ms - before_ms - seen_ms, min(length_ms, START_MS_MAX) - seen_ms)
-
     async def _delete_expired(self, missing: set[int], now_ms: int) -> None:
         """Delete ledgers whose quarantine has ended and that are proven deleted again. Forget old deletions."""
         due: list[int] = []
         surplus: list[int] = []
-        now = self._clock.monotonic()
         quarantined = self._removals.in_state(QuarantineState.QUARANTINED, QuarantineState.SURPLUS)
-        keys = [(ledger_id, removal.since_ms) for ledger_id, removal in quarantined.items()]
-        self._noted = {key: self._noted.get(key, now) for key in keys}
+        self.quarantine.observe(quarantined)
         for ledger_id, removal in quarantined.items():
             is_listed = removal.state is QuarantineState.QUARANTINED and ledger_id not in missing
-            if is_listed or self.quarantine_left_ms(ledger_id, removal) > 0:
+            if is_listed or self.quarantine.left_ms(ledger_id, removal) > 0:
                 continue
             if removal.state is QuarantineState.SURPLUS:
                 surplus.append(ledger_id)
-            elif await self._is_proven_deleted(ledger_id):
+            elif await self._records.is_proven_deleted(ledger_id):
                 due.append(ledger_id)
         for start in range(0, len(due), BATCH):
             await self._delete(due[start : start + BATCH], now_ms)
@@ -305,7 +240,7 @@ class LedgerCollection:
         for start in range(0, len(ledger_ids), LOCKED_BATCH):
             locks: dict[int, Any] = {}
             try:
-                await self._lock(ledger_ids[start : start + LOCKED_BATCH], locks)
+                await self._records.lock(ledger_ids[start : start + LOCKED_BATCH], self._bookie, locks)
                 await self.lift([ledger_id for ledger_id in locks if self._removals.get(ledger_id) is not None])
                 due = [ledger_id for ledger_id in locks if await self.is_unwanted(ledger_id)]
                 new = [ledger_id for ledger_id in due if self._removals.get(ledger_id) is None]
@@ -314,19 +249,7 @@ class LedgerCollection:
                     await self._delete(due, now_ms)
             finally:
                 for lock in locks.values():
-                    await self._records.recovery.unlock(lock)
-
-    async def _lock(self, ledger_ids: Sequence[int], locks: dict[int, Any]) -> None:
-        """Add the locks of those ledgers that no other owner has locked."""
-        for ledger_id in ledger_ids:
-            await throttle(self._throttle, 1)
-            try:
-                async with asyncio.timeout(METADATA_S):
-                    lock = await self._records.recovery.lock(ledger_id, self._bookie, needs_mark=False)
-            except (MetadataError, TimeoutError):
-                continue
-            if lock is not None:
-                locks[ledger_id] = lock
+                    await self._records.unlock(lock)
 
     async def _delete(self, ledger_ids: Sequence[int], now_ms: int) -> None:
         deleted = await self._removals.delete(ledger_ids, now_ms)

@@ -18,8 +18,9 @@ from collections.abc import Awaitable, Callable
 
 from bookies.errors import BookKeeperError, CorruptRecord, ReadFailed, StorageError
 from bookies.protocol.pacing import RateLimit
+from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Runtime, Worker
+from bookies.runtime.ports import Worker
 from bookies.runtime.throttle import throttle
 from bookies.storage.disks.durable_files import SyncFailed, unlink_all
 from bookies.storage.engine import StorageParts
@@ -38,9 +39,7 @@ class SealedLogs:
     `unindexed`: ledgers that have bytes in the logs, are missing from the index, and may be live in the metadata.
     """
 
-    def __init__(
-        self, runtime: Runtime, parts: StorageParts, worker: Worker, throttle: RateLimit, events: Events
-    ) -> None:
+    def __init__(self, parts: StorageParts, worker: Worker, events: Events) -> None:
         self.known: dict[int, LogUsage] = {}
         self.set_aside: dict[int, str] = {}
         self.was_examined = False
@@ -49,11 +48,11 @@ class SealedLogs:
         self.deleted_size = 0
         self.on_progress: Callable[[], None] = lambda: None
         self._open: LogScan | None = None
-        self._disk = runtime.disk
+        self._disk = parts.runtime.disk
         self._parts = parts
         self._worker = worker
         self._events = events
-        self._throttle = throttle
+        self._throttle = RateLimit(parts.config.compaction_rate_size, BURST_S)
 
     async def examine(self) -> None:
         """Read the usage of logs that are not known yet."""
@@ -62,9 +61,9 @@ class SealedLogs:
         )
         self.known = {log_id: usage for log_id, usage in self.known.items() if log_id in paths}
         unmapped: dict[int, str] = {}
-        first_uncounted = self._parts.checkpointer.uncounted_log_id
+        first_uncounted = self._parts.checkpointer.log.uncounted_id
         for log_id, path in paths.items():
-            covered = self._parts.checkpointer.covered_log_id
+            covered = self._parts.checkpointer.log.covered_id
             if log_id >= covered or log_id in self.known or log_id in self.set_aside:
                 continue
             try:
@@ -80,7 +79,7 @@ class SealedLogs:
             self.on_progress()
         await self._complete(unmapped)
         if first_uncounted is not None:
-            self._parts.checkpointer.uncounted_log_id = None
+            self._parts.checkpointer.log.uncounted_id = None
         self.was_examined = True
 
     async def read_usage(self, log_id: int) -> LogUsage | None:
@@ -155,10 +154,14 @@ class SealedLogs:
                 for part in await self._named(log_id, batch, piece):
                     size = starts[part.stop] - starts[part.start]
                     sizes[piece.ledger_id] = sizes.get(piece.ledger_id, 0) + size
-            await throttle(self._throttle, batch.records.size)
-            self.on_progress()
+            await self.pay(batch.records.size)
         await self._worker.run(self.close_files)
         return sizes, stop, batch
+
+    async def pay(self, size: int) -> None:
+        """Wait until `size` bytes of entry logs may be read or written for the collection."""
+        await throttle(self._throttle, size)
+        self.on_progress()
 
     async def _named(self, log_id: int, batch: Batch, piece: Piece) -> list[Piece]:
         """Return the parts that count. After a replay entries are in two places, and slots name the later one."""

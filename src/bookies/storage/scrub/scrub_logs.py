@@ -24,11 +24,11 @@ from bookies.protocol.pacing.rate_limit import BURST_S
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.runtime.throttle import throttle
 from bookies.storage.engine import StorageParts
-from bookies.storage.engine.log_check import DigestTypes, Part, Place, Proof, check, check_places, read_part
+from bookies.storage.engine.log_check import DigestTypes, Part, Place, Proof, check, check_places, end_of, read_part
 from bookies.storage.engine.log_pieces import Piece, current_slots, matching_parts
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.entry_log.log_usage import find_logs
-from bookies.storage.gc.deleted_ledgers import LedgerRecords
+from bookies.storage.gc.ledger_records import LedgerRecords
 from bookies.storage.index import slot_scans
 from bookies.storage.records.record_scan import CHUNK_SIZE
 from bookies.storage.scrub.scrub_format import Counts, Finding
@@ -305,19 +305,17 @@ class LogScrub:
         spans, failed_count = log.spans.take()
         findings: list[Finding] = []
         for group in _groups(spans, log.stop):
-            places = await self.places(log.log_id, log.ledger_ids, group)
-            for start, slice_ in _slices(places):
-                following = start + len(slice_)
-                follows = places[following].start if following < len(places) else log.stop
-                findings += await self._check_places(log, slice_, follows)
+            places = [*await self.places(log.log_id, log.ledger_ids, group), end_of(log.stop)]
+            for start in range(0, len(places) - 1, PLACES_MAX):
+                findings += await self._check_places(log, places[start : start + PLACES_MAX + 1])
         self.counts.dead_damaged += max(0, failed_count - len(findings))
         return findings
 
-    async def _check_places(self, log: _Log, places: Sequence[Place], follows: int) -> list[Finding]:
-        """Return findings for the places that are damaged. `follows`: the offset of the next place."""
-        digest_types = await self._digest_types.types_of(place.ledger_id for place in places)
+    async def _check_places(self, log: _Log, places: Sequence[Place]) -> list[Finding]:
+        """Return findings for the places that are damaged. The last place only ends the one before it."""
+        digest_types = await self._digest_types.types_of(place.ledger_id for place in places[:-1])
         wrong, size = await self._worker.run(
-            check_places, log.file, places, follows, log.stop, digest_types, log.possible_ids, self._size_max
+            check_places, log.file, places, log.stop, digest_types, log.possible_ids, self._size_max
         )
         await self._pay(size)
         return [
@@ -396,11 +394,6 @@ def _groups(spans: Sequence[tuple[int, int]], stop: int) -> Iterator[list[tuple[
         yield group
 
 
-def _slices(places: Sequence[Place]) -> Iterator[tuple[int, Sequence[Place]]]:
-    for start in range(0, len(places), PLACES_MAX):
-        yield start, places[start : start + PLACES_MAX]
-
-
 def _check_place(disk: Disk, path: str, place: Place, digest_types: DigestTypes, record_size_max: int) -> str:
     """Return the problem at a place, or "". On the worker."""
     try:
@@ -409,7 +402,7 @@ def _check_place(disk: Disk, path: str, place: Place, digest_types: DigestTypes,
         return f"its entry log cannot be opened: {error.strerror or error}"
     try:
         size = file.size()
-        wrong, _ = check_places(file, [place], size, size, digest_types, None, record_size_max)
+        wrong, _ = check_places(file, [place, end_of(size)], size, digest_types, None, record_size_max)
         return wrong[0][1] if wrong else ""
     finally:
         file.close()

@@ -34,7 +34,7 @@ from bookies.runtime.throttle import throttle
 from bookies.storage.disks.durable_files import SyncFailed, replace_copies, run_last
 from bookies.storage.engine import StorageParts
 from bookies.storage.entry_log import entry_log_format
-from bookies.storage.gc.deleted_ledgers import LedgerRecords
+from bookies.storage.gc.ledger_records import LedgerRecords
 from bookies.storage.scrub import scrub_format
 from bookies.storage.scrub.scrub_files import IndexScrub, JournalScrub, PassReplaced
 from bookies.storage.scrub.scrub_format import Finding, Progress
@@ -206,7 +206,8 @@ class Scrubber:
     # -- the parts of a pass -------------------------------------------------------------------------------------
     async def _list(self) -> None:
         """List the entry logs, and set the pace."""
-        active_id, extent = await self._parts.checkpointer.active_log()
+        log = self._parts.checkpointer.log
+        active_id, extent = await log.worker.run(log.writer.extent)
         known = {log_id: size for log_id, size in self._listing.sizes.items() if log_id != self._listing.active_id}
         directories = self._parts.directories.ledgers
         good = self._parts.health.healthy(directories)

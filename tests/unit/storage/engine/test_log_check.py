@@ -14,7 +14,7 @@ from bookies.kernels import digest
 from bookies.lab.sim.world.disk import SimDisk
 from bookies.model import DigestType
 from bookies.storage.engine import log_check
-from bookies.storage.engine.log_check import Part, Place, Proof, check, check_places, read_part
+from bookies.storage.engine.log_check import Part, Place, Proof, check, check_places, end_of, read_part
 from bookies.storage.entry_log import entry_log_format as layout
 from bookies.storage.records.record_scan import RECORD_SIZE_MAX
 
@@ -164,7 +164,7 @@ def wrong(data: bytes, places: list[Place] = PLACES) -> list[tuple[int, str]]:
     disk = SimDisk()
     disk.put("log", data)
     file = disk.open("log", "r")
-    found, size = check_places(file, places, END, len(data), KINDS, (1, 2, 3, 4, 5), RECORD_SIZE_MAX)
+    found, size = check_places(file, [*places, end_of(END)], len(data), KINDS, (1, 2, 3, 4, 5), RECORD_SIZE_MAX)
     assert size > 0
     return [(places.index(place), problem) for place, problem in found]
 

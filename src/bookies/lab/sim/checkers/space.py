@@ -42,7 +42,7 @@ async def _check_bookie(cluster: SimCluster, bookie: SimBookie, report: Callable
     for ledger_id in sorted(store.ledger_ids()):
         if cluster.store.record(ledger_id) is None:
             report("space", f"{name} keeps ledger {ledger_id}, which was deleted")
-    covered = store._open().checkpointer.covered_log_id
+    covered = store._open().checkpointer.log.covered_id
     known = collector._logs.known
     for path, data in bookie.disk.files().items():
         file_name = posixpath.basename(path)

@@ -16,7 +16,7 @@ from random import Random
 from bookies.lab.sim.clients.healing import LAST_HEALER
 from bookies.lab.sim.world import SimCluster
 from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES, Loss
-from bookies.lab.sim.world.sim_metadata import STORE_HOST
+from bookies.lab.sim.world.sim_metadata import STORE_HOST, StoreFaults
 
 # Each is a method of `Faults`. A seed chooses by their order.
 FAULTS = (
@@ -282,10 +282,12 @@ class Faults:
     # -- metadata ------------------------------------------------------------------------------------------------
     def _metadata_trouble(self) -> None:
         store = self._cluster.store
-        store.lost_request_probability = self._random.choice((0.0, 0.3))
-        store.lost_reply_probability = self._random.choice((0.0, 0.3, 0.6))
-        store.stale_read_probability = self._random.choice((0.0, 0.5))
-        store.news_delay_s = self._random.choice((0.0, 0.0, self._duration_s()))
+        store.faults = StoreFaults(
+            lost_request=self._random.choice((0.0, 0.3)),
+            lost_reply=self._random.choice((0.0, 0.3, 0.6)),
+            stale_read=self._random.choice((0.0, 0.5)),
+            news_delay_s=self._random.choice((0.0, 0.0, self._duration_s())),
+        )
         self._cluster.trace.note("metadata", "loses requests and replies, answers with old records, news is late")
         self._later(self._duration_s(), store.heal)
 

@@ -32,7 +32,7 @@ from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.model import BookieId
 from bookies.runtime.ports import Runtime
-from bookies.storage.engine.checkpoint import StorageObserver
+from bookies.storage.checkpoint.index_writes import StorageObserver
 from bookies.storage.store import LedgerStore
 
 if TYPE_CHECKING:

@@ -58,19 +58,30 @@ def write_set_of(record: LedgerMetadata, entry_id: int) -> list[BookieId]:
     return [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]
 
 
+@dataclass(frozen=True)
+class StoreFaults:
+    """Faults of the store. Probabilities are 0..1.
+
+    stale_read: of a read that returns the record as it was before the last change.
+    news_delay_s: of watch notifications, in addition to the network's delay.
+    """
+
+    lost_request: float = 0.0
+    lost_reply: float = 0.0
+    stale_read: float = 0.0
+    news_delay_s: float = 0.0
+
+
 class SimStore:
     """State shared by all sessions: the network, the configured faults of the store, and the committed records."""
 
     def __init__(self, network: SimNetwork, trace: Trace) -> None:
         self.network = network
         self.trace = trace
-        self.lost_request_probability = 0.0
-        self.lost_reply_probability = 0.0
-        self.stale_read_probability = 0.0  # of a read that returns the record as it was before the last change
+        self.faults = StoreFaults()
         self.lagging: dict[str, dict[str | int, Any]] = {}  # host -> the records that its plain reads return
         # Reports whether a host, like Apache's, does not check records before adds.
         self.trusts: Callable[[str], bool] = lambda host: False
-        self.news_delay_s = 0.0  # of watch notifications, in addition to the network's delay
         self._versions: dict[str | int, list[tuple[int, Any]]] = {}  # ledger or name -> its last two, with versions
         self.commits: dict[int, list[Commit]] = {}
         self.on_commit: Callable[[Commit], None] | None = None
@@ -87,8 +98,7 @@ class SimStore:
 
     def heal(self) -> None:
         """End all faults of the store."""
-        self.lost_request_probability = self.lost_reply_probability = self.stale_read_probability = 0.0
-        self.news_delay_s = 0.0
+        self.faults = StoreFaults()
         self.lagging.clear()
 
     def lag(self, host: str) -> None:
@@ -119,7 +129,7 @@ class SimStore:
         if host in self.lagging:
             lagging: T = self.lagging[host].get(name, record)
             return lagging
-        is_stale = self.stale_read_probability > 0 and self.network.random.random() < self.stale_read_probability
+        is_stale = self.faults.stale_read > 0 and self.network.random.random() < self.faults.stale_read
         return self._versions[name][0][1] if is_stale else record
 
     def note(self, author: str, ledger_id: int, after: LedgerMetadata | None) -> None:
@@ -243,8 +253,8 @@ class SimDriver(MemoryDriver):
         deadline = store.loop.time() + PATIENCE_S
         if store.on_request is not None:
             store.on_request(self._host)
-        loses_request = random.random() < store.lost_request_probability
-        loses_reply = random.random() < store.lost_reply_probability
+        loses_request = random.random() < store.faults.lost_request
+        loses_reply = random.random() < store.faults.lost_reply
         await self._travel(self._host, STORE_HOST, deadline, delays_s[0])
         if loses_request:
             raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
@@ -283,7 +293,7 @@ class SimDriver(MemoryDriver):
     def _tell(self, context: contextvars.Context, callback: Callable[..., None], *arguments: object) -> None:
         """Deliver a notification from the store to a watch of this session, in order, as its participant."""
         network = self._sim.network
-        arrival = network.arrival_time(STORE_HOST, self._host) + self._sim.news_delay_s
+        arrival = network.arrival_time(STORE_HOST, self._host) + self._sim.faults.news_delay_s
         self._news.append((arrival, context, lambda: callback(*arguments)))
         self._pump()
 

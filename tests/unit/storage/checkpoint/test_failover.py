@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from bookies.storage.engine.failover import Note, pack_note, parse_note
+from bookies.storage.checkpoint.failover import Note, pack_note, parse_note
 
 
 def test_what_is_packed_is_parsed() -> None:
