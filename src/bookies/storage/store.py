@@ -17,12 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import posixpath
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from bookies.config import BookieConfig
 from bookies.errors import DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
 from bookies.runtime.ports import Runtime
 from bookies.storage.disks.directories import Directories
+from bookies.storage.disks.durable_files import replace_copies
 from bookies.storage.engine import StorageParts, open_storage
 from bookies.storage.engine.checkpoint import StorageObserver
 from bookies.storage.engine.opening import open_journals
@@ -30,6 +32,7 @@ from bookies.storage.engine.store_reads import StoreReads
 from bookies.storage.engine.store_writes import StoreWrites
 from bookies.storage.gc import CollectionLoop
 from bookies.storage.gc.deleted_ledgers import LedgerRecords
+from bookies.storage.identity import former_ledgers_format
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.offline.offline_bookie import kept_page_size
 from bookies.storage.scrub import Scrubber
@@ -118,8 +121,19 @@ class LedgerStore(StoreWrites, StoreReads):
         assert self.collector is None
         parts = self._open()
         parts.removals.on_deleted = lambda ledger_id: self._watchers.wake(ledger_id, None)
+        parts.removals.on_forget = self._note_former
         self.collector = CollectionLoop(parts.runtime, self._config, parts, records, bookie, instance_id)
         self._background.append(self._tasks.start(self.collector.run(), "garbage collection"))
+
+    async def _note_former(self, ledger_ids: Sequence[int]) -> None:
+        """Note durably that these ledgers may have lost their fences here (F-44). Raises: DiskFull, OSError."""
+        parts, layout = self._open(), former_ledgers_format
+        self.former_ledgers = layout.union(self.former_ledgers, ((number, number + 1) for number in ledger_ids))
+        self._found_open.difference_update(ledger_ids)
+        if self.former_ledgers.bound < layout.ALL_LEDGERS:  # else the next start takes them from the metadata store
+            paths = [posixpath.join(directory, layout.FILE_NAME) for directory in parts.directories.all]
+            data = layout.pack(self.former_ledgers)
+            await parts.checkpointer.worker.run(replace_copies, parts.runtime.disk, paths, data)
 
     def scrub(self, records: LedgerRecords) -> None:
         """Start the periodic verification of stored data. `records`: the metadata store."""

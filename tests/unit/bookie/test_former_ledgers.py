@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bookies.bookie import former_ledgers
-from bookies.bookie.former_ledgers import ALL_LEDGERS, find_former_ledgers
+from bookies.bookie.former_ledgers import find_former_ledgers
 from bookies.bookie.server import BookieServer
 from bookies.bookie.storage_port import Storage
 from bookies.config import BookieConfig
@@ -23,6 +23,7 @@ from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorums import IdSet
 from bookies.runtime.events import Events
 from bookies.storage.engine.store_writes import RefusedAdds
+from bookies.storage.identity.former_ledgers_format import ALL_LEDGERS, RUNS_MAX, pack, parse, union
 from bookies.storage.store import LedgerStore
 from bookies.wire.messages import AddResponses, BareResponse, ReadRequest, ReadResponse, Response
 
@@ -107,7 +108,7 @@ def test_generated_chosen_and_deleted_ids_are_noted_once(world: World) -> None:
     world.run(body)
 
 
-@pytest.mark.parametrize("damage", ["missing", "changed", "older"])
+@pytest.mark.parametrize("damage", ["missing", "changed", "older", "changed, with a forgotten id"])
 def test_the_careful_value_counts(world: World, damage: str) -> None:
     """One directory was replaced or restored, or its file is damaged."""
 
@@ -119,7 +120,9 @@ def test_the_careful_value_counts(world: World, damage: str) -> None:
         data = world.disk.read_bytes(FILES[1])
         if damage == "missing":
             world.disk.unlink(FILES[1])
-        elif damage == "changed":
+        elif damage.startswith("changed"):
+            if damage != "changed":
+                world.disk.replace_bytes(FILES[0], pack(union(parse(data), [(700, 701)])))
             world.disk.replace_bytes(FILES[1], data.replace(b"below 0", b"below 1"))
         else:
             for path in FILES:
@@ -129,6 +132,7 @@ def test_the_careful_value_counts(world: World, damage: str) -> None:
             world.disk.replace_bytes(FILES[0], data)
         server, _, _ = await serving(world)
         assert server.store.former_ledgers.bound == 5
+        assert (700 in server.store.former_ledgers) == ("forgotten" in damage)
         await driver.close()
 
     world.run(body)
@@ -148,7 +152,7 @@ def test_every_ledger_counts_while_the_ids_are_unknown(world: World) -> None:
 
     async def body(world: World) -> None:
         driver = await make_ledgers(world.metadata, 1)
-        for chosen in range(10, 10 + 2 * former_ledgers.RUNS_MAX, 2):
+        for chosen in range(10, 10 + 2 * RUNS_MAX, 2):
             await driver.create_ledger(LedgerMetadata(chosen, 1, 1, 1, ((0, (B1,)),)))
         for path in FILES:
             world.disk.make_directories(path.rpartition("/")[0])
@@ -156,7 +160,7 @@ def test_every_ledger_counts_while_the_ids_are_unknown(world: World) -> None:
         await unknown.open()
         assert (await find(unknown)).bound == ALL_LEDGERS
         assert not world.disk.exists(FILES[0])
-        assert len((await find(driver)).runs) == former_ledgers.RUNS_MAX
+        assert len((await find(driver)).runs) == RUNS_MAX
         await driver.create_ledger(LedgerMetadata(1 << 40, 1, 1, 1, ((0, (B1,)),)))
         for path in FILES:
             world.disk.unlink(path)
