@@ -96,8 +96,7 @@ class Quarantine:
     """States by ledger, and the transitions between them.
 
     `on_refused(ledger_id)`: called when a write to a quarantined ledger was refused. `on_deleted(ledger_id)`: called
-    when a ledger was deleted. `on_forget(ledger_ids)`: called before
-    deleted ledgers are forgotten.
+    when a ledger was deleted. `on_forget(ledger_ids)`: called before deleted ledgers are forgotten.
     """
 
     def __init__(

@@ -262,7 +262,8 @@ class StoreWrites(StoreAccess):
         if ledger.is_fence_pending:
             self._journal_of(ledger_id).append((), 0, done)
             return
-        if ledger.header.is_fenced:
+        # The fence of an uncertain ledger was set after damage, and may be in memory only: it needs its own record.
+        if ledger.header.is_fenced and not ledger.header.is_uncertain:
             asyncio.get_running_loop().call_soon(done, None)
             return
 
