@@ -120,7 +120,7 @@ class Ownership:
     async def _commit(self, operations: Sequence[Operation], token: str, path: str, data: bytes | None) -> None:
         """Carry out a transaction once, also if its answer is lost.
 
-        `token`: whose version it changes or checks; `path`, `data`: what only this transaction writes; None: it deletes.
+        `token`: whose version it changes or checks; `path`, `data`: what only this transaction writes; None: deletes.
         """
         failures = Failures()
         while True:
