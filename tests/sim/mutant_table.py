@@ -120,7 +120,7 @@ def _(patch: Patch) -> None:
     async def nothing(*_: object) -> None:
         return None
 
-    patch.setattr(LedgerStore, "_note_former", nothing)
+    patch.setattr(LedgerStore, "note_former", nothing)
 
 
 # -- the writer ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ no check: the directories have seen all its fences.
 
 The ids are taken from the metadata store once, when the directories exist and no request is served yet: everything
 below the next id of the generator, and ids above it that clients have chosen. Until that succeeds, every ledger counts.
-Ledgers that the bookie deletes and forgets, with their fences, become former ledgers (`LedgerStore`).
+Later others become former ledgers (`LedgerStore.note_former`): those that the bookie deletes and forgets with their
+fences and, after the loss of a part of a journal, all that exist.
 
 The first add of a former ledger causes a read of its record, and later ones wait with it, in order. One read serves all
 ledgers that wait when it begins. If the record is OPEN, and names this bookie for the entry, the adds are stored like
@@ -182,7 +183,7 @@ async def find_former_ledgers(runtime: Runtime, config: BookieConfig, driver: Me
         if is_complete:
             return stored
         try:
-            ids = layout.union(await _former_in(driver), ((0, stored.bound), *stored.runs))
+            ids = layout.union(await former_in(driver), ((0, stored.bound), *stored.runs))
         except BookKeeperError as error:
             consequence = "until its next start the bookie checks the record of every ledger"
             events.warning("former_ledgers.unknown", error=error, consequence=consequence)
@@ -195,7 +196,7 @@ async def find_former_ledgers(runtime: Runtime, config: BookieConfig, driver: Me
         worker.close()
 
 
-async def _former_in(driver: MetadataDriver) -> IdSet:
+async def former_in(driver: MetadataDriver) -> IdSet:
     """Return the ids of all ledgers that exist or existed, as far as the store knows. Raises: MetadataError."""
     given = await driver.given_ids()
     ids = IdSet(given.next_id)

@@ -121,15 +121,18 @@ class LedgerStore(StoreWrites, StoreReads):
         assert self.collector is None
         parts = self._open()
         parts.removals.on_deleted = lambda ledger_id: self._watchers.wake(ledger_id, None)
-        parts.removals.on_forget = self._note_former
+        parts.removals.on_forget = lambda ledger_ids: self.note_former([(number, number + 1) for number in ledger_ids])
         self.collector = CollectionLoop(parts.runtime, self._config, parts, records, bookie, instance_id)
         self._background.append(self._tasks.start(self.collector.run(), "garbage collection"))
 
-    async def _note_former(self, ledger_ids: Sequence[int]) -> None:
-        """Note durably that these ledgers may have lost their fences here (F-44). Raises: DiskFull, OSError."""
+    async def note_former(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Note durably that ledgers, [start, stop) of ids, may have lost their fences here (F-44).
+
+        Raises: DiskFull, OSError.
+        """
         parts, layout = self._open(), former_ledgers_format
-        self.former_ledgers = layout.union(self.former_ledgers, ((number, number + 1) for number in ledger_ids))
-        self._found_open.difference_update(ledger_ids)
+        self.former_ledgers = layout.union(self.former_ledgers, runs)
+        self._found_open.clear()
         if self.former_ledgers.bound < layout.ALL_LEDGERS:  # else the next start takes them from the metadata store
             paths = [posixpath.join(directory, layout.FILE_NAME) for directory in parts.directories.all]
             data = layout.pack(self.former_ledgers)

@@ -12,6 +12,7 @@ from bookies.bookie import former_ledgers
 from bookies.bookie.former_ledgers import find_former_ledgers
 from bookies.bookie.server import BookieServer
 from bookies.bookie.storage_port import Storage
+from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
 from bookies.config import BookieConfig
 from bookies.errors import MetadataCorrupt, MetadataError, Status
 from bookies.kernels import Adds
@@ -356,6 +357,32 @@ def test_ledgers_of_one_request_wait_apart(world: World) -> None:
         later = [await client.response() for _ in range(3)]
         assert sorted(response.ledger_id for response in later) == [0, 0, 1]  # type: ignore[union-attr]
         assert statuses([*first, *later]) == [Status.OK] * 6
+        await maker.close()
+
+    world.run(body)
+
+
+def test_a_ledger_whose_fence_was_in_a_lost_part_of_a_journal_is_checked(world: World) -> None:
+    """It has moved to another bookie since, so its record does not name this one any more."""
+
+    async def body(world: World) -> None:
+        server, driver, client = await serving(world)
+        maker = await make_ledgers(world.metadata, 2)
+        assert statuses(await client.add(adds(0, [0]))) == [Status.OK]
+        await client.ask(ReadRequest(2, 0, 0, -1, KEY, True, True))
+        assert statuses(await client.add(adds(1, [0]))) == [Status.OK]
+        await close(maker, 0)
+        found = await maker.read_ledger(0)
+        await maker.write_ledger(found.metadata.replace(ensembles=((0, (B2,)),)), found.version)
+        await world.on_bookie(server.abort())
+        await world.on_bookie(driver.close())
+        (path,) = [name for name in world.disk.files() if name.endswith(".txn")]
+        data = world.disk.read_bytes(path)
+        world.disk.replace_bytes(path, data[:512] + b"\xee" * 1024 + data[1536:])
+        server, driver, client = await serving(world)
+        events = Events("test", world.runtime("bookie").clock)
+        await world.on_bookie(settle_unknown_ledgers(server.store, driver, B1, events))
+        assert statuses(await client.add(adds(0, [1]))) == [Status.FENCED]
         await maker.close()
 
     world.run(body)
