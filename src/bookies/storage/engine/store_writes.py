@@ -262,13 +262,14 @@ class StoreWrites(StoreAccess):
         if ledger.is_fence_pending:
             self._journal_of(ledger_id).append((), 0, done)
             return
-        # The fence of an uncertain ledger was set after damage, and may be in memory only: it needs its own record.
-        if ledger.header.is_fenced and not ledger.header.is_uncertain:
+        # A fence that damage has set may be in memory only: the first request for it needs a record.
+        if ledger.header.is_fenced and ledger.is_fence_durable:
             asyncio.get_running_loop().call_soon(done, None)
             return
 
         def durable(error: BaseException | None) -> None:
             ledger.is_fence_pending = False
+            ledger.is_fence_durable = error is None
             done(error)
 
         ledger.is_fence_pending = True
