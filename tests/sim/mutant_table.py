@@ -115,6 +115,14 @@ def _(patch: Patch) -> None:
     patch.setattr(LedgerStore, "_authorized", authorized)
 
 
+@mutant("a bookie forgets a deleted ledger, and that its fence is lost", "X-84", profile=None)
+def _(patch: Patch) -> None:
+    async def nothing(*_: object) -> None:
+        return None
+
+    patch.setattr(LedgerStore, "note_former", nothing)
+
+
 # -- the writer ----------------------------------------------------------------------------------------------------
 @mutant("deliver while changing", "X-31")
 def _(patch: Patch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import DataUnknown, ReadFailed
-from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
+from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.gc.collection_policy import Compaction
 from bookies.storage.index import catalog_format
@@ -288,3 +288,26 @@ def test_where_the_journal_has_a_hole_all_of_the_logs_counts(machine: Any, body:
     assert uncertain_after(made) == len(ALL)
     assert catalog_format.parse(made.disk.read_bytes(CATALOG), 64).torn == {}
     assert whole[:end] == made.disk.read_bytes(path)[:end]
+
+
+def test_a_fence_that_damage_has_set_is_answered_only_when_it_is_durable(machine: Any, body: Body) -> None:
+    """The index file is lost, and its logs cannot be read for a moment: so the ledger counts as fenced. A recovery
+    fences it, and the bookie dies before a checkpoint. The next life reads the logs, and finds nothing of a fence."""
+    made = machine("lost index")
+
+    async def put(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 9, {number: body(9, number) for number in range(3)})
+
+    async def fence(store: LedgerStore, promises: Any) -> None:
+        await store.repair()
+        header = await store.header(9)
+        assert header.is_fenced
+        assert header.is_in_limbo
+        await promises.fence(store, 9)
+
+    made.live(put)
+    made.disk.unlink("/ledgers0/current/0/9/9.idx")
+    made.disk.fail("pread", ".log", lambda: OSError(5, "Input/output error"))
+    made.live(fence, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    made.check()

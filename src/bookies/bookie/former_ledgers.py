@@ -6,6 +6,8 @@ no check: the directories have seen all its fences.
 
 The ids are taken from the metadata store once, when the directories exist and no request is served yet: everything
 below the next id of the generator, and ids above it that clients have chosen. Until that succeeds, every ledger counts.
+Later others become former ledgers (`LedgerStore.note_former`): those that the bookie deletes and forgets with their
+fences and, after the loss of a part of a journal, all that exist.
 
 The first add of a former ledger causes a read of its record, and later ones wait with it, in order. One read serves all
 ledgers that wait when it begins. If the record is OPEN, and names this bookie for the entry, the adds are stored like
@@ -39,8 +41,6 @@ from bookies.storage.disks.directories import Directories
 from bookies.storage.disks.durable_files import replace_bytes
 from bookies.storage.identity import former_ledgers_format as layout
 
-ALL_LEDGERS = 1 << 63
-RUNS_MAX = 10_000  # runs of chosen ids; with more, every ledger counts
 WAIT_S = 4.0  # less than the 5 s after which Apache's writers give up
 READS_AT_ONCE = 16
 RETRY_S, RETRY_S_MAX = 0.05, 1.0  # pauses after failed reads
@@ -174,22 +174,20 @@ class LedgerChecks:
 # -- the ids ------------------------------------------------------------------------------------------------------
 async def find_former_ledgers(runtime: Runtime, config: BookieConfig, driver: MetadataDriver, events: Events) -> IdSet:
     """Return the ids of former ledgers, from the files, or else from the metadata store; then write the files."""
-    directories = Directories(runtime.disk, config)
-    names = dict.fromkeys((*directories.journals, *directories.ledgers, *directories.indexes))
-    paths = [posixpath.join(directory, layout.FILE_NAME) for directory in names]
+    paths = [posixpath.join(directory, layout.FILE_NAME) for directory in Directories(runtime.disk, config).all]
     worker = runtime.workers.start("former ledgers")
     try:
-        stored, problems = await worker.run(_read, runtime.disk, paths)
+        stored, is_complete, problems = await worker.run(_read, runtime.disk, paths)
         for problem in problems:
             events.warning("former_ledgers.malformed", error=problem, consequence="the file is written again")
-        if stored is not None:
+        if is_complete:
             return stored
         try:
-            ids = await _former_in(driver)
+            ids = layout.union(await former_in(driver), ((0, stored.bound), *stored.runs))
         except BookKeeperError as error:
             consequence = "until its next start the bookie checks the record of every ledger"
             events.warning("former_ledgers.unknown", error=error, consequence=consequence)
-            return IdSet(ALL_LEDGERS)
+            return IdSet(layout.ALL_LEDGERS)
         for problem in await worker.run(_write, runtime.disk, paths, layout.pack(ids)):
             events.warning("former_ledgers.not_kept", error=problem, consequence="the next start takes them again")
         events.info("former_ledgers.noted", below=ids.bound, chosen=len(ids.runs))
@@ -198,7 +196,7 @@ async def find_former_ledgers(runtime: Runtime, config: BookieConfig, driver: Me
         worker.close()
 
 
-async def _former_in(driver: MetadataDriver) -> IdSet:
+async def former_in(driver: MetadataDriver) -> IdSet:
     """Return the ids of all ledgers that exist or existed, as far as the store knows. Raises: MetadataError."""
     given = await driver.given_ids()
     ids = IdSet(given.next_id)
@@ -207,13 +205,13 @@ async def _former_in(driver: MetadataDriver) -> IdSet:
     async for listed in driver.ledger_ids():
         for ledger_id in listed if listed and listed[-1] >= ids.bound else ():
             ids.add(ledger_id, ledger_id + 1)
-        if len(ids.runs) > RUNS_MAX:
-            break
-    return ids if len(ids.runs) <= RUNS_MAX else IdSet(ALL_LEDGERS)
+        if len(ids.runs) > layout.RUNS_MAX:
+            return IdSet(layout.ALL_LEDGERS)
+    return ids
 
 
-def _read(disk: Disk, paths: Sequence[str]) -> tuple[IdSet | None, list[Exception]]:
-    """Return the ids of all files together, and the problems; None if a file is missing or cannot be read.
+def _read(disk: Disk, paths: Sequence[str]) -> tuple[IdSet, bool, list[Exception]]:
+    """Return the ids of all files together, whether none is missing or damaged, and the problems.
 
     The files differ only after a crash while they were written. All of them are true, and so is their union.
     """
@@ -230,7 +228,7 @@ def _read(disk: Disk, paths: Sequence[str]) -> tuple[IdSet | None, list[Exceptio
         else:
             for start, stop in ((0, ids.bound), *ids.runs):
                 union.add(start, stop)
-    return (union if is_complete and not problems else None), problems
+    return union, is_complete and not problems, problems
 
 
 def _write(disk: Disk, paths: Sequence[str], data: bytes) -> list[Exception]:

@@ -2,7 +2,7 @@
 
 Until then the bookie reports no ledger as missing, and refuses ordinary adds to ledgers it does not know: one of them
 may have been fenced here. Afterwards only ledgers that name the bookie in an ensemble, and that it does not know,
-stay uncertain.
+stay uncertain. The others may have been fenced here and have moved since, so all become former ledgers (F-44).
 
 Source: storage 10.2.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
+from bookies.bookie.former_ledgers import former_in
 from bookies.errors import LedgerNotFound, MetadataCorrupt, MetadataError, StorageError
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
@@ -26,6 +27,8 @@ async def settle_unknown_ledgers(
     """Return when every ledger that may have been here is known; at once if nothing was lost."""
     while store.has_unknown_ledgers:
         try:
+            former = await former_in(driver)
+            await store.note_former([(0, former.bound), *former.runs])
             ledger_ids = await _ledgers_of(driver, bookie_id)
             count = await store.settle_unknown_ledgers(ledger_ids)
         except (MetadataError, StorageError, OSError) as error:

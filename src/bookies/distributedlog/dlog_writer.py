@@ -457,7 +457,7 @@ class DlogWriter:
         await self._pause(ledger.last_add_confirmed, failure)
         if ledger.last_add_confirmed < 0:
             await self._parts.delete_ledger(segment.segment.ledger_id)
-            await self._parts.store.remove(segment.segment)
+            await self._ownership.remove(segment.segment)
             self._open = None
         else:
             await self._write_end(segment)

@@ -115,7 +115,7 @@ async def recover(parts: LogParts, ownership: Ownership) -> None:
         end = await _end_of(parts, segment)
         if end is None:  # Nothing was acknowledged in it. Its number will be used again.
             await parts.delete_ledger(segment.ledger_id)
-            await parts.store.remove(segment)
+            await ownership.remove(segment)
             continue
         await ownership.complete(segment, completed(segments, segment, end, parts.runtime.clock.wall_ms()))
 

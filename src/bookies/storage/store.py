@@ -17,19 +17,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import posixpath
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from bookies.config import BookieConfig
 from bookies.errors import DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
 from bookies.runtime.ports import Runtime
 from bookies.storage.checkpoint.index_writes import StorageObserver
 from bookies.storage.disks.directories import Directories
+from bookies.storage.disks.durable_files import replace_copies
 from bookies.storage.engine import StorageParts, open_storage
 from bookies.storage.engine.opening import open_journals
 from bookies.storage.engine.store_reads import StoreReads
 from bookies.storage.engine.store_writes import StoreWrites
 from bookies.storage.gc import CollectionLoop
 from bookies.storage.gc.ledger_records import LedgerRecords
+from bookies.storage.identity import former_ledgers_format
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.offline.offline_bookie import kept_page_size
 from bookies.storage.scrub import Scrubber
@@ -118,8 +121,22 @@ class LedgerStore(StoreWrites, StoreReads):
         assert self.collector is None
         parts = self._open()
         parts.removals.on_deleted = lambda ledger_id: self._watchers.wake(ledger_id, None)
+        parts.removals.on_forget = lambda ledger_ids: self.note_former([(number, number + 1) for number in ledger_ids])
         self.collector = CollectionLoop(parts, records, bookie, instance_id)
         self._background.append(self._tasks.start(self.collector.run(), "garbage collection"))
+
+    async def note_former(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Note durably that ledgers, [start, stop) of ids, may have lost their fences here (F-44).
+
+        Raises: DiskFull, OSError.
+        """
+        parts, layout = self._open(), former_ledgers_format
+        self.former_ledgers = layout.union(self.former_ledgers, runs)
+        self._found_open.clear()
+        if self.former_ledgers.bound < layout.ALL_LEDGERS:  # else the next start takes them from the metadata store
+            paths = [posixpath.join(directory, layout.FILE_NAME) for directory in parts.directories.all]
+            data = layout.pack(self.former_ledgers)
+            await parts.checkpointer.worker.run(replace_copies, parts.runtime.disk, paths, data)
 
     def scrub(self, records: LedgerRecords) -> None:
         """Start the periodic verification of stored data. `records`: the metadata store."""

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from bookies.bookie import former_ledgers
-from bookies.bookie.former_ledgers import ALL_LEDGERS, find_former_ledgers
+from bookies.bookie.former_ledgers import find_former_ledgers
 from bookies.bookie.server import BookieServer
 from bookies.bookie.storage_port import Storage
+from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
 from bookies.config import BookieConfig
 from bookies.errors import MetadataCorrupt, MetadataError, Status
 from bookies.kernels import Adds
@@ -23,6 +24,7 @@ from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorums import IdSet
 from bookies.runtime.events import Events
 from bookies.storage.engine.store_writes import RefusedAdds
+from bookies.storage.identity.former_ledgers_format import ALL_LEDGERS, RUNS_MAX, pack, parse, union
 from bookies.storage.store import LedgerStore
 from bookies.wire.messages import AddResponses, BareResponse, ReadRequest, ReadResponse, Response
 
@@ -109,7 +111,7 @@ def test_generated_chosen_and_deleted_ids_are_noted_once(world: World) -> None:
     world.run(body)
 
 
-@pytest.mark.parametrize("damage", ["missing", "changed", "older"])
+@pytest.mark.parametrize("damage", ["missing", "changed", "older", "changed, with a forgotten id"])
 def test_the_careful_value_counts(world: World, damage: str) -> None:
     """One directory was replaced or restored, or its file is damaged."""
 
@@ -121,7 +123,9 @@ def test_the_careful_value_counts(world: World, damage: str) -> None:
         data = world.disk.read_bytes(FILES[1])
         if damage == "missing":
             world.disk.unlink(FILES[1])
-        elif damage == "changed":
+        elif damage.startswith("changed"):
+            if damage != "changed":
+                world.disk.replace_bytes(FILES[0], pack(union(parse(data), [(700, 701)])))
             world.disk.replace_bytes(FILES[1], data.replace(b"below 0", b"below 1"))
         else:
             for path in FILES:
@@ -131,6 +135,7 @@ def test_the_careful_value_counts(world: World, damage: str) -> None:
             world.disk.replace_bytes(FILES[0], data)
         server, _, _ = await serving(world)
         assert server.store.former_ledgers.bound == 5
+        assert (700 in server.store.former_ledgers) == ("forgotten" in damage)
         await driver.close()
 
     world.run(body)
@@ -150,7 +155,7 @@ def test_every_ledger_counts_while_the_ids_are_unknown(world: World) -> None:
 
     async def body(world: World) -> None:
         driver = await make_ledgers(world.metadata, 1)
-        for chosen in range(10, 10 + 2 * former_ledgers.RUNS_MAX, 2):
+        for chosen in range(10, 10 + 2 * RUNS_MAX, 2):
             await driver.create_ledger(LedgerMetadata(chosen, 1, 1, 1, ((0, (B1,)),)))
         for path in FILES:
             world.disk.make_directories(path.rpartition("/")[0])
@@ -158,7 +163,7 @@ def test_every_ledger_counts_while_the_ids_are_unknown(world: World) -> None:
         await unknown.open()
         assert (await find(unknown)).bound == ALL_LEDGERS
         assert not world.disk.exists(FILES[0])
-        assert len((await find(driver)).runs) == former_ledgers.RUNS_MAX
+        assert len((await find(driver)).runs) == RUNS_MAX
         await driver.create_ledger(LedgerMetadata(1 << 40, 1, 1, 1, ((0, (B1,)),)))
         for path in FILES:
             world.disk.unlink(path)
@@ -354,6 +359,32 @@ def test_ledgers_of_one_request_wait_apart(world: World) -> None:
         later = [await client.response() for _ in range(3)]
         assert sorted(response.ledger_id for response in later) == [0, 0, 1]  # type: ignore[union-attr]
         assert statuses([*first, *later]) == [Status.OK] * 6
+        await maker.close()
+
+    world.run(body)
+
+
+def test_a_ledger_whose_fence_was_in_a_lost_part_of_a_journal_is_checked(world: World) -> None:
+    """It has moved to another bookie since, so its record does not name this one any more."""
+
+    async def body(world: World) -> None:
+        server, driver, client = await serving(world)
+        maker = await make_ledgers(world.metadata, 2)
+        assert statuses(await client.add(adds(0, [0]))) == [Status.OK]
+        await client.ask(ReadRequest(2, 0, 0, -1, KEY, True, True))
+        assert statuses(await client.add(adds(1, [0]))) == [Status.OK]
+        await close(maker, 0)
+        found = await maker.read_ledger(0)
+        await maker.write_ledger(found.metadata.replace(ensembles=((0, (B2,)),)), found.version)
+        await world.on_bookie(server.abort())
+        await world.on_bookie(driver.close())
+        (path,) = [name for name in world.disk.files() if name.endswith(".txn")]
+        data = world.disk.read_bytes(path)
+        world.disk.replace_bytes(path, data[:512] + b"\xee" * 1024 + data[1536:])
+        server, driver, client = await serving(world)
+        events = Events("test", world.runtime("bookie").clock)
+        await world.on_bookie(settle_unknown_ledgers(server.store, driver, B1, events))
+        assert statuses(await client.add(adds(0, [1]))) == [Status.FENCED]
         await maker.close()
 
     world.run(body)

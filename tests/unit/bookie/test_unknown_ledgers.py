@@ -19,10 +19,14 @@ class FakeStore:
     """Uncertain until it is told."""
 
     settled: list[int] | None = None
+    former: list[tuple[int, int]] | None = None
 
     @property
     def has_unknown_ledgers(self) -> bool:
         return self.settled is None
+
+    async def note_former(self, runs: list[tuple[int, int]]) -> None:
+        self.former = runs
 
     async def settle_unknown_ledgers(self, found: list[int]) -> int:
         self.settled = found
@@ -46,3 +50,4 @@ def test_a_record_that_cannot_be_read_may_name_the_bookie() -> None:
 
     aio.run(main())
     assert store.settled == [1, 3]
+    assert store.former == [(0, 0), (1, 4)]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from tests.fakes.distributedlog import Place, in_namespace
 
+from bookies.client.base import Opening
+from bookies.client.client import Client
+from bookies.client.read import LedgerReader
 from bookies.distributedlog import Dlog, Dlsn
 from bookies.distributedlog.formats.log_names import LAYOUT_VERSION
+from bookies.distributedlog.model.segment_list import started
+from bookies.distributedlog.parts import recover
+from bookies.distributedlog.store import Ownership
 from bookies.errors import (
     BookieBusy,
     InvalidArgument,
@@ -343,8 +350,6 @@ def test_a_reservation_of_a_dead_writer_is_deleted(has_zookeeper: bool) -> None:
         await log.create()
         ledger = await namespace.client.create(digest="crc32")
         parts = log._parts
-        from bookies.distributedlog.store import Ownership
-
         dead = Ownership(parts.runtime, parts.store)
         await dead.load()
         assert await dead.reserve(ledger.ledger_id) is None
@@ -370,3 +375,48 @@ def test_memory_is_bounded_and_appends_keep_their_order() -> None:
         assert [int(payload.rstrip(b"\0")) for payload in await payloads(log)] == list(range(61))
 
     in_namespace(act)
+
+
+class Slow:
+    """A client whose deletion of a ledger returns late."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.has_deleted, self.may_return = asyncio.Event(), asyncio.Event()
+
+    def recover(self, ledger_id: int, *, password: bytes = b"") -> Opening[LedgerReader]:
+        return self._client.recover(ledger_id, password=password)
+
+    async def delete(self, ledger_id: int) -> None:
+        await self._client.delete(ledger_id)
+        self.has_deleted.set()
+        await self.may_return.wait()
+
+
+@STORES
+def test_a_slow_recovery_removes_no_segment_of_another_leader(has_zookeeper: bool) -> None:
+    """It found the segment empty. Another process did too, leads, and uses the number again: the same znode."""
+
+    async def act(place: Place) -> None:
+        namespace = await place.namespace()
+        log = namespace.log("orders")
+        await log.create()
+        parts = log._parts
+        dead = Ownership(parts.runtime, parts.store)
+        await dead.load()
+        ledger = await namespace.client.create(digest="crc32", password=parts.password)
+        await dead.reserve(ledger.ledger_id)
+        await dead.start(started((), dead.highest, 1, ledger.ledger_id, 1))
+        slow = Slow(namespace.client)
+        ownership = Ownership(parts.runtime, parts.store)
+        await ownership.load()
+        late = asyncio.ensure_future(recover(replace(parts, client=slow), ownership))  # type: ignore[arg-type]
+        await slow.has_deleted.wait()
+        async with (await place.log()).lead(lock=False) as writer:
+            await writer.append(b"kept")
+            slow.may_return.set()
+            with pytest.raises(LogFenced):
+                await late
+        assert await payloads(log) == [b"kept"]
+
+    in_namespace(act, has_zookeeper=has_zookeeper)

@@ -6,6 +6,7 @@ the transaction of an earlier one is refused: it gets `LogFenced`. Source: distr
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from bookies.client.base.metadata_loop import Failures, back_off
@@ -15,6 +16,7 @@ from bookies.distributedlog.store.log_store import LogStore
 from bookies.errors import LogFenced, MetadataCorrupt, MetadataError
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
+    Check,
     Create,
     Delete,
     NodeMissing,
@@ -105,10 +107,20 @@ class Ownership:
         versions["max_txid"] += 1
         self.highest, self.max_txid = highest, max_txid
 
-    async def _commit(self, operations: Sequence[Operation], token: str, path: str, data: bytes) -> None:
+    async def remove(self, segment: Segment) -> None:
+        """Delete the znode of an empty segment in progress, whose ledger was deleted before. Raises `LogFenced`.
+
+        Its number, and so its path, is used again: without the check a process that became the writer later would lose
+        its own segment.
+        """
+        paths, version = self._store.paths, self._versions["segments"]
+        path = paths.segment(segment.name)
+        await self._commit([Check(paths.segments, version), Delete(path)], "segments", path, None)
+
+    async def _commit(self, operations: Sequence[Operation], token: str, path: str, data: bytes | None) -> None:
         """Carry out a transaction once, also if its answer is lost.
 
-        `token`: whose version it changes; `path`, `data`: what only this transaction writes.
+        `token`: whose version it changes or checks; `path`, `data`: what only this transaction writes; None: deletes.
         """
         failures = Failures()
         while True:
@@ -117,19 +129,21 @@ class Ownership:
                 await self._store.tree.multi(operations)
                 return
             except Refusal as error:
-                if failures.count and await self._is_done(token, path, data):
+                if (failures.count or data is None) and await self._is_done(token, path, data):
                     return
                 raise LogFenced(f"another process leads log {self._store.name} now: {error}") from None
             except MetadataError as error:
                 failures.add(error)
             await back_off(self._runtime, failures.count)
 
-    async def _is_done(self, token: str, path: str, data: bytes) -> bool:
-        """Report whether an earlier attempt was carried out, and nothing changed since."""
+    async def _is_done(self, token: str, path: str, data: bytes | None) -> bool:
+        """Report whether an earlier attempt was carried out, or what it deletes is gone, and nothing changed since."""
         counted = {"segments": self._store.paths.segments, "allocation": self._store.paths.allocation}[token]
+        written = None
         try:
-            written, _ = await self._store.tree.get(path, sync=True)
+            with contextlib.suppress(NodeMissing):
+                written, _ = await self._store.tree.get(path, sync=True)
             _, stat = await self._store.tree.get(counted)
         except NodeMissing:
             return False
-        return written == data and stat.version == self._versions[token] + 1
+        return written == data and stat.version == self._versions[token] + (data is not None)

@@ -50,13 +50,18 @@ class Directories:
         self._disk = disk
         self._locks: list[Lock] = []
 
+    @property
+    def all(self) -> list[str]:
+        """Return every directory once."""
+        return list(dict.fromkeys((*self.journals, *self.ledgers, *self.indexes)))
+
     def acquire(self) -> None:
         """Create missing directories and lock all of them. Raises DirectoryInUse, SyncFailed, OSError.
 
         F-1: hold an exclusive lock on every `current` directory. Syncs each directory before its names are used,
         because an earlier process may have died between a rename and its sync.
         """
-        for directory in dict.fromkeys([*self.journals, *self.ledgers, *self.indexes]):
+        for directory in self.all:
             self._disk.make_directories(directory)
             self._locks.append(self._disk.lock_directory(directory))
             sync_directory(self._disk, directory)

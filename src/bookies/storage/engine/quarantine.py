@@ -12,7 +12,8 @@ Invariants
 - A deleted ledger leaves index and memory while no index write is in progress, after a checkpoint that removed it from
   the cache, so no operation in flight can resurrect it. R-21: deletion marks the in-memory object; every writer checks
   the mark under the same lock.
-- An id is forgotten only after another checkpoint, when no journal that would be replayed contains it.
+- An id is forgotten only after another checkpoint, when no journal that would be replayed contains it, and after
+  `on_forget`: the ledger's fence is lost, so its adds need the check of former ledgers from then on (F-44).
 
 Owned by the loop's thread. Source: storage 4.8, 7.2.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from bookies.errors import (
     CorruptRecord,
@@ -96,7 +97,7 @@ class Quarantine:
     """States by ledger, and the transitions between them.
 
     `on_refused(ledger_id)`: called when a write to a quarantined ledger was refused. `on_deleted(ledger_id)`: called
-    when a ledger was deleted.
+    when a ledger was deleted. `on_forget(ledger_ids)`: called before deleted ledgers are forgotten.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Quarantine:
     ) -> None:
         self.on_refused: Callable[[int], None] | None = None
         self.on_deleted: Callable[[int], None] | None = None
+        self.on_forget: Callable[[Sequence[int]], Awaitable[None]] | None = None
         self.observer = StorageObserver()
         self.files = QuarantineFiles(disk, directories)
         self.leftovers: list[int] = []  # deleted ledgers that still had an index file at the start
@@ -216,6 +218,8 @@ class Quarantine:
     async def _forget(self, ledger_ids: Sequence[int]) -> None:
         if ledger_ids:
             await self._checkpointer.checkpoint()
+            if self.on_forget is not None:
+                await self.on_forget(ledger_ids)
             await self._take(ledger_ids, QuarantineEvent.FORGET)
 
     async def _finish(self) -> None:

@@ -7,7 +7,7 @@ Invariants
 - R-7: insert in storage first, then queue for the journal, for every record type. This allows a checkpoint to drop
   journals.
 - F-7: log LEDGER_KEY before the first record of a ledger in this process, fences and explicit LACs included.
-- F-44: accept an ordinary add to a ledger older than the directories only after its record was found to be OPEN.
+- F-44: accept an ordinary add to a ledger whose fence may be lost here only after its record was found to be OPEN.
 - R-5: answer a fence only after its journal record is fsynced. F-42: this holds for any response to a fencing read, and
   for a fence of a ledger that is being fenced already.
 
@@ -57,7 +57,7 @@ class LedgerUnchecked(BookKeeperError):
 class StoreWrites(StoreAccess):
     """Writes that are decided at the call, and whose durability is reported later. All calls on the loop's thread.
 
-    `former_ledgers`: ids of ledgers that may be older than the directories, see `storage.identity`.
+    `former_ledgers`: ids of ledgers whose fences these directories may lack, see `storage.identity`.
     """
 
     former_ledgers = IdSet(0)
@@ -261,12 +261,14 @@ class StoreWrites(StoreAccess):
         if ledger.is_fence_pending:
             self._journal_of(ledger_id).append((), 0, done)
             return
-        if ledger.header.is_fenced:
+        # A fence that damage has set may be in memory only: the first request for it needs a record.
+        if ledger.header.is_fenced and ledger.is_fence_durable:
             asyncio.get_running_loop().call_soon(done, None)
             return
 
         def durable(error: BaseException | None) -> None:
             ledger.is_fence_pending = False
+            ledger.is_fence_durable = error is None
             done(error)
 
         ledger.is_fence_pending = True

@@ -1,7 +1,8 @@
 """The file format of `formerLedgers`: the ledgers that may be older than a bookie's directories.
 
-Written to every directory of a bookie at the first start that does not find it everywhere. A ledger that it does not
-contain was created later, so its fence, if it has one, is in these directories. Text, for example:
+Written to every directory of a bookie at the first start that does not find it everywhere, and again before the bookie
+forgets ledgers that it has deleted. A ledger that it does not contain was created later, so its fence, if it has one,
+is in these directories. Text, for example:
 
     formerLedgers 1
     below 1207
@@ -9,13 +10,14 @@ contain was created later, so its fence, if it has one, is in these directories.
     700000
     crc32c 0459642a
 
-`below`: the next id of the generator at that moment. The other lines: ids above, of ledgers that existed or were
+`below`: the next id of the generator at the first start. The other lines: ids above, of ledgers that existed or were
 deleted. The checksum, of the bytes before it, also detects a file that is cut off. Source: storage 9.7.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from bookies.errors import CorruptRecord
 from bookies.kernels import crc32c
@@ -23,10 +25,22 @@ from bookies.protocol.quorums import IdSet
 
 FILE_NAME = "formerLedgers"
 VERSION = 1
+ALL_LEDGERS = 1 << 63
+RUNS_MAX = 10_000
 
 _FILE = re.compile(
     rb"formerLedgers 1\nbelow ([0-9]{1,19})\n((?:[0-9]{1,19}(?:-[0-9]{1,19})?\n)*)crc32c ([0-9a-f]{8})\n"
 )
+
+
+def union(ids: IdSet, runs: Iterable[tuple[int, int]]) -> IdSet:
+    """Return the ids and these [start, stop) runs in a new set of at most `RUNS_MAX` runs, which may contain more."""
+    both = IdSet(ids.bound)
+    for start, stop in (*ids.runs, *runs):
+        both.add(start, stop)
+    if excess := max(0, len(both.runs) - RUNS_MAX):
+        both.add(both.bound, both.runs[excess - 1][1])
+    return both
 
 
 def pack(ids: IdSet) -> bytes:

@@ -266,6 +266,7 @@ class LedgerIndex:
             loaded.last_entry_id,
             lac_of(header.explicit_lac) if header.explicit_lac else -1,
             is_lac_known=loaded.last_entry_id < 0,
+            is_fence_durable=loaded.problem is None and loaded.header is not None and loaded.header.is_fenced,
         )
         if damage:
             ledger.last_entry_id = -1

@@ -43,6 +43,7 @@ class Ledger:
     is_header_dirty: bool = False
     due: int = KEY_DUE | CHECK_DUE  # steps before the next add, none for most adds
     is_fence_pending: bool = False  # its FENCE record may not be durable yet
+    is_fence_durable: bool = False  # the file had the fence, or a FENCE record of this process is durable
     rebuild: RebuildState = RebuildState.COMPLETE  # changed by `take` alone
     is_deleted: bool = False  # removed from the index; holders of this object must drop it
     users: int = 0  # coroutines that hold this object across an await

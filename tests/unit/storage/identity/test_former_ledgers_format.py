@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bookies.errors import CorruptRecord
 from bookies.protocol.quorums import IdSet
-from bookies.storage.identity.former_ledgers_format import pack, parse
+from bookies.storage.identity.former_ledgers_format import RUNS_MAX, pack, parse, union
 
 EXAMPLE = b"formerLedgers 1\nbelow 1207\n500000-500003\n700000\ncrc32c 0459642a\n"
 
@@ -31,6 +31,20 @@ def test_what_was_written_is_read(bound: int, parts: list[tuple[int, int]]) -> N
     ids = ids_of(bound, [(start, start + count) for start, count in parts])
     read = parse(pack(ids))
     assert (read.bound, read.runs) == (ids.bound, ids.runs)
+
+
+@given(st.integers(0, 50), st.lists(st.integers(0, 200), max_size=30), st.lists(st.integers(0, 200), max_size=30))
+def test_a_union_has_the_ids_of_both_and_changes_neither(bound: int, first: list[int], second: list[int]) -> None:
+    ids = ids_of(bound, [(number, number + 1) for number in first])
+    both = union(ids, ((number, number + 1) for number in second))
+    assert {number for number in range(300) if number in both} == {*range(bound), *first, *second}
+    assert {number for number in range(300) if number in ids} == {*range(bound), *first}
+
+
+def test_the_lowest_runs_of_too_many_join() -> None:
+    both = union(IdSet(0), ((number, number + 1) for number in range(1, 2 * RUNS_MAX + 7, 2)))
+    assert len(both.runs) == RUNS_MAX
+    assert (both.bound, both.runs[0]) == (6, (7, 8))
 
 
 @pytest.mark.parametrize("length", range(len(EXAMPLE)))
