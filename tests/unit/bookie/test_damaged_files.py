@@ -106,7 +106,10 @@ def test_after_a_hole_in_the_journal_the_metadata_says_whose_promises_may_be_los
         for ledger_id in (3, 4):
             assert set(await statuses(world, questions(ledger_id, 50))) <= ABSENT
         client = await world.connect(world.servers[-1])
-        assert [(await client.add(adds(ledger_id, [50])))[0].status for ledger_id in (3, 4)] == [Status.OK] * 2
+        # The fence of any older ledger may have been lost with the hole, so its record is asked: 3 does not name this
+        # bookie. The record of 4 does not exist yet, so it is no older ledger.
+        assert (await client.add(adds(3, [50])))[0].status in UNKNOWN
+        assert (await client.add(adds(4, [50])))[0].status is Status.OK
 
     async def waits_for_ever():  # type: ignore[no-untyped-def]
         await asyncio.sleep(1e6)
