@@ -316,8 +316,10 @@ class LogScrub:
     async def _check_places(self, log: _Log, places: Sequence[Place], follows: int) -> list[Finding]:
         """Return findings for the places that are damaged. `follows`: the offset of the next place."""
         digest_types = await self._digest_types.types_of(place.ledger_id for place in places)
+        records_stop = log.stop if log.is_active else self._index.catalog.torn.get(log.log_id)
+        limits = follows, log.stop
         wrong, size = await self._worker.run(
-            check_places, log.file, places, follows, log.stop, digest_types, log.possible_ids, self._size_max
+            check_places, log.file, places, *limits, digest_types, log.possible_ids, self._size_max, records_stop
         )
         await self._pay(size)
         return [

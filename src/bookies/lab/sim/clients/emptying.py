@@ -2,7 +2,7 @@
 
 The ways are legal, so no entry may be lost, and none may be acknowledged in a ledger that has ended:
 
-    drain      the bookie serves while its data moves to others; it is stopped and formatted, then the drain is cancelled
+    drain      the bookie serves while its data moves to others; it is stopped and formatted; then the drain ends
     recover    the bookie is up or down; what it holds is recovered and copied from the other replicas; then format
     lost disk  the bookie is down and decommissioned; then it starts on an empty disk
 
@@ -71,7 +71,7 @@ class Emptiers:
                 self._cluster.trace.note(client.name, f"has not emptied {name} yet: {type(error).__name__}: {error}")
             if not self._is_needed(name):
                 self._take_down(name)
-            if self._is_over() or self._stopped == name and not self._is_needed(name):
+            if self._is_over() or (self._stopped == name and not self._is_needed(name)):
                 break
             await asyncio.sleep(PAUSE_S)
         is_emptied = self._stopped == name and not self._is_needed(name)

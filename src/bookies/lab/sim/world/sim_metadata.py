@@ -35,7 +35,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 STORE_HOST = "metadata"
 PATIENCE_S = 8.0  # a request without a reply fails after this time
-UPDATES = ("write_ledger", "write_record")  # operations that a fault can delay, see `SimStore.on_update`
+UPDATES = ("write_ledger", "write_record", "transact")  # operations that a fault can delay, see `SimStore.on_update`
 _IS_IN_STORE = contextvars.ContextVar("code runs in the store", default=False)
 
 
