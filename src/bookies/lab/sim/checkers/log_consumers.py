@@ -2,8 +2,8 @@
 
     I-34   the entries of a transaction are in the log once, all of them or none, in order, with no others in between:
            all if its commit succeeded, none if it was given up before any commit; a truncation may cut off the first
-    I-35   a cursor is never before a position to which its consumer has moved it; no truncation passes a cursor, and
-           no consumer misses entries at its cursor
+    I-35   a cursor is where its consumer has moved it; other clients move it only over positions without entries, no
+           truncation passes it, and its consumer can continue there
 
 Source: spark 4.2, 4.3; pains H 67, 71.
 """
@@ -11,6 +11,7 @@ Source: spark 4.2, 4.3; pains H 67, 71.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bookies.encoding.documents import parse_json
@@ -18,7 +19,7 @@ from bookies.protocol.log import Position
 from bookies.protocol.log.transaction import label
 
 if TYPE_CHECKING:
-    from bookies.lab.sim.checkers.log_history import Found, ListCommit, LogCheck, Txn
+    from bookies.lab.sim.checkers.log_history import Found, LogCheck, Txn
 
 
 def check_transactions(check: LogCheck) -> None:
@@ -66,42 +67,48 @@ def _label_of(check: LogCheck, ledger_id: int) -> tuple[str, int] | None:
 
 def check_cursors(check: LogCheck, name: str) -> None:
     """Check I-35 in the order of the commits of the list and of the cursors' record."""
-    versions = [
-        (commit.at_s, _cursors_of(commit.after)) for commit in check.store.record_commits.get(f"cursors/{name}", [])
-    ]
-    for at_s, cursors in versions:
-        for cursor, moved in check.history.moves.items():
-            known = [position for done_s, position in moved if done_s < at_s]
-            if known and check.key(cursors.get(cursor, Position(-1, 0))) < max(map(check.key, known)):
-                best = max(known, key=check.key)
-                check.report("I-35", f"cursor {cursor} is at {cursors.get(cursor)}, after its consumer moved to {best}")
+    commits = check.store.record_commits.get(f"cursors/{name}", [])
+    versions = [(commit.at_s, commit.author, cursors_of(commit.after)) for commit in commits]
+    for (_, _, before), (at_s, author, after) in pairwise([(0.0, "", {}), *versions]):
+        for cursor, position in before.items():
+            now = after.get(cursor)
+            if now == position or author.partition(".")[0] == cursor:
+                continue
+            if now is None or check.key(now) < check.key(position) or _has_entries(check, position, now):
+                check.report("I-35", f"{author} moved {cursor} from {position} to {now} at {at_s:.3f}")
+    for cursor, moves in check.history.moves.items():
+        for done_s, position in moves:
+            if not any(at_s <= done_s and cursors.get(cursor) == position for at_s, _, cursors in versions):
+                check.report("I-35", f"cursor {cursor} was moved to {position}, and never was there")
     for commit in check.commits:
         current: Mapping[str, Position] = {}
-        for at_s, cursors in versions:
+        for at_s, _, cursors in versions:
             # Of two commits at the same instant the order is unknown: only what both orders forbid is reported.
             current = cursors if at_s < commit.at_s else current
-        for cursor, position in current.items():
-            if _is_passed(check, commit, position):
+        beginning = commit.manifest.extents[0] if commit.manifest is not None and commit.manifest.extents else None
+        for cursor, position in current.items() if beginning is not None else ():
+            assert beginning is not None
+            if _has_entries(check, position, Position(beginning.ledger_id, beginning.first)):
                 check.report("I-35", f"{commit.author} truncated the log at {commit.at_s:.3f} past {cursor} {position}")
 
 
-def _cursors_of(data: bytes | None) -> dict[str, Position]:
+def cursors_of(data: bytes | None) -> dict[str, Position]:
+    """Return the positions in a record of cursors, by name."""
     if data is None:
         return {}
     rows = parse_json(data)["cursors"]
     return {name: Position(row["ledger"], row["entry"]) for name, row in rows.items()}
 
 
-def _is_passed(check: LogCheck, commit: ListCommit, at: Position) -> bool:
-    """Report whether a list lacks entries from a position on that were in the log."""
-    if commit.manifest is None or not commit.manifest.extents:
+def _has_entries(check: LogCheck, start: Position, end: Position) -> bool:
+    """Report whether the log had entries from a position on, before another one."""
+    if check.key(start) >= check.key(end):
         return False
-    beginning = commit.manifest.extents[0]
-    if check.key(at) >= (beginning.seq, beginning.first):
-        return False
-    between = check.order[check.order.index(at.ledger_id) : check.order.index(beginning.ledger_id)]
-    ends = [(ledger_id, check.end_of(ledger_id)) for ledger_id in between]
-    has_entries = any(
-        end is not None and end >= (at.entry_id if ledger_id == at.ledger_id else 0) for ledger_id, end in ends
+    if start.ledger_id == end.ledger_id:
+        return True
+    between = check.order[check.order.index(start.ledger_id) : check.order.index(end.ledger_id)]
+    lasts = [(ledger_id, check.end_of(ledger_id)) for ledger_id in between]
+    return end.entry_id > 0 or any(
+        last is not None and last >= (start.entry_id if ledger_id == start.ledger_id else 0)
+        for ledger_id, last in lasts
     )
-    return has_entries or beginning.first > (at.entry_id if beginning.ledger_id == at.ledger_id else 0)

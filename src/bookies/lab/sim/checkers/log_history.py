@@ -55,11 +55,15 @@ class Ack:
 
 @dataclass
 class Reading:
-    """The entries that one reader received, in order. `start`: where it began; None: at the log's beginning then."""
+    """The entries that one reader received, in order. `start`: where it began; None: at the log's beginning then.
+
+    `is_stale`: a server of the metadata store that lags behind may have told it an earlier beginning.
+    """
 
     began_s: float
     start: Position | None = None
     entries: list[Found] = field(default_factory=list)
+    is_stale: bool = False
 
 
 @dataclass
@@ -186,7 +190,7 @@ class LogCheck:
                 self._check_contiguity(reading.entries)
                 first = reading.entries[0][0]
                 if reading.start is None:
-                    self._check_beginning(first, reading.began_s)
+                    self._check_beginning(first, 0.0 if reading.is_stale else reading.began_s)
                 elif first != reading.start and not self._follows(reading.start, first, reading.start.entry_id - 1):
                     self.report("I-20", f"a reader asked for {reading.start}, and got {first} first")
         self._check_contiguity(self.history.final)

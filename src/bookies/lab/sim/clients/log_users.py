@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from bookies.client.log import Log
 from bookies.errors import BookKeeperError, LogTruncated
+from bookies.lab.sim.checkers.log_consumers import cursors_of
 from bookies.lab.sim.checkers.log_history import LogHistory, Txn
 from bookies.lab.sim.world import SimClient
 
@@ -126,7 +127,9 @@ class LogUsers:
                     self._log_history.moves.setdefault(cursor, []).append((workload.now_s(), position))
                     workload.history.count("cursors moved")
             except LogTruncated as error:
-                if start is not None:
+                store = workload.cluster.store
+                current = cursors_of(store.record_commits[f"cursors/{log.name}"][-1].after)
+                if start is not None and current[cursor] == start and not store.is_stale:
                     workload.history.violated("I-35", f"{client.name} cannot read from its cursor {start}: {error}")
             except BookKeeperError as error:
                 workload.history.failed(client.name, "consuming", error)

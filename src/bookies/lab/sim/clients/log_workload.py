@@ -186,7 +186,7 @@ class LogWorkload(Roles):
 
     # -- reading -------------------------------------------------------------------------------------------------
     def begin_reading(self, start: Position | None = None) -> Reading:
-        reading = Reading(self.now_s(), start)
+        reading = Reading(self.now_s(), start, is_stale=self.cluster.store.is_stale)
         self._log_history.readings.append(reading)
         return reading
 

@@ -35,6 +35,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 STORE_HOST = "metadata"
 PATIENCE_S = 8.0  # a request without a reply fails after this time
+STALE_S = 2.0  # from the end of stale reads until every operation that such a read has begun is over
 UPDATES = ("write_ledger", "write_record", "transact")  # operations that a fault can delay, see `SimStore.on_update`
 _IS_IN_STORE = contextvars.ContextVar("code runs in the store", default=False)
 
@@ -67,6 +68,7 @@ class SimStore:
         self.lost_request_probability = 0.0
         self.lost_reply_probability = 0.0
         self.stale_read_probability = 0.0  # of a read that returns the record as it was before the last change
+        self._stale_until_s = -STALE_S
         self.lagging: dict[str, dict[str | int, Any]] = {}  # host -> the records that its plain reads return
         # Reports whether a host, like Apache's, does not check records before adds.
         self.trusts: Callable[[str], bool] = lambda host: False
@@ -87,9 +89,15 @@ class SimStore:
 
     def heal(self) -> None:
         """End all faults of the store."""
+        self._stale_until_s = self.loop.time() if self.stale_read_probability else self._stale_until_s
         self.lost_request_probability = self.lost_reply_probability = self.stale_read_probability = 0.0
         self.news_delay_s = 0.0
         self.lagging.clear()
+
+    @property
+    def is_stale(self) -> bool:
+        """Report whether a read that has ended just now may have returned an earlier version of a record."""
+        return self.stale_read_probability > 0 or self.loop.time() < self._stale_until_s + STALE_S
 
     def lag(self, host: str) -> None:
         """Let the server that answers the host's plain reads fall behind: it keeps the records of this moment."""
