@@ -642,18 +642,18 @@ def _(patch: Patch) -> None:
     patch.setattr(LedgerStore, "_check_key", lambda self, ledger, master_key: None)
 
 
-# -- auto-recovery: in a file of its own ----------------------------------------------------------------------------
-def _healing() -> list[Mutant]:
-    path = pathlib.Path(__file__).parent / "healing_mutants.py"
-    spec = importlib.util.spec_from_file_location("healing_mutants", path)
+# -- auto-recovery and logs: in files of their own -----------------------------------------------------------------
+def _others(module_name: str, table: str) -> list[Mutant]:
+    path = pathlib.Path(__file__).parent / f"{module_name}.py"
+    spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return [Mutant(*each) for each in module.HEALING]
+    return [Mutant(*each) for each in getattr(module, table)]
 
 
-MUTANTS += _healing()
+MUTANTS += _others("healing_mutants", "HEALING") + _others("log_mutants", "LOGS")
 
 
 # -- the table -----------------------------------------------------------------------------------------------------

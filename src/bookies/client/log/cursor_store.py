@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from bookies.client.base.metadata_loop import back_off, repeated
 from bookies.client.write.manifest import ManifestLoop
-from bookies.errors import CursorBehind, RecordExists, RecordNotFound, VersionConflict
+from bookies.errors import CursorBehind, LogTruncated, RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordAt, RecordWrite, Step
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.cursors import Cursor, moved, pack_cursors, parse_cursors, passed
+from bookies.protocol.log.cursors import Cursor, carried, moved, pack_cursors, parse_cursors, passed
 from bookies.protocol.log.log_model import LedgerEnd
 from bookies.runtime.ports import Runtime
 
@@ -54,16 +54,20 @@ class LogCursors:
         async def attempt() -> bool:
             manifest = await self._records.refresh()
             cursors, version = await self.read()
-            changed = change(cursors, manifest)
-            if changed is None:
-                return True
-            data = pack_cursors(manifest.token, changed)
+            refusal: LogTruncated | None = None
+            steps: list[Step] = [RecordAt(self._records.record, self._records.version)]
             try:
-                await self._driver.transact(
-                    [RecordAt(self._records.record, self._records.version), RecordWrite(self._record, data, version)]
-                )
+                if (changed := change(cursors, manifest)) is None:
+                    return True
+                steps.append(RecordWrite(self._record, pack_cursors(manifest.token, changed), version))
+            except LogTruncated as error:
+                refusal = error  # A server of the store that lags behind may lack the position's ledger: make sure.
+            try:
+                await self._driver.transact(steps)
             except (VersionConflict, RecordNotFound, RecordExists):
                 return False  # One of the two has changed: decide again.
+            if refusal is not None:
+                raise refusal
             return True
 
         conflicts = 0
@@ -71,19 +75,28 @@ class LogCursors:
             conflicts += 1
             await back_off(self._runtime, conflicts)
 
-    def guard(self, before: Position, ends: Mapping[int, LedgerEnd]) -> Callable[[Manifest], Awaitable[Sequence[Step]]]:
-        """Return the conditions for a truncation to `before`, checked with the swap. Raises `CursorBehind`."""
+    def guard(
+        self, before: Position, ends: Mapping[int, LedgerEnd], *, is_forced: bool
+    ) -> Callable[[Manifest], Awaitable[Sequence[Step]]]:
+        """Return the conditions for a truncation to `before`, checked with the swap; it carries cursors along.
+
+        Raises `CursorBehind` unless it `is_forced`; then unread cursors stay where they are, and others are carried.
+        """
 
         async def check(manifest: Manifest) -> Sequence[Step]:
             cursors, version = await self.read()
             behind = passed(cursors, manifest, before, ends)
-            if behind:
+            if behind and not is_forced:
                 names = ", ".join(f"{cursor.name} (at {cursor.position})" for cursor in behind)
                 raise CursorBehind(
                     f"log {self._records.name} cannot be truncated to {before}, because of its cursors {names}: "
                     "truncate to the first of them, delete or move it, or force the truncation"
                 )
-            return [RecordAt(self._record, version)]
+            left = {cursor.name: cursor for cursor in behind}
+            moved_along = {**carried(cursors, manifest, before), **left}
+            if moved_along != cursors:
+                return [RecordWrite(self._record, pack_cursors(manifest.token, moved_along), version)]
+            return [] if is_forced else [RecordAt(self._record, version)]
 
         return check
 

@@ -132,7 +132,7 @@ async def truncate(
         if metadata.is_closed:
             ends[ledger_id] = LedgerEnd(metadata.last_entry_id, metadata.length)
     confirmed = await _last_add_confirmed(parts, manifest, before, ends, own)
-    guard = None if is_forced else parts.cursors.guard(before, ends)
+    guard = parts.cursors.guard(before, ends, is_forced=is_forced)
     while (nearer := _nearer(parts.records.current, before)) is not None:
         await _truncate_closed(parts, nearer, guard)
     await parts.records.update(lambda current: truncated(current, before, ends, confirmed), guard)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bookies.encoding.documents import parse_json
@@ -56,6 +56,24 @@ def passed(
     `ends`: ends of ledgers that are closed while the list has no end for them.
     """
     return [cursor for cursor in cursors.values() if _is_passed(cursor.position, manifest, before, ends)]
+
+
+def carried(cursors: Mapping[str, Cursor], manifest: Manifest, before: Position) -> dict[str, Cursor]:
+    """Return the cursors as a truncation to `before` leaves them.
+
+    A cursor at the end of a ledger before that position has no unread entries there. The truncation may drop the
+    ledger, and then the cursor would hold nothing back and its consumer could not continue: so it moves to `before`.
+    """
+    target = manifest.find(before)
+    if target is None:
+        return {**cursors}
+    position = Position(target.ledger_id, max(target.first, before.entry_id))
+    kept = {}
+    for name, cursor in cursors.items():
+        extent = manifest.find(cursor.position)
+        is_behind = extent is not None and extent.seq < target.seq and not is_lost(cursor.position, manifest)
+        kept[name] = replace(cursor, position=position) if is_behind else cursor
+    return kept
 
 
 def _is_passed(at: Position, manifest: Manifest, before: Position, ends: Mapping[int, LedgerEnd]) -> bool:

@@ -215,15 +215,19 @@ def check_places(
     digest_types: DigestTypes,
     ledger_ids: Collection[int] | None,
     record_size_max: int,
+    records_stop: int | None = None,
 ) -> tuple[list[tuple[Place, str]], int]:
     """Return (places without the expected entry, ascending, each with its problem; bytes read).
 
     The last of `places` is not checked, it only ends the one before it: the next entry, or `end_of(stop)`.
     `ledger_ids`: ledgers that can be in the log, deleted ones too; None: any. An unreadable place counts as one without
-    the expected entry.
+    the expected entry. `records_stop`: end of the bytes that are records for certain, because a crash tore the rest;
+    None: of the file as it is now, which may have become longer than `stop`: the collector adds the map of a log that a
+    crash left without.
     """
     wrong: list[tuple[Place, str]] = []
     size = 0
+    rest_stop = file.size() if records_stop is None else records_stop
     for place, (limit, _, _) in itertools.pairwise(places):
         try:
             data = file.pread(READ_SIZE, place.start)
@@ -237,7 +241,7 @@ def check_places(
         size += len(data)
         problem = problem_of(data, place, min(limit, stop), digest_types.get(place.ledger_id), record_size_max)
         if not problem and digest_types.get(place.ledger_id) not in CHECKED and place.start + 4 + word != limit:
-            problem = _problem_of_rest(next_head, place.start + 4 + word, stop, ledger_ids, record_size_max)
+            problem = _problem_of_rest(next_head, place.start + 4 + word, rest_stop, ledger_ids, record_size_max)
         if problem:
             wrong.append((place, problem))
     return wrong, size

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -314,8 +315,10 @@ class LogScrub:
     async def _check_places(self, log: _Log, places: Sequence[Place]) -> list[Finding]:
         """Return findings for the places that are damaged. The last place only ends the one before it."""
         digest_types = await self._digest_types.types_of(place.ledger_id for place in places[:-1])
+        records_stop = log.stop if log.is_active else self._index.catalog.torn.get(log.log_id)
+        check = functools.partial(check_places, records_stop=records_stop)
         wrong, size = await self._worker.run(
-            check_places, log.file, places, log.stop, digest_types, log.possible_ids, self._size_max
+            check, log.file, places, log.stop, digest_types, log.possible_ids, self._size_max
         )
         await self._pay(size)
         return [

@@ -68,6 +68,23 @@ def test_truncation_does_not_pass_a_cursor() -> None:
     with_log(act)
 
 
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_cursor_at_the_end_of_a_dropped_ledger_still_holds_truncations_back(is_forced: bool) -> None:
+    async def act(world: World, client: Client, log: Log, positions: list[Position]) -> None:
+        async with log.lead() as writer:
+            await writer.append(b"3a")
+            await log.move_cursor("billing", positions[1].next)
+            await log.truncate(positions[2], force=is_forced)
+            assert positions[0].ledger_id not in (await log.manifest()).ledger_ids
+            with pytest.raises(CursorBehind, match="billing"):
+                await log.truncate(positions[3])
+            start = (await log.cursors())["billing"].position
+            async with log.open() as reader:
+                assert [entry.position async for entry in reader.read(start)][:4] == positions[2:]
+
+    with_log(act)
+
+
 def test_cursors_go_with_their_log() -> None:
     async def act(world: World, client: Client, log: Log, positions: list[Position]) -> None:
         await log.move_cursor("billing", positions[2])

@@ -12,6 +12,7 @@ from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import (
     CURSORS_MAX,
     Cursor,
+    carried,
     is_lost,
     moved,
     pack_cursors,
@@ -55,6 +56,25 @@ def cursor(ledger_id: int, entry_id: int, name: str = "c") -> Cursor:
 def test_what_a_truncation_passes(at: tuple[int, int], before: tuple[int, int], is_passed: bool) -> None:
     found = passed({"c": cursor(*at)}, LOG, Position(*before), {})
     assert [each.name for each in found] == (["c"] if is_passed else [])
+
+
+@pytest.mark.parametrize(
+    ("at", "before", "after"),
+    [
+        ((10, 10), (12, 0), (12, 0)),  # its ledger may be dropped
+        ((10, 10), (12, 3), (12, 3)),  # only asked for if the truncation is forced, or after 12:2 was truncated
+        ((12, 10), (13, 1), (13, 1)),
+        ((12, 4), (12, 7), (12, 4)),
+        ((13, 0), (12, 1), (13, 0)),  # further
+        ((10, 4), (13, 0), (10, 4)),  # passed by force before
+        ((10, 10), (9, 0), (10, 10)),  # no position of this log
+    ],
+)
+def test_a_truncation_carries_cursors_along(
+    at: tuple[int, int], before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    kept = carried({"c": cursor(*at)}, LOG, Position(*before))
+    assert kept == {"c": cursor(*after)}
 
 
 def test_ledgers_whose_end_the_list_does_not_say() -> None:

@@ -160,11 +160,16 @@ def test_the_direct_layout_is_read_over_its_padding() -> None:
 PLACES = [Place(start, *struct.unpack_from(">qq", each, 4)) for start, each in zip(STARTS, RECORDS, strict=False)]
 
 
-def wrong(data: bytes, places: list[Place] = PLACES) -> list[tuple[int, str]]:
+def wrong(
+    data: bytes, places: list[Place] = PLACES, stop: int | None = None, records_stop: int | None = None
+) -> list[tuple[int, str]]:
     disk = SimDisk()
     disk.put("log", data)
     file = disk.open("log", "r")
-    found, size = check_places(file, [*places, end_of(END)], len(data), KINDS, (1, 2, 3, 4, 5), RECORD_SIZE_MAX)
+    stop = len(data) if stop is None else stop
+    found, size = check_places(
+        file, [*places, end_of(END)], stop, KINDS, (1, 2, 3, 4, 5), RECORD_SIZE_MAX, records_stop
+    )
     assert size > 0
     return [(places.index(place), problem) for place, problem in found]
 
@@ -193,6 +198,19 @@ def test_a_length_that_nobody_can_check_is_wrong_if_no_record_begins_behind_it()
     assert wrong(LOG, PLACES[::2]) == []  # the others are of no use to anybody, yet there
     short = LOG[: STARTS[121]] + struct.pack(">I", 90) + LOG[STARTS[121] + 4 :]
     assert wrong(short, PLACES) == [(121, "no record begins where it ends")]
+
+
+@pytest.mark.parametrize("kind", [DigestType.HMAC, DigestType.DUMMY])
+def test_an_entry_before_a_torn_end_is_intact(kind: DigestType) -> None:
+    """A crash tore what follows the last synced record, or the collection has replaced it by the map meanwhile."""
+    number = max(index for index, place in enumerate(PLACES) if KINDS[place.ledger_id] is kind)
+    places, end = PLACES[: number + 1], STARTS[number + 1]
+    torn = LOG[: end + 40]
+    assert wrong(torn, places, records_stop=end) == []
+    assert wrong(torn, places) == [(number, "no record begins where it ends")]
+    completed = LOG[:end] + layout.pack_ledgers_map([(ledger_id, 100) for ledger_id in KINDS])
+    assert len(completed) > len(torn)
+    assert wrong(completed, places, stop=len(torn)) == []
 
 
 def test_what_is_not_there_or_cannot_be_read_is_wrong() -> None:

@@ -12,6 +12,8 @@ committed list of ledgers, the entries that readers received, and the entries th
     I-3    no append of a writer succeeds after a failed one
     order  the entries of one process keep their order
 
+Those of transactions and cursors, I-34 and I-35, are in `log_consumers.py`.
+
 Source: client-protocol 5.6, 8.2.
 """
 
@@ -23,6 +25,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bookies.client.log import LogWriter
+from bookies.lab.sim.checkers.log_consumers import check_cursors, check_transactions
 from bookies.lab.sim.world.sim_metadata import SimStore
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import illegality
@@ -52,11 +55,15 @@ class Ack:
 
 @dataclass
 class Reading:
-    """The entries that one reader received, in order. `start`: where it began; None: at the log's beginning then."""
+    """The entries that one reader received, in order. `start`: where it began; None: at the log's beginning then.
+
+    `is_stale`: a server of the metadata store that lags behind may have told it an earlier beginning.
+    """
 
     began_s: float
     start: Position | None = None
     entries: list[Found] = field(default_factory=list)
+    is_stale: bool = False
 
 
 @dataclass
@@ -65,6 +72,18 @@ class Truncation:
 
     before: Position
     done_s: float | None = None
+
+
+@dataclass
+class Txn:
+    """A transaction. `open_count`, `commit_count`: attempts that may still commit, and that reached their commit."""
+
+    name: str
+    payloads: list[bytes]
+    open_count: int = 0
+    commit_count: int = 0
+    is_committed: bool = False
+    is_given_up: bool = False
 
 
 @dataclass
@@ -77,6 +96,8 @@ class LogHistory:
     truncations: list[Truncation] = field(default_factory=list)
     final: list[Found] = field(default_factory=list)
     outcomes: dict[LogWriter, list[tuple[int, bool]]] = field(default_factory=dict)  # (number of attempt, success)
+    transactions: dict[tuple[str, int], Txn] = field(default_factory=dict)  # by application and version
+    moves: dict[str, list[tuple[float, Position]]] = field(default_factory=dict)  # cursor -> successful moves forward
 
     def attempt(self, process: str, payloads: Sequence[bytes]) -> int:
         """Record that these are about to be appended in one call. Return the number of the attempt."""
@@ -99,16 +120,19 @@ class LogHistory:
 class LogCheck:
     """All checks of one history. `commits`: all of the list. `report(promise, text)` receives broken promises."""
 
-    def __init__(self, history: LogHistory, commits: Sequence[ListCommit], store: SimStore, report: Report) -> None:
-        self._history = history
-        self._commits = commits
-        self._store = store
-        self._report = report
+    def __init__(
+        self, history: LogHistory, commits: Sequence[ListCommit], store: SimStore, report: Report, name: str = "orders"
+    ) -> None:
+        self._name = name
+        self.history = history
+        self.commits = commits
+        self.store = store
+        self.report = report
         self._seq: dict[int, int] = {}  # ledger -> its place in the log
         for commit in commits:
             for extent in commit.manifest.extents if commit.manifest is not None else ():
                 self._seq.setdefault(extent.ledger_id, extent.seq)
-        self._order = sorted(self._seq, key=self._seq.__getitem__)
+        self.order = sorted(self._seq, key=self._seq.__getitem__)
 
     def run(self) -> None:
         self._check_lists()
@@ -117,31 +141,33 @@ class LogCheck:
         self._check_acks()
         self._check_outcomes()
         self._check_leaders()
+        check_transactions(self)
+        check_cursors(self, self._name)
 
     # -- the list ------------------------------------------------------------------------------------------------
     def _check_lists(self) -> None:
         before: Manifest | None = None
-        for at_s, author, after in self._commits:
+        for at_s, author, after in self.commits:
             if problem := illegality(before, after):
-                self._report("I-21", f"{author} committed at {at_s:.3f}: {problem}")
+                self.report("I-21", f"{author} committed at {at_s:.3f}: {problem}")
             for ledger_id in after.ledger_ids[:-2] if after is not None else ():
-                earlier = [commit.after for commit in self._store.commits.get(ledger_id, ()) if commit.at_s <= at_s]
+                earlier = [commit.after for commit in self.store.commits.get(ledger_id, ()) if commit.at_s <= at_s]
                 if not any(record is not None and record.is_closed for record in earlier):
-                    self._report("I-21", f"ledger {ledger_id} is open, with two behind it")
+                    self.report("I-21", f"ledger {ledger_id} is open, with two behind it")
             before = after
         for ledger_id in before.ledger_ids if before is not None else ():
-            if self._store.record(ledger_id) is None:
-                self._report("I-20", f"ledger {ledger_id} is listed and does not exist")
+            if self.store.record(ledger_id) is None:
+                self.report("I-20", f"ledger {ledger_id} is listed and does not exist")
 
     # -- the entries of the log ----------------------------------------------------------------------------------
-    def _key(self, position: Position) -> tuple[int, int]:
+    def key(self, position: Position) -> tuple[int, int]:
         """Return the sort key of a position, by which positions ascend along the log."""
         return self._seq.get(position.ledger_id, -1), position.entry_id
 
     def _all_readings(self) -> Iterator[list[Found]]:
-        for reading in self._history.readings:
+        for reading in self.history.readings:
             yield reading.entries
-        yield self._history.final
+        yield self.history.final
 
     def _check_content(self) -> None:
         """Check I-20: one payload at each position, one position for each payload, and only appended payloads."""
@@ -150,96 +176,92 @@ class LogCheck:
         for entries in self._all_readings():
             for position, payload in entries:
                 if position.ledger_id not in self._seq:
-                    self._report("I-20", f"{position} was read, of a ledger that was never in the list")
+                    self.report("I-20", f"{position} was read, of a ledger that was never in the list")
                 if at.setdefault(position, payload) != payload:
-                    self._report("I-20", f"{at[position]!r} was read at {position}, and {payload!r}")
+                    self.report("I-20", f"{at[position]!r} was read at {position}, and {payload!r}")
                 if positions.setdefault(payload, position) != position:
-                    self._report("I-20", f"{payload!r} is at {positions[payload]} and at {position}")
-                if payload not in self._history.attempted:
-                    self._report("I-20", f"{payload!r} was never appended")
+                    self.report("I-20", f"{payload!r} is at {positions[payload]} and at {position}")
+                if payload not in self.history.attempted:
+                    self.report("I-20", f"{payload!r} was never appended")
 
     def _check_readings(self) -> None:
-        for reading in self._history.readings:
+        for reading in self.history.readings:
             if reading.entries:
                 self._check_contiguity(reading.entries)
                 first = reading.entries[0][0]
                 if reading.start is None:
-                    self._check_beginning(first, reading.began_s)
+                    self._check_beginning(first, 0.0 if reading.is_stale else reading.began_s)
                 elif first != reading.start and not self._follows(reading.start, first, reading.start.entry_id - 1):
-                    self._report("I-20", f"a reader asked for {reading.start}, and got {first} first")
-        self._check_contiguity(self._history.final)
-        if self._history.final:
-            self._check_beginning(self._history.final[0][0], float("inf"))
+                    self.report("I-20", f"a reader asked for {reading.start}, and got {first} first")
+        self._check_contiguity(self.history.final)
+        if self.history.final:
+            self._check_beginning(self.history.final[0][0], float("inf"))
 
     def _check_contiguity(self, entries: Sequence[Found]) -> None:
         for (before, _), (after, _) in pairwise(entries):
             if after != before.next and not self._follows(before, after, before.entry_id):
-                self._report("I-20", f"a reader got {after} behind {before}, and misses something or has it twice")
+                self.report("I-20", f"a reader got {after} behind {before}, and misses something or has it twice")
 
     def _follows(self, before: Position, after: Position, last: int) -> bool:
         """Report whether `after` begins a later ledger, the ledger of `before` ends at `last`, and none with entries is
         between them.
         """
-        if self._end_of(before.ledger_id) != last or after.entry_id != 0 or self._key(after) <= self._key(before):
+        if self.end_of(before.ledger_id) != last or after.entry_id != 0 or self.key(after) <= self.key(before):
             return False
-        between = self._order[self._order.index(before.ledger_id) + 1 : self._order.index(after.ledger_id)]
-        return all(self._end_of(ledger_id) == -1 for ledger_id in between)
+        between = self.order[self.order.index(before.ledger_id) + 1 : self.order.index(after.ledger_id)]
+        return all(self.end_of(ledger_id) == -1 for ledger_id in between)
 
-    def _end_of(self, ledger_id: int) -> int | None:
+    def end_of(self, ledger_id: int) -> int | None:
         """Return the last entry of a ledger that was closed, even if it was deleted later; None: it was not closed."""
-        records = [commit.after for commit in self._store.commits.get(ledger_id, ())]
+        records = [commit.after for commit in self.store.commits.get(ledger_id, ())]
         closed = [record for record in records if record and record.is_closed]
         return closed[-1].last_entry_id if closed else None
 
     def _check_beginning(self, first: Position, began_s: float) -> None:
         """Check I-20 for a reading that began at the beginning of the log, with `first`."""
-        truncations = self._history.truncations
+        truncations = self.history.truncations
         done = [cut.before for cut in truncations if cut.done_s is not None and cut.done_s <= began_s]
-        over = [position for position in done if self._key(position) > self._key(first)]
+        over = [position for position in done if self.key(position) > self.key(first)]
         if over:
-            self._report("I-20", f"{first} was read after the log had been truncated before {max(over, key=self._key)}")
+            self.report("I-20", f"{first} was read after the log had been truncated before {max(over, key=self.key)}")
         known = [position for entries in self._all_readings() for position, _ in entries]
-        known += [ack.position for ack in self._history.acks if ack.position is not None]
-        missing = [position for position in dict.fromkeys(known) if self._key(position) < self._key(first)]
+        known += [ack.position for ack in self.history.acks if ack.position is not None]
+        missing = [position for position in dict.fromkeys(known) if self.key(position) < self.key(first)]
         asked = [truncation.before for truncation in truncations]
-        wrong = [
-            position for position in missing if not any(self._key(position) < self._key(before) for before in asked)
-        ]
+        wrong = [position for position in missing if not any(self.key(position) < self.key(before) for before in asked)]
         if wrong:
-            self._report(
-                "I-20", f"a reading begins at {first}; {wrong[:EXCERPT]} are before it, and were not truncated"
-            )
+            self.report("I-20", f"a reading begins at {first}; {wrong[:EXCERPT]} are before it, and were not truncated")
 
     # -- the acknowledged entries --------------------------------------------------------------------------------
     def _check_acks(self) -> None:
-        history = self._history
+        history = self.history
         at = {payload: position for entries in self._all_readings() for position, payload in entries}
         final = {payload: index for index, (_, payload) in enumerate(history.final)}
-        beginning = self._key(history.final[0][0]) if history.final else (1 << 60, 0)
+        beginning = self.key(history.final[0][0]) if history.final else (1 << 60, 0)
         for ack in history.acks:
             if ack.position is not None and at.get(ack.payload, ack.position) != ack.position:
-                self._report("I-20", f"{ack.payload!r} was acknowledged at {ack.position}, and is at {at[ack.payload]}")
-            is_truncated = bool(history.truncations) and (ack.position is None or self._key(ack.position) < beginning)
+                self.report("I-20", f"{ack.payload!r} was acknowledged at {ack.position}, and is at {at[ack.payload]}")
+            is_truncated = bool(history.truncations) and (ack.position is None or self.key(ack.position) < beginning)
             if ack.payload not in final and not is_truncated:
-                self._report("I-20", f"{ack.payload!r} was acknowledged at {ack.position} and is not there")
+                self.report("I-20", f"{ack.payload!r} was acknowledged at {ack.position} and is not there")
         for process in dict.fromkeys(process for process, _ in history.attempted.values()):
             own = [history.attempted[payload] for payload in final if payload in history.attempted]
             numbers = [number for author, number in own if author == process]
             if numbers != sorted(numbers):
-                self._report("order", f"what {process} appended is in the log in another order")
+                self.report("order", f"what {process} appended is in the log in another order")
 
     def _check_outcomes(self) -> None:
-        for outcomes in self._history.outcomes.values():
+        for outcomes in self.history.outcomes.values():
             failed = min((number for number, is_success in outcomes if not is_success), default=1 << 60)
             late = [number for number, is_success in outcomes if is_success and number > failed]
             if late:
-                self._report("I-3", f"attempts {late[:EXCERPT]} succeeded, and {failed} before them did not")
+                self.report("I-3", f"attempts {late[:EXCERPT]} succeeded, and {failed} before them did not")
 
     def _check_leaders(self) -> None:
         """Check I-22: each ledger has one writer, and none of its later entries is acknowledged after a takeover."""
         listed: dict[int, tuple[int, str]] = {}  # ledger -> epoch and author of the commit that listed it
         ends: dict[int, tuple[float, str, int]] = {}  # ledger -> time of the takeover, later leader, end at that time
-        for at_s, author, manifest in self._commits:
+        for at_s, author, manifest in self.commits:
             for extent in manifest.extents if manifest is not None else ():
                 assert manifest is not None
                 new = listed.setdefault(extent.ledger_id, (manifest.epoch, author))
@@ -247,15 +269,15 @@ class LogCheck:
                 if is_over and extent.ledger_id not in ends:
                     last = -2 if extent.last is None else extent.last
                     ends[extent.ledger_id] = (at_s, author, last)
-        for ack in self._history.acks:
+        for ack in self.history.acks:
             if ack.position is None:
                 continue
             epoch_author = listed.get(ack.position.ledger_id)
             if epoch_author is None or epoch_author[1] != ack.process:
-                self._report("I-22", f"{ack} in a ledger of {epoch_author}")
+                self.report("I-22", f"{ack} in a ledger of {epoch_author}")
             at_s, author, last = ends.get(ack.position.ledger_id, (float("inf"), "", -1))
             if ack.at_s > at_s and ack.position.entry_id > last:
-                self._report("I-22", f"{ack} after {author} took over at {at_s:.3f} with end {last}")
-        order = [listed[position.ledger_id][0] for position, _ in self._history.final if position.ledger_id in listed]
+                self.report("I-22", f"{ack} after {author} took over at {at_s:.3f} with end {last}")
+        order = [listed[position.ledger_id][0] for position, _ in self.history.final if position.ledger_id in listed]
         if order != sorted(order):
-            self._report("I-22", "entries of an earlier leader are behind those of a later one")
+            self.report("I-22", "entries of an earlier leader are behind those of a later one")

@@ -2,11 +2,12 @@
 
 The ways are legal, so no entry may be lost, and none may be acknowledged in a ledger that has ended:
 
-    drain      the bookie serves while its data moves to others; then it is stopped and formatted
+    drain      the bookie serves while its data moves to others; it is stopped and formatted; then the drain ends
     recover    the bookie is up or down; what it holds is recovered and copied from the other replicas; then format
-    lost disk  likewise, and the data is gone before the recovery begins
+    lost disk  the bookie is down and decommissioned; then it starts on an empty disk
 
-A bookie is formatted only if no record names it. Otherwise it returns as it was.
+A bookie is formatted only if no record names it for an entry, as `bk bookie format` demands. Otherwise it returns as it
+was. An attempt that fails is repeated: the store may be unavailable, and other bookies may be down.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from bookies.errors import BookKeeperError
 from bookies.lab.sim.checkers import History
 from bookies.lab.sim.world import SimClient, SimCluster
 from bookies.lab.sim.world.disk import PROCESS_DIES
+from bookies.metadata.shared import BookieNotes
 from bookies.model import BookieId
+from bookies.protocol.repair.fragments import is_stored_on
 from bookies.replication.operator import Drain, Operator
 
 if TYPE_CHECKING:
@@ -26,8 +29,9 @@ if TYPE_CHECKING:
 
 EMPTIER = "replicator-emptier"  # its commits are checked like those of replicators
 WAYS = ("drain", "recover", "lost disk")
-ATTEMPTS_MAX = 4
+ATTEMPTS_MAX = 8
 PATIENCE_S = 3.0
+PAUSE_S = 0.3  # between attempts; longer than the lease of a bookie that was stopped
 
 
 class Emptiers:
@@ -55,31 +59,38 @@ class Emptiers:
         way = self._roles.random.choice(WAYS)
         name = self._roles.random.choice(list(self._cluster.bookies))
         client.participant.on_kill(lambda: self._give_back(name))
-        if way == "lost disk" or (way == "recover" and self._roles.random.random() < 0.5):
-            self._take_down(name)
-        for _ in range(ATTEMPTS_MAX):
+        attempt = {"drain": self._drain, "recover": self._recover, "lost disk": self._decommission}[way]
+        for number in range(ATTEMPTS_MAX):
+            if way == "lost disk" or (way == "recover" and (number > 1 or self._roles.random.random() < 0.5)):
+                self._take_down(name)
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    await (self._drain if way == "drain" else self._recover)(client, BookieId(name))
-            except (BookKeeperError, TimeoutError):
+                    await attempt(client, BookieId(name))
+            except (BookKeeperError, TimeoutError) as error:
                 self._history.count("attempts to empty a bookie that failed")
-            if self._is_over():
-                break
-            if not self._is_named(name):
+                self._cluster.trace.note(client.name, f"has not emptied {name} yet: {type(error).__name__}: {error}")
+            if not self._is_needed(name):
                 self._take_down(name)
+            if self._is_over() or (self._stopped == name and not self._is_needed(name)):
                 break
-        if self._stopped == name and not self._is_named(name):
+            await asyncio.sleep(PAUSE_S)
+        is_emptied = self._stopped == name and not self._is_needed(name)
+        self._history.count(f"bookies {'emptied' if is_emptied else 'not emptied'}: {way}")
+        if is_emptied:
             self._stopped = None
             # As one step of the world: a format that was interrupted has to be repeated before the bookie starts.
             loop = self._cluster.loop
             await loop.create_task(self._format(name), context=loop.world.copy())
-            self._history.count(f"bookies emptied: {way}")
         self._give_back(name)
+        if way == "drain":
+            await BookieNotes(client.driver, client.runtime.clock.wall_ms).end_draining(BookieId(name))
 
     def _is_over(self) -> bool:
         return self._roles.is_stopping
 
     def _take_down(self, name: str) -> None:
+        if self._stopped == name or self._is_over():
+            return
         self._stopped = name
         self._cluster.lose_bookie(name, PROCESS_DIES)
 
@@ -95,20 +106,24 @@ class Emptiers:
             bookie.gone_s = None
             self._cluster.restart_later(name, 0.01)
 
-    def _is_named(self, name: str) -> bool:
-        """Report whether the record of any ledger names the bookie."""
-        commits = self._cluster.store.commits.values()
-        return any(history[-1].after is not None and history[-1].after.names(name) for history in commits)
+    def _is_needed(self, name: str) -> bool:
+        """Report whether, by the record of any ledger, the bookie holds entries or may receive some."""
+        records = [history[-1].after for history in self._cluster.store.commits.values()]
+        return any(record is not None and is_stored_on(record, BookieId(name)) for record in records)
 
     async def _recover(self, client: SimClient, bookie: BookieId) -> None:
         await client.client.administration().recover_bookies([bookie], skip_open=False, force=True)
 
+    async def _decommission(self, client: SimClient, bookie: BookieId) -> None:
+        await asyncio.sleep(self._cluster.lease_s)  # until its registration has expired
+        await client.client.administration().decommission(bookie)
+
     async def _drain(self, client: SimClient, bookie: BookieId) -> None:
-        drain = Drain(Operator(client.runtime, client.client, client.driver, client.name), bookie)
+        is_sealing = self._roles.random.random() < 0.7
+        drain = Drain(Operator(client.runtime, client.client, client.driver, client.name), bookie, seals=is_sealing)
         await drain.start()
         try:
             await drain.begin()
             await drain.run(await drain.plan())
-            await drain.cancel()
         finally:
             drain.stop()

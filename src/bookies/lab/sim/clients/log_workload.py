@@ -1,4 +1,6 @@
-"""Workload on a log: leaders that take over from each other, append, roll and truncate; readers and tails.
+"""Workload on a log: leaders that take over from each other, append, roll and truncate; readers and tails; and users.
+
+The users commit transactions and move cursors (`log_users.py`).
 
 All faults of clients affect these processes. After the healing all leaders end. Then one more process leads and appends
 the last entry, and every tail must reach it. Source: client-protocol 5; I-20 to I-22, L-4.
@@ -14,9 +16,10 @@ from random import Random
 from typing import Any
 
 from bookies.client.log import Log, LogWriter
-from bookies.errors import BookKeeperError, InvalidArgument, LogTruncated
+from bookies.errors import BookKeeperError, CursorBehind, InvalidArgument, LogTruncated
 from bookies.lab.sim.checkers import History
 from bookies.lab.sim.checkers.log_history import ListCommit, LogCheck, LogHistory, Reading, Truncation
+from bookies.lab.sim.clients.log_users import LogUsers
 from bookies.lab.sim.clients.plan import LogPlan
 from bookies.lab.sim.clients.roles import Roles
 from bookies.lab.sim.world import SimClient, SimCluster
@@ -55,17 +58,21 @@ class LogWorkload(Roles):
 
     def __init__(self, cluster: SimCluster, history: History, random: Random, plan: LogPlan) -> None:
         super().__init__(cluster, history, random)
-        self._plan = plan
+        self.plan = plan
         self._log_history = LogHistory()
         self._leading: list[asyncio.Task[None]] = []
         self._is_over = False  # the last entry is in the log, or cannot be appended
 
     def start(self) -> None:
-        plan = self._plan
+        plan = self.plan
         self._leading = self.fill("leader", plan.leaders, self._lead)
         self._leading += self.fill("truncator", plan.truncators, self._truncate)
         self.fill("reader", plan.readers, self._read)
         self.fill("readertail", plan.tails, self._tail)
+        users = LogUsers(self, self._log_history, self._log)
+        self._leading += self.fill("job", plan.jobs, users.transact)
+        self._leading += self.fill("reaper", plan.reapers, users.reap)
+        self.fill("consumer", plan.consumers, users.consume)
 
     async def check(self) -> None:
         """Let a last leader append and a last reader read the whole log, then check all promises."""
@@ -76,13 +83,13 @@ class LogWorkload(Roles):
         await self.finish()
         LogCheck(self._log_history, list_commits(self.cluster.store), self.cluster.store, self.history.violated).run()
 
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
         return self.cluster.loop.time()
 
     async def _log(self, client: SimClient) -> Log:
         """Return the log. The first client creates it."""
         log = client.client.log(NAME)
-        ensemble, write_quorum, ack_quorum = self._plan.quorums
+        ensemble, write_quorum, ack_quorum = self.plan.quorums
         await log.create(ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum, exist_ok=True)
         return log
 
@@ -112,7 +119,7 @@ class LogWorkload(Roles):
                 pending.append(asyncio.ensure_future(self._append(client, writer, batch)))
                 if random.random() < 0.06:
                     pending.append(asyncio.ensure_future(writer.roll()))
-                if self._plan.truncators and random.random() < 0.01:
+                if self.plan.truncators and random.random() < 0.01:
                     pending.append(asyncio.ensure_future(self._truncate_at(client, writer)))
                 while len(pending) >= window:
                     await pending.popleft()
@@ -134,7 +141,7 @@ class LogWorkload(Roles):
         except BookKeeperError:
             log_history.failed(writer, number)
             raise
-        log_history.succeeded(self._now_s(), client.name, writer, number, payloads, last)
+        log_history.succeeded(self.now_s(), client.name, writer, number, payloads, last)
         self.history.count("entries acknowledged", len(payloads))
         record = self.cluster.store.record(last.ledger_id)
         if witness is not None and record is not None and record.state is LedgerState.OPEN:
@@ -156,42 +163,43 @@ class LogWorkload(Roles):
     # -- truncating ----------------------------------------------------------------------------------------------
     async def _truncate(self, client: SimClient) -> None:
         """Truncate the log before a random acknowledged position."""
-        await self.sleep(self._plan.truncate_ms)
+        await self.sleep(self.plan.truncate_ms)
         if not self.is_stopping:
             await self._truncate_at(client, client.client.log(NAME))
 
     async def _truncate_at(self, client: SimClient, log: Log | LogWriter) -> None:
-        known = [ack.position for ack in self._log_history.acks if ack.position is not None]
+        known = [ack.position for ack in self._log_history.acks if ack.position is not None][-40:]
+        known += [position for moves in self._log_history.moves.values() for _, position in moves[-10:]]
         if not known:
             return
-        truncation = Truncation(self.random.choice(known[-40:]))
+        truncation = Truncation(self.random.choice(known))
         self._log_history.truncations.append(truncation)
         try:
             await log.truncate(truncation.before)
-        except (LogTruncated, InvalidArgument) as error:
+        except (CursorBehind, LogTruncated, InvalidArgument) as error:
             self.cluster.trace.note(client.name, f"truncation was refused: {error}")
         except BookKeeperError as error:
             self.history.failed(client.name, f"truncation before {truncation.before}", error)
         else:
-            truncation.done_s = self._now_s()
+            truncation.done_s = self.now_s()
             self.history.count("truncations")
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def _begin_reading(self, start: Position | None = None) -> Reading:
-        reading = Reading(self._now_s(), start)
+    def begin_reading(self, start: Position | None = None) -> Reading:
+        reading = Reading(self.now_s(), start, is_stale=self.cluster.store.is_stale)
         self._log_history.readings.append(reading)
         return reading
 
     async def _read(self, client: SimClient) -> None:
         """Read the log to its end, from its beginning or from a random acknowledged position."""
-        await self.sleep(self._plan.read_ms)
+        await self.sleep(self.plan.read_ms)
         if self.is_stopping:
             return
         known = [ack.position for ack in self._log_history.acks if ack.position is not None]
         start = self.random.choice(known) if known and self.random.random() < 0.4 else None
         try:
             async with client.client.log(NAME).open() as reader:
-                reading = self._begin_reading(start)
+                reading = self.begin_reading(start)
                 async for entry in reader.read(start):
                     reading.entries.append((entry.position, entry.payload))
                     self.history.count("entries read")
@@ -206,7 +214,7 @@ class LogWorkload(Roles):
             try:
                 async with client.client.log(NAME).open() as reader:
                     if start is None:
-                        reading = self._begin_reading()
+                        reading = self.begin_reading()
                     assert reading is not None
                     entries = reader.read() if start is None else reader.tail(start, timeout=TAIL_STEP_S)
                     async for entry in entries:

@@ -78,3 +78,7 @@ class LogPlan:
     truncators: int = 1
     read_ms: float = 400.0  # mean, before a reading
     truncate_ms: float = 1_000.0  # mean, before a truncation
+    jobs: int = 0  # processes that commit transactions; two have the same application
+    reapers: int = 0
+    grace_ms: int = 1_500  # after which reapers give transactions up
+    consumers: int = 0  # processes that read from a cursor and move it

@@ -247,6 +247,15 @@ logs: one log whose leaders take over from each other, roll and truncate
     targeted update_probability 0.3, answer_probability 0.03
     clients  IMPATIENT
 
+transactions: a log to which jobs commit transactions beside leaders, with reapers, cursors and truncations
+    run      bookies 4, duration_s 4
+    log      leaders 1, jobs 4, reapers 1, grace_ms 300, consumers 3, read_ms 600, truncate_ms 150
+    faults   gap_ms 200, crash bookie 2, crash bookie in a disk call 1, cut connection 2, slow host 1,
+             isolate from the store 1, metadata trouble 3, expire session 1, kill client 3, kill client at an await 3,
+             pause client 2
+    targeted update_probability 0.4, answer_probability 0.01, durations_s 0.001 0.01 0.1 0.3
+    clients  IMPATIENT
+
 collecting: ledgers are deleted all the time, and bookies release their space as fast as possible, and crash
     run      bookies 4, duration_s 1.2, collects True
     plan     writers 3, recoverers 1, readers 1, deleters 3, replicators 1, quorums 3/3/2 3/2/2 2/2/2, entries_min 5,

@@ -35,7 +35,8 @@ T = TypeVar("T")
 D = TypeVar("D")
 STORE_HOST = "metadata"
 PATIENCE_S = 8.0  # a request without a reply fails after this time
-UPDATES = ("write_ledger", "write_record")  # operations that a fault can delay, see `SimStore.on_update`
+STALE_S = 2.0  # from the end of stale reads until every operation that such a read has begun is over
+UPDATES = ("write_ledger", "write_record", "transact")  # operations that a fault can delay, see `SimStore.on_update`
 _IS_IN_STORE = contextvars.ContextVar("code runs in the store", default=False)
 
 
@@ -79,6 +80,7 @@ class SimStore:
         self.network = network
         self.trace = trace
         self.faults = StoreFaults()
+        self._stale_until_s = -STALE_S
         self.lagging: dict[str, dict[str | int, Any]] = {}  # host -> the records that its plain reads return
         # Reports whether a host, like Apache's, does not check records before adds.
         self.trusts: Callable[[str], bool] = lambda host: False
@@ -98,8 +100,14 @@ class SimStore:
 
     def heal(self) -> None:
         """End all faults of the store."""
+        self._stale_until_s = self.loop.time() if self.faults.stale_read else self._stale_until_s
         self.faults = StoreFaults()
         self.lagging.clear()
+
+    @property
+    def is_stale(self) -> bool:
+        """Report whether a read that has ended just now may have returned an earlier version of a record."""
+        return self.faults.stale_read > 0 or self.loop.time() < self._stale_until_s + STALE_S
 
     def lag(self, host: str) -> None:
         """Let the server that answers the host's plain reads fall behind: it keeps the records of this moment."""
