@@ -35,11 +35,10 @@ class Cursor:
 def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> dict[str, Cursor] | None:
     """Return the cursors with this one moved, forward or back; None: it is there already.
 
-    Raises `LogTruncated` (position not in the log), `InvalidArgument` (bad name, or too many cursors).
+    Raises `LogTruncated` (position not in the log, or the next entry was truncated), `InvalidArgument` (bad name, or too many cursors).
     """
     check_log_name(cursor.name)
-    extent = manifest.find(cursor.position)
-    if extent is None or cursor.position.entry_id < extent.first:
+    if is_lost(cursor.position, manifest):
         raise LogTruncated(f"position {cursor.position} is not in the log: truncated already, or of another log")
     if cursor.name in cursors and cursors[cursor.name].position == cursor.position:
         return None
@@ -92,9 +91,14 @@ def _is_passed(at: Position, manifest: Manifest, before: Position, ends: Mapping
 
 
 def is_lost(at: Position, manifest: Manifest) -> bool:
-    """Report whether the entry at this position was truncated."""
+    """Report whether the entry at this position was truncated, or the next one if its ledger ends before it."""
     extent = manifest.find(at)
-    return extent is None or at.entry_id < extent.first
+    if extent is None or at.entry_id < extent.first:
+        return True
+    if extent.last is None or at.entry_id <= extent.last:
+        return False
+    later = (other for other in manifest.extents if other.seq > extent.seq and (other.first or other.last != -1))
+    return next((other.first > 0 for other in later), False)
 
 
 def _last(extent: Extent, ends: Mapping[int, LedgerEnd]) -> int | None:

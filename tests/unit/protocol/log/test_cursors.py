@@ -58,6 +58,16 @@ def test_what_a_truncation_passes(at: tuple[int, int], before: tuple[int, int], 
     assert [each.name for each in found] == (["c"] if is_passed else [])
 
 
+def test_a_cursor_before_truncated_entries_is_lost() -> None:
+    log = replace(LOG, extents=(*LOG.extents[:2], replace(LOG.extents[2], first=3), LOG.extents[3]))
+    for at in ((10, 10), (11, 0)):
+        assert is_lost(Position(*at), log)
+        assert carried({"c": cursor(*at)}, log, Position(13, 0)) == {"c": cursor(*at)}
+        with pytest.raises(LogTruncated):
+            moved({}, log, cursor(*at))
+    assert not is_lost(Position(12, 10), log)
+
+
 @pytest.mark.parametrize(
     ("at", "before", "after"),
     [

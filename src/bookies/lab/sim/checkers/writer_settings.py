@@ -4,6 +4,7 @@
     off      a client that must not change ensembles changes none
     stall    `add_quorum_timeout_ms` ends a writer whose oldest entry waits for that time: not before, not much later
     domains  an acknowledged entry is on bookies of `fault_domains_min` fault domains, or of as many as it has replicas
+    rack     with `placement_rule` every committed ensemble has each entry on `racks_min` racks
     striping an ensemble is smaller than requested only with `opportunistic_striping`, and only when bookies are lacking
 
 The checker assumes that every client knows the bookies that have never died. It makes no claim about other bookies.
@@ -21,6 +22,7 @@ from bookies.lab.sim.world import SimCluster
 from bookies.lab.sim.world.sim_metadata import Commit
 from bookies.model import Ensemble, LedgerMetadata, LedgerState
 from bookies.protocol.placement.topology import parse_fault_domains
+from bookies.protocol.quorums import write_set
 
 LATE_SHARE = 1.25  # of the time-out: a writer checks its oldest entry four times within it
 SLACK_S = 0.05
@@ -45,6 +47,8 @@ class WriterSettingsChecker:
         self._cluster = cluster
         self._report = report
         self._writers: dict[int, _Writer] = {}
+        settings = ClientConfig(**cluster.client_settings)  # type: ignore[arg-type]
+        self._rule = settings if settings.placement_rule else None
 
     def created(
         self, record: LedgerMetadata, config: ClientConfig, ensemble_size: int, *, is_timed: bool, may_change: bool
@@ -124,8 +128,10 @@ class WriterSettingsChecker:
             )
 
     def check_commit(self, commit: Commit) -> None:
-        """Check a commit, if a writer changes its ledger's ensembles with it."""
+        """Check the ensembles that a commit adds, and a commit with which a writer changes its ledger's ensembles."""
         before, after = commit.before, commit.after
+        if self._rule is not None and after is not None:
+            self._check_racks(self._rule, commit.author, after, before)
         if before is None or after is None or not commit.author.startswith("writer"):
             return
         writer = self._writers.get(after.ledger_id)
@@ -136,6 +142,18 @@ class WriterSettingsChecker:
         is_first_round = after.last_fragment_first_entry != before.last_fragment_first_entry
         if writer.config.delay_ensemble_change and is_first_round:
             self._check_delay(commit.author, before, after)
+
+    def _check_racks(
+        self, rule: ClientConfig, author: str, after: LedgerMetadata, before: LedgerMetadata | None
+    ) -> None:
+        known = [ensemble for _, ensemble in before.ensembles] if before is not None else []
+        racks = parse_fault_domains(rule.fault_domains)
+        for _, ensemble in after.ensembles:
+            for entry_id in range(len(ensemble)) if ensemble not in known else ():
+                members = [ensemble[at] for at in write_set(entry_id, len(ensemble), after.write_quorum)]
+                if len({racks[bookie] for bookie in members}) < min(rule.racks_min, after.write_quorum):
+                    text = f"{author} commits {', '.join(ensemble)} for ledger {after.ledger_id}"
+                    self._report("rack", f"{text}: {', '.join(members)} are too few racks")
 
     def _check_delay(self, author: str, before: LedgerMetadata, after: LedgerMetadata) -> None:
         """Check "delay": only several failures break a quorum, and the writer replaces all failed bookies at once

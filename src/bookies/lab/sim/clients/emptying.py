@@ -6,6 +6,7 @@ The ways are legal, so no entry may be lost, and none may be acknowledged in a l
     recover    the bookie is up or down; what it holds is recovered and copied from the other replicas; then format
     lost disk  the bookie is down and decommissioned; then it starts on an empty disk
 
+After a decommission that succeeded, no ledger that had ended before it names the bookie for an entry ("decommission").
 A bookie is formatted only if no record names it for an entry, as `bk bookie format` demands. Otherwise it returns as it
 was. An attempt that fails is repeated: the store may be unavailable, and other bookies may be down.
 """
@@ -57,7 +58,7 @@ class Emptiers:
             return
         self._is_busy = True
         way = self._roles.random.choice(WAYS)
-        name = self._roles.random.choice(list(self._cluster.bookies))
+        name = self._roles.random.choice([name for name, known in self._cluster.bookies.items() if not known.is_gone])
         client.participant.on_kill(lambda: self._give_back(name))
         attempt = {"drain": self._drain, "recover": self._recover, "lost disk": self._decommission}[way]
         for number in range(ATTEMPTS_MAX):
@@ -116,7 +117,17 @@ class Emptiers:
 
     async def _decommission(self, client: SimClient, bookie: BookieId) -> None:
         await asyncio.sleep(self._cluster.lease_s)  # until its registration has expired
+        ended = [
+            ledger_id
+            for ledger_id, history in self._cluster.store.commits.items()
+            if history[-1].after is not None and history[-1].after.is_closed
+        ]
         await client.client.administration().decommission(bookie)
+        for ledger_id in ended:
+            record = self._cluster.store.record(ledger_id)
+            if record is not None and is_stored_on(record, bookie):
+                text = f"{client.name} has decommissioned {bookie}, and {record!r} names it"
+                self._history.violated("decommission", text)
 
     async def _drain(self, client: SimClient, bookie: BookieId) -> None:
         is_sealing = self._roles.random.random() < 0.7

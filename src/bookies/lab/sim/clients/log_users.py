@@ -128,8 +128,9 @@ class LogUsers:
                     workload.history.count("cursors moved")
             except LogTruncated as error:
                 store = workload.cluster.store
-                current = cursors_of(store.record_commits[f"cursors/{log.name}"][-1].after)
-                if start is not None and current[cursor] == start and not store.is_stale:
+                commits = store.record_commits.get(f"cursors/{log.name}")
+                current = cursors_of(commits[-1].after if commits else None)
+                if start is not None and current.get(cursor) == start and not store.is_stale:
                     workload.history.violated("I-35", f"{client.name} cannot read from its cursor {start}: {error}")
             except BookKeeperError as error:
                 workload.history.failed(client.name, "consuming", error)

@@ -1,4 +1,9 @@
-"""Simulated operators: they announce maintenance, drain bookies, balance data, and are killed while doing so.
+"""Simulated operators: they announce maintenance, drain bookies, balance data, repair ledgers and renew entries.
+
+They are killed while doing so. Promise:
+
+    whole  after a repair of a closed ledger that succeeded, every bookie in its record holds its entries; after a
+           renewal, the bookie holds the renewed ones
 
 An operator's intent outlives the operator: a bookie stays in draining until another operator continues or cancels the
 drain. Only one bookie at a time is drained, so that others remain to copy to.
@@ -9,11 +14,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from bookies.errors import BookKeeperError
+from bookies.errors import BookKeeperError, LedgerUnknownToBookie
 from bookies.lab.sim.checkers import History
 from bookies.lab.sim.world import SimClient, SimCluster
+from bookies.lab.sim.world.sim_metadata import write_set_of
 from bookies.metadata.shared import BookieNotes
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerMetadata
 from bookies.replication.operator import Balance, Drain, Operator
 from bookies.replication.operator.balance import BalanceProgress
 
@@ -21,16 +27,20 @@ if TYPE_CHECKING:
     from bookies.lab.sim.clients.roles import Roles
 
 OPERATOR = "replicator-operator"  # its commits are checked like those of replicators
-ACTIONS = ("maintenance", "drain", "balance")
+ACTIONS = ("maintenance", "drain", "balance", "repair", "renew")
 WEIGHTS = (2, 3, 2)
+REPAIR_WEIGHTS = (2, 2, 1, 5, 4)
 PATIENCE_S = (0.3, 1.0, 3.0)
 TOLERANCE = 0.05
 
 
 class Operators:
-    """The acts of all operators of a workload. `mean_ms`: mean pause before each act."""
+    """The acts of all operators of a workload. `mean_ms`: mean pause before each act. `repairs`: also of ledgers."""
 
-    def __init__(self, roles: Roles, cluster: SimCluster, history: History, mean_ms: float) -> None:
+    def __init__(
+        self, roles: Roles, cluster: SimCluster, history: History, mean_ms: float, *, repairs: bool = False
+    ) -> None:
+        self._weights = REPAIR_WEIGHTS if repairs else WEIGHTS
         self._roles = roles
         self._cluster = cluster
         self._history = history
@@ -42,9 +52,10 @@ class Operators:
         if self._roles.is_stopping:
             return
         random = self._roles.random
-        (action,) = random.choices(ACTIONS, WEIGHTS)
+        (action,) = random.choices(ACTIONS[: len(self._weights)], self._weights)
         bookie = BookieId(random.choice(list(self._cluster.bookies)))
-        work = {"maintenance": self._maintain, "drain": self._drain, "balance": self._balance}[action]
+        acts = (self._maintain, self._drain, self._balance, self._repair, self._renew)
+        work = dict(zip(ACTIONS, acts, strict=True))[action]
         self._history.count(f"operators: {action}")
         try:
             async with asyncio.timeout(random.choice(PATIENCE_S)):
@@ -101,6 +112,56 @@ class Operators:
 
         result = await balance.run(await balance.plan(TOLERANCE), report)
         self._history.count("operators: fragments moved", result.moves)
+
+    # -- ledgers -------------------------------------------------------------------------------------------------
+    def _closed(self) -> LedgerMetadata | None:
+        """Choose a closed ledger with entries."""
+        records = [history[-1].after for history in self._cluster.store.commits.values()]
+        closed = [record for record in records if record is not None and record.is_closed and record.last_entry_id >= 0]
+        return self._roles.random.choice(closed[-8:]) if closed else None
+
+    async def _repair(self, client: SimClient, _: BookieId) -> None:
+        if (record := self._closed()) is not None:
+            await client.client.administration().repair_ledger(record.ledger_id, percentage=100)
+            self._history.count("ledgers repaired by operators")
+            await self._check_whole(client, record.ledger_id, None, range(record.last_entry_id + 1))
+
+    async def _renew(self, client: SimClient, _: BookieId) -> None:
+        if (record := self._closed()) is None:
+            return
+        bookie = self._roles.random.choice(list(record.bookies))
+        first = self._roles.random.randint(0, record.last_entry_id)
+        entries = range(first, self._roles.random.randint(first, record.last_entry_id) + 1)
+        await client.client.administration().renew_entries(record.ledger_id, bookie, [entries])
+        self._history.count("replicas renewed by operators")
+        await self._check_whole(client, record.ledger_id, bookie, entries)
+
+    async def _check_whole(self, client: SimClient, ledger_id: int, only: BookieId | None, entries: range) -> None:
+        """Check that the bookies in the record, or one of them, hold these entries."""
+        record, witness = self._cluster.store.record(ledger_id), self._cluster.witness
+        if record is None or witness is None:
+            return
+        lacking: dict[BookieId, list[int]] = {}
+        for entry_id in entries:
+            for bookie in write_set_of(record, entry_id):
+                if only in (None, bookie) and not witness.holds(bookie, ledger_id, entry_id):
+                    lacking.setdefault(bookie, []).append(entry_id)
+        for bookie, ids in lacking.items():
+            # The answer to the add may have been lost, so the witness does not know of it: the bookie itself does.
+            server, life = self._cluster.bookies[bookie].server, self._cluster.bookies[bookie].lives
+            try:
+                runs = [] if server is None else await server.storage.list_entries(ledger_id)
+            except LedgerUnknownToBookie:
+                runs = []
+            except (BookKeeperError, OSError):
+                continue  # It dies just now, or cannot tell.
+            is_same = server is not None and self._cluster.bookies[bookie].lives == life
+            still = self._cluster.store.record(ledger_id)
+            if not is_same or still is None or still.ensembles != record.ensembles:
+                continue
+            if lost := [entry_id for entry_id in ids if not any(entry_id in run for run in runs)]:
+                text = f"{client.name} has repaired ledger {ledger_id}, and {bookie} lacks its entries {lost}"
+                self._history.violated("whole", text)
 
     async def settle(self, client: SimClient) -> None:
         """End all maintenance and cancel some drains, at the end of the run. Called as the participant."""

@@ -60,6 +60,7 @@ class Plan:
     healers: int = 0  # processes with an auditor and a replication worker
     operators: int = 0  # they announce maintenance, drain bookies and balance data
     operate_ms: float = 800.0  # mean, before each of these actions
+    repairs: bool = False  # operators also repair ledgers and renew entries
     emptiers: int = 0  # operators that empty bookies, which return under their ids
     empty_ms: float = 500.0  # mean, before each of these actions
     trusting: str = ""  # prefix of the hosts that, like Apache's, do not check records before adds

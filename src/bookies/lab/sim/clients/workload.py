@@ -29,6 +29,7 @@ from bookies.lab.sim.clients.wrong_password import Intruders
 from bookies.lab.sim.world import SimClient, SimCluster
 from bookies.model import BookieId
 
+PLACEMENT = ("placement", "placement_rule", "fault_domains")  # also of the last healer, which has other time-outs
 PLANTED_MAX = 3  # entries after an end
 
 
@@ -42,7 +43,7 @@ class Workload(Roles):
         self.readers = Readers(self, plan)
         self._intruders = Intruders(self)
         self._healers = Healers(cluster, history, plan)
-        self._operators = Operators(self, cluster, history, plan.operate_ms)
+        self._operators = Operators(self, cluster, history, plan.operate_ms, repairs=plan.repairs)
         self._emptiers = Emptiers(self, cluster, history, plan.empty_ms)
         if plan.trusting:
             cluster.store.trusts = lambda host: host.startswith(plan.trusting)
@@ -76,7 +77,8 @@ class Workload(Roles):
 
     async def _wait_healed(self) -> None:
         """Seal every ledger, and let auto-recovery repair the damage that the faults have left."""
-        healer, judge = self.cluster.new_client(LAST_HEALER, {}), self.cluster.new_client("judge", {})
+        rule = {name: self.cluster.client_settings[name] for name in PLACEMENT if name in self.cluster.client_settings}
+        healer, judge = self.cluster.new_client(LAST_HEALER, rule), self.cluster.new_client("judge", {})
         await healer.participant.create_task(self.cluster.open_client(healer))
         healing = healer.participant.create_task(self._healers.heal(healer), name="the last healer")
 

@@ -66,6 +66,7 @@ WRITER_SETTINGS: tuple[Settings, ...] = (
 NAMED: dict[str, Any] = {
     "HASTY": timeouts(300, 300, 500),
     "IMPATIENT": timeouts(300, 300, 1_000),
+    "RACKS": "b1=/x,b2=/x,b3=/x,b4=/y,b5=/y,b6=/z",
     "READER_SETTINGS": READER_SETTINGS,
     "V2_AND_V3": ({"wire": "v3"}, {}),
     "WRITER_SETTINGS": WRITER_SETTINGS,
@@ -169,6 +170,15 @@ recovery-small: the same with a small scope: one or two ledgers, and few faults,
              pause worker in a copy 4
     bookies  COLLECTING
     clients  HASTY
+
+operations: everything that operators do, beside auto-recovery, with racks as a rule
+    run      bookies 6, duration_s 5, lease_s 0.3
+    plan     writers 2, recoverers 1, readers 1, deleters 1, healers 1, operators 2, operate_ms 300, repairs True,
+             emptiers 1, quorums 3/3/2 3/2/2 2/2/2 4/3/2, entries_max 25, pause_ms 80, read_ms 600,
+             deferred_probability 0, healer_settings HEALER
+    faults   gap_ms 250, HEALING, lose bookie 0
+    bookies  COLLECTING
+    clients  HASTY, placement rack, placement_rule True, fault_domains RACKS
 
 advanced: writers that choose entry ids: out of order, with gaps, some twice; some leave without closing
     run      duration_s 3, stall_probability 0.04

@@ -162,7 +162,8 @@ class Witness:
         for promises in (*known, self._acknowledged_lacs, self._explicit_lacs):
             promises.pop((bookie, ledger_id), None)
 
-    def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
+    def holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
+        """Report whether the bookie has acknowledged the entry as durable."""
         return entry_id in self._held.get((bookie, ledger_id), ())
 
     def has_any(self, bookie: BookieId, ledger_id: int) -> bool:
@@ -206,7 +207,7 @@ class Witness:
         if record is None:
             return  # The reply to its creation was lost.
         for entry_id in range(first, last + 1):
-            holders = [name for name in write_set_of(record, entry_id) if self._holds(name, ledger_id, entry_id)]
+            holders = [name for name in write_set_of(record, entry_id) if self.holds(name, ledger_id, entry_id)]
             if len(holders) < record.ack_quorum:
                 text = f"entry {entry_id} of ledger {ledger_id} is acknowledged, but only {holders} hold it, of "
                 self.report("I-9", f"{text}{record.ensemble_at(entry_id)}; the ack quorum is {record.ack_quorum}")
@@ -238,9 +239,9 @@ class Witness:
                 if bookie == old[position]:
                     continue
                 ids = stored_ids(position, first, last, len(new), after.write_quorum)
-                lacking = [entry_id for entry_id in ids if not self._holds(bookie, after.ledger_id, entry_id)]
+                lacking = [entry_id for entry_id in ids if not self.holds(bookie, after.ledger_id, entry_id)]
                 # A copied entry counts like an acknowledgement of the bookie that was replaced.
-                copied = [entry_id for entry_id in ids if self._holds(bookie, after.ledger_id, entry_id)]
+                copied = [entry_id for entry_id in ids if self.holds(bookie, after.ledger_id, entry_id)]
                 self._promised.setdefault((bookie, after.ledger_id), set()).update(copied)
                 if lacking or (not later and not after.is_closed):
                     self.report(
