@@ -51,7 +51,8 @@ POLL_S = 0.05  # interval of checks whether a bookie of another process serves
 class LocalBookie:
     """One bookie of the cluster, running or not. `host` and `port` are None until it is ready.
 
-    `settings`: fields of `BookieConfig` for this bookie alone. They are not stored in `cluster.json`.
+    `settings`: fields of `BookieConfig` for this bookie alone. They are not stored in `cluster.json`. `prefix`: words
+    before the command of its process, such as `nsenter`.
     """
 
     id: str
@@ -61,6 +62,7 @@ class LocalBookie:
     port: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     settings: dict[str, object] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
 
     @property
     def log(self) -> pathlib.Path:
@@ -325,7 +327,7 @@ class LocalCluster:
         bookie.host = bookie.port = None
         bookie.directory.mkdir(parents=True, exist_ok=True)
         command = [
-            *(sys.executable, "-P", "-m", "bookies.admin.cli", "bookie", "run"),
+            *(*bookie.prefix, sys.executable, "-P", "-m", "bookies.admin.cli", "bookie", "run"),
             *("--bookie-id", bookie.id, "--port", "0", "--ready-file", bookie.ready_file.name),
             *("--journal-dir", f"{bookie.id}/journal", "--ledger-dir", f"{bookie.id}/ledgers"),
             *("--metadata", self.metadata_uri, "--lease-ms", str(self._lease_ms)),

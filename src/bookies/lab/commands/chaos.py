@@ -26,7 +26,9 @@ SHOWN_MAX = 50  # violations that the table shows
 
 
 def _run(arguments: argparse.Namespace) -> Report:
-    from bookies.lab.chaos import Chaos
+    from bookies.lab.chaos import Chaos, Proxied, chaos_namespaces
+    from bookies.lab.chaos.chaos_recovery import HEALERS
+    from bookies.lab.chaos.chaos_run import CLIENTS
 
     if not arguments.minutes > 0:
         raise UsageError(f"--minutes {arguments.minutes:g}: must be more than 0")
@@ -35,11 +37,26 @@ def _run(arguments: argparse.Namespace) -> Report:
     bookies_min = BOOKIES_MIN_HOSTILE if arguments.hostile else BOOKIES_MIN
     if not bookies_min <= arguments.bookies <= BOOKIES_MAX:
         raise UsageError(f"--bookies {arguments.bookies}: must be {bookies_min} to {BOOKIES_MAX}")
+    if arguments.namespaces:
+        if arguments.hostile:
+            raise UsageError("--namespaces and --hostile exclude each other; choose one")
+        chaos_namespaces.enter()
+    elif arguments.jars:
+        raise UsageError("--jars needs --namespaces; without it the run has its own embedded metadata store")
     with _directory(arguments.directory) as (directory, keep), interruptible():
         seconds = 60 * arguments.minutes
         heals = not arguments.hostile and not arguments.no_recovery
         _show(f"{arguments.bookies} bookies, {seconds:g} s, seed {arguments.seed}; data and logs in {directory}")
-        chaos = Chaos(directory, arguments.seed, arguments.bookies, seconds, _show, arguments.hostile, heals)
+        surroundings: Proxied | chaos_namespaces.Namespaces = Proxied(directory)
+        if arguments.namespaces:
+            surroundings = chaos_namespaces.Namespaces(
+                directory, arguments.seed, arguments.bookies, CLIENTS, HEALERS, arguments.jars
+            )
+            for remark in surroundings.remarks:
+                _show(remark)
+        chaos = Chaos(
+            directory, arguments.seed, arguments.bookies, seconds, _show, surroundings, arguments.hostile, heals
+        )
         try:
             report = chaos.run()
         except BaseException:
@@ -99,12 +116,17 @@ VERBS = (
     verb(
         "chaos",
         "test a cluster of real processes under faults",
-        "bk chaos --minutes 5 --seed 7        bk chaos --minutes 60 --directory /srv/chaos --json",
+        "bk chaos --minutes 5 --seed 7        bk chaos --minutes 60 --directory /srv/chaos --json        "
+        "bk chaos --namespaces --minutes 15",
         _run,
         Option("--minutes M", "time of fault injection, in minutes (default 1)", float, default=1.0),
         Option("--seed N", "seed of the fault plan (default 1)", int, default=1),
         Option("--bookies N", "number of bookies (default 5)", int, default=5),
         Option("--hostile", "add one bookie that sends garbled responses", bool),
+        Option(
+            "--namespaces", "give every process a network namespace, a disk and a clock of its own; needs root", bool
+        ),
+        Option("--jars DIR", "with --namespaces: Apache's jars, for ZooKeeper as metadata store (default: etcd)"),
         Option("--no-recovery", "run without auto-recovery; implied by --hostile", bool),
         Option("--directory DIR", "new or empty directory for the data, which is kept (default: temporary)"),
         Option("--json", "print one JSON document on stdout", bool),
