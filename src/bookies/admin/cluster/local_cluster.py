@@ -52,7 +52,8 @@ class LocalBookie:
     """One bookie of the cluster, running or not. `host` and `port` are None until it is ready.
 
     `settings`: fields of `BookieConfig` for this bookie alone. They are not stored in `cluster.json`. `prefix`: words
-    before the command of its process, such as `nsenter`.
+    before the command of its process, such as `nsenter`. `program`: another command than `bk bookie run`, which
+    listens on `host` and `port` and prints no ready line; only for `begin_restart`.
     """
 
     id: str
@@ -63,6 +64,7 @@ class LocalBookie:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     settings: dict[str, object] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
 
     @property
     def log(self) -> pathlib.Path:
@@ -324,10 +326,11 @@ class LocalCluster:
 
     def _spawn(self, bookie: LocalBookie) -> None:
         self._ended(bookie)
-        bookie.host = bookie.port = None
+        if not bookie.program:
+            bookie.host = bookie.port = None
         bookie.directory.mkdir(parents=True, exist_ok=True)
         command = [
-            *(*bookie.prefix, sys.executable, "-P", "-m", "bookies.admin.cli", "bookie", "run"),
+            *(sys.executable, "-P", "-m", "bookies.admin.cli", "bookie", "run"),
             *("--bookie-id", bookie.id, "--port", "0", "--ready-file", bookie.ready_file.name),
             *("--journal-dir", f"{bookie.id}/journal", "--ledger-dir", f"{bookie.id}/ledgers"),
             *("--metadata", self.metadata_uri, "--lease-ms", str(self._lease_ms)),
@@ -339,7 +342,7 @@ class LocalCluster:
             environment["BK_PARENT_PIPE"] = "1"
         with bookie.log.open("ab") as log:
             bookie.process = subprocess.Popen(
-                command,
+                [*bookie.prefix, *(bookie.program or command)],
                 stdin=subprocess.DEVNULL if self.is_detached else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

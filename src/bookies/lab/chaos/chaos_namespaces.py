@@ -4,7 +4,6 @@
 it with the first process in there: however a run ends, no process, mount, loop device or namespace outlives it.
 
     directory/disks/<bookie>-journal.img, -ledgers.img    file systems of a bookie, mounted on its directories
-    directory/clocks/<node>                               step of the node's clock, as libfaketime reads it
     directory/store, store.log, switch.log                the metadata store; the network (`chaos_switch`)
 """
 
@@ -38,7 +37,24 @@ SETTINGS = {"disk_check_interval_ms": 500}  # full disks are noticed, and notice
 IMPAIRMENTS_MAX = 2  # of the network at a time, so that work goes on between them
 ISOLATION_S = (8.0, 20.0)  # longer than a lease and the lost-bookie delay
 STORE_START_S, POLL_S = 60.0, 0.1
-CLOCK_STEPS_S = (-86_400, -3_600, -30, -2, 0, 2, 30, 3_600, 86_400)
+APACHE_PORT = 3181
+APACHE_SETTINGS = {
+    "bookiePort": APACHE_PORT,
+    "ledgerStorageClass": "org.apache.bookkeeper.bookie.SortedLedgerStorage",
+    "zkTimeout": 4_000,
+    "journalPreAllocSizeMB": 1,
+    "journalMaxSizeMB": 4,
+    "logSizeLimit": 4 << 20,
+    "skipListSizeLimit": 1 << 20,
+    "minUsableSizeForIndexFileCreation": 1 << 20,
+    "minUsableSizeForEntryLogCreation": 1 << 20,
+    "diskCheckInterval": 500,
+    "gcWaitTime": 3_600_000,
+}
+OPENED = ("java.base/java.nio", "java.base/jdk.internal.misc")
+JAVA = ["java", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+JAVA += ["-Dio.netty.tryReflectionSetAccessible=true"]
+JAVA += [word for name in OPENED for word in ("--add-opens", f"{name}=ALL-UNNAMED")]
 _NEW_NAMESPACES = 0x20000 | 0x20000000 | 0x40000000  # CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET
 _PR_SET_PDEATHSIG = 1
 
@@ -67,8 +83,7 @@ def enter() -> None:
     os.makedirs("/run/netns", exist_ok=True)
     _run("mount", "--make-rprivate", "/")
     _run("mount", "-t", "proc", "proc", "/proc")
-    for place in ("/run/netns", "/dev/shm"):  # libfaketime leaves files of killed processes in the latter
-        _run("mount", "-t", "tmpfs", "tmpfs", place)
+    _run("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
 
 
 def _run(*command: str, accepted: Sequence[int] = (0,)) -> None:
@@ -76,11 +91,6 @@ def _run(*command: str, accepted: Sequence[int] = (0,)) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode not in accepted:
         raise BookKeeperError(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()}")
-
-
-def faketime_library() -> str | None:
-    """Return the path of libfaketime, which steps the clock of one process."""
-    return next((str(path) for path in sorted(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 
 
 class Store:
@@ -93,14 +103,14 @@ class Store:
         port = 2181 if jars else 2379
         self._endpoint = (address, port)
         if jars:
-            self.uri = f"zk://{address}:{port}/ledgers"
+            self.uri = f"zk+hierarchical://{address}:{port}/ledgers"
             settings = directory / "zoo.cfg"
             settings.write_text(
                 f"tickTime=500\ndataDir={directory}/data\nclientPort={port}\nclientPortAddress={address}\n"
                 "admin.enableServer=false\nmaxClientCnxns=0\n"
             )
             main = "org.apache.zookeeper.server.ZooKeeperServerMain"
-            self._command = ["java", "-Xmx192m", "-XX:+UseSerialGC", "-cp", f"{jars}/*", main, str(settings)]
+            self._command = [*JAVA, "-cp", f"{jars}/*", main, str(settings)]
         elif etcd := shutil.which("etcd"):
             self.uri = f"etcd://{address}:{port}/bookies"
             url = f"http://{address}:{port}"
@@ -135,7 +145,7 @@ class Store:
 
 
 class Namespaces:
-    """See `Surroundings`. `clients`, `healers`: names of the nodes besides the bookies."""
+    """See `Surroundings`. `clients`, `healers`: names of the nodes besides the bookies. `apache`: Apache's bookies."""
 
     gap_s = 1.0
 
@@ -147,18 +157,16 @@ class Namespaces:
         clients: Sequence[str],
         healers: Sequence[str],
         jars: str | None,
+        apache: int = 0,
     ) -> None:
-        self._directory, self._seed = directory, seed
-        self._bookies = [f"b{number}" for number in range(1, bookies + 1)]
+        self._directory, self._seed, self._jars = directory, seed, jars
+        self._apache = [f"a{number}" for number in range(1, apache + 1)]
+        self._bookies = [*(f"b{number}" for number in range(1, bookies + 1)), *self._apache]
         self._writers = [name for name in clients if name.startswith("writer")]
         self._nodes = [*self._bookies, *clients, *healers]
         names = [HUB, STORE, *self._nodes]
         self._addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, 1)}
-        self._faketime = faketime_library()
-        self.remarks = (
-            [] if self._faketime else ["no stepped clocks: libfaketime is not installed (package libfaketime)"]
-        )
-        self._store = Store(directory / STORE, self._addresses[STORE], jars, self._inside(STORE))
+        self._store = Store(directory / STORE, self._addresses[STORE], jars, self.prefix(STORE))
         self.metadata_uri: str | None = self._store.uri
         self._switch: OrderedProcess | None = None
         self._faults = 0
@@ -175,14 +183,11 @@ class Namespaces:
             "stop store": 0.4,
             "full disk": 1.5,
             "read-only disk": 1.5,
-        } | ({"step clock": 2.0} if self._faketime else {})
+        }
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self, bookies: Sequence[LocalBookie]) -> None:
-        (self._directory / "clocks").mkdir()
         (self._directory / "disks").mkdir()
-        for name in self._nodes:
-            self._clock(name).write_text("+0")
         parameters = {"nodes": self._addresses, "seed": self._seed}
         self._switch = OrderedProcess("bookies.lab.chaos.chaos_switch", self._directory / "switch.log", parameters)
         self._store.start()
@@ -190,22 +195,38 @@ class Namespaces:
         for bookie in bookies:
             bookie.prefix = tuple(self.prefix(bookie.id))
             bookie.settings |= {"host": self._addresses[bookie.id], **SETTINGS}
-            for disk in DISKS:
-                image = str(self._image(bookie.id, disk))
-                with open(image, "wb") as file:
-                    file.truncate(DISK_SIZE)
-                _run("mkfs.ext4", "-q", "-F", "-m", "0", image)
-                self._mount(bookie.id, disk)
+            self._make_disks(bookie.id)
 
-    def _inside(self, node: str) -> list[str]:
-        return ["nsenter", f"--net=/run/netns/bk-{node}", "--"]
+    def _make_disks(self, bookie: str) -> None:
+        for disk in DISKS:
+            image = str(self._image(bookie, disk))
+            with open(image, "wb") as file:
+                file.truncate(DISK_SIZE)
+            _run("mkfs.ext4", "-q", "-F", "-m", "0", image)
+            self._mount(bookie, disk)
+
+    def further_bookies(self, directory: pathlib.Path) -> list[LocalBookie]:
+        bookies = []
+        for name in self._apache:
+            self._make_disks(name)
+            settings = APACHE_SETTINGS | {
+                "metadataServiceUri": self.metadata_uri,
+                "bookieId": name,
+                "advertisedAddress": self._addresses[name],
+                "journalDirectories": self._mounted(name, "journal"),
+                "ledgerDirectories": self._mounted(name, "ledgers"),
+            }
+            conf = directory / name / "bookie.conf"
+            conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+            main = ["org.apache.bookkeeper.server.Main", "--conf", str(conf)]
+            bookie = LocalBookie(name, conf.parent, host=self._addresses[name], port=APACHE_PORT)
+            bookie.prefix = tuple(self.prefix(name))
+            bookie.program = ("sh", "-c", 'exec "$@" >&2', "sh", *JAVA, "-cp", f"{self._jars}/*", *main)
+            bookies.append(bookie)
+        return bookies
 
     def prefix(self, node: str) -> list[str]:
-        if self._faketime is None:
-            return self._inside(node)
-        variables = {"LD_PRELOAD": self._faketime, "FAKETIME_TIMESTAMP_FILE": self._clock(node)}
-        variables |= {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-        return [*self._inside(node), "env", *(f"{name}={value}" for name, value in variables.items())]
+        return ["nsenter", f"--net=/run/netns/bk-{node}", "--"]
 
     def serves(self, bookie: LocalBookie) -> None:
         """Clients reach the bookie's own address."""
@@ -217,8 +238,6 @@ class Namespaces:
 
     def heal(self) -> None:
         self._order("heal")
-        for name in self._nodes:
-            self._clock(name).write_text("+0")
 
     def finish(self) -> dict[str, int]:
         assert self._switch is not None
@@ -235,10 +254,6 @@ class Namespaces:
 
     # -- faults --------------------------------------------------------------------------------------------------
     def hit(self, fault: str, choices: random.Random) -> Hit | None:
-        if fault == "step clock":
-            name, step_s = choices.choice(self._nodes), choices.choice(CLOCK_STEPS_S)
-            self._clock(name).write_text(f"{step_s:+d}")
-            return Hit(f"{name} to {step_s:+,} s")
         if fault.endswith(" store") and not fault.startswith("isolated"):
             return self._hit_store(fault, choices)
         if self._impairments >= IMPAIRMENTS_MAX:
@@ -352,9 +367,6 @@ class Namespaces:
 
     def _image(self, bookie: str, disk: str) -> pathlib.Path:
         return self._directory / "disks" / f"{bookie}-{disk}.img"
-
-    def _clock(self, node: str) -> pathlib.Path:
-        return self._directory / "clocks" / node
 
     def _order(self, action: str, **parameters: object) -> None:
         assert self._switch is not None

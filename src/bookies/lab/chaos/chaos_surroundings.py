@@ -34,6 +34,9 @@ class Surroundings(Protocol):
     def start(self, bookies: Sequence[LocalBookie]) -> None:
         """Start before the bookies start, and add to their settings. Raises `BookKeeperError`."""
 
+    def further_bookies(self, directory: pathlib.Path) -> list[LocalBookie]:
+        """Return Apache's bookies, to be started in `directory` once the others serve."""
+
     def prefix(self, node: str) -> list[str]:
         """Return the words before the command of a node's process."""
 
@@ -87,6 +90,9 @@ class Proxied:
         self._proxy = OrderedProcess("bookies.lab.chaos.chaos_proxy", self._directory / "proxy.log", parameters)
         for bookie in bookies:
             bookie.settings["advertised_port"] = self._proxy.first["ports"][bookie.id]
+
+    def further_bookies(self, directory: pathlib.Path) -> list[LocalBookie]:
+        return []
 
     def prefix(self, node: str) -> list[str]:
         return []

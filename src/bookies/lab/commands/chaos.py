@@ -43,6 +43,8 @@ def _run(arguments: argparse.Namespace) -> Report:
         chaos_namespaces.enter()
     elif arguments.jars:
         raise UsageError("--jars needs --namespaces; without it the run has its own embedded metadata store")
+    if arguments.apache and not arguments.jars:
+        raise UsageError("--apache needs --jars: name the folder with Apache's jars, of the bookie and of ZooKeeper")
     with _directory(arguments.directory) as (directory, keep), interruptible():
         seconds = 60 * arguments.minutes
         heals = not arguments.hostile and not arguments.no_recovery
@@ -50,10 +52,8 @@ def _run(arguments: argparse.Namespace) -> Report:
         surroundings: Proxied | chaos_namespaces.Namespaces = Proxied(directory)
         if arguments.namespaces:
             surroundings = chaos_namespaces.Namespaces(
-                directory, arguments.seed, arguments.bookies, CLIENTS, HEALERS, arguments.jars
+                directory, arguments.seed, arguments.bookies, CLIENTS, HEALERS, arguments.jars, arguments.apache
             )
-            for remark in surroundings.remarks:
-                _show(remark)
         chaos = Chaos(
             directory, arguments.seed, arguments.bookies, seconds, _show, surroundings, arguments.hostile, heals
         )
@@ -123,10 +123,9 @@ VERBS = (
         Option("--seed N", "seed of the fault plan (default 1)", int, default=1),
         Option("--bookies N", "number of bookies (default 5)", int, default=5),
         Option("--hostile", "add one bookie that sends garbled responses", bool),
-        Option(
-            "--namespaces", "give every process a network namespace, a disk and a clock of its own; needs root", bool
-        ),
+        Option("--namespaces", "give every process a network namespace and disks of its own; needs root", bool),
         Option("--jars DIR", "with --namespaces: Apache's jars, for ZooKeeper as metadata store (default: etcd)"),
+        Option("--apache N", "with --jars: number of Apache's bookies besides the others (default 0)", int, default=0),
         Option("--no-recovery", "run without auto-recovery; implied by --hostile", bool),
         Option("--directory DIR", "new or empty directory for the data, which is kept (default: temporary)"),
         Option("--json", "print one JSON document on stdout", bool),
