@@ -242,9 +242,7 @@ class Chaos:
         """Wait until every bookie is registered and writable: those that were cut off from the store return to it."""
         deadline = time.monotonic() + REGISTER_S
         while True:
-            writable = {
-                status.bookie_id for status in await client.bookies(timeout=BOUND_S) if status.mode == "writable"
-            }
+            writable = {one.id for one in await client.bookies(timeout=BOUND_S) if one.mode == "writable"}
             missing = [bookie for bookie in self._cluster.bookies if bookie.id not in writable]
             if not missing or time.monotonic() > deadline:
                 break
