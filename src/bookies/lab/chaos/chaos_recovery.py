@@ -91,6 +91,21 @@ class HealerProcesses:
                 process.kill()
 
 
+async def check_healing(
+    check: HealingCheck, client: Client, metadata_uri: str, records: Sequence[LedgerMetadata]
+) -> None:
+    """Run the check on the cluster of a metadata store."""
+    from bookies.metadata.uri import connect
+    from bookies.runtime import aio
+
+    driver = connect(metadata_uri, aio.runtime(), may_create=False)
+    await driver.open()
+    try:
+        await check.run(client, driver, records)
+    finally:
+        await driver.close()
+
+
 class HealingCheck:
     """Check that all ledgers are repaired. They must be sealed. `took_s`: seconds until all were fully replicated."""
 

@@ -28,7 +28,7 @@ from bookies.lab.chaos.chaos_history import payload_of
 from bookies.lab.chaos.chaos_plan import Hit, Schedule, duration_s, plan_faults
 from bookies.lab.chaos.chaos_processes import ChaosProcess, ClientProcess, last_line
 from bookies.lab.chaos.chaos_recovery import BOOKIE_SETTINGS as HEALING_SETTINGS
-from bookies.lab.chaos.chaos_recovery import HealerProcesses, HealingCheck
+from bookies.lab.chaos.chaos_recovery import HealerProcesses, HealingCheck, check_healing
 from bookies.lab.chaos.chaos_surroundings import LONG_FAULTS, Surroundings
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Chaos:
             self._conduct(time.monotonic() + CALM_S)
             self._end_clients()
             self._end_hostile()
-            self._show(f"checking {len(self.checker.stories):,} ledgers")
+            self.show(f"checking {len(self.checker.stories):,} ledgers")
             run_async(lambda: self._check(last_check))
             self._end_healers()
             self.counts.update(self.surroundings.finish())
@@ -188,7 +188,7 @@ class Chaos:
 
     def _heal(self) -> None:
         """End all faults now, and wait until every bookie serves again."""
-        self._show("healing")
+        self.show("healing")
         self._ends.is_closing = True
         deadline = time.monotonic() + HEAL_S
         while (self._ends.calls or self._starting) and time.monotonic() < deadline:
@@ -251,17 +251,9 @@ class Chaos:
             self._bookie_ended(bookie, f"is not writable {REGISTER_S:g} s after all faults were healed")
 
     async def _check_healing(self, client: Client) -> None:
-        from bookies.metadata.uri import connect
-        from bookies.runtime import aio
-
-        self._show("waiting until every ledger is fully replicated")
+        self.show("waiting until every ledger is fully replicated")
         records = [record async for record in client.ledgers(label=(LABEL, "1"))]
-        driver = connect(self._cluster.metadata_uri, aio.runtime(), may_create=False)
-        await driver.open()
-        try:
-            await self._healing.run(client, driver, records)
-        finally:
-            await driver.close()
+        await check_healing(self._healing, client, self._cluster.metadata_uri, records)
         self.counts["seconds until all was whole"] = round(self._healing.took_s)
         self.counts["ledgers not whole, with a reason"] = self._healing.explained
 
@@ -317,7 +309,7 @@ class Chaos:
             self._check_starts()
             self._check_healers()
             if now - self._shown >= self.progress_s:
-                self._show("")
+                self.show("")
             if now >= until:
                 return
             time.sleep(max(0.0, min(TICK_S, until - now)))
@@ -370,7 +362,7 @@ class Chaos:
             self.checker.violated("healers live", text)
             self._healers.restart(number)
 
-    def _show(self, step: str) -> None:
+    def show(self, step: str) -> None:
         self._shown = time.monotonic()
         counts = self.checker.counts
         faults = sum(self.counts[fault] for fault in self._weights)
