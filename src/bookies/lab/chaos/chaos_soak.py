@@ -425,9 +425,10 @@ class Soak:
             row[f"{name}: memory, MB"] = _sum(pids, lambda pid: memory_kib(pid, "VmRSS") / 1_000)
             row[f"{name}: descriptors"] = _sum(pids, lambda pid: len(os.listdir(f"/proc/{pid}/fd")))
             row[f"{name}: threads"] = _sum(pids, lambda pid: len(os.listdir(f"/proc/{pid}/task")))
-        files = [path for bookie in self._cluster.bookies for path in bookie.directory.glob("*/**/*")]
-        row["bookies: files"] = len(files)
-        row["bookies: data, MB"] = _sum(files, lambda path: path.stat().st_size / 1e6)
+        folders = [folder for bookie in self._cluster.bookies for folder in os.walk(bookie.directory)]
+        files = [os.path.join(folder, name) for folder, _, names in folders for name in names if name != "bookie.log"]
+        row["bookies: folders"], row["bookies: files"] = len(folders), len(files)
+        row["bookies: data, MB"] = _sum(files, lambda path: os.stat(path).st_size / 1e6)
         row["metadata records"] = self._metadata_records()
         return row
 
