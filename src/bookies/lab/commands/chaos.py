@@ -40,14 +40,14 @@ def _run(arguments: argparse.Namespace) -> Report:
     bookies_min = BOOKIES_MIN_HOSTILE if arguments.hostile else BOOKIES_MIN
     if not bookies_min <= arguments.bookies <= BOOKIES_MAX:
         raise UsageError(f"--bookies {arguments.bookies}: must be {bookies_min} to {BOOKIES_MAX}")
+    if arguments.apache and not arguments.jars:
+        raise UsageError("--apache needs --jars: name the folder with Apache's jars, of the bookie and of ZooKeeper")
+    if arguments.jars and not arguments.namespaces:
+        raise UsageError("--jars needs --namespaces; without it the run has its own embedded metadata store")
     if arguments.namespaces:
         if arguments.hostile:
             raise UsageError("--namespaces and --hostile exclude each other; choose one")
         chaos_namespaces.enter()
-    elif arguments.jars:
-        raise UsageError("--jars needs --namespaces; without it the run has its own embedded metadata store")
-    if arguments.apache and not arguments.jars:
-        raise UsageError("--apache needs --jars: name the folder with Apache's jars, of the bookie and of ZooKeeper")
     with _directory(arguments.directory) as (directory, keep), interruptible():
         seconds = 60 * arguments.minutes
         heals = not arguments.hostile and not arguments.no_recovery
