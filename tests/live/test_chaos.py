@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import signal
 
 import pytest
 from tests.live.command import Done, Family, bk, finish, started
 
 pytestmark = pytest.mark.live
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/net/tun") or not all(map(shutil.which, ("ip", "etcd", "mkfs.ext4"))),
+    reason="network namespaces need root, /dev/net/tun, iproute2, e2fsprogs and etcd",
+)
 
 
 def run_chaos(family: Family, directory: pathlib.Path, *words: object) -> Done:
@@ -42,17 +48,47 @@ def test_everything_is_whole_in_the_end(tmp_path: pathlib.Path, family: Family) 
     assert report["counts"]["entries"] >= report["counts"]["entries acknowledged"] > 0
 
 
+@needs_namespaces
+def test_every_promise_holds_in_networks_that_break(tmp_path: pathlib.Path, family: Family) -> None:
+    data = tmp_path / "data"
+    done = run_chaos(family, tmp_path, "--namespaces", "--minutes", 0.1, "--bookies", 3, "--json", "--directory", data)
+    report = done.json()
+    assert done.status == 0, done.out
+    assert report["violations"] == []
+    assert report["counts"]["packets"] > 1_000
+    assert report["counts"]["entries acknowledged"] > 0
+    assert (data / "faults.log").read_text().count("\n") > 0
+    family.wait_gone()
+    assert str(data) not in pathlib.Path("/proc/mounts").read_text()
+
+
+def test_a_soak_samples_what_may_grow(tmp_path: pathlib.Path, family: Family) -> None:
+    data = tmp_path / "data"
+    done = run_chaos(family, tmp_path, "--soak", 0.2, "--bookies", 4, "--json", "--directory", data)
+    report = done.json()
+    assert done.status == 0, done.out
+    assert report["violations"] == []
+    assert report["counts"]["ledgers verified"] > 0
+    assert report["counts"]["entries verified"] >= report["counts"]["entries acknowledged"] > 0
+    assert report["samples"]["bookies: files"]["last"] > 0
+    assert (data / "soak.csv").read_text().startswith("seconds,ledgers,")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Family, number: signal.Signals) -> None:
+@pytest.mark.parametrize("words", [(), pytest.param(("--namespaces",), marks=needs_namespaces)], ids=["", "namespaces"])
+def test_an_interrupted_run_leaves_nothing(
+    tmp_path: pathlib.Path, family: Family, words: tuple[str, ...], number: signal.Signals
+) -> None:
     environment = family.environment() | {"TMPDIR": str(tmp_path)}
     family.environment = lambda: environment  # type: ignore[method-assign]
-    with started("chaos", "--bookies", 2, "--minutes", 5, cwd=tmp_path, family=family) as process:
+    with started("chaos", "--bookies", 2, "--minutes", 5, *words, cwd=tmp_path, family=family) as process:
         assert process.stderr is not None
         while "entries acknowledged" not in (line := process.stderr.readline()):
             assert line, "it has ended"
         assert len(family.members()) > 3
         done = finish(process, number)
     family.wait_gone()
+    assert str(tmp_path) not in pathlib.Path("/proc/mounts").read_text()
     if number == signal.SIGKILL:
         return  # Nobody was left to remove the data.
     assert done.status == 130
@@ -66,12 +102,26 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Famil
         (("--bookies", 0), "--bookies 0: must be 2 to 20"),
         (("--bookies", 21), "--bookies 21: must be 2 to 20"),
         (("--bookies", 2, "--hostile"), "--bookies 2: must be 3 to 20"),
+        (("--namespaces", "--hostile"), "--namespaces and --hostile exclude each other"),
+        (("--jars", "folder"), "--jars needs --namespaces"),
+        (("--namespaces", "--apache", 1), "--apache needs --jars"),
+        (("--soak", 0), "--soak 0: must be more than 0"),
+        (("--soak", 1, "--namespaces"), "--soak injects no faults"),
+        (("--soak", 1, "--bookies", 3), "--bookies 3: must be 4 to 20"),
     ],
 )
 def test_wrong_use_is_said_before_anything_is_started(words: tuple[object, ...], sentence: str) -> None:
     done = bk("chaos", *words)
     assert done.status == 2
     assert sentence in done.sentence
+
+
+def test_a_machine_without_the_programs_of_namespaces_is_refused(tmp_path: pathlib.Path, family: Family) -> None:
+    environment = family.environment() | {"PATH": str(tmp_path)}
+    family.environment = lambda: environment  # type: ignore[method-assign]
+    done = run_chaos(family, tmp_path, "--namespaces")
+    assert done.status == 2
+    assert "--namespaces needs ip, nsenter, mount, umount, mkfs.ext4, e2fsck" in done.err
 
 
 def test_a_directory_that_is_not_empty_is_not_touched(tmp_path: pathlib.Path) -> None:

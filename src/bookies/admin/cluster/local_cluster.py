@@ -51,7 +51,9 @@ POLL_S = 0.05  # interval of checks whether a bookie of another process serves
 class LocalBookie:
     """One bookie of the cluster, running or not. `host` and `port` are None until it is ready.
 
-    `settings`: fields of `BookieConfig` for this bookie alone. They are not stored in `cluster.json`.
+    `settings`: fields of `BookieConfig` for this bookie alone. They are not stored in `cluster.json`. `prefix`: words
+    before the command of its process, such as `nsenter`. `program`: another command than `bk bookie run`, which
+    listens on `host` and `port` and prints no ready line; only for `begin_restart`.
     """
 
     id: str
@@ -61,6 +63,8 @@ class LocalBookie:
     port: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     settings: dict[str, object] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
 
     @property
     def log(self) -> pathlib.Path:
@@ -322,7 +326,8 @@ class LocalCluster:
 
     def _spawn(self, bookie: LocalBookie) -> None:
         self._ended(bookie)
-        bookie.host = bookie.port = None
+        if not bookie.program:
+            bookie.host = bookie.port = None
         bookie.directory.mkdir(parents=True, exist_ok=True)
         command = [
             *(sys.executable, "-P", "-m", "bookies.admin.cli", "bookie", "run"),
@@ -337,7 +342,7 @@ class LocalCluster:
             environment["BK_PARENT_PIPE"] = "1"
         with bookie.log.open("ab") as log:
             bookie.process = subprocess.Popen(
-                command,
+                [*bookie.prefix, *(bookie.program or command)],
                 stdin=subprocess.DEVNULL if self.is_detached else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from bookies.lab.chaos.chaos_run import Chaos
+from bookies.lab.chaos.chaos_surroundings import Proxied
 
-__all__ = ["Chaos"]
+__all__ = ["Chaos", "Proxied"]

@@ -1,4 +1,4 @@
-"""Processes of `bk chaos` besides the bookies: the proxy and the clients, each in a session of its own.
+"""Processes of `bk chaos` besides the bookies: network, store and clients, each in a session of its own.
 
 Their standard input is a pipe whose other end the conductor holds: when it closes, also by the conductor's death, they
 end.
@@ -13,25 +13,22 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bookies.errors import BookKeeperError
 from bookies.lab.chaos.chaos_history import HistoryReader
 
 
-class ChaosProcess:
-    """Process of a module of `lab/chaos`. `log` receives stderr, and stdout unless `has_output`.
+class Program:
+    """Process of any program. `log` receives stderr, and stdout unless `has_output`."""
 
-    `parameters`: what its main program receives, see `chaos_child`.
-    """
-
-    def __init__(self, module: str, log: pathlib.Path, parameters: Mapping[str, object], *, has_output: bool = False):
+    def __init__(self, command: Sequence[str], log: pathlib.Path, *, has_output: bool = False) -> None:
         self.log = log
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BK_")}
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, json.dumps(parameters)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if has_output else file,
                 stderr=file,
@@ -81,28 +78,47 @@ class ChaosProcess:
         return last_line(self.log)
 
 
-class ProxyProcess(ChaosProcess):
-    """Proxy process, see `chaos_proxy`. `ports`: where clients reach each bookie.
+class ChaosProcess(Program):
+    """Process of a module of `lab/chaos`.
+
+    `parameters`: what its main program receives, see `chaos_child`. `prefix`: words before its command.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        log: pathlib.Path,
+        parameters: Mapping[str, object],
+        *,
+        prefix: Sequence[str] = (),
+        has_output: bool = False,
+    ) -> None:
+        command = [*prefix, sys.executable, "-P", "-m", module, json.dumps(parameters)]
+        super().__init__(command, log, has_output=has_output)
+
+
+class OrderedProcess(ChaosProcess):
+    """Process that receives orders, see `chaos_proxy` and `chaos_switch`. `first`: the line that it printed at first.
 
     Raises `BookKeeperError` if it does not start.
     """
 
-    def __init__(self, bookies: list[str], log: pathlib.Path) -> None:
-        super().__init__("bookies.lab.chaos.chaos_proxy", log, {"bookies": bookies}, has_output=True)
+    def __init__(self, module: str, log: pathlib.Path, parameters: Mapping[str, object]) -> None:
+        super().__init__(module, log, parameters, has_output=True)
         line = self.read_line()
         if not line:
             self.kill()
-            raise BookKeeperError(f"the proxy did not start: {self.last_words()}")
-        self.ports: dict[str, int] = json.loads(line)["ports"]
+            raise BookKeeperError(f"{module.rpartition('_')[2]} did not start: {self.last_words()}")
+        self.first: dict[str, Any] = json.loads(line)
 
     def order(self, action: str, **parameters: object) -> None:
-        """Send an order to the proxy."""
+        """Send an order."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": action, **parameters}).encode() + b"\n")
         self.process.stdin.flush()
 
     def finish(self) -> dict[str, int]:
-        """Stop the proxy and return its statistics."""
+        """Stop the process and return its statistics."""
         self.end_input()
         line = self.read_line()
         statistics: dict[str, int] = json.loads(line) if line else {}
@@ -116,13 +132,22 @@ class ClientProcess(ChaosProcess):
     `parameters`: `metadata`, `bookies`, `least_ack_quorum`.
     """
 
-    def __init__(self, role: str, number: int, life: int, directory: pathlib.Path, seed: int, **parameters: object):
+    def __init__(
+        self,
+        role: str,
+        number: int,
+        life: int,
+        directory: pathlib.Path,
+        seed: int,
+        prefix: Sequence[str],
+        **parameters: object,
+    ) -> None:
         self.role, self.number, self.life = role, number, life
         self.name = f"{role}{number}.{life}"
         self.is_stopped = False
         history = str(directory / f"{self.name}.history")
         parameters |= {"role": role, "history": history, "seed": f"{seed}/{self.name}"}
-        super().__init__("bookies.lab.chaos.chaos_client", directory / f"{self.name}.log", parameters)
+        super().__init__("bookies.lab.chaos.chaos_client", directory / f"{self.name}.log", parameters, prefix=prefix)
         self._history = HistoryReader(history)
 
     def read_new(self) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bookies.errors import BookKeeperError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bookies.metadata.interface import MetadataDriver
 
 BOOKIE_SETTINGS = {"auto_recovery": True, **SETTINGS}
-HEALERS = 2
+HEALERS = ("healer1", "healer2")
 QUIET_S = 180.0  # time after the healing until every ledger must be fully replicated
 POLL_S = 2.0
 AT_ONCE = 8  # ledgers checked concurrently
@@ -37,24 +37,28 @@ FREE_SIZE = 64 << 20  # bytes that need no absence: replicas that were never wri
 class HealerProcesses:
     """Processes of auto-recovery without a bookie, and the watcher that adds up the work of all."""
 
-    def __init__(self, directory: pathlib.Path, metadata_uri: str, lease_ms: int) -> None:
+    def __init__(
+        self, directory: pathlib.Path, metadata_uri: str, lease_ms: int, prefix: Callable[[str], list[str]]
+    ) -> None:
         self._directory = directory
+        self._prefix = prefix
         self._parameters = {"metadata": metadata_uri, "lease_ms": lease_ms}
         self.healers: list[ChaosProcess] = []
         self.stopped: dict[int, None] = {}  # numbers of healers stopped by SIGSTOP
         self._watcher: ChaosProcess | None = None
 
     def start(self) -> None:
-        self.healers = [self._start_healer(number) for number in range(HEALERS)]
+        self.healers = [self._start_healer(number) for number in range(len(HEALERS))]
         log = self._directory / "watcher.log"
         self._watcher = ChaosProcess(
             "bookies.lab.chaos.chaos_healer", log, {"what": "watch", **self._parameters}, has_output=True
         )
 
     def _start_healer(self, number: int) -> ChaosProcess:
-        name = f"healer{number + 1}"
+        name = HEALERS[number]
         parameters = {"what": "heal", "name": name, **self._parameters}
-        return ChaosProcess("bookies.lab.chaos.chaos_healer", self._directory / f"{name}.log", parameters)
+        log = self._directory / f"{name}.log"
+        return ChaosProcess("bookies.lab.chaos.chaos_healer", log, parameters, prefix=self._prefix(name))
 
     def restart(self, number: int) -> None:
         """Kill a healer and start another one in its place."""
@@ -85,6 +89,21 @@ class HealerProcesses:
         for process in (*self.healers, self._watcher):
             if process is not None:
                 process.kill()
+
+
+async def check_healing(
+    check: HealingCheck, client: Client, metadata_uri: str, records: Sequence[LedgerMetadata]
+) -> None:
+    """Run the check on the cluster of a metadata store."""
+    from bookies.metadata.uri import connect
+    from bookies.runtime import aio
+
+    driver = connect(metadata_uri, aio.runtime(), may_create=False)
+    await driver.open()
+    try:
+        await check.run(client, driver, records)
+    finally:
+        await driver.close()
 
 
 class HealingCheck:

@@ -1,13 +1,13 @@
 """Conductor of `bk chaos`: starts the processes, injects faults for the given time, heals all of them, checks.
 
-Everything is real: bookie processes with their disks, client processes, sockets through a proxy, signals. Unlike in the
-simulator, a seed therefore determines the plan of faults and not the run. The checks are in `chaos_checker`.
+Everything is real: bookie processes with their disks, client processes, sockets, signals. Unlike in the simulator, a
+seed therefore determines the plan of faults and not the run. The checks are in `chaos_checker`, network and disks in
+`chaos_surroundings`.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import asyncio
 import pathlib
 import random
 import signal
@@ -25,9 +25,11 @@ from bookies.errors import BookKeeperError
 from bookies.lab.chaos.chaos_checker import SLACK_S, Checker, LastCheck
 from bookies.lab.chaos.chaos_client import BOUND_S, CONFIG, LABEL
 from bookies.lab.chaos.chaos_history import payload_of
-from bookies.lab.chaos.chaos_processes import ChaosProcess, ClientProcess, ProxyProcess, last_line
+from bookies.lab.chaos.chaos_plan import Hit, Schedule, duration_s, plan_faults
+from bookies.lab.chaos.chaos_processes import ChaosProcess, ClientProcess, last_line
 from bookies.lab.chaos.chaos_recovery import BOOKIE_SETTINGS as HEALING_SETTINGS
-from bookies.lab.chaos.chaos_recovery import HealerProcesses, HealingCheck
+from bookies.lab.chaos.chaos_recovery import HealerProcesses, HealingCheck, check_healing
+from bookies.lab.chaos.chaos_surroundings import LONG_FAULTS, Surroundings
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -44,6 +46,7 @@ BOOKIE_SETTINGS = {
     "checkpoint_journal_size": 2 << 20,
 }
 ROLES = (("writer", 3), ("recoverer", 2), ("reader", 2), ("tailer", 2))
+CLIENTS = tuple(f"{role}{number}" for role, count in ROLES for number in range(1, count + 1))
 # fault -> relative frequency
 WEIGHTS = {
     "kill bookie": 5,
@@ -51,23 +54,18 @@ WEIGHTS = {
     "kill all bookies": 0.4,
     "kill client": 4,
     "stop client": 4,
-    "cut": 5,
-    "cut in a frame": 4,
-    "half-open": 3,
-    "stall": 4,
-    "slow": 2,
-    "refuse": 2,
 }
 # Further faults with auto-recovery.
 HEALING_WEIGHTS = {"lose bookie": 1.2, "flap bookie": 0.6, "kill healer": 2, "stop healer": 2}
 ABSENCE_S = (12.0, 25.0)  # of a bookie that counts as lost meanwhile
 FLAPS = (3, 10, 25)  # consecutive stops of a flapping bookie
 FLAP_STOP_S, FLAP_GO_S = (2.1, 3.0), (0.2, 1.5)  # longer than a lease, shorter than the lost-bookie delay
-GAP_S = 0.5  # mean time between two faults
-SHORT_S, LONG_S = (0.05, 1.0), (2.5, 7.0)  # below and above the clients' time-outs and the bookies' leases
+SETTLE_S = 3.0  # in which a bookie that a full disk has stopped ends
+DISK_FAULTS = ("full disk", "read-only disk")
 TICK_S = 0.05
 PAUSE_S = 1.0  # before a process that ended unexpectedly is restarted
 HEAL_S = 180.0  # time for all bookies to start again; after it the run continues without the others
+REGISTER_S = 60.0  # then for all bookies to be registered and writable
 CALM_S = 2.0  # between the healing and the end of the clients
 
 
@@ -81,28 +79,13 @@ class Report:
     counts: dict[str, int]
 
 
-class _Schedule:
-    """Calls by their time. `is_closing`: no more faults begin, so calls do not prolong theirs."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[float, int, Callable[[], None]]] = []
-        self.is_closing = False
-        self._numbers = itertools.count()
-
-    def add(self, at_s: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self.calls, (at_s, next(self._numbers), call))
-
-    def run_until(self, now_s: float) -> None:
-        while self.calls and self.calls[0][0] <= now_s:
-            heapq.heappop(self.calls)[2]()
-
-
 @dataclass
 class Chaos:
     """One run in `directory`, which exists and is empty. `progress` is called with a line every `progress_s`.
 
     `is_hostile`: one more bookie runs, which is hostile; every acknowledgement then needs a good bookie too.
-    `heals`: the bookies run auto-recovery, and so do some processes of their own.
+    `heals`: the bookies run auto-recovery, and so do some processes of their own. `directory/faults.log` receives every
+    fault with its time.
     """
 
     directory: pathlib.Path
@@ -110,6 +93,7 @@ class Chaos:
     bookies: int
     seconds: float
     progress: Callable[[str], None]
+    surroundings: Surroundings
     is_hostile: bool = False
     heals: bool = True
     progress_s: float = 5.0
@@ -119,36 +103,42 @@ class Chaos:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         settings = BOOKIE_SETTINGS | (HEALING_SETTINGS if self.heals else {})
-        self._cluster = LocalCluster(self.directory / "bk-data", self.bookies, lease_ms=LEASE_MS, settings=settings)
-        self._healers = HealerProcesses(self.directory, self._cluster.metadata_uri, LEASE_MS)
+        self._cluster = LocalCluster(
+            self.directory / "bk-data",
+            self.bookies,
+            lease_ms=LEASE_MS,
+            metadata_uri=self.surroundings.metadata_uri,
+            settings=settings,
+        )
+        uri, prefix = self._cluster.metadata_uri, self.surroundings.prefix
+        self._healers = HealerProcesses(self.directory, uri, LEASE_MS, prefix)
         self._healing = HealingCheck(self.checker)
         self._clients: list[ClientProcess] = []
-        self._proxy: ProxyProcess  # from `_start` on
-        self._helpers: list[ChaosProcess] = []  # the proxy and the hostile bookie
-        self._ends = _Schedule()  # calls that end a fault
+        self._hostile: list[ChaosProcess] = []
+        self._ends = Schedule()  # calls that end a fault
         self._impaired: dict[str, None] = {}  # bookies that are dead or stopped
         self._starting: dict[str, float] = {}  # impaired bookies that are starting, and since when
-        self._broken_links: dict[str, None] = {}
+        self._broken_disks: dict[str, None] = {}  # bookies whose disk has a fault
         self._begin = self._shown = time.monotonic()
 
     @property
     def _weights(self) -> dict[str, float]:
-        return WEIGHTS | (HEALING_WEIGHTS if self.heals else {})
+        return WEIGHTS | (HEALING_WEIGHTS if self.heals else {}) | dict(self.surroundings.weights)
 
     def run(self) -> Report:
         """Run to the end. No process is left, also after an error."""
         last_check = LastCheck(self.checker, (LABEL, "1"), counts_copies=not self.is_hostile)
         try:
             self._start()
-            self._inject_faults(self._begin + self.seconds)
+            self._inject_faults()
             self._heal()
             self._conduct(time.monotonic() + CALM_S)
             self._end_clients()
             self._end_hostile()
-            self._show(f"checking {len(self.checker.stories):,} ledgers")
+            self.show(f"checking {len(self.checker.stories):,} ledgers")
             run_async(lambda: self._check(last_check))
             self._end_healers()
-            self.counts.update({f"connections {name}": count for name, count in self._proxy.finish().items()})
+            self.counts.update(self.surroundings.finish())
         finally:
             self._stop()
         self.counts["recoveries"] = self.checker.outcomes.get("recover", Counter())["ok"]
@@ -167,17 +157,18 @@ class Chaos:
     # -- beginning and end ---------------------------------------------------------------------------------------
     def _start(self) -> None:
         (self.directory / "clients").mkdir()
-        self._proxy = ProxyProcess([bookie.id for bookie in self._cluster.bookies], self.directory / "proxy.log")
-        self._helpers.append(self._proxy)
-        for bookie in self._cluster.bookies:
-            bookie.settings["advertised_port"] = self._proxy.ports[bookie.id]
+        self.surroundings.start(self._cluster.bookies)
         self._cluster.start()
         for bookie in self._cluster.bookies:
-            self._proxy.order("backend", bookie=bookie.id, port=bookie.port)
+            self.surroundings.serves(bookie)
+        for bookie in self.surroundings.further_bookies(self.directory / "bk-data"):
+            self._cluster.bookies.append(bookie)
+            self._impaired[bookie.id] = None
+            self._restart(bookie.id)
         if self.is_hostile:
             parameters = {"name": "hostile", "metadata": self._cluster.metadata_uri, "seed": str(self.seed)}
             log = self.directory / "hostile.log"
-            self._helpers.append(
+            self._hostile.append(
                 ChaosProcess("bookies.lab.chaos.chaos_hostile", log, {**parameters, "lease_ms": LEASE_MS})
             )
         if self.heals:
@@ -190,18 +181,20 @@ class Chaos:
     def _start_client(self, role: str, number: int, life: int) -> None:
         parameters = {"metadata": self._cluster.metadata_uri, "bookies": self.bookies}
         parameters["least_ack_quorum"] = 2 if self.is_hostile else 1
-        self._clients.append(ClientProcess(role, number, life, self.directory / "clients", self.seed, **parameters))
+        prefix = self.surroundings.prefix(f"{role}{number}")
+        self._clients.append(
+            ClientProcess(role, number, life, self.directory / "clients", self.seed, prefix, **parameters)
+        )
 
     def _heal(self) -> None:
         """End all faults now, and wait until every bookie serves again."""
-        self._show("healing")
+        self.show("healing")
         self._ends.is_closing = True
         deadline = time.monotonic() + HEAL_S
         while (self._ends.calls or self._starting) and time.monotonic() < deadline:
             self._ends.run_until(float("inf"))
             self._conduct(time.monotonic() + TICK_S)
-        for bookie in self._cluster.bookies:
-            self._proxy.order("heal", bookie=bookie.id)
+        self.surroundings.heal()
 
     def _end_clients(self) -> None:
         """End all clients. Every pending operation must end, and then its process."""
@@ -223,7 +216,7 @@ class Chaos:
 
     def _end_hostile(self) -> None:
         """End the hostile bookie. The last check does not need it: every entry is on a good bookie too."""
-        for hostile in self._helpers[1:]:
+        for hostile in self._hostile:
             if hostile.has_ended():
                 self.checker.violated("bookies live", f"the hostile bookie ended: {hostile.last_words()}")
             hostile.end_input()
@@ -233,6 +226,7 @@ class Chaos:
         from bookies.client.connect import connect
 
         async with connect(self._cluster.metadata_uri, config=CONFIG, timeout=BOUND_S) as client:
+            await self._await_registrations(client)
             try:
                 async with client.create(ensemble=min(3, self.bookies), timeout=BOUND_S) as ledger:
                     await ledger.append_many(
@@ -244,18 +238,22 @@ class Chaos:
             if self.heals:
                 await self._check_healing(client)
 
-    async def _check_healing(self, client: Client) -> None:
-        from bookies.metadata.uri import connect
-        from bookies.runtime import aio
+    async def _await_registrations(self, client: Client) -> None:
+        """Wait until every bookie is registered and writable: those that were cut off from the store return to it."""
+        deadline = time.monotonic() + REGISTER_S
+        while True:
+            writable = {one.id for one in await client.bookies(timeout=BOUND_S) if one.mode == "writable"}
+            missing = [bookie for bookie in self._cluster.bookies if bookie.id not in writable]
+            if not missing or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(TICK_S)
+        for bookie in missing:
+            self._bookie_ended(bookie, f"is not writable {REGISTER_S:g} s after all faults were healed")
 
-        self._show("waiting until every ledger is fully replicated")
+    async def _check_healing(self, client: Client) -> None:
+        self.show("waiting until every ledger is fully replicated")
         records = [record async for record in client.ledgers(label=(LABEL, "1"))]
-        driver = connect(self._cluster.metadata_uri, aio.runtime(), may_create=False)
-        await driver.open()
-        try:
-            await self._healing.run(client, driver, records)
-        finally:
-            await driver.close()
+        await check_healing(self._healing, client, self._cluster.metadata_uri, records)
         self.counts["seconds until all was whole"] = round(self._healing.took_s)
         self.counts["ledgers not whole, with a reason"] = self._healing.explained
 
@@ -265,7 +263,12 @@ class Chaos:
             self.counts.update(sums)
             for problem in problems:
                 self.checker.violated("healers live", problem)
-            self._healing.check_thrift(self.counts["bytes copied by repairs"], self.counts["lose bookie"], self.bookies)
+            self._healing.check_thrift(self.counts["bytes copied by repairs"], self._absences(), self.bookies)
+
+    def _absences(self) -> int:
+        """Return how often a bookie may have counted as lost: only `lose bookie`, or also what namespaces cut off."""
+        isolating = [fault for fault in self.surroundings.weights if fault in LONG_FAULTS]
+        return sum(self.counts[fault] for fault in ("lose bookie", *isolating))
 
     def _stop(self) -> None:
         for client in self._clients:
@@ -274,18 +277,27 @@ class Chaos:
         self._clients.clear()
         self._healers.kill()
         self._cluster.stop()
-        for process in self._helpers:
+        for process in self._hostile:
             process.kill()
+        self.surroundings.kill()
 
     # -- fault injection -----------------------------------------------------------------------------------------
-    def _inject_faults(self, deadline: float) -> None:
-        """Inject faults at random times until the deadline."""
-        faults = list(self._weights)
-        weights = list(self._weights.values())
-        while (now := time.monotonic()) < deadline:
-            self._conduct(min(deadline, now + self._random.expovariate(1 / GAP_S)))
-            (fault,) = self._random.choices(faults, weights)
+    def _inject_faults(self) -> None:
+        """Inject the faults of the plan, each at its time."""
+        for at_s, fault, choices in plan_faults(self.seed, self.seconds, self.surroundings.gap_s, self._weights):
+            self._conduct(self._begin + at_s)
+            self._random = choices
             self._do(fault)
+        self._conduct(self._begin + self.seconds)
+
+    def _note(self, fault: str, text: str = "", seconds: float = 0.0) -> None:
+        """Count a fault that begins, and write it down."""
+        self.counts[fault] += 1
+        line = f"{time.monotonic() - self._begin:7.1f} s  {fault}  {text}" + (
+            f"  for {seconds:.1f} s" if seconds else ""
+        )
+        with (self.directory / "faults.log").open("a") as file:
+            file.write(line.rstrip() + "\n")
 
     def _conduct(self, until: float) -> None:
         """End faults that are due, read histories and restart ended processes, until a time."""
@@ -297,7 +309,7 @@ class Chaos:
             self._check_starts()
             self._check_healers()
             if now - self._shown >= self.progress_s:
-                self._show("")
+                self.show("")
             if now >= until:
                 return
             time.sleep(max(0.0, min(TICK_S, until - now)))
@@ -332,10 +344,17 @@ class Chaos:
     def _check_bookies(self) -> None:
         for bookie in self._cluster.bookies:
             if bookie.id not in self._impaired and bookie.process is not None and bookie.process.poll() is not None:
-                text = f"{bookie.id} ended unexpectedly, status {bookie.process.returncode}: {last_line(bookie.log)}"
-                self.checker.violated("bookies live", text)
+                text = f"ended unexpectedly, status {bookie.process.returncode}: {last_line(bookie.log)}"
+                self._bookie_ended(bookie, text)
                 self._impaired[bookie.id] = None
                 self._restart(bookie.id)
+
+    def _bookie_ended(self, bookie: LocalBookie, text: str) -> None:
+        """Record that a bookie does not live: a violation of ours, a remark about Apache's."""
+        if bookie.program:
+            self._note("Apache's bookie ended", f"{bookie.id} {text}")
+        else:
+            self.checker.violated("bookies live", f"{bookie.id} {text}")
 
     def _check_healers(self) -> None:
         for number in self._healers.ended():
@@ -343,19 +362,20 @@ class Chaos:
             self.checker.violated("healers live", text)
             self._healers.restart(number)
 
-    def _show(self, step: str) -> None:
+    def show(self, step: str) -> None:
         self._shown = time.monotonic()
         counts = self.checker.counts
         faults = sum(self.counts[fault] for fault in self._weights)
         self.progress(
             f"{self._shown - self._begin:5.0f} s  {counts['entries acknowledged']:>9,} entries acknowledged  "
-            f"{len(self.checker.stories):>5,} ledgers  {faults:>4} faults  {len(self._impaired)} of {self.bookies} "
+            f"{len(self.checker.stories):>5,} ledgers  {faults:>4} faults  "
+            f"{len(self._impaired)} of {len(self._cluster.bookies)} "
             f"bookies down or stopped  {len(self.checker.violations)} violations  {step}".rstrip()
         )
 
     # -- faults --------------------------------------------------------------------------------------------------
     def _duration_s(self) -> float:
-        return self._random.uniform(*self._random.choice((SHORT_S, LONG_S)))
+        return duration_s(self._random)
 
     def _do(self, fault: str) -> None:
         if fault == "kill all bookies":
@@ -364,10 +384,12 @@ class Chaos:
             self._hit_healer(fault)
         elif fault.endswith("client"):
             self._hit_client(fault)
-        elif fault.endswith("bookie"):
+        elif fault.endswith("bookie") or fault in DISK_FAULTS:
             self._hit_bookie(fault)
-        else:
-            self._hit_link(fault)
+        elif hit := self.surroundings.hit(fault, self._random):
+            self._note(fault, hit.text, hit.seconds)
+            if hit.end is not None:
+                self._later(hit.seconds, hit.end)
 
     def _hit_client(self, fault: str) -> None:
         able = [client for client in self._clients if not client.is_stopped and not client.has_ended()]
@@ -376,15 +398,17 @@ class Chaos:
         # Half of the time a writer, because an interrupted writer leaves the most state to recover.
         writers = [client for client in able if client.role == "writer"]
         client = self._random.choice(writers if writers and self._random.random() < 0.5 else able)
-        self.counts[fault] += 1
         if fault == "kill client":
+            self._note(fault, client.name)
             self._remove(client)
             self._start_client(client.role, client.number, client.life + 1)
             return
         self.checker.stopped(client.name)
         client.is_stopped = True
         self._stop_process(client)
-        self._later(self._duration_s(), lambda: self._continue_client(client))
+        seconds = self._duration_s()
+        self._note(fault, client.name, seconds)
+        self._later(seconds, lambda: self._continue_client(client))
 
     def _continue_client(self, client: ClientProcess) -> None:
         self._continue_process(client)
@@ -393,32 +417,58 @@ class Chaos:
 
     @property
     def _impaired_max(self) -> int:
-        return max(1, (self.bookies - 1) // 2)
+        return max(1, (len(self._cluster.bookies) - 1) // 2)
 
     def _hit_bookie(self, fault: str) -> None:
         able = [bookie for bookie in self._cluster.bookies if bookie.id not in self._impaired]
         if len(self._impaired) >= self._impaired_max or not able:
             return
         bookie = self._random.choice(able)
-        self.counts[fault] += 1
         self._impaired[bookie.id] = None
-        if fault in ("kill bookie", "lose bookie"):
-            self._cluster.kill(bookie.id)
-            absence_s = self._duration_s() if fault == "kill bookie" else self._random.uniform(*ABSENCE_S)
-            self._later(absence_s, lambda: self._restart(bookie.id))
-        elif fault == "flap bookie":
-            self._flap(bookie.id, self._random.choice(FLAPS))
-        else:
+        if fault == "flap bookie":
+            flaps = self._random.choice(FLAPS)
+            self._note(fault, f"{bookie.id} {flaps} times")
+            self._flap(bookie.id, flaps)
+            return
+        if fault in DISK_FAULTS:
+            hit = self.surroundings.break_disk(fault, bookie.id, self._random)
+            self._broken_disks[bookie.id] = None
+            self._note(fault, hit.text, hit.seconds)
+            self._later(hit.seconds, lambda: self._mend_disk(bookie.id, fault, hit))
+            return
+        seconds = self._random.uniform(*ABSENCE_S) if fault == "lose bookie" else self._duration_s()
+        self._note(fault, bookie.id, seconds)
+        if fault == "stop bookie":
             self._stop_process(bookie)
-            self._later(self._duration_s(), lambda: self._continue_bookie(bookie.id))
+            self._later(seconds, lambda: self._continue_bookie(bookie.id))
+        else:
+            self._cluster.kill(bookie.id)
+            self._later(seconds, lambda: self._restart(bookie.id))
+
+    def _mend_disk(self, name: str, fault: str, hit: Hit) -> None:
+        """End the fault of a bookie's disk. The bookie continues, or starts again if it has ended."""
+        assert hit.end is not None
+        if fault == "read-only disk":
+            self._cluster.kill(name)
+        hit.end()
+        del self._broken_disks[name]
+        self._later(SETTLE_S, lambda: self._continue_or_restart(name))
+
+    def _continue_or_restart(self, name: str) -> None:
+        if self._bookie(name).is_running():
+            self._continue_bookie(name)
+        else:
+            self._restart(name)
 
     def _stop_process(self, process: LocalBookie | ChaosProcess) -> None:
-        self._proxy.order("stopped", pid=process.pid)
+        assert process.pid is not None
+        self.surroundings.stopped(process.pid)
         process.send(signal.SIGSTOP)
 
     def _continue_process(self, process: LocalBookie | ChaosProcess) -> None:
+        assert process.pid is not None
         process.send(signal.SIGCONT)
-        self._proxy.order("continued", pid=process.pid)
+        self.surroundings.continued(process.pid)
 
     def _bookie(self, name: str) -> LocalBookie:
         return next(bookie for bookie in self._cluster.bookies if bookie.id == name)
@@ -447,13 +497,15 @@ class Chaos:
         if not able:
             return
         number = self._random.choice(able)
-        self.counts[fault] += 1
         if fault == "kill healer":
+            self._note(fault, f"healer{number + 1}")
             healers.restart(number)
             return
+        seconds = self._duration_s()
+        self._note(fault, f"healer{number + 1}", seconds)
         healers.stopped[number] = None
         self._stop_process(healers.healers[number])
-        self._later(self._duration_s(), lambda: self._continue_healer(number))
+        self._later(seconds, lambda: self._continue_healer(number))
 
     def _continue_healer(self, number: int) -> None:
         self._continue_process(self._healers.healers[number])
@@ -467,7 +519,7 @@ class Chaos:
         del self._impaired[name]
 
     def _kill_all_bookies(self) -> None:
-        self.counts["kill all bookies"] += 1
+        self._note("kill all bookies")
         for bookie in self._cluster.bookies:
             self._impaired[bookie.id] = None
             self._starting.pop(bookie.id, None)
@@ -478,7 +530,7 @@ class Chaos:
 
     def _restart(self, name: str) -> None:
         bookie = self._bookie(name)
-        if bookie.process is not None and bookie.is_running():
+        if (bookie.process is not None and bookie.is_running()) or name in self._broken_disks:
             return
         self._cluster.begin_restart(name)
         self._starting[name] = time.monotonic()
@@ -495,38 +547,12 @@ class Chaos:
                     # A process that is stopped during a change of the embedded store locks out all others.
                     self.counts["starts without metadata"] += 1
                 else:
-                    self.checker.violated("bookies live", f"{bookie.id} does not restart: {last_line(bookie.log)}")
+                    self._bookie_ended(bookie, f"does not restart: {last_line(bookie.log)}")
                 self._later(PAUSE_S, lambda name=bookie.id: self._restart(name))  # type: ignore[misc]
             elif bookie.serves():
                 del self._starting[bookie.id]
-                self._proxy.order("backend", bookie=bookie.id, port=bookie.port)
+                self.surroundings.serves(bookie)
                 self._impaired.pop(bookie.id, None)
             elif time.monotonic() - self._starting[bookie.id] > START_S:
-                self.checker.violated("bookies live", f"{bookie.id} does not serve {START_S:g} s after its start")
+                self._bookie_ended(bookie, f"does not serve {START_S:g} s after its start")
                 self._starting[bookie.id] = time.monotonic()
-
-    def _hit_link(self, fault: str) -> None:
-        names = [bookie.id for bookie in self._cluster.bookies if bookie.id not in self._broken_links]
-        if not names:
-            return
-        name = self._random.choice(names)
-        self.counts[fault] += 1
-        match fault:
-            case "cut" | "cut in a frame":
-                self._proxy.order("cut", bookie=name, torn=fault != "cut")
-                return
-            case "half-open":
-                self._proxy.order("half-open", bookie=name, side=self._random.choice(("client", "bookie")))
-            case "stall":
-                ways = self._random.choice((["requests"], ["answers"], ["requests", "answers"]))
-                self._proxy.order("stall", bookie=name, ways=ways)
-            case "slow":
-                self._proxy.order("slow", bookie=name, delay_s=self._random.choice((0.01, 0.1, 0.5)))
-            case _:
-                self._proxy.order("refuse", bookie=name)
-        self._broken_links[name] = None
-        self._later(self._duration_s(), lambda: self._heal_link(name))
-
-    def _heal_link(self, name: str) -> None:
-        self._proxy.order("heal", bookie=name)
-        self._broken_links.pop(name, None)
