@@ -47,11 +47,19 @@ class HttpConfig:
         high=65535,
     )
     http_host: str = setting(
-        "127.0.0.1", "address on which the HTTP server listens; loopback unless http_insecure is set"
+        "127.0.0.1", "address on which the HTTP server listens; any but loopback needs http_users_file and http_tls"
     )
     http_insecure: bool = setting(
-        False, "let the HTTP server, which has no authentication, listen on an address other than loopback"
+        False, "let the HTTP server listen on an address other than loopback without http_users_file or http_tls"
     )
+    http_users_file: str = setting(
+        "", "file of the HTTP server's users, see `bk token add`; empty: anyone who reaches it may read, nobody change"
+    )
+    http_tls: bool = setting(
+        False,
+        "serve HTTPS with tls_certificate; with tls_authority, users may present certificates that it has signed",
+    )
+    http_open_metrics: bool = setting(False, "answer /metrics without a user although http_users_file is set")
     http_names: tuple[str, ...] = setting(
         (), "host names by which clients reach the HTTP server, beside localhost, http_host and IP addresses"
     )
@@ -400,13 +408,20 @@ def validate(config: T) -> T:
 
 
 def _validate_http(config: HttpConfig) -> None:
-    """Raise `ConfigError` if machines elsewhere could reach the HTTP server, which asks for no password."""
+    """Raise `ConfigError` if other machines could reach an HTTP server without users, or overhear their tokens."""
     host = config.http_host
     is_local = host in ("localhost", "::1") or host.startswith("127.")
-    if config.http_port >= 0 and not is_local and not config.http_insecure:
+    if config.http_port < 0 or is_local or config.http_insecure:
+        return
+    if not config.http_users_file:
         raise ConfigError(
-            f"http_host = {host!r}: other machines could reach the HTTP server, which has no authentication; use "
-            "127.0.0.1, or allow it with http_insecure = true"
+            f"http_host = {host!r}: other machines could reach the HTTP server, which has no users; name them with "
+            "http_users_file (`bk token add`), use 127.0.0.1, or allow it with http_insecure = true"
+        )
+    if not config.http_tls:
+        raise ConfigError(
+            f"http_host = {host!r}: tokens would cross the network in plain text; set http_tls = true, use 127.0.0.1, "
+            "or allow it with http_insecure = true"
         )
 
 
@@ -501,6 +516,7 @@ def _validate_tls(config: BookieConfig | ClientConfig) -> None:
     if not config.tls_certificate:
         wants = [name for name in ("tls_client_certificates", "tls_required") if getattr(config, name)]
         wants += ["tls_port"] if config.tls_port >= 0 else []
+        wants += ["http_tls"] if config.http_tls else []
         if wants:
             raise ConfigError(f"{wants[0]} needs tls_certificate: without it nothing can be encrypted")
 

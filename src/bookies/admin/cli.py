@@ -48,6 +48,10 @@ COMMANDS = {
         "bookies.admin.commands.metadata",
         "the cluster's metadata: init, show, dump, load, check, migrate",
     ),
+    "token": (
+        "bookies.admin.commands.token",
+        "users of the HTTP server: add, list, revoke",
+    ),
     "cookie": ("bookies.admin.commands.cookie", "cookies of bookies: list, get, create, update, delete, generate"),
     "cluster": (
         "bookies.admin.commands.cluster",

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bookies.bookie.server import BookieServer
-from bookies.config import ClientConfig, HttpConfig
+from bookies.config import BookieConfig, ClientConfig, HttpConfig
+from bookies.errors import ConfigError
 from bookies.metadata.interface import MetadataDriver
 from bookies.metrics.collections import bookie_collection, recovery_collection
 from bookies.metrics.health import BookieHealth, RecoveryHealth
 from bookies.metrics.process_table import LoopLag
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Runtime
+from bookies.runtime.ports import Encryption, Runtime, TlsFiles
 from bookies.runtime.tasks import Tasks
+from bookies.web.access import Access
 from bookies.web.apache_bookie import BookieEndpoints
 from bookies.web.apache_cluster import ClusterEndpoints
 from bookies.web.messages import Request, Response
 from bookies.web.probes import Probes, overview
 from bookies.web.routes import Route, Routes
 from bookies.web.server import HttpServer
+from bookies.web.users import UsersFile
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -89,6 +92,39 @@ async def _serving(server: HttpServer, lag: LoopLag, client: SharedClient, event
         await client.close()
 
 
+def http_server(
+    runtime: Runtime, config: HttpConfig, tls: BookieConfig | ClientConfig, routes: Routes, names: Sequence[str]
+) -> HttpServer:
+    """Return the server. `tls`: its certificate's settings. Raises `ConfigError` if a file of it cannot be used."""
+    users = UsersFile(runtime.disk, config.http_users_file, runtime.clock) if config.http_users_file else None
+    access = Access(
+        users,
+        [name for name in names if name],
+        runtime.clock,
+        scheme="https" if config.http_tls else "http",
+        open_metrics=config.http_open_metrics,
+    )
+    return HttpServer(runtime, config, routes, access, _encryption(runtime, tls) if config.http_tls else None)
+
+
+def _encryption(runtime: Runtime, tls: BookieConfig | ClientConfig) -> Encryption:
+    if runtime.tls is None or not tls.tls_certificate:
+        raise ConfigError("http_tls needs tls_certificate: without it nothing can be encrypted")
+    files = TlsFiles(
+        certificate=tls.tls_certificate,
+        key=tls.tls_key,
+        key_password_file=tls.tls_key_password_file,
+        authority=tls.tls_authority,
+        checks_peer=False,
+        checks_host_name=False,
+        version_min=tls.tls_version_min,
+        ciphers=tls.tls_ciphers,
+        reload_interval_s=tls.tls_reload_interval_ms / 1000,
+        asks_peer=bool(tls.tls_authority),
+    )
+    return runtime.tls(files, True)
+
+
 def beside_start(
     client_config: ClientConfig, open_driver: OpenDriver, recovery: Callable[[], AutoRecovery | None] | None
 ) -> Callable[[BookieServer, Runtime], contextlib.AbstractAsyncContextManager[None]]:
@@ -106,7 +142,7 @@ def beside_start(
         cluster = ClusterEndpoints(lambda: server.metadata, client.get, runtime.clock)
         routes = bookie_routes(server, health, Probes(health, metrics, runtime.clock), cluster)
         names = [config.http_host, config.host, config.advertised_host, *config.http_names]
-        http = HttpServer(runtime, config, Routes(routes, "bookie", [name for name in names if name]))
+        http = http_server(runtime, config, config, Routes(routes, "bookie"), names)
         async with _serving(http, lag, client, Events("http", runtime.clock)):
             server.http_address = http.address
             yield
@@ -135,6 +171,6 @@ async def around_recovery(
     )
     routes = _with_overview([*Probes(health, metrics, runtime.clock).routes, *cluster.routes])
     names = [config.http_host, *config.http_names]
-    http = HttpServer(runtime, config, Routes(routes, "the recovery process", names))
+    http = http_server(runtime, config, client_config, Routes(routes, "the recovery process"), names)
     async with _serving(http, lag, client, Events("http", runtime.clock)):
         yield http.address
