@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
 from tests.fakes.certificates import Authority, Files
 
 import bookies

@@ -1,4 +1,4 @@
-"""Who may call an endpoint: the user of a request, its role, and the names and pages that requests may come from.
+"""Access to endpoints: the user of a request, its role, and the names and pages that requests may come from.
 
 Source: operations 5.3.
 """
@@ -23,7 +23,7 @@ _ADD_USER = "`bk token add NAME --role {} --users FILE` creates a token; http_us
 
 
 class Access:
-    """The checks of one server. `users`: None where none are configured: then anyone may read, and nobody change.
+    """The checks of one server. `users`: None where none are configured: then anyone may read, and changes are refused.
 
     `names`: host names besides IP addresses. `scheme`: http or https. `open_metrics`: scrapes need no user.
     """

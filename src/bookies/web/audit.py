@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
@@ -18,8 +19,8 @@ class Audit:
         self._events = Events("audit", clock, is_limited=False)
 
     def changed(self, request: Request, response: Response) -> None:
-        """Note a change that was carried out."""
-        self._events.info(
+        """Note a change that was carried out. A warning, so that a log of warnings has it too."""
+        self._events.warning(
             "audit.changed",
             **_call(request),
             status=response.status,
@@ -32,7 +33,7 @@ class Audit:
         self._events.warning("audit.failed", **_call(request), status=status, cause=reason)
 
 
-def _call(request: Request) -> dict[str, object]:
+def _call(request: Request) -> dict[str, Any]:
     return {
         "who": request.user.name if request.user is not None else "-",
         "role": request.user.role.word if request.user is not None else "-",

@@ -31,7 +31,9 @@ def _read(path: pathlib.Path, *, may_be_missing: bool = False) -> tuple[str, lis
     except FileNotFoundError:
         if may_be_missing:
             return HEAD, []
-        raise UsageError(f"{path} is missing: create it with `bk token add NAME --role viewer --users {path}`") from None
+        raise UsageError(
+            f"{path} is missing: create it with `bk token add NAME --role viewer --users {path}`"
+        ) from None
     except (ConfigError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from error
 
@@ -100,8 +102,6 @@ VERBS = (
         description="Creates the file if it is missing. It holds only the hash of the token.",
         shared=MACHINE,
     ),
-    verb(
-        "token list", "list the users and their roles", "bk token list --users users", _list, _USERS, shared=MACHINE
-    ),
+    verb("token list", "list the users and their roles", "bk token list --users users", _list, _USERS, shared=MACHINE),
     verb("token revoke", "remove a user", "bk token revoke prometheus", _revoke, _NAME, _USERS, shared=MACHINE),
 )

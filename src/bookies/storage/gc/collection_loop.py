@@ -68,7 +68,7 @@ class CollectionLoop:
         self._worker = runtime.workers.start("collect")
         self._ledgers = LedgerCollection(runtime, config, parts, records, bookie, self._events)
         self._ledgers.instance_id = instance_id
-        throttle = RateLimit(config.compaction_rate_size, BURST_S)
+        self._throttle = throttle = RateLimit(config.compaction_rate_size, BURST_S)
         self._logs = SealedLogs(runtime, parts, self._worker, throttle, self._events)
         self._compactor = Compactor(
             runtime, parts, self._worker, self._logs, throttle, self._events, self._ledgers.is_unwanted
@@ -93,6 +93,14 @@ class CollectionLoop:
         self._refused: dict[int, None] = {}
         parts.removals.on_refused = self._on_refused
 
+    def reconfigure(self, config: BookieConfig) -> None:
+        """Use these settings. A new interval counts from the next run on."""
+        self._config = config
+        self._throttle.rate = config.compaction_rate_size
+        self._ledgers.reconfigure(config)
+        self._schedule.minor_interval_s = config.minor_compaction_interval_ms / 1000
+        self._schedule.major_interval_s = config.major_compaction_interval_ms / 1000
+
     def close(self) -> None:
         """Finish the worker's current call and end it. Blocks."""
         run_last(self._worker, self._close_files)
@@ -104,13 +112,12 @@ class CollectionLoop:
     # -- the loop ------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Collect forever."""
-        interval_s = self._config.gc_interval_ms / 1000
         await self._guard("suspension", self._load_held())
-        await asyncio.sleep(min(START_DELAY_S, interval_s))
+        await asyncio.sleep(min(START_DELAY_S, self._config.gc_interval_ms / 1000))
         await self._guard("entry logs", self._logs.examine())
         while True:
             try:
-                async with asyncio.timeout(interval_s):
+                async with asyncio.timeout(self._config.gc_interval_ms / 1000):
                     await self._wanted.wait()
             except TimeoutError:
                 pass

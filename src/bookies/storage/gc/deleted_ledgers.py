@@ -102,6 +102,11 @@ class LedgerCollection:
         ] = {}  # (ledger, since) -> monotonic clock when first seen in quarantine
         self._records_due = runtime.clock.monotonic() + RECORDS_S
 
+    def reconfigure(self, config: BookieConfig) -> None:
+        """Use these settings."""
+        self._config = config
+        self._throttle.rate = config.gc_metadata_rate
+
     async def collect(self, *, is_forced: bool, with_surplus: bool = False) -> None:
         """Run one pass.
 
