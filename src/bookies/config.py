@@ -83,7 +83,7 @@ class HttpConfig:
     )
     http_users_file: str = setting(
         "",
-        "file of the HTTP server's users, see `bk token add`; empty: anyone who reaches it may read, and changes are refused",
+        "file of the HTTP server's users, see `bk token add`; empty: anyone may read, and changes are refused",
     )
     http_tls: bool = setting(
         False,

@@ -42,7 +42,13 @@ class BookieChanges:
     def __init__(self, server: BookieServer) -> None:
         self._server = server
         self.routes = (
-            _put("/config/server_config", "change settings until the bookie stops", self._set, "NAME=VALUE"),
+            _put(
+                "/config/server_config",
+                "change settings until the bookie stops",
+                self._set,
+                "NAME=VALUE",
+                "dry_run=true",
+            ),
             _put(
                 "/bookie/gc",
                 "collect garbage now, and compact unless that is suspended",
@@ -76,8 +82,8 @@ class BookieChanges:
         values = request.document()
         if not values:
             raise Problem(404, "Request body not found. should contains k-v pairs")
-        changes = await self._call("set", values=values, dry_run=request.flag("dry_run"))
-        if request.flag("dry_run"):
+        changes = await self._call("set", values=values, dry_run=request.is_dry_run)
+        if request.is_dry_run:
             return json_response(changes)
         before, after = ({name: change[at] for name, change in changes.items()} for at in ("before", "after"))
         return Response(200, b"Success set server config.", before=before, after=after)
@@ -190,7 +196,7 @@ class ClusterChanges:
         client = (await self._connect()).client
         record = await client.metadata(ledger_id)
         facts = {"ledger": ledger_id, "state": record.state.name, "last_entry": record.last_entry_id}
-        if request.flag("dry_run"):
+        if request.is_dry_run:
             return json_response({"dry_run": True, "would_delete": facts})
         await client.delete(ledger_id)
         return _with(json_response(f"Deleted ledger: {ledger_id}"), facts, None)

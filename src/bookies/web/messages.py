@@ -37,6 +37,13 @@ class Request:
     user: User | None = None
     values: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_dry_run(self) -> bool:
+        """Report whether the request asks what would happen. Raises `Problem`."""
+        if "dry_run" in self.query:
+            return self.flag("dry_run")
+        return self.method != "GET" and str(self.document().get("dry_run", "")).lower() in ("true", "1")
+
     def document(self) -> dict[str, Any]:
         """Return the JSON object in the body; {} if there is no body. Raises `Problem`."""
         if not self.body.strip():
@@ -62,7 +69,7 @@ class Request:
     def flag(self, name: str, default: bool = False) -> bool:
         """Return a switch from the query: true or false."""
         text = self.query.get(name)
-        return default if text is None else text.lower() == "true"
+        return default if text is None else text.lower() in ("true", "1")
 
 
 Body = bytes | AsyncIterator[bytes]

@@ -21,7 +21,7 @@ from bookies.web.access import Access
 from bookies.web.audit import Audit
 from bookies.web.connection import HttpConnection
 from bookies.web.messages import Problem, Request, Response
-from bookies.web.routes import Route, Routes
+from bookies.web.routes import Route, Routes, named
 
 CONNECTIONS_MAX = 100
 KEPT_FOR_PROBES = 4  # of these connections
@@ -117,8 +117,11 @@ class HttpServer:
             raise Problem(503, "too many connections", headers={"Retry-After": "1"})
         if route.is_list and self._lists >= LISTS_MAX:
             raise Problem(429, f"{LISTS_MAX} lists are being sent already", headers={"Retry-After": "1"})
-        if route.changes and not request.flag("dry_run"):
-            return await self._change(route, request)
+        if route.changes:
+            if not request.is_dry_run:
+                return await self._change(route, request)
+            if "dry_run" not in {**named(route.parameters), **named(route.body)}:
+                raise Problem(400, f"{route.method} {route.path} has no dry run")
         response = await self._answer(route, request)
         if route.is_list and not isinstance(response.body, bytes):
             return replace(response, body=self._counted(response.body))

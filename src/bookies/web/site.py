@@ -6,7 +6,7 @@ The server listens before a bookie replays its journal, so that probes are answe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,13 @@ from bookies.metrics.process_table import LoopLag
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Encryption, Runtime, TlsFiles
 from bookies.runtime.tasks import Tasks
+from bookies.web import openapi
 from bookies.web.access import Access
 from bookies.web.apache_bookie import BookieEndpoints
 from bookies.web.apache_changes import BookieChanges, ClusterChanges
 from bookies.web.apache_cluster import ClusterEndpoints
 from bookies.web.jobs import Jobs
-from bookies.web.messages import Request, Response
+from bookies.web.messages import Request, Response, json_response
 from bookies.web.probes import Probes, overview
 from bookies.web.routes import Route, Routes
 from bookies.web.server import HttpServer
@@ -51,7 +52,10 @@ def _with_overview(routes: list[Route]) -> list[Route]:
     async def show(request: Request) -> Response:
         return await overview(routes)
 
-    return [Route("/", "this list", show), *routes]
+    async def describe(request: Request) -> Response:
+        return json_response(openapi.document(routes, "bookies"))
+
+    return [Route("/", "this list", show), Route(openapi.PATH, "this list in OpenAPI", describe), *routes]
 
 
 @contextlib.asynccontextmanager
@@ -108,16 +112,18 @@ def beside_start(
     open_driver: OpenDriver,
     recovery: Callable[[], AutoRecovery | None] | None,
     other_routes: OtherRoutes = lambda process: (),
+    sources: Mapping[str, str] | None = None,
 ) -> Callable[[BookieServer, Runtime], contextlib.AbstractAsyncContextManager[None]]:
     """Return the function that runs the HTTP server around the life of a bookie: see `bookie.main.run`.
 
     `recovery`: auto-recovery in the same process, which returns None while it does not run. `other_routes`: endpoints
-    of other packages.
+    of other packages. `sources`: of the settings, see `LiveSettings`.
     """
 
     @contextlib.asynccontextmanager
     async def around(server: BookieServer, runtime: Runtime) -> AsyncIterator[None]:
         config = server.config
+        server.settings.sources = sources or {}
         health, lag = BookieHealth(server, runtime.clock.monotonic), LoopLag()
         metrics = bookie_collection(server, recovery, health, lag, runtime.clock)
         client = SharedClient(runtime, open_driver, client_config)

@@ -11,6 +11,7 @@ import h11
 import pytest
 from tests.unit.bookie.conftest import World
 
+from bookies.admin.remote import remote_api
 from bookies.bookie.server import BookieServer
 from bookies.config import ClientConfig
 from bookies.metadata.embedded import MemoryDriver
@@ -146,7 +147,9 @@ def serve() -> Callable[..., None]:
                 world.new_server(http_port=PORT, http_host="bookie", http_insecure=True, **settings)
             )
             runtime = world.runtime("bookie")
-            around = beside_start(ClientConfig(), lambda: MemoryDriver(world.metadata, runtime), None)
+            around = beside_start(
+                ClientConfig(), lambda: MemoryDriver(world.metadata, runtime), None, remote_api.routes
+            )
             surroundings = around(server, runtime)
             await world.on_bookie(surroundings.__aenter__())
             try:

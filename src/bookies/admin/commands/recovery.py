@@ -57,7 +57,12 @@ def _run(arguments: argparse.Namespace) -> int:
         if site is None:
             await process.run()
             return 0
-        async with site.around_recovery(process, http_config, runtime, open_driver, client_config) as (at, port):
+        from bookies.admin.remote import remote_api
+
+        surroundings = site.around_recovery(
+            process, http_config, runtime, open_driver, client_config, remote_api.routes
+        )
+        async with surroundings as (at, port):
             print(f"HTTP server on {at}:{port}", flush=True)
             await process.run()
         return 0
