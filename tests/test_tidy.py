@@ -61,7 +61,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "replication": ("base", "repair", "auditor", "operator", "daemon"),
     "distributedlog": ("formats", "model", "store", ""),
     "spark": ("base", "read", "write", "", "jobs/shared", "jobs"),
-    "admin": ("shared", "cluster", "verbs", "commands", ""),
+    "admin": ("shared", "cluster", "remote", "verbs", "commands", ""),
     "lab": (
         "sim/world",
         "sim/checkers",

@@ -31,6 +31,35 @@ TLS_CIPHERS = "ciphers of TLS 1.2 in OpenSSL's notation; empty: OpenSSL's defaul
 TLS_RELOAD = "minimum time between two checks of the certificate files for changes, made when a connection opens"
 
 
+# Settings of a bookie that may change while it runs; see `bookie/live_settings.py`. An interval of 0 disables a part
+# that is created at the start, so it neither becomes 0 nor anything else.
+LIVE = frozenset(
+    (
+        "gc_interval_ms",
+        "gc_quarantine_ms",
+        "gc_share_max",
+        "gc_metadata_rate",
+        "gc_surplus_ms",
+        "compaction",
+        "minor_compaction_threshold",
+        "minor_compaction_interval_ms",
+        "major_compaction_threshold",
+        "major_compaction_interval_ms",
+        "compaction_rate_size",
+        "disk_usage_threshold",
+        "disk_usage_lwm_threshold",
+        "disk_usage_warn_threshold",
+        "disk_usage_priority_threshold",
+        "disk_usage_size_max",
+        "disk_check_interval_ms",
+        "read_only_on_any_disk_full",
+        "scrub_period_ms",
+        "scrub_rate_size",
+    )
+)
+NEEDS_RESTART_AT_ZERO = ("gc_interval_ms", "scrub_period_ms")
+
+
 def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
     """Declare a field with a range and a line of help."""
     return field(default=default, metadata={"help": help, "low": low, "high": high})
@@ -47,11 +76,20 @@ class HttpConfig:
         high=65535,
     )
     http_host: str = setting(
-        "127.0.0.1", "address on which the HTTP server listens; loopback unless http_insecure is set"
+        "127.0.0.1", "address on which the HTTP server listens; any but loopback needs http_users_file and http_tls"
     )
     http_insecure: bool = setting(
-        False, "let the HTTP server, which has no authentication, listen on an address other than loopback"
+        False, "let the HTTP server listen on an address other than loopback without http_users_file or http_tls"
     )
+    http_users_file: str = setting(
+        "",
+        "file of the HTTP server's users, see `bk token add`; empty: anyone may read, and changes are refused",
+    )
+    http_tls: bool = setting(
+        False,
+        "serve HTTPS with tls_certificate; with tls_authority, users may present certificates that it has signed",
+    )
+    http_open_metrics: bool = setting(False, "answer /metrics without a user although http_users_file is set")
     http_names: tuple[str, ...] = setting(
         (), "host names by which clients reach the HTTP server, beside localhost, http_host and IP addresses"
     )
@@ -400,13 +438,20 @@ def validate(config: T) -> T:
 
 
 def _validate_http(config: HttpConfig) -> None:
-    """Raise `ConfigError` if machines elsewhere could reach the HTTP server, which asks for no password."""
+    """Raise `ConfigError` if other machines could reach an HTTP server without users, or overhear their tokens."""
     host = config.http_host
     is_local = host in ("localhost", "::1") or host.startswith("127.")
-    if config.http_port >= 0 and not is_local and not config.http_insecure:
+    if config.http_port < 0 or is_local or config.http_insecure:
+        return
+    if not config.http_users_file:
         raise ConfigError(
-            f"http_host = {host!r}: other machines could reach the HTTP server, which has no authentication; use "
-            "127.0.0.1, or allow it with http_insecure = true"
+            f"http_host = {host!r}: other machines could reach the HTTP server, which has no users; name them with "
+            "http_users_file (`bk token add`), use 127.0.0.1, or allow it with http_insecure = true"
+        )
+    if not config.http_tls:
+        raise ConfigError(
+            f"http_host = {host!r}: tokens would cross the network in plain text; set http_tls = true, use 127.0.0.1, "
+            "or allow it with http_insecure = true"
         )
 
 
@@ -501,6 +546,7 @@ def _validate_tls(config: BookieConfig | ClientConfig) -> None:
     if not config.tls_certificate:
         wants = [name for name in ("tls_client_certificates", "tls_required") if getattr(config, name)]
         wants += ["tls_port"] if config.tls_port >= 0 else []
+        wants += ["http_tls"] if config.http_tls else []
         if wants:
             raise ConfigError(f"{wants[0]} needs tls_certificate: without it nothing can be encrypted")
 
@@ -533,14 +579,15 @@ def from_environment(kind: type[T], environment: Mapping[str, str] | None = None
         text = environment.get(f"BK_{spec.name.upper()}")
         if text is None or spec.name in values:
             continue
-        default: Any = spec.default
-        try:
-            if isinstance(default, tuple):
-                values[spec.name] = tuple(part for part in text.split(",") if part)
-            elif isinstance(default, bool):
-                values[spec.name] = SWITCHES[text.lower()]
-            else:
-                values[spec.name] = type(default)(text)
-        except (ValueError, KeyError) as error:
-            raise ConfigError(f"BK_{spec.name.upper()}={text!r}: not a {type(default).__name__}") from error
+        values[spec.name] = parse_value(spec.default, text, f"BK_{spec.name.upper()}")
     return validate(kind(**values))
+
+
+def parse_value(default: Any, text: str, name: str) -> Any:
+    """Return the value of a setting with this default from text. Raises `ConfigError`."""
+    try:
+        if isinstance(default, tuple):
+            return tuple(part for part in text.split(",") if part)
+        return SWITCHES[text.lower()] if isinstance(default, bool) else type(default)(text)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{name}={text!r}: not a {type(default).__name__}") from error

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import pathlib
 import re
 import signal
+import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.fakes.certificates import Authority, Files
 
 import bookies
 from bookies.admin.cluster import LocalCluster
@@ -90,7 +94,57 @@ def test_a_bookie_is_scraped_and_probed(cluster: LocalCluster) -> None:
     assert listed[str(ledger.ledger_id)]["state"] == "CLOSED"
     read = json.loads(get(address, f"{API}/ledger/read?ledger_id={ledger.ledger_id}&page=1")[1])
     assert read["999"] == "x" * 100
-    assert get(address, f"{API}/bookie/gc", "PUT")[0] == 405
+    status, body = get(address, f"{API}/bookie/gc", "PUT")
+    assert (status, "bk token add" in json.loads(body)["next"]) == (401, True)
+
+
+def test_users_are_known_by_token_and_certificate_over_tls(tmp_path: pathlib.Path) -> None:
+    authority = Authority(tmp_path)
+    files, alice, stranger = authority.issue("server"), authority.issue("alice"), authority.issue("mallory")
+    users = tmp_path / "users"
+    done = bk(tmp_path, "token", "add", "root", "--role", "administrator", "--users", str(users), "--json")
+    token = json.loads(done.stdout)["token"]
+    add = ("token", "add", "alice", "--role", "viewer", "--certificate", "commonName=alice", "--users", "users")
+    assert bk(tmp_path, *add).returncode == 0
+    assert token not in users.read_text()
+    cluster = LocalCluster(
+        tmp_path / "bk-data",
+        1,
+        lease_ms=2000,
+        settings=FAST
+        | {"http_users_file": str(users), "http_tls": True}
+        | {"tls_certificate": files.certificate, "tls_key": files.key, "tls_authority": authority.path},
+    )
+    cluster.start()
+    try:
+        address = address_of(cluster)
+
+        def ask(path: str, certificate: Files | None = None, **headers: str) -> int:
+            context = ssl.create_default_context(cafile=authority.path)
+            if certificate is not None:
+                context.load_cert_chain(certificate.certificate, certificate.key)
+            connection = http.client.HTTPSConnection(*address, timeout=30, context=context)
+            try:
+                connection.request("GET", path, headers=headers)
+                response = connection.getresponse()
+                response.read()
+                return response.status
+            finally:
+                connection.close()
+
+        reading, entries = f"{API}/bookie/info", f"{API}/ledger/read?ledger_id=77"
+        assert [ask("/livez"), ask(reading), ask(reading, stranger)] == [200, 401, 401]
+        assert [ask(reading, alice), ask(entries, alice)] == [200, 403]
+        assert ask(entries, Authorization=f"Bearer {token}") == 404
+        with contextlib.suppress(ConnectionError, http.client.HTTPException):
+            get(address, "/livez")  # plain text
+            raise AssertionError("the server answered plain text")
+        assert bk(tmp_path, "token", "revoke", "root", "--users", "users").returncode == 0
+        deadline = time.monotonic() + 30
+        while ask(entries, Authorization=f"Bearer {token}") != 401:
+            assert time.monotonic() < deadline
+    finally:
+        cluster.stop()
 
 
 def test_a_port_in_use_prevents_the_start(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
@@ -103,7 +157,7 @@ def test_a_port_in_use_prevents_the_start(cluster: LocalCluster, tmp_path: pathl
         tmp_path, *command, "--metadata", cluster.metadata_uri, "--set", "http_port=0", "--set", "http_host=0.0.0.0"
     )
     assert done.returncode == 2
-    assert "http_insecure" in done.stderr
+    assert "which has no users; name them with http_users_file" in done.stderr
 
 
 def bk(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:

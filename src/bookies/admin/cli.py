@@ -5,70 +5,14 @@ Data goes to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import argparse
+from bookies.admin.shared.nouns import COMMANDS, parser_of
 
-# noun -> (module with the rows of its verbs, `VERBS`; one line of help)
-COMMANDS = {
-    "up": ("bookies.admin.commands.cluster", "start a local cluster"),
-    "down": ("bookies.admin.commands.cluster", "stop a local cluster"),
-    "status": (
-        "bookies.admin.commands.cluster",
-        "show the state of the cluster: bookies, disk space, ledgers by state",
-    ),
-    "demo": ("bookies.lab.commands.demo", "run a guided tour: real data, a killed bookie, a killed writer, proof"),
-    "doctor": (
-        "bookies.admin.commands.doctor",
-        "check the machine, its disks and the cluster; print a remedy per finding",
-    ),
-    "ledger": (
-        "bookies.admin.commands.ledger",
-        "create, append, read, tail, show, explain, list, verify, repair, recover, seal, delete",
-    ),
-    "log": (
-        "bookies.admin.commands.log",
-        "unbounded logs: create, append, read, tail, truncate, cursors, reap, show, list, delete",
-    ),
-    "bookie": (
-        "bookies.admin.commands.bookie",
-        "run, list, show, drain, maintenance, balance, state, disks, read-only, read-write, space, gc, compact, "
-        "undelete, why-not-deleted, scrub, recover, repair, convert, format",
-    ),
-    "recovery": (
-        "bookies.admin.commands.recovery",
-        "auto-recovery: run, status, list, why, repair, enable, disable, audit, delay",
-    ),
-    "metadata": (
-        "bookies.admin.commands.metadata",
-        "the cluster's metadata: init, show, dump, load, check, migrate",
-    ),
-    "cookie": ("bookies.admin.commands.cookie", "cookies of bookies: list, get, create, update, delete, generate"),
-    "cluster": (
-        "bookies.admin.commands.cluster",
-        "info: print the cluster's instance id, layout and number of bookies",
-    ),
-    "inspect": (
-        "bookies.admin.commands.inspect",
-        "print the contents of the files of a bookie, or of Apache's, offline",
-    ),
-    "bench": ("bookies.lab.commands.bench", "measure appends and reads"),
-    "chaos": (
-        "bookies.lab.commands.chaos",
-        "test a cluster of real processes under faults: kills, stops, cut connections",
-    ),
-    "spark": (
-        "bookies.admin.verbs.spark_command",
-        "jobs over a whole cluster on Spark: scrub, repair, reconcile, usage, import, export, offload, restore, "
-        "migrate, whatif, package",
-    ),
-    "sim": ("bookies.lab.commands.sim", "simulate a cluster on virtual time with faults"),
-}
+# options before the noun -> variables that set them
+SERVER_OPTIONS = {"--server": "BK_SERVER", "--token-file": "BK_TOKEN_FILE", "--authority": "BK_SERVER_AUTHORITY"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version"):
         print(_version())
         return 0
+    server = _server_options(arguments)
+    if isinstance(server, str):
+        print(f"bk: {server}", file=sys.stderr)
+        return 2
     if arguments[0] == "help":
         from bookies.admin.shared.apache_help import print_counterparts
 
@@ -98,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bk: no command named {noun!r}{hint} (bk --help lists them)", file=sys.stderr)
         return 2
     try:
-        return _run(noun, arguments[1:])
+        return _run(noun, arguments[1:], server)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
@@ -109,21 +57,20 @@ def _end_quietly() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def parser_of(noun: str) -> argparse.ArgumentParser:
-    """Return the parser of a command or of a group of verbs. It sets `run`, the function of the verb."""
-    from bookies.admin.shared.command_line import build_parser, new_parser
+def _server_options(arguments: list[str]) -> dict[str, str] | str:
+    """Remove `--server URL` and its companions from the beginning; return them, or a problem."""
+    options = {name: os.environ.get(variable, "") for name, variable in SERVER_OPTIONS.items()}
+    while arguments and arguments[0].partition("=")[0] in SERVER_OPTIONS:
+        name, equals, value = arguments.pop(0).partition("=")
+        if not equals and not arguments:
+            return f"{name} needs a value"
+        options[name] = value if equals else arguments.pop(0)
+    if not arguments:
+        return "name a command after --server URL, such as `bk --server https://b1:8080 bookie list`"
+    return options
 
-    module_name, text = COMMANDS[noun]
-    module = importlib.import_module(module_name)
-    if not hasattr(module, "VERBS"):
-        parser = new_parser(noun, text)
-        module.configure(parser)
-        parser.set_defaults(run=module.run)
-        return parser
-    return build_parser(noun, text, module.VERBS)
 
-
-def _run(noun: str, arguments: list[str]) -> int:
+def _run(noun: str, arguments: list[str], server: dict[str, str]) -> int:
     """Run one command; report its exception as one sentence and an exit status."""
     parsed = parser_of(noun).parse_args(arguments)
 
@@ -131,7 +78,12 @@ def _run(noun: str, arguments: list[str]) -> int:
     from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
 
     try:
-        result = parsed.run(parsed)
+        if server["--server"]:
+            from bookies.admin.remote.remote_client import call
+
+            result = call(server["--server"], server["--token-file"], server["--authority"], parsed)
+        else:
+            result = parsed.run(parsed)
         if not isinstance(result, int):
             from bookies.admin.shared.report import print_report
 
@@ -164,6 +116,8 @@ def _overview() -> str:
         "",
         "Every command accepts --json, and --metadata URI (or BK_METADATA) to name the cluster. The default is the",
         "cluster of the nearest `bk-data` directory, from the current directory upwards.",
+        "`bk --server https://b1:8080 --token-file FILE NOUN ...` works through an HTTP server; also BK_SERVER,",
+        "BK_TOKEN_FILE or BK_TOKEN, and BK_SERVER_AUTHORITY (--authority) for a PEM file of authorities.",
         "`bk help apache` lists the counterpart of each of Apache's commands.",
         "",
         "example:  bk up && id=$(seq 1000 | bk ledger append --new) && bk ledger read $id | wc -l",

@@ -13,6 +13,7 @@ import posixpath
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
+from bookies.bookie.live_settings import LiveSettings
 from bookies.encoding.documents import parse_json
 from bookies.errors import BookKeeperError, InvalidArgument, StorageError
 from bookies.runtime.ports import Listener, Runtime
@@ -89,6 +90,18 @@ def mode_calls(
     return {"state": state, "hold": hold}
 
 
+def settings_calls(settings: LiveSettings) -> Mapping[str, Call]:
+    """Return the calls about settings."""
+
+    async def show() -> object:
+        return settings.rows()
+
+    async def change(*, values: Mapping[str, object], dry_run: bool = False) -> object:
+        return settings.change(values, dry_run=dry_run)
+
+    return {"settings": show, "set": change}
+
+
 def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:
     """Return the calls about the scrub."""
 
@@ -114,11 +127,11 @@ def refused_calls(names: Sequence[str], part: str, setting: str) -> Mapping[str,
 
 
 class ControlServer:
-    """Serves the calls until `stop`."""
+    """Serves the calls, to which others may be added meanwhile, until `stop`."""
 
     def __init__(self, runtime: Runtime, calls: Mapping[str, Call], bookie: str) -> None:
         self._runtime = runtime
-        self._calls = dict(calls)
+        self._calls = calls
         self._bookie = bookie
         self._token = f"{runtime.random.getrandbits(TOKEN_BITS):032x}"
         self._listener: Listener | None = None
@@ -146,10 +159,6 @@ class ControlServer:
             except (OSError, StorageError) as error:
                 failed[directory] = error
         return failed
-
-    def extend(self, calls: Mapping[str, Call]) -> None:
-        """Add these calls."""
-        self._calls |= calls
 
     def stop(self) -> None:
         """Stop answering. The file stays; a reader of it gets no connection."""

@@ -138,7 +138,8 @@ class Registration:
         endpoint = Endpoint("bookie", host, port, "bookie-rpc", extensions=extensions)
         endpoints = [endpoint]
         if self._http_address is not None:
-            endpoints.append(Endpoint("httpserver", self._http_host(), self._http_address[1], "http"))
+            scheme = "https" if self._config.http_tls else "http"
+            endpoints.append(Endpoint("httpserver", self._http_host(), self._http_address[1], scheme))
         properties = {"location": config.location} if config.location else {}
         info = BookieInfo(tuple(endpoints), MappingProxyType(properties))
         await self._driver.register(self._bookie_id, mode, info)

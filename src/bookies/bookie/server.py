@@ -27,11 +27,13 @@ from bookies.bookie.control import (
     mode_calls,
     refused_calls,
     scrub_calls,
+    settings_calls,
     storage_calls,
 )
 from bookies.bookie.former_ledgers import LedgerChecks, find_former_ledgers
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
+from bookies.bookie.live_settings import LiveSettings
 from bookies.bookie.reads import Reads
 from bookies.bookie.registration import Registration
 from bookies.bookie.served import Served
@@ -156,7 +158,8 @@ class BookieServer:
         driver: MetadataDriver,
         wrap: Callable[[LedgerStore], Storage] | None = None,
     ) -> None:
-        self.config = config
+        self.settings = LiveSettings(config, lambda changed: self.store.reconfigure(changed))
+        self.calls: dict[str, Call] = {}  # of operators, by name, from the start of the storage on
         self.state = BookieState()
         self.bookie_id = BookieId(identity(config))
         self.http_address: tuple[str, int] | None = None  # of the HTTP server around this bookie
@@ -185,6 +188,11 @@ class BookieServer:
         self._control: ControlServer | None = None
         self._tasks = Tasks(self._fail)
         self._cause: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()  # of the failure
+
+    @property
+    def config(self) -> BookieConfig:
+        """Return the present settings."""
+        return self.settings.config
 
     @property
     def address(self) -> tuple[str, int]:
@@ -220,6 +228,7 @@ class BookieServer:
                 self.store.scrub(self._driver)
             if not self.store.was_clean:
                 self._tell_unclean()
+            self.calls |= self._operator_calls()
             if self.config.control:
                 await self._start_control()
             await self._registration.load()
@@ -284,8 +293,7 @@ class BookieServer:
 
     def extend_control(self, calls: Mapping[str, Call]) -> None:
         """Add these calls of operators."""
-        if self._control is not None:
-            self._control.extend(calls)
+        self.calls |= calls
 
     async def wait_failed(self) -> BaseException:
         """Wait until the bookie fails and return the cause. The process then has to end, with `abort` at most."""
@@ -301,10 +309,11 @@ class BookieServer:
             "from the journal",
         )
 
-    async def _start_control(self) -> None:
-        """Serve operators' calls on the parts that exist. The bookie serves clients even if this fails."""
+    def _operator_calls(self) -> dict[str, Call]:
+        """Return the operators' calls on the parts that exist."""
         calls = {
             **mode_calls(self.describe, self.hold_read_only),
+            **settings_calls(self.settings),
             **storage_calls(self.store),
             **refused_calls(COLLECTION_CALLS, "collection", "gc_interval_ms"),
             **refused_calls(SCRUB_CALLS, "the scrub", "scrub_period_ms"),
@@ -313,7 +322,11 @@ class BookieServer:
             calls |= control_calls(self.store.collector)
         if self.store.scrubber is not None:
             calls |= scrub_calls(self.store.scrubber)
-        self._control = ControlServer(self._runtime, calls, self.bookie_id)
+        return calls
+
+    async def _start_control(self) -> None:
+        """Serve operators' calls. The bookie serves clients even if this fails."""
+        self._control = ControlServer(self._runtime, self.calls, self.bookie_id)
         try:
             failed = await self._control.start(self.config.ledger_directories, self.http_address)
         except (OSError, StorageError) as error:

@@ -7,6 +7,7 @@ It takes a runtime and a driver instead of a URI, so that the same code runs in 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from types import MappingProxyType, TracebackType
@@ -313,9 +314,16 @@ class Client:
         return (await self.metadata(ledger_id, timeout=timeout)).is_closed
 
     async def ledgers(
-        self, label: tuple[str, str | bytes] | None = None, *, unreadable: list[MetadataCorrupt] | None = None
+        self,
+        label: tuple[str, str | bytes] | None = None,
+        *,
+        unreadable: list[MetadataCorrupt] | None = None,
+        after: int = -1,
     ) -> AsyncIterator[LedgerMetadata]:
-        """Iterate over the records of all ledgers, by ascending id; `label` (name, value): only those with this label.
+        """Iterate over the records of all ledgers, by ascending id.
+
+        * `label` (name, value): only those with this label.
+        * `after`: only those with a greater id; the records of the others are not read.
 
         Includes every ledger that exists during the whole iteration; ledgers deleted meanwhile may be missing. A record
         that cannot be read raises `MetadataCorrupt`. With `unreadable`, the error is appended to that list and the
@@ -324,7 +332,7 @@ class Client:
         self._check_open()
         wanted = _packed_labels(dict([label] if label else []))
         async for ids in self._driver.ledger_ids():
-            for start in range(0, len(ids), LISTED_AT_ONCE):
+            for start in range(bisect_right(ids, after), len(ids), LISTED_AT_ONCE):
                 part = ids[start : start + LISTED_AT_ONCE]
                 for record in await asyncio.gather(*(self._record_or_none(number, unreadable) for number in part)):
                     if record is not None and wanted.items() <= record.custom_metadata.items():

@@ -16,9 +16,10 @@ WINDOW_S = 10.0
 
 
 class Events:
-    """One component's events, on the logger `bookies.<component>`."""
+    """One component's events, on the logger `bookies.<component>`. `is_limited`: repeats are counted, not written."""
 
-    def __init__(self, component: str, clock: Clock) -> None:
+    def __init__(self, component: str, clock: Clock, *, is_limited: bool = True) -> None:
+        self._is_limited = is_limited
         self._logger = logging.getLogger(f"bookies.{component}")
         self._clock = clock
         # event -> start of its window, number of lines requested in it
@@ -41,11 +42,11 @@ class Events:
         now = self._clock.monotonic()
         start, count = self._windows.get(event, (now, 0))
         if now - start >= WINDOW_S:
-            if count > REPEATS_MAX:
+            if count > REPEATS_MAX and self._is_limited:
                 fields = {**fields, "suppressed": count - REPEATS_MAX}
             start, count = now, 0
         self._windows[event] = (start, count + 1)
-        if count >= REPEATS_MAX:
+        if count >= REPEATS_MAX and self._is_limited:
             return
         if error is not None:
             fields = {**fields, "error": type(error).__name__, "reason": str(error)}

@@ -44,8 +44,9 @@ class TlsFiles:
     """Certificates of one side of TLS: paths of PEM files, empty where there is none.
 
     `checks_peer`: the other side has to present a certificate that an authority (the system's when none is named) has
-    signed. `checks_host_name`: and that names the host that was connected to. `version_min`: "1.2" or "1.3".
-    `ciphers`: of TLS 1.2 in OpenSSL's notation. `reload_interval_s`: how often the files are checked for changes.
+    signed. `asks_peer`: it may present none, but no other. `checks_host_name`: and that names the host that was
+    connected to. `version_min`: "1.2" or "1.3". `ciphers`: of TLS 1.2 in OpenSSL's notation. `reload_interval_s`: how
+    often the files are checked for changes.
     """
 
     certificate: str
@@ -57,6 +58,7 @@ class TlsFiles:
     version_min: str
     ciphers: str
     reload_interval_s: float
+    asks_peer: bool = False
 
 
 class Encryption(Protocol):

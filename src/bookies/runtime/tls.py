@@ -112,7 +112,8 @@ class TlsSide:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._is_server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = VERSIONS[files.version_min]
         context.check_hostname = files.checks_host_name and not self._is_server
-        context.verify_mode = ssl.CERT_REQUIRED if files.checks_peer else ssl.CERT_NONE
+        absent = ssl.CERT_OPTIONAL if files.asks_peer else ssl.CERT_NONE
+        context.verify_mode = ssl.CERT_REQUIRED if files.checks_peer else absent
         if files.ciphers:
             try:
                 context.set_ciphers(files.ciphers)

@@ -145,6 +145,18 @@ class LedgerStore(StoreWrites, StoreReads):
         self.scrubber = Scrubber(parts.runtime, self._config, parts, records, self.collector, self._wait_calm)
         self._background.append(self._tasks.start(self.scrubber.run(), "scrub"))
 
+    def reconfigure(self, config: BookieConfig) -> None:
+        """Use these settings, of which those in `config.LIVE` may differ from the previous ones."""
+        self._config = config
+        if self.parts is not None:
+            self.parts.config = config
+            self.parts.disks.reconfigure(config)
+            self.parts.disks.measure_now()
+        if self.collector is not None:
+            self.collector.reconfigure()
+        if self.scrubber is not None:
+            self.scrubber.reconfigure(config)
+
     async def stop(self) -> None:
         """Flush, checkpoint, and release everything. Idempotent. After a failure equivalent to `abort`.
 

@@ -15,6 +15,7 @@ from bookies.storage.gc import CollectionLoop
 from bookies.storage.gc.collection_policy import Compaction
 from bookies.storage.journal import journal_format
 from bookies.web.messages import JSON, Problem, Request, Response, json_object, json_response, text
+from bookies.web.probes import probe
 from bookies.web.routes import Route
 
 API = "/api/v1"
@@ -30,9 +31,9 @@ class BookieEndpoints:
         self._health = health
         self.routes = (
             Route(f"{API}/config/server_config", "settings that differ from their defaults", self._settings),
-            Route(f"{API}/bookie/state", "running, read-only, shutting down", self._state, is_probe=True),
+            probe(f"{API}/bookie/state", "running, read-only, shutting down", self._state),
             Route(f"{API}/bookie/state/readonly", "whether the bookie is read-only", self._read_only),
-            Route(f"{API}/bookie/is_ready", "`OK`; 503 until the start is complete", self._ready, is_probe=True),
+            probe(f"{API}/bookie/is_ready", "`OK`; 503 until the start is complete", self._ready),
             Route(f"{API}/bookie/info", "free and total bytes of the ledger disks", self._info),
             Route(f"{API}/bookie/last_log_mark", "position from which each journal is replayed", self._last_mark),
             Route(

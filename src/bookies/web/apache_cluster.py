@@ -21,6 +21,7 @@ from bookies.runtime.ports import Clock
 from bookies.web.apache_bookie import API
 from bookies.web.messages import JSON, Problem, Request, Response, json_array, json_object, json_response, text
 from bookies.web.routes import Route
+from bookies.web.users import Role
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -68,6 +69,7 @@ class ClusterEndpoints:
                 "entries of a ledger, at most 1000 or 8 MiB",
                 self._entries,
                 "ledger_id=N, start_entry_id=0, end_entry_id=-1, page=N",
+                role=Role.OPERATOR,
             ),
             Route(f"{auto}/status", "whether auto-recovery is enabled", self._enabled),
             Route(

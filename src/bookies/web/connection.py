@@ -1,4 +1,4 @@
-"""One connection of the HTTP server: HTTP/1.1 by h11, with bounds on sizes and times.
+"""One connection of the HTTP server: HTTP/1.1 by h11, inside TLS if there is any, with bounds on sizes and times.
 
 h11 decides what the bytes mean; this module moves them and keeps the time. Requests of a connection are answered one
 after the other. While one is being answered nothing more is read, so a client cannot make the process hold more than
@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote
 
 import h11
 
+from bookies.errors import TlsFailed
 from bookies.runtime.events import Events
+from bookies.runtime.ports import Encryption
 from bookies.web.messages import Problem, Request, Response
 
 HEAD_SIZE_MAX = 16 << 10  # bytes of request line and headers
-BODY_SIZE_MAX = 1 << 20  # bytes of a body, which is read and dropped
+BODY_SIZE_MAX = 64 << 10  # bytes of a body
 UNSENT_SIZE_MAX = 256 << 10  # bytes that wait for the client before a streamed body pauses
 FIRST_BYTE_S = 5.0  # from the connection to the first byte
 REQUEST_S = 30.0  # from the first byte to the end of the request, and for a handler
@@ -31,11 +34,16 @@ Handle = Callable[[Request], Awaitable[Response]]
 class HttpConnection(asyncio.Protocol):
     """One accepted connection. `handle`: answers a request, and raises `Problem` alone. `date`: returns that header.
 
-    `on_end`: called once, when it is closed.
+    `on_end`: called once, when it is closed. `encryption`: None for plain text.
     """
 
     def __init__(
-        self, handle: Handle, date: Callable[[], str], events: Events, on_end: Callable[[HttpConnection], None]
+        self,
+        handle: Handle,
+        date: Callable[[], str],
+        events: Events,
+        on_end: Callable[[HttpConnection], None],
+        encryption: Encryption | None = None,
     ) -> None:
         self._handle = handle
         self._date = date
@@ -45,20 +53,63 @@ class HttpConnection(asyncio.Protocol):
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_SIZE_MAX)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._encryption = encryption
+        self._handshake: asyncio.Task[None] | None = None
+        self._early = b""  # what arrives between the handshake and its callback
+        self._peer = ""
+        self._subject: Any = None  # of the client's certificate
         self._request: Any = None  # of h11, until its end has arrived
-        self._body_size = 0
+        self._body = bytearray()
+        self.waits_since = self._loop.time()  # for the client
         self._has_begun = False  # the first byte of the next request has arrived
         self._answering: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
 
+    @property
+    def is_answering(self) -> bool:
+        """Report whether a request is being answered."""
+        return self._answering is not None
+
     # -- what the transport calls --------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
+        name = transport.get_extra_info("peername")
+        self._peer = str(name[0]) if name else ""
+        if self._encryption is not None:
+            self._transport.pause_reading()  # the handshake reads
+            self._handshake = self._loop.create_task(self._encrypt(self._transport, self._encryption), name="HTTPS")
+            return
+        self._begin(self._transport)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
         self._wait(FIRST_BYTE_S)
 
+    async def _encrypt(self, plain: asyncio.Transport, encryption: Encryption) -> None:
+        try:
+            transport = await encryption.encrypt(plain, self)
+        except TlsFailed as error:
+            self._handshake = None
+            self._events.info("http.no_tls", peer=self._peer, cause=error.message)
+            self.connection_lost(error)  # no other callback will come
+            return
+        self._handshake = None
+        if self._transport is None:  # lost meanwhile
+            transport.abort()
+            return
+        certificate = transport.get_extra_info("peercert")
+        self._subject = certificate.get("subject") if certificate else None
+        self._begin(transport)
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
+
     def data_received(self, data: bytes) -> None:
+        if self._handshake is not None:
+            self._early += data
+            return
         if not self._has_begun:
             self._has_begun = True  # the time for a request counts from its first byte
             self._wait(REQUEST_S)
@@ -86,6 +137,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        if self._handshake is not None:
+            self._handshake.cancel()
         self._cancel_timer()
         self._writable.set()
         if self._answering is not None:
@@ -114,14 +167,15 @@ class HttpConnection(asyncio.Protocol):
                 if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > HEAD_SIZE_MAX:
                     self._refuse(Problem(431, f"request line and headers have more than {HEAD_SIZE_MAX:,} bytes"))
                     return
-                self._request, self._body_size = event, 0
+                self._request = event
+                self._body.clear()
                 if self._protocol.they_are_waiting_for_100_continue:
                     self._write(self._protocol.send(h11.InformationalResponse(status_code=100, headers=[])))
             elif isinstance(event, h11.Data):
-                self._body_size += len(event.data)
-                if self._body_size > BODY_SIZE_MAX:
+                if len(self._body) + len(event.data) > BODY_SIZE_MAX:
                     self._refuse(Problem(413, f"the body is larger than {BODY_SIZE_MAX:,} bytes"))
                     return
+                self._body += event.data
             elif isinstance(event, h11.EndOfMessage):
                 request, self._request = self._request, None
                 self._transport.pause_reading()
@@ -130,7 +184,8 @@ class HttpConnection(asyncio.Protocol):
 
     async def _answer(self, request: Any) -> None:
         response: Response
-        parsed = parse(request)
+        parsed = replace(parse(request), body=bytes(self._body), peer=self._peer, subject=self._subject)
+        self._body.clear()
         try:
             async with asyncio.timeout(REQUEST_S):
                 response = await self._handle(parsed)
@@ -164,6 +219,10 @@ class HttpConnection(asyncio.Protocol):
             ("X-Content-Type-Options", "nosniff"),
             *response.headers.items(),
         ]
+        if "Content-Security-Policy" not in response.headers:
+            headers.append(("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"))
+        if self._encryption is not None:
+            headers.append(("Strict-Transport-Security", "max-age=31536000"))
         if isinstance(body, bytes):
             headers.append(("Content-Length", str(len(body))))
         self._write(self._protocol.send(h11.Response(status_code=response.status, headers=headers)))
@@ -235,6 +294,7 @@ class HttpConnection(asyncio.Protocol):
     def _wait(self, seconds: float) -> None:
         """Close the connection unless it makes progress within this time."""
         self._cancel_timer()
+        self.waits_since = self._loop.time()
         self._timer = self._loop.call_later(seconds, self._timed_out)
 
     def _cancel_timer(self) -> None:
@@ -253,6 +313,7 @@ def parse(request: Any) -> Request:
     """Return h11's request as one of ours. A path counts the same with a slash at its end."""
     target = request.target.decode("ascii", "replace")
     path, _, query = target.partition("?")
-    host = next((value.decode("latin-1") for name, value in request.headers if name == b"host"), "")
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.headers)}
     parameters = dict(parse_qsl(query, keep_blank_values=True))
-    return Request(request.method.decode("ascii"), unquote(path).rstrip("/") or "/", parameters, host)
+    path = unquote(path).rstrip("/") or "/"
+    return Request(request.method.decode("ascii"), path, parameters, headers.get("host", ""), headers)

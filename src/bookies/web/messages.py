@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from bookies.encoding.documents import parse_json
+from bookies.web.users import User
+from bookies.wire.auth import Subject
+
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 PROBLEM = "application/problem+json"
@@ -16,12 +20,41 @@ PIECE_SIZE = 16 << 10  # bytes of a streamed body that are sent together
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request without its body, which no endpoint reads. `path`: without a trailing slash; `host`: its header."""
+    """One request. `path`: without a trailing slash; `host`: that header; `headers`: by their names in lower case.
+
+    `peer`: the client's address. `subject`: of its certificate. `user`: who sends it, once that is known. `values`: of
+    the placeholders in the endpoint's path.
+    """
 
     method: str
     path: str
     query: Mapping[str, str]
     host: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    peer: str = ""
+    subject: Subject | None = None
+    user: User | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Report whether the request asks what would happen. Raises `Problem`."""
+        if "dry_run" in self.query:
+            return self.flag("dry_run")
+        return self.method != "GET" and str(self.document().get("dry_run", "")).lower() in ("true", "1")
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object in the body; {} if there is no body. Raises `Problem`."""
+        if not self.body.strip():
+            return {}
+        try:
+            value = parse_json(self.body)
+        except ValueError as error:
+            raise Problem(400, f"the body is not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise Problem(400, "the body has to be one JSON object")
+        return value
 
     def number(self, name: str, default: int | None = None) -> int:
         """Return a whole number from the query. Raises `Problem` if it is missing without a default, or malformed."""
@@ -36,7 +69,7 @@ class Request:
     def flag(self, name: str, default: bool = False) -> bool:
         """Return a switch from the query: true or false."""
         text = self.query.get(name)
-        return default if text is None else text.lower() == "true"
+        return default if text is None else text.lower() in ("true", "1")
 
 
 Body = bytes | AsyncIterator[bytes]
@@ -44,12 +77,14 @@ Body = bytes | AsyncIterator[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response. A `body` that is iterated over is sent as it is made."""
+    """One response. A `body` that is iterated over is sent as it is made. `before`, `after`: of a change, for audit."""
 
     status: int
     body: Body
     content_type: str = TEXT
     headers: Mapping[str, str] = field(default_factory=dict)
+    before: object = None
+    after: object = None
 
 
 class Problem(Exception):

@@ -10,9 +10,15 @@ from bookies.metrics.health import Condition, Health
 from bookies.metrics.metric import Collection
 from bookies.runtime.ports import Clock
 from bookies.web.messages import JSON, Request, Response, json_response, text
-from bookies.web.routes import Route
+from bookies.web.routes import Handler, Route
+from bookies.web.users import Role
 
 SLICE_SIZE = 8 << 10  # bytes of metrics between two of which the loop does other work
+
+
+def probe(path: str, help: str, handler: Handler) -> Route:
+    """Return an endpoint that an orchestrator calls without a user."""
+    return Route(path, help, handler, role=Role.ANYONE, is_probe=True)
 
 
 class Probes:
@@ -23,11 +29,11 @@ class Probes:
         self._metrics = metrics
         self._clock = clock
         self.routes = (
-            Route("/livez", "200: the event loop answers", self._live, is_probe=True),
-            Route("/startupz", "200: the start is complete; 503 with the phase", self._startup, is_probe=True),
-            Route("/readyz", "200: it serves; 503 with the conditions that do not hold", self._ready, is_probe=True),
+            probe("/livez", "200: the event loop answers", self._live),
+            probe("/startupz", "200: the start is complete; 503 with the phase", self._startup),
+            probe("/readyz", "200: it serves; 503 with the conditions that do not hold", self._ready),
             Route("/healthz", "all conditions, with reasons and next steps; no probe", self._healthy, is_probe=True),
-            Route("/heartbeat", "`OK`", self._heartbeat, is_probe=True),
+            probe("/heartbeat", "`OK`", self._heartbeat),
             Route("/metrics", "all metrics in Prometheus's text format", self._scrape, is_probe=True),
         )
 
@@ -79,6 +85,15 @@ class Probes:
 
 async def overview(routes: Sequence[Route]) -> Response:
     """Return the list of endpoints."""
-    listed = [{"path": route.path, "parameters": route.parameters, "help": route.help} for route in routes]
+    listed = [
+        {
+            "method": route.method,
+            "path": route.path,
+            "parameters": route.parameters,
+            "help": route.help,
+            "role": route.role.word,
+        }
+        for route in routes
+    ]
     response = json_response(listed)
     return Response(200, response.body, JSON)

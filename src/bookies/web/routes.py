@@ -1,79 +1,104 @@
-"""The table of endpoints: which path, answered by which function, in which process, and for which clients.
+"""The table of endpoints: which path and method, answered by which function, for which role, in which process.
 
-Only endpoints that read exist. Apache's endpoints that change something are known by name, and answer 405 with the
-command that does it.
+Routing, `docs/reference/http.md`, `/openapi.json` and the test of every endpoint by every role are made from it.
+Apache's endpoints that a process does not serve are known by name, and answer with the command that does it.
 """
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bookies.web.messages import Problem, Request, Response
-
-READS = ("GET", "HEAD")
-_ALLOW = ", ".join(READS)
+from bookies.web.users import Role
 
 Handler = Callable[[Request], Awaitable[Response]]
+_PLACEHOLDER = re.compile(r"{(\w+)}")
+_PARAMETER = re.compile(r"(\w+)=(.*?)(?=, \w+=|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One endpoint. `help`: for the documentation; `parameters`: of its query.
+    """One endpoint. `path`: may have placeholders such as {ledger}. `help`: for the documentation.
 
-    `is_probe`: answered under any name of the host, and while many connections are open. `is_list`: may be long, so few
-    run at a time.
+    `parameters`: of its query, and `body`: names of its JSON object, both as `name=values, name=values`. `role`: the
+    lowest that may call it. `is_probe`: answered under any name of the host, and while many connections are open.
+    `is_list`: may be long, so few run at a time.
     """
 
     path: str
     help: str
     handler: Handler
     parameters: str = ""
+    method: str = "GET"
+    role: Role = Role.VIEWER
+    body: str = ""
     is_probe: bool = False
     is_list: bool = False
 
+    @property
+    def changes(self) -> bool:
+        """Report whether a call may change something."""
+        return self.method != "GET"
+
+    @property
+    def placeholders(self) -> list[str]:
+        return _PLACEHOLDER.findall(self.path)
+
+
+def named(parameters: str) -> dict[str, str]:
+    """Return the values of each parameter by its name."""
+    return dict(_PARAMETER.findall(parameters))
+
 
 class Routes:
-    """The endpoints of one process. `process`: what it is, for messages. `names`: host names besides IP addresses."""
+    """The endpoints of one process. `process`: its description, for messages."""
 
-    def __init__(self, routes: Sequence[Route], process: str, names: Collection[str]) -> None:
-        self.by_path: Mapping[str, Route] = {route.path: route for route in routes}
+    def __init__(self, routes: Sequence[Route], process: str) -> None:
+        self.all = routes
         self._process = process
-        self._names = {"localhost", *names}
+        self._by_path: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            methods = self._by_path.setdefault(route.path, {})
+            assert route.method not in methods, f"{route.method} {route.path} is there twice"
+            methods[route.method] = route
+        self._patterns = [
+            (re.compile(_PLACEHOLDER.sub(r"(?P<\1>[^/]+)", path)), methods)
+            for path, methods in self._by_path.items()
+            if _PLACEHOLDER.search(path)
+        ]
 
-    def route_of(self, request: Request) -> Route:
-        """Return the endpoint of a request. Raises `Problem`."""
-        route = self.by_path.get(request.path)
-        if route is None or not route.is_probe:
-            self._check_host(request.host)
-        if request.method in READS and route is not None:
-            return route
+    def find(self, request: Request) -> tuple[Route, Mapping[str, str]] | None:
+        """Return the endpoint of a request, and the values of its placeholders."""
+        method = "GET" if request.method == "HEAD" else request.method
+        methods, values = self._methods(request.path)
+        return (methods[method], values) if method in methods else None
+
+    def refusal(self, request: Request) -> Problem:
+        """Return why there is no such endpoint."""
+        methods, _ = self._methods(request.path)
         commands = _commands()
-        if route is None and request.path not in commands:
-            raise Problem(404, f"{request.path}: no such endpoint; `/` lists what there is")
-        if route is None and request.method in READS and self._process != "bookie":
-            raise Problem(404, f"{request.path}: not served by {self._process}; `/` lists what is")
-        raise Problem(
+        if not methods and request.path not in commands:
+            return Problem(404, f"{request.path}: no such endpoint; `/` lists what there is")
+        if not methods and self._process != "bookie":
+            return Problem(404, f"{request.path}: not served by {self._process}; `/` lists what is")
+        allowed = [*methods, *(["HEAD"] if "GET" in methods else [])]
+        allow = ", ".join(allowed)
+        return Problem(
             405,
-            f"{request.method} {request.path}: this server only reads",
+            f"{request.path} does not answer {request.method}{f', only {allow}' if allowed else ''}",
             f"{commands[request.path]} ..." if commands.get(request.path) else "",
-            {"Allow": _ALLOW if route is not None else ""},
+            {"Allow": allow},
         )
 
-    def _check_host(self, host: str) -> None:
-        """Refuse a name that is not this server's. A page from elsewhere may have let its name point here."""
-        name = host_name(host)
-        if name in self._names:
-            return
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            raise Problem(
-                421,
-                f"the Host header names {name!r}, which is not a name of this server",
-                "use an address, or add the name to http_names",
-            ) from None
+    def _methods(self, path: str) -> tuple[Mapping[str, Route], Mapping[str, str]]:
+        if path in self._by_path:
+            return self._by_path[path], {}
+        for pattern, methods in self._patterns:
+            if match := pattern.fullmatch(path):
+                return methods, match.groupdict()
+        return {}, {}
 
 
 def _commands() -> Mapping[str, str]:

@@ -1,25 +1,33 @@
 """The HTTP server: listens, bounds the number of connections, and passes requests to the endpoints.
 
 It runs on the event loop of its process. Long answers are streamed in pieces, between which the loop does other work.
+Requests beyond a rate wait, so that a flood of them leaves the loop to the adds; a connection has one at a time, so
+the number of those that wait is bounded too.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from bookies.config import HttpConfig
-from bookies.errors import BookKeeperError, ConfigError, LedgerNotFound, MetadataError
+from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LedgerNotFound, MetadataError
+from bookies.protocol.pacing import RateLimit
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Listener, Runtime
+from bookies.runtime.ports import Encryption, Listener, Runtime
+from bookies.web.access import Access
+from bookies.web.audit import Audit
 from bookies.web.connection import HttpConnection
 from bookies.web.messages import Problem, Request, Response
-from bookies.web.routes import Routes
+from bookies.web.routes import Route, Routes, named
 
 CONNECTIONS_MAX = 100
 KEPT_FOR_PROBES = 4  # of these connections
 LISTS_MAX = 4  # long answers at a time
+REQUESTS_RATE = 50.0  # per second, of all clients; as many again of probes
+BURST_S = 1.0  # seconds of unused rate that may be made up for
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -27,8 +35,15 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 class HttpServer:
     """Serves the endpoints from `start` to `stop`. `address`: known from `start` on."""
 
-    def __init__(self, runtime: Runtime, config: HttpConfig, routes: Routes) -> None:
+    def __init__(
+        self, runtime: Runtime, config: HttpConfig, routes: Routes, access: Access, encryption: Encryption | None
+    ) -> None:
         self.address = (config.http_host, config.http_port)
+        self._access = access
+        self._encryption = encryption
+        self._audit = Audit(runtime.clock)
+        self._clock = runtime.clock
+        self._paces = {is_probe: RateLimit(REQUESTS_RATE, BURST_S) for is_probe in (False, True)}
         self._runtime = runtime
         self._config = config
         self._routes = routes
@@ -50,7 +65,11 @@ class HttpServer:
         self.address = (host, self._listener.address[1])
         self._events.info("http.serving", host=host, port=self.address[1])
         if self._config.http_insecure:
-            self._events.warning("http.insecure", host=host, consequence="every machine that reaches it may read it")
+            self._events.warning(
+                "http.insecure",
+                host=host,
+                consequence="without users any machine that reaches it may read; without TLS tokens can be overheard",
+            )
 
     async def stop(self) -> None:
         """Close the port and all connections."""
@@ -63,8 +82,14 @@ class HttpServer:
 
     def _accept(self) -> asyncio.BaseProtocol:
         if len(self._connections) >= CONNECTIONS_MAX:
-            return _Rejected()
-        connection = HttpConnection(self.handle, self._date, self._events, self._ended)
+            # A client that only holds connections must not keep the others out: the longest idle one makes room.
+            waiting = [connection for connection in self._connections if not connection.is_answering]
+            if not waiting:
+                return _Rejected()
+            idle = min(waiting, key=lambda connection: connection.waits_since)
+            self._connections.pop(idle)
+            idle.close()
+        connection = HttpConnection(self.handle, self._date, self._events, self._ended, self._encryption)
         self._connections[connection] = None
         return connection
 
@@ -77,22 +102,55 @@ class HttpServer:
 
     async def handle(self, request: Request) -> Response:
         """Answer one request. Raises `Problem`."""
-        route = self._routes.route_of(request)
-        if not route.is_probe and len(self._connections) > CONNECTIONS_MAX - KEPT_FOR_PROBES:
+        match = self._routes.find(request)
+        route = match[0] if match is not None else None
+        is_probe = route is not None and route.is_probe
+        if wait_s := self._paces[is_probe].charge(1, self._clock.monotonic()):
+            await asyncio.sleep(wait_s)
+        if not is_probe:
+            self._access.check_source(request, changes=request.method not in ("GET", "HEAD"))
+        if match is None:
+            raise self._routes.refusal(request)
+        route, values = match
+        request = replace(request, values=values, user=self._access.user_of(request, route))
+        if not is_probe and len(self._connections) > CONNECTIONS_MAX - KEPT_FOR_PROBES:
             raise Problem(503, "too many connections", headers={"Retry-After": "1"})
         if route.is_list and self._lists >= LISTS_MAX:
             raise Problem(429, f"{LISTS_MAX} lists are being sent already", headers={"Retry-After": "1"})
+        if route.changes:
+            if not request.is_dry_run:
+                return await self._change(route, request)
+            if "dry_run" not in {**named(route.parameters), **named(route.body)}:
+                raise Problem(400, f"{route.method} {route.path} has no dry run")
+        response = await self._answer(route, request)
+        if route.is_list and not isinstance(response.body, bytes):
+            return replace(response, body=self._counted(response.body))
+        return response
+
+    async def _change(self, route: Route, request: Request) -> Response:
+        """Carry out a change, and write its audit line. Raises `Problem`."""
         try:
-            response = await route.handler(request)
+            response = await self._answer(route, request)
+        except Problem as problem:
+            self._audit.failed(request, problem.status, problem.detail)
+            raise
+        except BaseException as error:
+            self._audit.failed(request, 500, f"{type(error).__name__}: {error}; it may have been carried out")
+            raise
+        self._audit.changed(request, response)
+        return response
+
+    async def _answer(self, route: Route, request: Request) -> Response:
+        try:
+            return await route.handler(request)
         except LedgerNotFound as error:
             raise Problem(404, str(error), "bk ledger list") from error
+        except InvalidArgument as error:
+            raise Problem(422, str(error)) from error
         except MetadataError as error:
             raise Problem(503, str(error), "bk status", {"Retry-After": "5"}) from error
         except BookKeeperError as error:
             raise Problem(500, str(error)) from error
-        if route.is_list and not isinstance(response.body, bytes):
-            return Response(response.status, self._counted(response.body), response.content_type, response.headers)
-        return response
 
     async def _counted(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield a body, counted among the lists while it is sent."""

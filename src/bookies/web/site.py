@@ -5,79 +5,63 @@ The server listens before a bookie replays its journal, so that probes are answe
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bookies.bookie.server import BookieServer
-from bookies.config import ClientConfig, HttpConfig
-from bookies.metadata.interface import MetadataDriver
+from bookies.config import BookieConfig, ClientConfig, HttpConfig
+from bookies.errors import ConfigError
 from bookies.metrics.collections import bookie_collection, recovery_collection
 from bookies.metrics.health import BookieHealth, RecoveryHealth
 from bookies.metrics.process_table import LoopLag
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Runtime
+from bookies.runtime.ports import Encryption, Runtime, TlsFiles
 from bookies.runtime.tasks import Tasks
+from bookies.web import openapi
+from bookies.web.access import Access
 from bookies.web.apache_bookie import BookieEndpoints
+from bookies.web.apache_changes import BookieChanges, ClusterChanges
 from bookies.web.apache_cluster import ClusterEndpoints
-from bookies.web.messages import Request, Response
+from bookies.web.jobs import Jobs
+from bookies.web.messages import Request, Response, json_response
 from bookies.web.probes import Probes, overview
 from bookies.web.routes import Route, Routes
 from bookies.web.server import HttpServer
+from bookies.web.shared_client import OpenDriver, SharedClient
+from bookies.web.users import UsersFile
 
 if TYPE_CHECKING:
-    from bookies.client.client import Client
     from bookies.replication.daemon.daemon import AutoRecovery
     from bookies.replication.daemon.process import RecoveryProcess
 
-OpenDriver = Callable[[], MetadataDriver]
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The process of a server, for endpoints of other packages. `server`: None in a process of auto-recovery alone."""
+
+    client: SharedClient
+    server: BookieServer | None
 
 
-class SharedClient:
-    """The client of the endpoints that ask bookies, imported and opened for the first request that needs it."""
-
-    def __init__(self, runtime: Runtime, open_driver: OpenDriver, config: ClientConfig) -> None:
-        self._runtime = runtime
-        self._open_driver = open_driver
-        self._config = config
-        self._client: Client | None = None
-        self._opening = asyncio.Lock()
-
-    async def get(self) -> Client:
-        """Return the client. Raises `BookKeeperError` if there is no session with the metadata store."""
-        from bookies.client.client import Client
-
-        async with self._opening:
-            if self._client is None:
-                client = Client(self._runtime, self._open_driver(), self._config)
-                try:
-                    await client.open_session()
-                except BaseException:
-                    await client.close()
-                    raise
-                self._client = client
-            return self._client
-
-    async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-
-
-def bookie_routes(server: BookieServer, health: BookieHealth, probes: Probes, cluster: ClusterEndpoints) -> list[Route]:
-    """Return the endpoints of a bookie."""
-    return _with_overview([*probes.routes, *BookieEndpoints(server, health).routes, *cluster.routes])
+OtherRoutes = Callable[[Process], Sequence[Route]]
 
 
 def _with_overview(routes: list[Route]) -> list[Route]:
     async def show(request: Request) -> Response:
         return await overview(routes)
 
-    return [Route("/", "this list", show), *routes]
+    async def describe(request: Request) -> Response:
+        return json_response(openapi.document(routes, "bookies"))
+
+    return [Route("/", "this list", show), Route(openapi.PATH, "this list in OpenAPI", describe), *routes]
 
 
 @contextlib.asynccontextmanager
-async def _serving(server: HttpServer, lag: LoopLag, client: SharedClient, events: Events) -> AsyncIterator[None]:
+async def _serving(
+    server: HttpServer, lag: LoopLag, client: SharedClient, jobs: Jobs, events: Events
+) -> AsyncIterator[None]:
     tasks = Tasks(lambda error: events.error("http.broken", path="loop lag", error=error))
     await server.start()
     tasks.start(lag.run(), "delay of the event loop")
@@ -86,28 +70,77 @@ async def _serving(server: HttpServer, lag: LoopLag, client: SharedClient, event
     finally:
         await tasks.stop()
         await server.stop()
+        await jobs.stop()
         await client.close()
 
 
+def http_server(
+    runtime: Runtime, config: HttpConfig, tls: BookieConfig | ClientConfig, routes: Routes, names: Sequence[str]
+) -> HttpServer:
+    """Return the server. `tls`: its certificate's settings. Raises `ConfigError` if a file of it cannot be used."""
+    users = UsersFile(runtime.disk, config.http_users_file, runtime.clock) if config.http_users_file else None
+    access = Access(
+        users,
+        [name for name in names if name],
+        runtime.clock,
+        scheme="https" if config.http_tls else "http",
+        open_metrics=config.http_open_metrics,
+    )
+    return HttpServer(runtime, config, routes, access, _encryption(runtime, tls) if config.http_tls else None)
+
+
+def _encryption(runtime: Runtime, tls: BookieConfig | ClientConfig) -> Encryption:
+    if runtime.tls is None or not tls.tls_certificate:
+        raise ConfigError("http_tls needs tls_certificate: without it nothing can be encrypted")
+    files = TlsFiles(
+        certificate=tls.tls_certificate,
+        key=tls.tls_key,
+        key_password_file=tls.tls_key_password_file,
+        authority=tls.tls_authority,
+        checks_peer=False,
+        checks_host_name=False,
+        version_min=tls.tls_version_min,
+        ciphers=tls.tls_ciphers,
+        reload_interval_s=tls.tls_reload_interval_ms / 1000,
+        asks_peer=bool(tls.tls_authority),
+    )
+    return runtime.tls(files, True)
+
+
 def beside_start(
-    client_config: ClientConfig, open_driver: OpenDriver, recovery: Callable[[], AutoRecovery | None] | None
+    client_config: ClientConfig,
+    open_driver: OpenDriver,
+    recovery: Callable[[], AutoRecovery | None] | None,
+    other_routes: OtherRoutes = lambda process: (),
+    sources: Mapping[str, str] | None = None,
 ) -> Callable[[BookieServer, Runtime], contextlib.AbstractAsyncContextManager[None]]:
     """Return the function that runs the HTTP server around the life of a bookie: see `bookie.main.run`.
 
-    `recovery`: auto-recovery in the same process, which returns None while it does not run.
+    `recovery`: auto-recovery in the same process, which returns None while it does not run. `other_routes`: endpoints
+    of other packages. `sources`: of the settings, see `LiveSettings`.
     """
 
     @contextlib.asynccontextmanager
     async def around(server: BookieServer, runtime: Runtime) -> AsyncIterator[None]:
         config = server.config
+        server.settings.sources = sources or {}
         health, lag = BookieHealth(server, runtime.clock.monotonic), LoopLag()
         metrics = bookie_collection(server, recovery, health, lag, runtime.clock)
         client = SharedClient(runtime, open_driver, client_config)
-        cluster = ClusterEndpoints(lambda: server.metadata, client.get, runtime.clock)
-        routes = bookie_routes(server, health, Probes(health, metrics, runtime.clock), cluster)
+        jobs = Jobs(runtime.clock)
+        routes = _with_overview(
+            [
+                *Probes(health, metrics, runtime.clock).routes,
+                *BookieEndpoints(server, health).routes,
+                *BookieChanges(server).routes,
+                *ClusterEndpoints(lambda: server.metadata, client.get, runtime.clock).routes,
+                *ClusterChanges(client.connected, jobs).routes,
+                *other_routes(Process(client, server)),
+            ]
+        )
         names = [config.http_host, config.host, config.advertised_host, *config.http_names]
-        http = HttpServer(runtime, config, Routes(routes, "bookie", [name for name in names if name]))
-        async with _serving(http, lag, client, Events("http", runtime.clock)):
+        http = http_server(runtime, config, config, Routes(routes, "bookie"), names)
+        async with _serving(http, lag, client, jobs, Events("http", runtime.clock)):
             server.http_address = http.address
             yield
 
@@ -121,6 +154,7 @@ async def around_recovery(
     runtime: Runtime,
     open_driver: OpenDriver,
     client_config: ClientConfig,
+    other_routes: OtherRoutes = lambda process: (),
 ) -> AsyncIterator[tuple[str, int]]:
     """Run the HTTP server around the life of a process of auto-recovery. Yields its address."""
     health, lag = RecoveryHealth(process), LoopLag()
@@ -133,8 +167,16 @@ async def around_recovery(
     cluster = ClusterEndpoints(
         lambda: None if process.current is None else process.current.driver, client.get, runtime.clock
     )
-    routes = _with_overview([*Probes(health, metrics, runtime.clock).routes, *cluster.routes])
+    jobs = Jobs(runtime.clock)
+    routes = _with_overview(
+        [
+            *Probes(health, metrics, runtime.clock).routes,
+            *cluster.routes,
+            *ClusterChanges(client.connected, jobs).routes,
+            *other_routes(Process(client, None)),
+        ]
+    )
     names = [config.http_host, *config.http_names]
-    http = HttpServer(runtime, config, Routes(routes, "the recovery process", names))
-    async with _serving(http, lag, client, Events("http", runtime.clock)):
+    http = http_server(runtime, config, client_config, Routes(routes, "the recovery process"), names)
+    async with _serving(http, lag, client, jobs, Events("http", runtime.clock)):
         yield http.address

@@ -11,10 +11,12 @@ import h11
 import pytest
 from tests.unit.bookie.conftest import World
 
+from bookies.admin.remote import remote_api
 from bookies.bookie.server import BookieServer
 from bookies.config import ClientConfig
 from bookies.metadata.embedded import MemoryDriver
 from bookies.web.site import beside_start
+from bookies.web.users import ROLES, hash_of
 
 PORT = 8080
 
@@ -60,9 +62,16 @@ class HttpClient(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         self.transport.write(data)
 
-    async def get(self, target: str, *, method: str = "GET", host: str = "localhost", **headers: str) -> Answer:
+    async def get(
+        self, target: str, *, method: str = "GET", host: str = "localhost", body: object = None, **headers: str
+    ) -> Answer:
         lines = [("Host", host), *((name.replace("_", "-"), value) for name, value in headers.items())]
+        data = b"" if body is None else json.dumps(body).encode()
+        if data:
+            lines.append(("Content-Length", str(len(data))))
         self.send(self._protocol.send(h11.Request(method=method, target=target, headers=lines)))
+        if data:
+            self.send(self._protocol.send(h11.Data(data=data)))
         self.send(self._protocol.send(h11.EndOfMessage()))
         answer = await self.answer()
         if self._protocol.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
@@ -108,29 +117,39 @@ class Site:
         assert isinstance(client, HttpClient)
         return client
 
-    async def get(self, target: str, **arguments: str) -> Answer:
+    async def get(self, target: str, **arguments: Any) -> Answer:
         client = await self.connect()
         answer = await client.get(target, **arguments)
         client.transport.close()
         return answer
 
+    async def call(self, role: str, method: str, target: str, body: object = None) -> Answer:
+        """Send a request as the user of this role; see `USERS`."""
+        return await self.get(target, method=method, body=body, Authorization=f"Bearer {role}")
 
+
+USERS = "".join(f"{role}-user {role} {hash_of(role)}\n" for role in ROLES)  # the role is the token too
 Body = Callable[[Site], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
 def serve() -> Callable[..., None]:
-    """Run a coroutine with the site of a bookie. `is_started=False`: the bookie only listens."""
+    """Run a coroutine with the site of a bookie. `is_started=False`: the bookie only listens. `users`: with `USERS`."""
 
-    def run(body: Body, *, is_started: bool = True, **settings: Any) -> None:
+    def run(body: Body, *, is_started: bool = True, users: bool = False, **settings: Any) -> None:
         world = World()
+        if users:
+            world.disk.replace_bytes("/users", USERS.encode())
+            settings["http_users_file"] = "/users"
 
         async def inside(world: World) -> None:
             server = await world.on_bookie(
                 world.new_server(http_port=PORT, http_host="bookie", http_insecure=True, **settings)
             )
             runtime = world.runtime("bookie")
-            around = beside_start(ClientConfig(), lambda: MemoryDriver(world.metadata, runtime), None)
+            around = beside_start(
+                ClientConfig(), lambda: MemoryDriver(world.metadata, runtime), None, remote_api.routes
+            )
             surroundings = around(server, runtime)
             await world.on_bookie(surroundings.__aenter__())
             try:

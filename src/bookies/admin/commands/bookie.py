@@ -59,10 +59,11 @@ def _run(arguments: argparse.Namespace) -> Report | int:
             _write_ready_file(arguments.ready_file, main.ready_line(server))
         main.print_ready(server)
 
+    sources = _sources(arguments, {} if conf is None else conf.settings)
     try:
         recovery = _beside(config, arguments, conf, uri)
         beside = None if recovery is None else recovery.run
-        return main.run(config, uri, ready=ready, beside=beside, around=_http(config, uri, recovery))
+        return main.run(config, uri, ready=ready, beside=beside, around=_http(config, uri, recovery, sources))
     except BrokenPipeError as error:
         # Nothing reads a bookie's output, so a broken pipe is an error here, unlike in other commands.
         raise BookKeeperError(f"the bookie broke off: {error}") from error
@@ -88,7 +89,28 @@ def _beside(
     )
 
 
-def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None) -> Around | None:
+def _sources(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> dict[str, str]:
+    """Return where each setting that is set comes from: option, environment or file."""
+    from dataclasses import fields
+
+    from bookies.config import BookieConfig
+
+    given = {text.partition("=")[0] for text in arguments.set}
+    sources: dict[str, str] = {}
+    for setting in fields(BookieConfig):
+        option = {"journal_directories": "journal_dir", "ledger_directories": "ledger_dir"}.get(
+            setting.name, setting.name
+        )
+        if setting.name in given or getattr(arguments, option, None) not in (None, []):
+            sources[setting.name] = "option"
+        elif f"BK_{setting.name.upper()}" in os.environ:
+            sources[setting.name] = "environment"
+        elif setting.name in from_file:
+            sources[setting.name] = "file"
+    return sources
+
+
+def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None, sources: Mapping[str, str]) -> Around | None:
     """Return the HTTP server around the bookie, if the settings enable it. Raises `ConfigError`."""
     if config.http_port < 0:
         return None
@@ -97,10 +119,14 @@ def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None) -> Arou
     from bookies.runtime import aio
 
     site, runtime = web_site(), aio.runtime()
+    from bookies.admin.remote import remote_api
+
     around: Around = site.beside_start(
         from_environment(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
         None if recovery is None else lambda: recovery.current,
+        remote_api.routes,
+        sources,
     )
     return around
 

@@ -13,7 +13,6 @@ from bookies.admin.shared.common import (
     DATA_DIRECTORY,
     find_data_directory,
     interruptible,
-    metadata_uri,
     on_driver,
     on_session,
     size_text,
@@ -80,7 +79,7 @@ def _down(arguments: argparse.Namespace) -> Report:
 
 
 async def _status(session: Session, arguments: argparse.Namespace) -> Report:
-    status = await gather_status(session, arguments)
+    status = await gather_status(session)
     rows = [
         (
             row["bookie"],
@@ -122,7 +121,7 @@ async def gather_info(driver: MetadataDriver) -> dict[str, Any]:
     }
 
 
-async def gather_status(session: Session, arguments: argparse.Namespace) -> dict[str, Any]:
+async def gather_status(session: Session) -> dict[str, Any]:
     """Return bookies with mode, space, number of fragments and announcements, and the number of ledgers by state."""
     client, notes = session.client, (await read_notes(session.driver)).by_bookie
     fragments: dict[str, int] = {}
@@ -144,7 +143,7 @@ async def gather_status(session: Session, arguments: argparse.Namespace) -> dict
             **announced_facts(notes.get(status.id)),
         }
         bookies.append({**row, **await _space(client, status.id, status.mode)})
-    return {"metadata": metadata_uri(arguments), "bookies": bookies, "ledgers": counts}
+    return {"metadata": session.driver.uri, "bookies": bookies, "ledgers": counts}
 
 
 async def _space(client: Client, bookie: Any, mode: str) -> dict[str, int]:

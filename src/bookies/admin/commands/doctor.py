@@ -137,7 +137,7 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Finding]:
     from bookies.errors import BookKeeperError
 
     try:
-        status = with_session(arguments, lambda session: gather_status(session, arguments))
+        status = with_session(arguments, lambda session: gather_status(session))
     except BookKeeperError as error:
         yield Finding("bad", f"metadata store: {error}", "start the cluster with `bk up`, or check the URI")
         return

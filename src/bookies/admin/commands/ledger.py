@@ -228,8 +228,14 @@ async def _list(client: Client, arguments: argparse.Namespace) -> Report:
     label = None
     if arguments.label is not None:
         [label] = _labels([arguments.label]).items()
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UsageError(f"--limit {arguments.limit}: must be at least 1")
     unreadable: list[MetadataCorrupt] = []
-    records = [metadata async for metadata in client.ledgers(label=label, unreadable=unreadable)]
+    records: list[LedgerMetadata] = []
+    async for metadata in client.ledgers(label=label, unreadable=unreadable, after=arguments.after):
+        records.append(metadata)
+        if len(records) == arguments.limit:
+            break
     table = Table(
         ("ledger", "state", "quorums", "entries", "payload", "fragments", "labels"), map(_row, records), (0, 3, 4, 5)
     )
@@ -274,8 +280,8 @@ async def _delete(client: Client, arguments: argparse.Namespace) -> Report | int
         f"ledger {metadata.ledger_id} ({metadata.state.name}, {max(metadata.last_entry_id, -1) + 1:,} entries)"
     )
     if arguments.dry_run:
-        print(f"would delete {ledger_text}")
-        return 0
+        facts = {"dry_run": True, "would_delete": describe(metadata)}
+        return Report(facts, [f"would delete {ledger_text}"])
     if not (arguments.yes or is_deletion_confirmed(ledger_text, "id", str(metadata.ledger_id))):
         return 1
     await client.delete(arguments.ledger)
@@ -366,6 +372,8 @@ VERBS = (
         "bk ledger list --label app=demo",
         on_client(_list),
         Option("--label NAME=VALUE", "list only ledgers with this label"),
+        Option("--after LEDGER", "list only ledgers with a greater id", int, default=-1),
+        Option("--limit COUNT", "list at most this number of ledgers", int),
     ),
     verb("ledger verify", "check every replica of ledgers", "bk ledger verify 7 8", on_client(_verify), *_CHECKED),
     verb(

@@ -57,7 +57,12 @@ def _run(arguments: argparse.Namespace) -> int:
         if site is None:
             await process.run()
             return 0
-        async with site.around_recovery(process, http_config, runtime, open_driver, client_config) as (at, port):
+        from bookies.admin.remote import remote_api
+
+        surroundings = site.around_recovery(
+            process, http_config, runtime, open_driver, client_config, remote_api.routes
+        )
+        async with surroundings as (at, port):
             print(f"HTTP server on {at}:{port}", flush=True)
             await process.run()
         return 0
@@ -185,19 +190,10 @@ async def _disable(driver: MetadataDriver, arguments: argparse.Namespace) -> Rep
 
 
 async def audit(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
-    """Request an audit; with `--checks` also the periodic checks. Raises `UsageError` if no auditor would do it."""
-    store = driver.recovery
-    if not await store.is_enabled():
-        raise UsageError("auto-recovery is disabled, and with it the auditor: enable it with `bk recovery enable`")
-    auditor = await store.auditor()
-    if auditor is None:
-        raise UsageError("there is no auditor: start bookies with auto_recovery=true, or `bk recovery run`")
-    if arguments.checks:
-        from bookies.metadata.interface.recovery_store import AuditKind
+    """Request an audit. Raises `InvalidArgument` if no auditor would do it."""
+    from bookies.replication.operator.audit_request import request_audit
 
-        for kind in AuditKind:
-            await store.set_checked_at_ms(kind, 0)
-    await store.set_lost_bookie_delay_s(await store.lost_bookie_delay_s() or 0)
+    auditor = await request_audit(driver, with_checks=arguments.checks)
     return Report({"changed": True}, [f"audit requested from auditor {auditor}"])
 
 

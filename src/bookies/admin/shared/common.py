@@ -144,13 +144,6 @@ def with_client(arguments: argparse.Namespace, body: Callable[[Client], Awaitabl
     return run_async(main)
 
 
-def on_client(
-    body: Callable[[Client, argparse.Namespace], Awaitable[T]],
-) -> Callable[[argparse.Namespace], T]:
-    """Return the function of a verb that works with a client of the command's cluster."""
-    return lambda arguments: with_client(arguments, lambda client: body(client, arguments))
-
-
 @dataclass(frozen=True, slots=True)
 class Session:
     """A client and the driver that it uses, for commands that need both."""
@@ -177,11 +170,45 @@ def with_session(arguments: argparse.Namespace, body: Callable[[Session], Awaita
     return run_async(main)
 
 
-def on_session(
-    body: Callable[[Session, argparse.Namespace], Awaitable[T]],
-) -> Callable[[argparse.Namespace], T]:
+@dataclass(frozen=True, slots=True)
+class OnCluster:
+    """Function of a verb that works on a cluster. `run`: connects first. `within`: uses an existing session."""
+
+    run: Callable[[argparse.Namespace], Any]
+    within: Callable[[Session, argparse.Namespace], Awaitable[Any]]
+
+    def __call__(self, arguments: argparse.Namespace) -> Any:
+        """Run the verb as a command."""
+        return self.run(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class OnBookie:
+    """Function of a verb that calls running bookies. `run`: those of this machine. `lines`: of an answer, as text.
+
+    `calls`: names and arguments of the calls to the bookie, of which the last has the answer.
+    """
+
+    run: Callable[[argparse.Namespace], Any]
+    calls: Callable[[argparse.Namespace], Sequence[tuple[str, dict[str, object]]]]
+    lines: Callable[[Any], list[str]]
+
+    def __call__(self, arguments: argparse.Namespace) -> Any:
+        """Run the verb as a command."""
+        return self.run(arguments)
+
+
+def on_client(body: Callable[[Client, argparse.Namespace], Awaitable[Any]]) -> OnCluster:
+    """Return the function of a verb that works with a client of the command's cluster."""
+    return OnCluster(
+        lambda arguments: with_client(arguments, lambda client: body(client, arguments)),
+        lambda session, arguments: body(session.client, arguments),
+    )
+
+
+def on_session(body: Callable[[Session, argparse.Namespace], Awaitable[Any]]) -> OnCluster:
     """Return the function of a verb that works with a client and its driver."""
-    return lambda arguments: with_session(arguments, lambda session: body(session, arguments))
+    return OnCluster(lambda arguments: with_session(arguments, lambda session: body(session, arguments)), body)
 
 
 async def with_driver(
@@ -210,12 +237,13 @@ async def with_driver(
         await driver.close()
 
 
-def on_driver(
-    body: Callable[[MetadataDriver, argparse.Namespace], Awaitable[T]],
-) -> Callable[[argparse.Namespace], T]:
+def on_driver(body: Callable[[MetadataDriver, argparse.Namespace], Awaitable[Any]]) -> OnCluster:
     """Return the function of a verb that works with the metadata store of the command's cluster."""
-    return lambda arguments: run_async(
-        lambda: with_driver(metadata_uri(arguments), lambda driver: body(driver, arguments))
+    return OnCluster(
+        lambda arguments: run_async(
+            lambda: with_driver(metadata_uri(arguments), lambda driver: body(driver, arguments))
+        ),
+        lambda session, arguments: body(session.driver, arguments),
     )
 
 

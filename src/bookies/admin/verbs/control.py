@@ -12,22 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import MACHINE, OneOf, Option, Run, Verb, verb
-from bookies.admin.shared.common import find_data_directory, size_text
+from bookies.admin.shared.common import OnBookie, find_data_directory, size_text
 from bookies.admin.shared.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ONE_AT_A_TIME = ("read-only", "read-write")
+_ONE_AT_A_TIME = ("read-only", "read-write", "settings")
 CONNECT_S = 5.0
 LEDGER_ID_MAX = (1 << 63) - 1
 _SCANNED = ("entry_logs", "entry_log_bytes", "live_bytes")  # None until the bookie has scanned its entry logs
 _ANOTHER = "name another of its ledger directories with --ledger-dir"
 
 
-def _call(call: str, given: Callable[[argparse.Namespace], dict[str, object]] = lambda arguments: {}) -> Run:
+def _call(call: str, given: Callable[[argparse.Namespace], dict[str, object]] = lambda arguments: {}) -> OnBookie:
     """Return the function of a verb that is one call of each named bookie. `given`: the call's arguments."""
-    return lambda arguments: _ask_all(arguments, call, given(arguments))
+    return _calls(lambda arguments: (call, given(arguments)))
+
+
+def _calls(choose: Callable[[argparse.Namespace], tuple[str, dict[str, object]]]) -> OnBookie:
+    return OnBookie(
+        lambda arguments: _ask_all(arguments, *choose(arguments)), lambda arguments: [choose(arguments)], _lines
+    )
 
 
 def _ask_all(arguments: argparse.Namespace, call: str, given: dict[str, object]) -> Report:
@@ -35,16 +41,23 @@ def _ask_all(arguments: argparse.Namespace, call: str, given: dict[str, object])
     return Report(answers, (f"{name}: {line}" for name, answer in answers.items() for line in _lines(answer)))
 
 
-def _collect(arguments: argparse.Namespace) -> Report:
+def _collection(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     if not (arguments.suspend or arguments.resume):
         given = {"force": arguments.force, "wait": arguments.wait}
         # Older bookies refuse the argument `surplus`.
-        return _ask_all(arguments, "gc", given | ({"surplus": True} if arguments.surplus else {}))
+        return "gc", given | ({"surplus": True} if arguments.surplus else {})
     if arguments.wait or arguments.force or arguments.surplus:
         raise UsageError(
             "--suspend and --resume start no collection: use --wait, --force or --surplus in a separate call"
         )
-    return _ask_all(arguments, "suspend", {"suspended": not arguments.resume})
+    return "suspend", {"suspended": not arguments.resume}
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
+    if not arguments.set:
+        return "settings", {}
+    values = dict(text.partition("=")[::2] for text in arguments.set)
+    return "set", {"values": values, "dry_run": arguments.dry_run}
 
 
 def _restored(arguments: argparse.Namespace) -> dict[str, object]:
@@ -156,7 +169,7 @@ def _lines(answer: Any) -> list[str]:
     if answer is None:
         return ["done"]
     if isinstance(answer, list):
-        return [str(line) for line in answer]
+        return [_setting(line) if isinstance(line, dict) else str(line) for line in answer]
     lines = []
     for name, value in answer.items():
         if isinstance(value, dict):
@@ -166,6 +179,11 @@ def _lines(answer: Any) -> list[str]:
         elif value is not None:
             lines.append(f"{name:22} {size_text(value) if name.endswith(('bytes', 'back')) else value}")
     return lines
+
+
+def _setting(row: dict[str, Any]) -> str:
+    value = ",".join(row["value"]) if isinstance(row["value"], list | tuple) else row["value"]
+    return f"{row['name']} = {value} ({row['source']}{', may change while it runs' * row['changeable']})"
 
 
 CONTROLLED = (  # options of verbs that call running bookies
@@ -201,6 +219,14 @@ VERBS = (
         "end read-only: accept ordinary adds again",
         _call("hold", lambda arguments: {"read_only": False}),
     ),
+    _row(
+        "settings",
+        "show a running bookie's settings and where they come from, or change some until it stops",
+        _calls(_settings),
+        Option("--set NAME=VALUE", "change a setting that may change while the bookie runs", may_repeat=True),
+        Option("--dry-run", "check the changes of --set, and make none", bool),
+        example="--bookie b1 --set gc_interval_ms=60000",
+    ),
     _row("disks", "show the usage of a bookie's disks, failed disks, and why it is read-only", _call("disks")),
     _row(
         "space",
@@ -210,7 +236,7 @@ VERBS = (
     _row(
         "gc",
         "collect garbage now: the data of deleted ledgers, and entry logs without live entries",
-        _collect,
+        _calls(_collection),
         Option(
             "--force",
             "collect even if the metadata lacks implausibly many ledgers; check damaged entry logs again",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bookies import units
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import RATE, OneOf, Option, check_rate, verb
-from bookies.admin.shared.common import on_session, size_text, time_text, with_session
+from bookies.admin.shared.common import OnCluster, on_session, size_text, time_text, with_session
 from bookies.admin.shared.notes_text import FRESH_MS, state_text
 from bookies.admin.shared.operators import check_known, operator_name, store_reporter
 from bookies.admin.shared.report import Report, Table, print_text
@@ -37,6 +37,35 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         raise UsageError("--cancel copies nothing, so there is nothing to plan: omit --dry-run or --cancel")
     body = _show if arguments.bookie is None else _drain
     return with_session(arguments, lambda session: body(session, arguments))
+
+
+async def _run_within(session: Session, arguments: argparse.Namespace) -> Report:
+    """Plan, announce or cancel a drain. Auto-recovery empties the bookie: a request does not wait for copies."""
+    from bookies.replication.operator import Drain, Operator
+
+    if arguments.bookie is None:
+        return await _show(session, arguments)
+    if arguments.dry_run or arguments.cancel:
+        report = await _drain(session, arguments)
+        assert isinstance(report, Report)
+        return report
+    bookie = await check_known(session, arguments.bookie)
+    drain = Drain(
+        Operator(session.runtime, session.client, session.driver, operator_name()), bookie, seals=arguments.seal_open
+    )
+    await drain.start()
+    try:
+        plan = await drain.plan()
+        if not plan.helpers:
+            raise UsageError(
+                "no process of auto-recovery would empty it: start one with `bk recovery run`, or run "
+                "`bk bookie drain` beside the cluster"
+            )
+        await drain.begin()
+    finally:
+        drain.stop()
+    lines = [*_plan_lines(plan, None), f"{_helpers(plan)} emptying {bookie}, and writers avoid it"]
+    return Report(described_plan(plan, None) | {"dry_run": False, "changed": True}, lines)
 
 
 # -- maintenance -------------------------------------------------------------------------------------------------------
@@ -343,7 +372,7 @@ VERBS = (
         "bookie drain",
         "empty a bookie, running or stopped: copy its replicas to other bookies",
         "bk bookie drain b3 --dry-run",
-        _run,
+        OnCluster(_run, _run_within),
         Option("bookie ID", "id of the bookie (default: list drains)", values="?"),
         Option("--dry-run", "report the plan and the obstacles", bool),
         RATE,

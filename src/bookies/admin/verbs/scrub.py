@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from bookies.admin.shared.command_line import OneOf, Option, verb
-from bookies.admin.shared.common import size_text
+from bookies.admin.shared.common import OnBookie, size_text
 from bookies.admin.shared.report import Report
 from bookies.admin.verbs.control import CONTROLLED, ask, control_files
 
@@ -35,10 +35,8 @@ def _run(arguments: argparse.Namespace) -> Report | int:
     paths = list(control_files(arguments))
     answers: dict[str, Any] = {}
     for path in paths:
-        if arguments.suspend or arguments.resume:
-            answers |= [ask(path, "suspend_scrub", {"suspended": arguments.suspend})]
-        if arguments.now or not (arguments.suspend or arguments.resume):
-            answers |= [ask(path, "scrub", {"now": arguments.now})]
+        for call, given in _calls(arguments):
+            answers |= [ask(path, call, given)]
     if arguments.wait:
         try:
             answers |= map(_wait, paths)
@@ -53,6 +51,15 @@ def _run(arguments: argparse.Namespace) -> Report | int:
         1 if held or any(answer["damaged_entries"] for answer in answers.values()) else 0,
         [f"{name}: {why}" for name in held],
     )
+
+
+def _calls(arguments: argparse.Namespace) -> list[tuple[str, dict[str, object]]]:
+    calls: list[tuple[str, dict[str, object]]] = []
+    if arguments.suspend or arguments.resume:
+        calls.append(("suspend_scrub", {"suspended": arguments.suspend}))
+    if arguments.now or not calls:
+        calls.append(("scrub", {"now": arguments.now}))
+    return calls
 
 
 def _is_held_up(answer: Any, is_wanted: bool) -> bool:
@@ -118,7 +125,7 @@ VERBS = (
         "bookie scrub",
         "show the progress and findings of the background check of all stored data",
         "bk bookie scrub --now --wait",
-        _run,
+        OnBookie(_run, _calls, lines_of),
         Option("--now", "start a pass now, at the highest allowed rate", bool),
         Option("--wait", "wait until the current pass has ended", bool),
         OneOf(

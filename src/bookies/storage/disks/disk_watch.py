@@ -33,7 +33,7 @@ class DiskWatch:
         health: DirectoryHealth,
         on_change: Callable[[], None],
     ) -> None:
-        self.marks = Marks.of(config)
+        self.reconfigure(config)
         self._measure_requested = asyncio.Event()
         self.space = DiskSpace()
         self.is_full = False  # ordinary adds are refused
@@ -43,9 +43,13 @@ class DiskWatch:
         self._on_change = on_change
         self._health = health
         self._directories = directories
+        self._events = Events("storage.disks", runtime.clock)
+
+    def reconfigure(self, config: BookieConfig) -> None:
+        """Use these settings from the next check on."""
+        self.marks = Marks.of(config)
         self._any_full = config.read_only_on_any_disk_full
         self._interval_s = config.disk_check_interval_ms / 1000
-        self._events = Events("storage.disks", runtime.clock)
 
     async def measure(self, worker: Worker) -> None:
         """Measure every file system. Raises: StorageError if one that the bookie needs cannot be measured."""

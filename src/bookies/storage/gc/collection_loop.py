@@ -65,6 +65,12 @@ class CollectionLoop:
         self._refused: dict[int, None] = {}
         parts.removals.on_refused = self._on_refused
 
+    def reconfigure(self) -> None:
+        """Use the settings that `StorageParts.config` has now. A new interval counts from the next run on."""
+        self._logs.reconfigure()
+        self._ledgers.reconfigure()
+        self.compactions.reconfigure()
+
     def close(self) -> None:
         """Finish the worker's current call and end it. Blocks."""
         run_last(self._worker, self._close_files)
@@ -76,13 +82,13 @@ class CollectionLoop:
     # -- the loop ------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Collect forever."""
-        interval_s, clock = self._parts.config.gc_interval_ms / 1000, self._parts.runtime.clock
+        clock = self._parts.runtime.clock
         await self.steps.guard("suspension", self.compactions.load_held())
-        await asyncio.sleep(min(START_DELAY_S, interval_s))
+        await asyncio.sleep(min(START_DELAY_S, self._parts.config.gc_interval_ms / 1000))
         await self.steps.guard("entry logs", self._logs.examine())
         while True:
             try:
-                async with asyncio.timeout(interval_s):
+                async with asyncio.timeout(self._parts.config.gc_interval_ms / 1000):
                     await self._wanted.wait()
             except TimeoutError:
                 pass

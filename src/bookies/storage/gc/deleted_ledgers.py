@@ -73,7 +73,7 @@ class LedgerCollection:
         self.on_returned: Callable[[], None] = lambda: None
         self.quarantine = QuarantineClock(parts.runtime.clock, parts.config.gc_quarantine_ms)
         self._clock = parts.runtime.clock
-        self._config = parts.config
+        self._parts = parts
         self._index = parts.index
         self._removals = parts.removals
         self._records = RecordReader(records, instance_id, parts.config.gc_metadata_rate)
@@ -81,6 +81,10 @@ class LedgerCollection:
         self._events = events
         self._surplus_since: dict[int, float] = {}
         self._records_due = self._clock.monotonic() + RECORDS_S
+
+    def reconfigure(self) -> None:
+        """Use the settings that `StorageParts.config` has now."""
+        self._records.throttle.rate = self._parts.config.gc_metadata_rate
 
     async def collect(self, *, is_forced: bool, with_surplus: bool = False) -> None:
         """Run one pass.
@@ -98,7 +102,7 @@ class LedgerCollection:
             if self._removals.get(ledger_id) is None and await self._records.is_proven_deleted(ledger_id)
         ]
         surplus = await self._find_surplus(local, is_forced=is_forced, with_surplus=with_surplus)
-        if is_implausible(len(garbage) + len(surplus), len(local), self._config.gc_share_max) and not is_forced:
+        if is_implausible(len(garbage) + len(surplus), len(local), self._parts.config.gc_share_max) and not is_forced:
             self.alarm = (
                 f"{len(garbage) + len(surplus):,} of {len(local):,} ledgers are missing from the metadata; none was "
                 f"removed. If that is right, run `bk bookie gc{' --surplus' if with_surplus else ''} --force`"
@@ -168,7 +172,7 @@ class LedgerCollection:
         only every `RECORDS_S`.
         """
         now = self._clock.monotonic()
-        if not (self._config.gc_surplus_ms or is_forced or with_surplus or now >= self._records_due):
+        if not (self._parts.config.gc_surplus_ms or is_forced or with_surplus or now >= self._records_due):
             return []
         self._records_due = now + RECORDS_S
         since: dict[int, float] = {}
@@ -182,11 +186,11 @@ class LedgerCollection:
                 continue
             if may_be_forgotten(metadata) or (with_surplus and is_surplus(metadata, self._bookie)):
                 surplus.append(ledger_id)
-            elif self._config.gc_surplus_ms and is_surplus(metadata, self._bookie):
+            elif self._parts.config.gc_surplus_ms and is_surplus(metadata, self._bookie):
                 since[ledger_id] = self._surplus_since.get(ledger_id, now)
         self._surplus_since = since
         surplus += [
-            ledger_id for ledger_id, start in since.items() if (now - start) * 1000 >= self._config.gc_surplus_ms
+            ledger_id for ledger_id, start in since.items() if (now - start) * 1000 >= self._parts.config.gc_surplus_ms
         ]
         if not surplus:
             return []

@@ -45,6 +45,12 @@ class DueCompactions:
         self._steps = steps
         self._events = Events("storage.gc", parts.runtime.clock)
 
+    def reconfigure(self) -> None:
+        """Use the settings that `StorageParts.config` has now."""
+        config = self._parts.config
+        self._schedule.minor_interval_s = config.minor_compaction_interval_ms / 1000
+        self._schedule.major_interval_s = config.major_compaction_interval_ms / 1000
+
     def request(self, level: Compaction) -> None:
         """Let the next run compact, due or not. Raises BookieBusy while compaction is suspended."""
         if self.is_suspended:

@@ -55,7 +55,7 @@ class RecordReader:
     def __init__(self, records: LedgerRecords, instance_id: str | None, rate: float) -> None:
         self._records = records
         self._instance_id = instance_id
-        self._throttle = RateLimit(rate, BURST_S)
+        self.throttle = RateLimit(rate, BURST_S)
 
     async def check_instance(self) -> None:
         """Raise MetadataError if this is not the cluster that the bookie belongs to."""
@@ -71,7 +71,7 @@ class RecordReader:
         """Yield the ids of all ledgers, in ascending ranges. Raises: MetadataError, TimeoutError."""
         ranges = aiter(self._records.ledger_ids())
         while True:
-            await throttle(self._throttle, 1)
+            await throttle(self.throttle, 1)
             try:
                 async with asyncio.timeout(METADATA_S):
                     ledger_ids = await anext(ranges)
@@ -81,7 +81,7 @@ class RecordReader:
 
     async def read(self, ledger_id: int) -> LedgerMetadata | None:
         """Return a ledger's record; None only for an explicit "no such ledger". Raises: MetadataError, TimeoutError."""
-        await throttle(self._throttle, 1)
+        await throttle(self.throttle, 1)
         try:
             async with asyncio.timeout(METADATA_S):
                 return (await self._records.read_ledger(ledger_id)).metadata
@@ -102,7 +102,7 @@ class RecordReader:
     async def lock(self, ledger_ids: Sequence[int], owner: str, locks: dict[int, Any]) -> None:
         """Add the locks of those ledgers that no other owner has locked."""
         for ledger_id in ledger_ids:
-            await throttle(self._throttle, 1)
+            await throttle(self.throttle, 1)
             try:
                 async with asyncio.timeout(METADATA_S):
                     lock = await self._records.recovery.lock(ledger_id, owner, needs_mark=False)

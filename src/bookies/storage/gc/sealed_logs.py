@@ -54,6 +54,10 @@ class SealedLogs:
         self._events = events
         self._throttle = RateLimit(parts.config.compaction_rate_size, BURST_S)
 
+    def reconfigure(self) -> None:
+        """Use the settings that `StorageParts.config` has now."""
+        self._throttle.rate = self._parts.config.compaction_rate_size
+
     async def examine(self) -> None:
         """Read the usage of logs that are not known yet."""
         paths = await self._worker.run(

@@ -23,8 +23,8 @@ class Plan:
     def __init__(self, progress: Progress, period_ms: int, rate_max: int) -> None:
         self.progress = progress
         self.is_hurried = False  # an operator started the pass: use the greatest rate
-        self._period_ms = period_ms
-        self._rate_max = rate_max
+        self.period_ms = period_ms
+        self.rate_max = rate_max
 
     # -- passes --------------------------------------------------------------------------------------------------
     @property
@@ -36,7 +36,7 @@ class Plan:
         if self.is_running:
             return 0
         since = now_ms - self.progress.began_ms
-        return 0 if not self.progress.number or since < 0 else max(0, self._period_ms - since)
+        return 0 if not self.progress.number or since < 0 else max(0, self.period_ms - since)
 
     def begin(self, now_ms: int) -> None:
         """Begin a pass, replacing one in progress. Findings stand until they are checked again."""
@@ -96,11 +96,11 @@ class Plan:
     def rate(self, now_ms: int, sizes: Mapping[int, int]) -> float:
         """Return bytes per second: what is left of logs of these sizes, over the rest of the period, within limits."""
         if self.is_hurried:
-            return self._rate_max
-        left_s = (self.progress.began_ms + PACE * self._period_ms - now_ms) / 1000
+            return self.rate_max
+        left_s = (self.progress.began_ms + PACE * self.period_ms - now_ms) / 1000
         left = self.size_left(sizes)
-        wanted = left / left_s if left_s > 0 else self._rate_max
-        return min(self._rate_max, max(RATE_MIN, wanted))
+        wanted = left / left_s if left_s > 0 else self.rate_max
+        return min(self.rate_max, max(RATE_MIN, wanted))
 
     def size_left(self, sizes: Mapping[int, int]) -> int:
         """Return the bytes of entry logs that the pass has still to read."""

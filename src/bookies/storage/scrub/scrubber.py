@@ -108,6 +108,11 @@ class Scrubber:
         self._journals.close_files()
 
     # -- the loop ------------------------------------------------------------------------------------------------
+    def reconfigure(self, config: BookieConfig) -> None:
+        """Use these settings. The rate follows with the next log."""
+        self._config = config
+        self._plan.period_ms, self._plan.rate_max = config.scrub_period_ms, config.scrub_rate_size
+
     async def run(self) -> None:
         """Scrub forever."""
         await self._load()

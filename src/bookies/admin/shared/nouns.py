@@ -1,0 +1,92 @@
+"""The nouns of `bk`: the module of each, which is imported when a command names it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bookies.admin.shared.command_line import Verb
+
+# noun -> (module with the rows of its verbs, `VERBS`; one line of help)
+COMMANDS = {
+    "up": ("bookies.admin.commands.cluster", "start a local cluster"),
+    "down": ("bookies.admin.commands.cluster", "stop a local cluster"),
+    "status": (
+        "bookies.admin.commands.cluster",
+        "show the state of the cluster: bookies, disk space, ledgers by state",
+    ),
+    "demo": ("bookies.lab.commands.demo", "run a guided tour: real data, a killed bookie, a killed writer, proof"),
+    "doctor": (
+        "bookies.admin.commands.doctor",
+        "check the machine, its disks and the cluster; print a remedy per finding",
+    ),
+    "ledger": (
+        "bookies.admin.commands.ledger",
+        "create, append, read, tail, show, explain, list, verify, repair, recover, seal, delete",
+    ),
+    "log": (
+        "bookies.admin.commands.log",
+        "unbounded logs: create, append, read, tail, truncate, cursors, reap, show, list, delete",
+    ),
+    "bookie": (
+        "bookies.admin.commands.bookie",
+        "run, list, show, drain, maintenance, balance, state, settings, disks, read-only, read-write, space, gc, "
+        "compact, undelete, why-not-deleted, scrub, recover, repair, convert, format",
+    ),
+    "recovery": (
+        "bookies.admin.commands.recovery",
+        "auto-recovery: run, status, list, why, repair, enable, disable, audit, delay",
+    ),
+    "metadata": (
+        "bookies.admin.commands.metadata",
+        "the cluster's metadata: init, show, dump, load, check, migrate",
+    ),
+    "token": (
+        "bookies.admin.commands.token",
+        "users of the HTTP server: add, list, revoke",
+    ),
+    "cookie": ("bookies.admin.commands.cookie", "cookies of bookies: list, get, create, update, delete, generate"),
+    "cluster": (
+        "bookies.admin.commands.cluster",
+        "info: print the cluster's instance id, layout and number of bookies",
+    ),
+    "inspect": (
+        "bookies.admin.commands.inspect",
+        "print the contents of the files of a bookie, or of Apache's, offline",
+    ),
+    "bench": ("bookies.lab.commands.bench", "measure appends and reads"),
+    "chaos": (
+        "bookies.lab.commands.chaos",
+        "test a cluster of real processes under faults: kills, stops, cut connections",
+    ),
+    "spark": (
+        "bookies.admin.verbs.spark_command",
+        "jobs over a whole cluster on Spark: scrub, repair, reconcile, usage, import, export, offload, restore, "
+        "migrate, whatif, package",
+    ),
+    "sim": ("bookies.lab.commands.sim", "simulate a cluster on virtual time with faults"),
+}
+
+
+def verb_of(words: str) -> Verb:
+    """Return the row of a verb, such as `bookie gc`."""
+    module = importlib.import_module(COMMANDS[words.partition(" ")[0]][0])
+    verb: Verb = next(row for row in module.VERBS if row.name == words)
+    return verb
+
+
+def parser_of(noun: str) -> argparse.ArgumentParser:
+    """Return the parser of a command or of a group of verbs. It sets `run`, the function of the verb."""
+    from bookies.admin.shared.command_line import build_parser, new_parser
+
+    module_name, text = COMMANDS[noun]
+    module = importlib.import_module(module_name)
+    if not hasattr(module, "VERBS"):
+        parser = new_parser(noun, text)
+        module.configure(parser)
+        parser.set_defaults(run=module.run)
+        return parser
+    return build_parser(noun, text, module.VERBS)

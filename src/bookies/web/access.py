@@ -1,0 +1,114 @@
+"""Access to endpoints: the user of a request, its role, and the names and pages that requests may come from.
+
+Source: operations 5.3.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Clock
+from bookies.web.messages import Problem, Request
+from bookies.web.routes import Route, host_name
+from bookies.web.users import CERTIFICATE, Role, User, UsersFile, hash_of
+from bookies.wire.certificate import text_of
+
+FAILURES_MAX = 5  # wrong tokens of one peer in a minute; more are answered 429
+WINDOW_S = 60.0
+PEERS_MAX = 1000  # peers whose failures are counted
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="bookies"'}
+_ADD_USER = "`bk token add NAME --role {} --users FILE` creates a token; http_users_file names the file"
+
+
+class Access:
+    """The checks of one server. `users`: None where none are configured: then anyone may read, and changes are refused.
+
+    `names`: host names besides IP addresses. `scheme`: http or https. `open_metrics`: scrapes need no user.
+    """
+
+    def __init__(
+        self, users: UsersFile | None, names: Collection[str], clock: Clock, *, scheme: str, open_metrics: bool
+    ) -> None:
+        self._users = users
+        self._names = {"localhost", *names}
+        self._clock = clock
+        self._scheme = scheme
+        self._open_metrics = open_metrics
+        self._events = Events("http", clock)
+        self._failures: dict[str, tuple[float, int]] = {}  # by peer: start of the window, wrong tokens in it
+
+    def check_source(self, request: Request, *, changes: bool) -> None:
+        """Refuse a page of another site. Raises `Problem`.
+
+        Such a page may have let its own name point here (DNS rebinding), or send what the browser's certificate allows.
+        """
+        name = host_name(request.host)
+        if name not in self._names and not _is_address(name):
+            raise Problem(
+                421,
+                f"the Host header names {name!r}, which is not a name of this server",
+                "use an address, or add the name to http_names",
+            )
+        origin = request.headers.get("origin")
+        is_foreign = changes and request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+        if is_foreign or (origin is not None and origin != f"{self._scheme}://{request.host}"):
+            raise Problem(403, f"the request comes from a page of another site ({origin or 'no Origin'})")
+
+    def user_of(self, request: Request, route: Route) -> User | None:
+        """Return the user of a request, who may call this endpoint; None if it needs none. Raises `Problem`."""
+        role = Role.ANYONE if route.path == "/metrics" and self._open_metrics else route.role
+        if role is Role.ANYONE or (self._users is None and not route.changes):
+            return None
+        if self._users is None:
+            raise Problem(401, "this server has no users, so it changes nothing", _ADD_USER.format(role.word))
+        user = self._identified(request, self._users)
+        if user is None:
+            raise Problem(
+                401,
+                f"{route.method} {route.path} needs a user with the role {role.word}",
+                "send the header `Authorization: Bearer TOKEN`; " + _ADD_USER.format(role.word),
+                _CHALLENGE,
+            )
+        if user.role < role:
+            self._refused(request, route, user.name)
+            raise Problem(
+                403,
+                f"{user.name} is {user.role.word}: {route.method} {route.path} needs the role {role.word}",
+                f"let a user with the role {role.word} do it",
+            )
+        return user
+
+    def _identified(self, request: Request, users: UsersFile) -> User | None:
+        header = request.headers.get("authorization")
+        if header is None:
+            return users.find(f"{CERTIFICATE}{text_of(request.subject)}") if request.subject is not None else None
+        kind, _, token = header.partition(" ")
+        user = users.find(hash_of(token.strip())) if kind.lower() == "bearer" else None
+        if user is not None:
+            return user
+        now = self._clock.monotonic()
+        start, count = self._failures.get(request.peer, (now, 0))
+        if now - start >= WINDOW_S:
+            start, count = now, 0
+        if len(self._failures) >= PEERS_MAX and request.peer not in self._failures:
+            self._failures.clear()
+        self._failures[request.peer] = start, count + 1
+        self._events.warning("http.denied", peer=request.peer, path=request.path, cause="unknown token")
+        if count >= FAILURES_MAX:
+            retry = {"Retry-After": str(max(1, round(start + WINDOW_S - now)))}
+            raise Problem(429, "too many unknown tokens from this address", headers=retry)
+        raise Problem(401, "the token is unknown or was revoked", _ADD_USER.format("viewer"), _CHALLENGE)
+
+    def _refused(self, request: Request, route: Route, name: str) -> None:
+        cause = f"{name} lacks the role {route.role.word}"
+        self._events.warning("http.denied", peer=request.peer, path=request.path, cause=cause)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,49 @@
+"""The audit line of each change: who, from where, what, the state before and after. It is never limited or left out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Clock
+from bookies.web.messages import Request, Response
+
+VALUE_SIZE_MAX = 1000  # characters of a value in a line
+
+
+class Audit:
+    """Writes the lines, on the logger `bookies.audit`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._events = Events("audit", clock, is_limited=False)
+
+    def changed(self, request: Request, response: Response) -> None:
+        """Note a change that was carried out. A warning, so that a log of warnings has it too."""
+        self._events.warning(
+            "audit.changed",
+            **_call(request),
+            status=response.status,
+            before=_short(response.before),
+            after=_short(response.after),
+        )
+
+    def failed(self, request: Request, status: int, reason: str) -> None:
+        """Note a change that was refused, or that failed."""
+        self._events.warning("audit.failed", **_call(request), status=status, cause=reason)
+
+
+def _call(request: Request) -> dict[str, Any]:
+    return {
+        "who": request.user.name if request.user is not None else "-",
+        "role": request.user.role.word if request.user is not None else "-",
+        "peer": request.peer,
+        "call": f"{request.method} {request.path}",
+        "arguments": _short(dict(request.query)),
+        "body": _short(request.body.decode("utf-8", "backslashreplace")) if request.body else "-",
+    }
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= VALUE_SIZE_MAX else f"{text[:VALUE_SIZE_MAX]}..."

@@ -1,0 +1,66 @@
+"""Work of an operator that outlasts its request, such as copying the replicas of a lost bookie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from bookies.errors import BookKeeperError
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Clock
+from bookies.web.messages import Problem
+
+RUNNING_MAX = 4
+KEPT_MAX = 100  # jobs that are listed, running and ended
+
+
+class Jobs:
+    """The jobs of one process; they end with it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self._clock = clock
+        self._events = Events("http", clock)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._count = 0
+
+    def check(self) -> None:
+        """Raise `Problem` if no other job may start now."""
+        if len(self._tasks) >= RUNNING_MAX:
+            raise Problem(429, f"{RUNNING_MAX} jobs run; /api/v1/jobs lists them", headers={"Retry-After": "60"})
+
+    def start(self, name: str, by: str, work: Coroutine[Any, Any, object]) -> str:
+        """Start a job after `check`, and return its id."""
+        self._count += 1
+        job_id = str(self._count)
+        if len(self.rows) >= KEPT_MAX:
+            del self.rows[next(old for old in self.rows if old not in self._tasks)]
+        self.rows[job_id] = {"id": job_id, "job": name, "by": by, "state": "running", "began_ms": self._clock.wall_ms()}
+        self._tasks[job_id] = asyncio.get_running_loop().create_task(self._run(job_id, work), name=f"job {name}")
+        return job_id
+
+    async def _run(self, job_id: str, work: Coroutine[Any, Any, object]) -> None:
+        row = self.rows[job_id]
+        try:
+            row["result"] = await work
+            row["state"] = "done"
+        except asyncio.CancelledError:
+            row["state"] = "cancelled"
+            raise
+        except (BookKeeperError, OSError) as error:
+            row |= {"state": "failed", "error": str(error)}
+        except Exception as error:  # noqa: BLE001  (our mistake: the process goes on)
+            row |= {"state": "failed", "error": f"{type(error).__name__}: {error}"}
+            self._events.error("http.broken", path=row["job"], error=error)
+        finally:
+            row["ended_ms"] = self._clock.wall_ms()
+            self._tasks.pop(job_id, None)
+            self._events.info("http.job_ended", job=row["job"], by=row["by"], state=row["state"])
+
+    async def stop(self) -> None:
+        """Cancel the jobs."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
