@@ -452,6 +452,7 @@ def metrics_page() -> str:
     parts = [METRICS_HEAD]
     for title, table in (
         ("Requests", bookie_table.REQUESTS),
+        ("Stages", bookie_table.STAGES),
         ("Server", bookie_table.SERVER),
         ("Journal", storage_table.JOURNAL),
         ("Storage", storage_table.STORAGE),

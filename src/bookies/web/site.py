@@ -15,7 +15,7 @@ from bookies.config import ClientConfig, HttpConfig
 from bookies.metadata.interface import MetadataDriver
 from bookies.metrics.collections import bookie_collection, recovery_collection
 from bookies.metrics.health import BookieHealth, RecoveryHealth
-from bookies.metrics.process_table import LoopLag
+from bookies.runtime.activities import LoopLag
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
@@ -77,14 +77,11 @@ def _with_overview(routes: list[Route]) -> list[Route]:
 
 
 @contextlib.asynccontextmanager
-async def _serving(server: HttpServer, lag: LoopLag, client: SharedClient, events: Events) -> AsyncIterator[None]:
-    tasks = Tasks(lambda error: events.error("http.broken", path="loop lag", error=error))
+async def _serving(server: HttpServer, client: SharedClient) -> AsyncIterator[None]:
     await server.start()
-    tasks.start(lag.run(), "delay of the event loop")
     try:
         yield
     finally:
-        await tasks.stop()
         await server.stop()
         await client.close()
 
@@ -100,14 +97,14 @@ def beside_start(
     @contextlib.asynccontextmanager
     async def around(server: BookieServer, runtime: Runtime) -> AsyncIterator[None]:
         config = server.config
-        health, lag = BookieHealth(server, runtime.clock.monotonic), LoopLag()
-        metrics = bookie_collection(server, recovery, health, lag, runtime.clock)
+        health = BookieHealth(server, runtime.clock.monotonic)
+        metrics = bookie_collection(server, recovery, health, runtime.clock)
         client = SharedClient(runtime, open_driver, client_config)
         cluster = ClusterEndpoints(lambda: server.metadata, client.get, runtime.clock)
         routes = bookie_routes(server, health, Probes(health, metrics, runtime.clock), cluster)
         names = [config.http_host, config.host, config.advertised_host, *config.http_names]
         http = HttpServer(runtime, config, Routes(routes, "bookie", [name for name in names if name]))
-        async with _serving(http, lag, client, Events("http", runtime.clock)):
+        async with _serving(http, client):
             server.http_address = http.address
             yield
 
@@ -136,5 +133,11 @@ async def around_recovery(
     routes = _with_overview([*Probes(health, metrics, runtime.clock).routes, *cluster.routes])
     names = [config.http_host, *config.http_names]
     http = HttpServer(runtime, config, Routes(routes, "the recovery process", names))
-    async with _serving(http, lag, client, Events("http", runtime.clock)):
-        yield http.address
+    events = Events("http", runtime.clock)
+    tasks = Tasks(lambda error: events.error("http.broken", path="loop lag", error=error))
+    async with _serving(http, client):
+        tasks.start(lag.run(), "delay of the event loop")
+        try:
+            yield http.address
+        finally:
+            await tasks.stop()

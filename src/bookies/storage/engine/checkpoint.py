@@ -34,6 +34,7 @@ from itertools import islice
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull, StorageError
 from bookies.kernels import SortedEntries
+from bookies.runtime.activities import Activities
 from bookies.runtime.events import Events
 from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Disk, Runtime, Worker
@@ -125,6 +126,7 @@ class Checkpointer:
         health: DirectoryHealth,
         failover: Failover,
         on_change: Callable[[], None],
+        activities: Activities,
     ) -> None:
         self.is_failing = False
         self.problem = ""  # the reason while `is_failing`, otherwise empty
@@ -134,6 +136,7 @@ class Checkpointer:
         self.flushes = Distribution()  # seconds
         self.checkpoints = Distribution()  # seconds
         self._clock = runtime.clock
+        self._activities = activities
         self.covered_log_id = -1  # entry logs with smaller ids are sealed, and a checkpoint has covered their entries
         self.persisted: Marks = ()
         self.worker: Worker = runtime.workers.start("checkpoint")
@@ -211,7 +214,8 @@ class Checkpointer:
             while self._cache.snapshot is not None:
                 began_s, size = self._clock.monotonic(), self._cache.snapshot.size
                 try:
-                    await self._flush(self._cache.snapshot)
+                    with self._activities.during("flush"):
+                        await self._flush(self._cache.snapshot)
                 except (OSError, StorageError) as error:
                     if await self._failover.survives(error, self.worker):
                         await asyncio.sleep(0)
@@ -286,18 +290,22 @@ class Checkpointer:
         retried; SyncFailed.
         """
         async with self._checkpoint_lock:
-            began_s = self._clock.monotonic()
-            cut = await self._flush_all()
-            self._cut_log_id = installed = self._installed_log_id
-            await self.write_index(marks or cut)
-            self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
-            self.covered_log_id = max(self.covered_log_id, installed)
-            self.checkpoint_count += 1
-            self.checkpoints.record(self._clock.monotonic() - began_s)
-            self._checkpointed_size = sum(journal.size for journal in self._journals)
-            for journal, mark in zip(self._journals, self.persisted, strict=bool(self._journals)):
-                await journal.delete_before(mark.journal_id)
-            self._index.forget_idle(lambda ledger_id: not self._cache.holds(ledger_id))
+            with self._activities.during("checkpoint"):
+                await self._checkpoint(marks)
+
+    async def _checkpoint(self, marks: Marks | None) -> None:
+        began_s = self._clock.monotonic()
+        cut = await self._flush_all()
+        self._cut_log_id = installed = self._installed_log_id
+        await self.write_index(marks or cut)
+        self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
+        self.covered_log_id = max(self.covered_log_id, installed)
+        self.checkpoint_count += 1
+        self.checkpoints.record(self._clock.monotonic() - began_s)
+        self._checkpointed_size = sum(journal.size for journal in self._journals)
+        for journal, mark in zip(self._journals, self.persisted, strict=bool(self._journals)):
+            await journal.delete_before(mark.journal_id)
+        self._index.forget_idle(lambda ledger_id: not self._cache.holds(ledger_id))
 
     async def _flush_all(self) -> Marks:
         """Flush everything inserted before now; return marks before which no entry is left in the cache.

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from bookies.config import BookieConfig
+from bookies.runtime.activities import Activities
 from bookies.runtime.ports import Runtime
 from bookies.storage.cache import WriteCache
 from bookies.storage.disks import DirectoryHealth
@@ -31,8 +32,10 @@ class StorageParts:
         config: BookieConfig,
         on_change: Callable[[], None],
         on_fatal: Callable[[BaseException], None],
+        activities: Activities,
     ) -> None:
         self.config = config
+        self.activities = activities
         self.directories = directories = Directories(runtime.disk, config)
         self.health = DirectoryHealth(
             directories.ledgers, directories.indexes, keeps_going=config.survive_failed_directory
@@ -59,6 +62,7 @@ class StorageParts:
             self.health,
             self.failover,
             on_change,
+            activities,
         )
         self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
         self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)

@@ -125,7 +125,8 @@ class CollectionLoop:
             with_surplus, self._with_surplus = self._with_surplus, False
             waiters, self._waiters = self._waiters, []
             began_s, self.is_forced = self._clock.monotonic(), is_forced
-            await self._supervise(self._run_once(is_forced=is_forced, with_surplus=with_surplus))
+            with self._parts.activities.during("collection"):
+                await self._supervise(self._run_once(is_forced=is_forced, with_surplus=with_surplus))
             self.runs.record(self._clock.monotonic() - began_s)
             self.is_forced = False
             self.run_count += 1
@@ -156,7 +157,8 @@ class CollectionLoop:
         self._compaction_wanted = None
         self.compacting = level
         try:
-            return await self._compact_logs(level)
+            with self._parts.activities.during("compaction"):
+                return await self._compact_logs(level)
         finally:
             self.compacting = None
             self.compactions[level] += 1
