@@ -56,7 +56,7 @@ _SENTENCES = {  # cause: (what was slow, what to do)
     ),
     "compaction": (
         "compaction ran on {subject} during the slow requests, the slowest of which took {longest}",
-        "lower compaction_rate_size; 0 sets no limit",
+        "lower compaction_rate_size, or run `bk bookie gc --suspend` for the peak",
     ),
     "checkpoint": (
         "a checkpoint of {subject} flushed the write cache during the slow requests, up to {longest}",
