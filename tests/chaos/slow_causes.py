@@ -272,7 +272,9 @@ async def play(name: str, *, is_verbose: bool) -> tuple[bool, str]:
         try:
             await scene(stage)
             clients = [word for path in stage.reports for word in ("--client", path)]
-            answer = json.loads(await asyncio.to_thread(stage.ask, "why", "slow", "--json", "--since", stage.since, *clients))
+            answer = json.loads(
+                await asyncio.to_thread(stage.ask, "why", "slow", "--json", "--since", stage.since, *clients)
+            )
         finally:
             await stage.stop()
     causes = answer["causes"]

@@ -48,7 +48,14 @@ def _bookies(arguments: argparse.Namespace, since_s: float, remarks: list[str]) 
     """Yield the reports of the named bookies; note in `remarks` which ones have none."""
     from bookies.protocol.latency import Report as ProcessReport
 
-    for path in control_files(arguments):
+    try:
+        paths = list(control_files(arguments))
+    except UsageError as error:
+        if not arguments.client:
+            raise
+        paths = []
+        remarks.append(f"{error}; only the reports of clients are used")
+    for path in paths:
         name = path.parent.parent.name
         try:
             name, answer = ask(path, "slow", {"since_s": since_s}, ANSWER_S)
