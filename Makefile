@@ -11,7 +11,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage slow-causes apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -58,6 +58,9 @@ chaos: $(VENV)/.dev
 
 chaos-storage: $(VENV)/.dev
 	@$(BIN)/python tests/chaos/storage_chaos.py $(ARGS)
+
+slow-causes: $(VENV)/.dev
+	@$(BIN)/python tests/chaos/slow_causes.py $(ARGS)
 
 # Apache's own bookie, in a Java process; its jars are kept where BOOKIES_APACHE_CACHE says.
 apache: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache

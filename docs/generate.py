@@ -7,6 +7,7 @@
 * `apache-config.md`: from the tables in `bookies.apache`.
 * `metrics.md` and the tables of `http.md`: from the tables in `bookies.metrics` and `bookies.web`, and from
   `dashboards.json`: the names that public dashboards ask for, each with the reason if it is not answered.
+* `../observe/`: alerts for Prometheus and dashboards for Grafana, from the tables in `observe.py`.
 * `spec/rules.md`: from the chapters of the specification.
 * `../explanation/state-machines.md`: its tables, from the tables in the code.
 
@@ -452,6 +453,7 @@ def metrics_page() -> str:
     parts = [METRICS_HEAD]
     for title, table in (
         ("Requests", bookie_table.REQUESTS),
+        ("Stages", bookie_table.STAGES),
         ("Server", bookie_table.SERVER),
         ("Journal", storage_table.JOURNAL),
         ("Storage", storage_table.STORAGE),
@@ -565,7 +567,10 @@ PAGES = {
 
 
 def main() -> int:
-    texts = {name: wrapped(page()) for name, page in PAGES.items()}
+    import observe  # beside this file
+
+    texts = {name: wrapped(page()) for name, page in PAGES.items()} | observe.files()
+    (HERE / "observe").mkdir(exist_ok=True)
     stale = [name for name, text in texts.items() if not (HERE / name).exists() or (HERE / name).read_text() != text]
     if "--check" in sys.argv:
         print("\n".join(f"docs/{name} is not current: make docs" for name in stale))

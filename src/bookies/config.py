@@ -120,6 +120,12 @@ class BookieConfig(HttpConfig):
         False, "keep the mode in BOOKIE_STATUS, so that `bk bookie read-only` outlasts a restart"
     )
     frame_size_max: int = setting(FRAME_SIZE_MAX, "largest frame, bytes", low=KIB, high=1 << 30)
+    slow_request_ms: int = setting(
+        0,
+        "keep requests that take longer, with their stages, for `bk why slow`; 0: 1000 with an HTTP server, otherwise "
+        "none",
+        low=0,
+    )
     journal_size_max: int = setting(512 * MIB, "roll the journal file at this size, bytes", low=MIB)
     journal_preallocate_size: int = setting(64 * MIB, "size of journal files prepared in advance, bytes", low=4096)
     journal_alignment: int = setting(512, "groups start on multiples of this, bytes", low=512)
@@ -259,6 +265,9 @@ class ClientConfig:
     read_timeout_ms: int = setting(5_000, "a bookie that has not answered a read within this time is skipped", low=1)
     connect_timeout_ms: int = setting(10_000, "time limit of a TCP connect", low=1)
     frame_size_max: int = setting(FRAME_SIZE_MAX, "largest frame, bytes", low=KIB, high=1 << 30)
+    slow_request_ms: int = setting(
+        0, "keep appends and reads that take longer, with the late replica, for `Client.slow_report`; 0: none", low=0
+    )
     wire: str = setting("v2", "protocol for adds and reads: v2 or v3; other requests always use v3")
     read_ahead_size: int = setting(4 * MIB, "bytes requested ahead of a sequential reader", low=64 * KIB)
     hedge_delay_min_ms: int = setting(

@@ -13,6 +13,7 @@ import posixpath
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
+from bookies.bookie.latency import Latency
 from bookies.bookie.live_settings import LiveSettings
 from bookies.encoding.documents import parse_json
 from bookies.errors import BookKeeperError, InvalidArgument, StorageError
@@ -74,6 +75,17 @@ def storage_calls(store: LedgerStore) -> Mapping[str, Call]:
         return store.disk_status()
 
     return {"disks": disks}
+
+
+def latency_calls(latency: Latency | None, bookie: str) -> Mapping[str, Call]:
+    """Return the call about slow requests, which raises an error unless the bookie times its requests."""
+    if latency is None:
+        return refused_calls(("slow",), "the record of slow requests", "slow_request_ms")
+
+    async def slow(*, since_s: float) -> object:
+        return latency.report(bookie, since_s)
+
+    return {"slow": slow}
 
 
 def mode_calls(

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from bookies.bookie.served import Served
+from bookies.bookie.served import Reading, Served
 from bookies.bookie.storage_port import Storage
 from bookies.bookie.transport.connection import Connection
 from bookies.bookie.transport.pressure import ReadShare
@@ -39,8 +39,6 @@ from bookies.wire.messages import (
 LONG_POLL_MS_MAX = 24 * 60 * 60 * 1000
 LONG_POLLS_MAX = 20_000  # reads that wait, of all clients; each takes some kilobytes
 BATCH_RESPONSE_OVERHEAD = 36  # length word, header, ids, request id: part of the size a batch read asks for
-
-_Waiting = ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest
 
 
 class Reads:
@@ -338,7 +336,7 @@ class Reads:
     def _start(
         self,
         connection: Connection,
-        request: _Waiting,
+        request: Reading,
         work: Callable[..., Coroutine[Any, Any, None]],
         *arguments: object,
     ) -> None:
@@ -349,7 +347,7 @@ class Reads:
     async def _guarded(
         self,
         connection: Connection,
-        request: _Waiting,
+        request: Reading,
         work: Callable[..., Coroutine[Any, Any, None]],
         arguments: tuple[object, ...],
         began_s: float,
@@ -365,7 +363,7 @@ class Reads:
                 self._events.error("read.failed", ledger=request.ledger_id, peer=connection.peer, error=error)
             connection.respond(_failed(request, status))
         if self._served is not None:
-            self._served.finished(self._served.outcomes_of(request), began_s, has_failed=has_failed)
+            self._served.read_ended(request, began_s, connection.peer, has_failed=has_failed)
 
 
 def _taken(share: ReadShare, guess: int, read: Callable[..., bytes | None], *arguments: int) -> bytes | None:
@@ -381,7 +379,7 @@ def _taken(share: ReadShare, guess: int, read: Callable[..., bytes | None], *arg
     return body
 
 
-def _failed(request: _Waiting, status: Status) -> Response:
+def _failed(request: Reading, status: Status) -> Response:
     """Return the answer to a read that failed: the ids, nothing else."""
     version, txn_id, ledger_id = request.version, request.txn_id, request.ledger_id
     if isinstance(request, ReadRequest):

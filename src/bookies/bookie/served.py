@@ -11,15 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bookies.bookie.latency import Latency
+from bookies.kernels import Adds
 from bookies.runtime.histogram import Outcomes
 from bookies.wire.messages import BatchReadRequest, ListEntriesRequest, ReadLacRequest, ReadRequest
 
+Reading = ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest
+
 
 class Served:
-    """The requests of one bookie. `clock`: seconds; `began_s`: when the requests at hand were decoded."""
+    """The requests of one bookie. `clock`: seconds; `began_s`: when the requests at hand were decoded.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    `latency`: their stages.
+    """
+
+    def __init__(self, clock: Callable[[], float], latency: Latency) -> None:
         self.clock = clock
+        self.latency = latency
         self.began_s = 0.0
         self.adds = Outcomes()
         self.recovery_adds = Outcomes()
@@ -40,7 +48,9 @@ class Served:
 
     def end_reads(self) -> None:
         """Record the reads at hand that were answered from memory."""
-        self.reads.succeeded.record(self.clock() - self.began_s, self.answered_now)
+        now_s = self.clock()
+        self.reads.succeeded.record(now_s - self.began_s, self.answered_now)
+        self.latency.read_now(self.began_s, now_s, self.answered_now)
         self.answered_now = 0
 
     def read_now(self, size: int) -> None:
@@ -48,17 +58,30 @@ class Served:
         self.answered_now += 1
         self.read_size += size
 
-    def added(self, began_s: float, count: int, is_recovery: bool, has_failed: bool) -> None:
+    def added(self, began_s: float, part: Adds, peer: str, *, is_recovery: bool, has_failed: bool) -> None:
         """Record adds that are answered."""
+        count, now_s = len(part), self.clock()
         self.adds_answered += count
         outcomes = self.recovery_adds if is_recovery else self.adds
-        (outcomes.failed if has_failed else outcomes.succeeded).record(self.clock() - began_s, count)
+        (outcomes.failed if has_failed else outcomes.succeeded).record(now_s - began_s, count)
+        if not is_recovery and not has_failed:
+            self.latency.added(began_s, now_s, count, part.records.size, part.first_ledger_id, peer)
 
     def finished(self, outcomes: Outcomes, began_s: float, *, has_failed: bool) -> None:
         """Record a request that is answered."""
         (outcomes.failed if has_failed else outcomes.succeeded).record(self.clock() - began_s)
 
-    def outcomes_of(self, request: ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest) -> Outcomes:
+    def read_ended(self, request: Reading, began_s: float, peer: str, *, has_failed: bool) -> None:
+        """Record a reading request that is answered."""
+        outcomes, now_s = self.outcomes_of(request), self.clock()
+        (outcomes.failed if has_failed else outcomes.succeeded).record(now_s - began_s)
+        if outcomes is self.reads and not has_failed:
+            assert isinstance(request, ReadRequest | BatchReadRequest)
+            self.latency.read_ended(began_s, now_s, request.ledger_id, request.entry_id, peer)
+        else:
+            self.latency.forget_read()
+
+    def outcomes_of(self, request: Reading) -> Outcomes:
         """Return where a reading request belongs."""
         if isinstance(request, ReadLacRequest):
             return self.lac_reads

@@ -24,6 +24,7 @@ from bookies.bookie.control import (
     Call,
     ControlServer,
     control_calls,
+    latency_calls,
     mode_calls,
     refused_calls,
     scrub_calls,
@@ -33,6 +34,7 @@ from bookies.bookie.control import (
 from bookies.bookie.former_ledgers import LedgerChecks, find_former_ledgers
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
+from bookies.bookie.latency import Latency, is_timed
 from bookies.bookie.live_settings import LiveSettings
 from bookies.bookie.reads import Reads
 from bookies.bookie.registration import Registration
@@ -47,7 +49,9 @@ from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
 from bookies.config import BookieConfig
 from bookies.errors import StorageError
 from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.timed_driver import timed
 from bookies.model import BookieId
+from bookies.runtime.activities import LoopLag
 from bookies.runtime.events import Events
 from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Listener, Lock, Runtime
@@ -167,8 +171,13 @@ class BookieServer:
         self.store = LedgerStore(runtime, config, self._fail)
         self.storage: Storage = self.store if wrap is None else wrap(self.store)
         self._runtime = runtime
-        self._driver = driver
         self._events = Events("bookie", runtime.clock)
+        self.latency = Latency(config, runtime.clock, self.store.activities, self._events) if is_timed(config) else None
+        self.lag = LoopLag() if self.latency is None else LoopLag(self.store.activities, self.latency.stalled)
+        if self.latency is not None:
+            driver = timed(driver, runtime.clock.monotonic, self.latency.metadata_answered)
+            self.store.on_log_read = self.latency.log_read
+        self._driver = driver
         intake = Intake(
             config.adds_in_progress_size_max,
             lambda: self.store.is_congested,
@@ -176,7 +185,9 @@ class BookieServer:
             partial_size_max=max(config.adds_in_progress_size_max, PARTIAL_FRAMES * config.frame_size_max),
             now=runtime.clock.monotonic,
         )
-        self.served = Served(runtime.clock.monotonic) if config.http_port >= 0 else None
+        if self.latency is not None:
+            intake.on_resumed = self.latency.paused
+        self.served = None if self.latency is None else Served(runtime.clock.monotonic, self.latency)
         self._reads = Reads(self.storage, config, runtime.clock, self._events, self.served)
         self._checks = LedgerChecks(driver, self.bookie_id, self.storage.note_open, runtime, self._events)
         self._handlers = Handlers(
@@ -228,6 +239,8 @@ class BookieServer:
                 self.store.scrub(self._driver)
             if not self.store.was_clean:
                 self._tell_unclean()
+            if self.latency is not None:
+                self._time_storage(self.latency)
             self.calls |= self._operator_calls()
             if self.config.control:
                 await self._start_control()
@@ -300,6 +313,13 @@ class BookieServer:
         return await asyncio.shield(self._cause)
 
     # -- start ---------------------------------------------------------------------------------------------------
+    def _time_storage(self, latency: Latency) -> None:
+        """Time the groups of the journals, and the event loop."""
+        assert self.store.parts is not None
+        for journal in self.store.parts.journals:
+            journal.on_durable = latency.group_durable
+        self._tasks.start(self.lag.run(), "delay of the event loop")
+
     def _tell_unclean(self) -> None:
         self._events.warning(
             "bookie.unclean_start",
@@ -315,6 +335,7 @@ class BookieServer:
             **mode_calls(self.describe, self.hold_read_only),
             **settings_calls(self.settings),
             **storage_calls(self.store),
+            **latency_calls(self.latency, self.bookie_id),
             **refused_calls(COLLECTION_CALLS, "collection", "gc_interval_ms"),
             **refused_calls(SCRUB_CALLS, "the scrub", "scrub_period_ms"),
         }

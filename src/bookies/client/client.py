@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from bookies.client.base import Opening
@@ -33,6 +33,7 @@ from bookies.client.repair.recovery import RecoveryParts, recover_ledger
 from bookies.client.repair.replica_tools import OWNER
 from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
 from bookies.client.transport.client_counts import ClientCounts, ClientUsage
+from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
 from bookies.client.write.write_context import WriteContext
@@ -47,9 +48,11 @@ from bookies.errors import (
 )
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.interface.timed_driver import timed
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.ledger.ledger import new_ledger
 from bookies.protocol.ledger.offload import is_given_up
+from bookies.runtime.activities import LoopLag
 from bookies.runtime.ports import Runtime, Worker
 from bookies.wire.digest import master_key, package_lac
 
@@ -71,6 +74,11 @@ class Client:
         if self.config.wire not in ("v2", "v3"):
             raise InvalidArgument(f"wire={self.config.wire!r}: must be 'v2' or 'v3'")
         self._runtime = runtime
+        self._latency: ClientLatency | None = None
+        self._lag: asyncio.Task[None] | None = None
+        if self.config.slow_request_ms:
+            self._latency = ClientLatency(runtime.clock, self.config.slow_request_ms / 1000)
+            driver = timed(driver, runtime.clock.monotonic, self._latency.metadata_answered)
         self._driver = driver
         self._locations = Locations(runtime, self.config, driver)
         self._watcher = BookieWatcher(
@@ -85,7 +93,10 @@ class Client:
         self._pool = BookiePool(
             runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed, counts=counts
         )
-        self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher.candidates, counts)
+        self._pool.latency = self._latency
+        self._writing = WriteContext.of(
+            runtime, self.config, self._pool, driver, self._watcher.candidates, counts, self._latency
+        )
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
         self._files: Worker | None = None  # reads files of offloaded ledgers, which blocks
@@ -101,6 +112,9 @@ class Client:
         if not self._is_open:
             await self._driver.open()
             await self._watcher.start()
+            if self._latency is not None:
+                lag = LoopLag(self._latency.activities, self._latency.stalled)
+                self._lag = asyncio.get_running_loop().create_task(lag.run(), name="delay of the event loop")
             self._is_open = True
         return self
 
@@ -112,6 +126,8 @@ class Client:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._lag is not None:
+            self._lag.cancel()
         await self._watcher.stop()
         self._writing.announcer.stop()
         for writer in list(self._writers.values()):
@@ -385,6 +401,17 @@ class Client:
             dict(self._driver.operations.counts),
             self._runtime.clock.monotonic(),
         )
+
+    def slow_report(self) -> dict[str, Any]:
+        """Return the slow operations of this client, and what they waited for: for `bk why slow --client FILE`.
+
+        The result can be written as JSON. Raises `InvalidArgument` unless the setting `slow_request_ms` is above 0.
+        """
+        if self._latency is None:
+            raise InvalidArgument(
+                "this client keeps no slow requests: connect with slow_request_ms=100 or another bound"
+            )
+        return self._latency.report("the client")
 
     # -- logs ----------------------------------------------------------------------------------------------------
     def log(self, name: str, *, password: bytes = b"") -> Log:

@@ -117,6 +117,35 @@ REQUESTS: tuple[Metric, ...] = (
     ),
 )
 
+
+def _stages(request: str, help: str, read: Callable[[Any], Any]) -> Metric:
+    return Metric(f"bookies_{request}_stage_seconds", Kind.HISTOGRAM, "latency", help, read, ("stage",), "seconds")
+
+
+STAGES: tuple[Metric, ...] = (
+    _stages("add", "entries added, by stage: queue, sync (journal write included), answer", lambda part: part.adds),
+    _stages(
+        "read",
+        "reads by stage: budget, index, log, answer; memory: whole reads of entries in memory",
+        lambda part: part.reads,
+    ),
+    Metric(
+        "bookies_slow_requests_total",
+        Kind.COUNTER,
+        "latency",
+        "requests, pauses and stalls that took longer than slow_request_ms",
+        lambda part: part.slow.count,
+    ),
+    Metric(
+        "bookies_slow_request_seconds_total",
+        Kind.COUNTER,
+        "latency",
+        "seconds of them",
+        lambda part: part.slow.seconds,
+        unit="seconds",
+    ),
+)
+
 SERVER: tuple[Metric, ...] = (
     Metric("bookie_SERVER_STATUS", Kind.GAUGE, "bookie", "1: writable, 0: read-only, -1: not registered", _status),
     Metric(

@@ -9,8 +9,8 @@ from bookies.bookie.server import BookieServer
 from bookies.metrics import bookie_table, process_table, storage_table
 from bookies.metrics.health import Health
 from bookies.metrics.metric import Collection, Metric
-from bookies.metrics.process_table import LoopLag
 from bookies.metrics.storage_table import CollectionFacts, StorageFacts
+from bookies.runtime.activities import LoopLag
 from bookies.runtime.ports import Clock
 from bookies.runtime.process_usage import process_usage, python_version
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 BOOKIE_TABLES: tuple[tuple[Metric, ...], ...] = (
     bookie_table.REQUESTS,
+    bookie_table.STAGES,
     bookie_table.SERVER,
     storage_table.JOURNAL,
     storage_table.STORAGE,
@@ -36,7 +37,7 @@ def recovery_tables() -> tuple[tuple[Metric, ...], ...]:
 
 
 def bookie_collection(
-    server: BookieServer, recovery: Callable[[], AutoRecovery | None] | None, health: Health, lag: LoopLag, clock: Clock
+    server: BookieServer, recovery: Callable[[], AutoRecovery | None] | None, health: Health, clock: Clock
 ) -> Collection:
     """Return the metrics of a bookie. `recovery`: auto-recovery in the same process; None: it runs elsewhere."""
     store = server.store
@@ -45,13 +46,14 @@ def bookie_collection(
         (*BOOKIE_TABLES, process_table.TABLE, *(recovery_tables() if recovery is not None else ())),
         {
             "served": lambda: server.served,
+            "latency": lambda: server.latency,
             "bookie": lambda: server,
             "load": server.load,
             "storage": lambda: StorageFacts.of(store),
             "gc": lambda: CollectionFacts.of(store),
             "scrub": lambda: store.scrubber.gauges() if store.scrubber is not None and store.parts else None,
             "process": process_usage,
-            "loop": lambda: lag,
+            "loop": lambda: server.lag,
             "build": lambda: build,
             "metadata": lambda: server.metadata.operations,
             "health": health.conditions,

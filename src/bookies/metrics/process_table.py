@@ -5,29 +5,10 @@ The names of the first group are those that every Prometheus client writes for i
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from bookies.metrics.metric import Kind, Metric
-from bookies.runtime.histogram import Distribution
-
-LAG_INTERVAL_S = 0.25  # between two measurements of the event loop's delay
-
-
-class LoopLag:
-    """Delay of the event loop: how much later than requested a timer fires. `run` it."""
-
-    def __init__(self) -> None:
-        self.delays = Distribution()
-
-    async def run(self) -> None:
-        """Measure until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due_s = loop.time() + LAG_INTERVAL_S
-            await asyncio.sleep(LAG_INTERVAL_S)
-            self.delays.record(max(0.0, loop.time() - due_s))
 
 
 def _usage(name: str, kind: Kind, help: str, field: str, unit: str = "") -> Metric:

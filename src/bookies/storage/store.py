@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from bookies.config import BookieConfig
 from bookies.errors import DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
+from bookies.runtime.activities import Activities
 from bookies.runtime.ports import Runtime
 from bookies.storage.checkpoint.index_writes import StorageObserver
 from bookies.storage.disks.directories import Directories
@@ -51,6 +52,7 @@ class LedgerStore(StoreWrites, StoreReads):
     def __init__(self, runtime: Runtime, config: BookieConfig, on_fatal: Callable[[BaseException], None]) -> None:
         super().__init__(runtime, config)
         self._on_fatal = on_fatal
+        self.activities = Activities(runtime.clock.monotonic)
         self.observer = StorageObserver()  # may be replaced until `start`
         self._running: list[asyncio.Task[None]] = []
         self.collector: CollectionLoop | None = None
@@ -69,7 +71,7 @@ class LedgerStore(StoreWrites, StoreReads):
         assert self._parts is None
         try:
             await self._keep_page_size()
-            self._parts = parts = StorageParts(self._runtime, self._config, self._changed, self._fail)
+            self._parts = parts = StorageParts(self._runtime, self._config, self._changed, self._fail, self.activities)
             parts.checkpointer.index_writer.observer = parts.removals.observer = self.observer
             self._running.append(parts.checkpointer.start(self._tasks))
             await open_storage(parts, self._events)

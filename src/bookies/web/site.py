@@ -15,7 +15,7 @@ from bookies.config import BookieConfig, ClientConfig, HttpConfig
 from bookies.errors import ConfigError
 from bookies.metrics.collections import bookie_collection, recovery_collection
 from bookies.metrics.health import BookieHealth, RecoveryHealth
-from bookies.metrics.process_table import LoopLag
+from bookies.runtime.activities import LoopLag
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Encryption, Runtime, TlsFiles
 from bookies.runtime.tasks import Tasks
@@ -59,16 +59,11 @@ def _with_overview(routes: list[Route]) -> list[Route]:
 
 
 @contextlib.asynccontextmanager
-async def _serving(
-    server: HttpServer, lag: LoopLag, client: SharedClient, jobs: Jobs, events: Events
-) -> AsyncIterator[None]:
-    tasks = Tasks(lambda error: events.error("http.broken", path="loop lag", error=error))
+async def _serving(server: HttpServer, client: SharedClient, jobs: Jobs) -> AsyncIterator[None]:
     await server.start()
-    tasks.start(lag.run(), "delay of the event loop")
     try:
         yield
     finally:
-        await tasks.stop()
         await server.stop()
         await jobs.stop()
         await client.close()
@@ -124,8 +119,8 @@ def beside_start(
     async def around(server: BookieServer, runtime: Runtime) -> AsyncIterator[None]:
         config = server.config
         server.settings.sources = sources or {}
-        health, lag = BookieHealth(server, runtime.clock.monotonic), LoopLag()
-        metrics = bookie_collection(server, recovery, health, lag, runtime.clock)
+        health = BookieHealth(server, runtime.clock.monotonic)
+        metrics = bookie_collection(server, recovery, health, runtime.clock)
         client = SharedClient(runtime, open_driver, client_config)
         jobs = Jobs(runtime.clock)
         routes = _with_overview(
@@ -140,7 +135,7 @@ def beside_start(
         )
         names = [config.http_host, config.host, config.advertised_host, *config.http_names]
         http = http_server(runtime, config, config, Routes(routes, "bookie"), names)
-        async with _serving(http, lag, client, jobs, Events("http", runtime.clock)):
+        async with _serving(http, client, jobs):
             server.http_address = http.address
             yield
 
@@ -178,5 +173,11 @@ async def around_recovery(
     )
     names = [config.http_host, *config.http_names]
     http = http_server(runtime, config, client_config, Routes(routes, "the recovery process"), names)
-    async with _serving(http, lag, client, jobs, Events("http", runtime.clock)):
-        yield http.address
+    events = Events("http", runtime.clock)
+    tasks = Tasks(lambda error: events.error("http.broken", path="loop lag", error=error))
+    async with _serving(http, client, jobs):
+        tasks.start(lag.run(), "delay of the event loop")
+        try:
+            yield http.address
+        finally:
+            await tasks.stop()

@@ -14,6 +14,7 @@ from bookies.wire.messages import (
 )
 
 from .conftest import KEY, World, adds
+from .test_latency import latency_of
 
 HTTP = {"http_port": 8080}  # enables the counts; no server listens in these tests
 
@@ -84,7 +85,7 @@ def test_a_bookie_without_an_http_server_counts_no_requests(world: World) -> Non
 
 def test_reads_of_one_batch_are_one_record() -> None:
     now = 1.0
-    served = Served(lambda: now)
+    served = Served(lambda: now, latency_of())
     served.began_s = served.clock()
     for _ in range(3):
         served.read_now(100)

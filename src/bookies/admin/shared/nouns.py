@@ -57,6 +57,7 @@ COMMANDS = {
         "bookies.admin.commands.inspect",
         "print the contents of the files of a bookie, or of Apache's, offline",
     ),
+    "why": ("bookies.admin.commands.why", "slow: explain why requests were slow, the most likely cause first"),
     "bench": ("bookies.lab.commands.bench", "measure appends and reads"),
     "chaos": (
         "bookies.lab.commands.chaos",

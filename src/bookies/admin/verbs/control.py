@@ -95,23 +95,27 @@ def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
     yield from chosen
 
 
-class _Unreachable(UsageError):
+class Unreachable(UsageError):
     """Failure to reach the bookie through this control file. That of another directory may work."""
 
 
-def ask(path: pathlib.Path, call: str, arguments: Mapping[str, object]) -> tuple[str, Any]:
+def ask(
+    path: pathlib.Path, call: str, arguments: Mapping[str, object], timeout_s: float | None = None
+) -> tuple[str, Any]:
     """Call a bookie. Return (name of the bookie, its answer).
 
-    `path`: the control file in one of its ledger directories. If it does not lead to the bookie, the files in its other
-    directories are tried. Raises `UsageError` if the bookie does not run, or refuses.
+    `timeout_s`: for the answer; None: no limit. `path`: the control file in one of its ledger directories. If it does
+    not lead to the bookie, the files in its other directories are tried.
+
+    Raises `UsageError` if the bookie does not run, or refuses.
     """
     try:
-        return _ask_by(path, call, arguments)
-    except _Unreachable:
+        return _ask_by(path, call, arguments, timeout_s)
+    except Unreachable:
         for other in _others(path):
             try:
-                return _ask_by(other, call, arguments)
-            except _Unreachable:
+                return _ask_by(other, call, arguments, timeout_s)
+            except Unreachable:
                 continue
         raise
 
@@ -129,38 +133,40 @@ def _others(path: pathlib.Path) -> list[pathlib.Path]:
     return [other for directory in ledgers if (other := pathlib.Path(directory) / path.name) != path]
 
 
-def _ask_by(path: pathlib.Path, call: str, arguments: Mapping[str, object]) -> tuple[str, Any]:
+def _ask_by(path: pathlib.Path, call: str, arguments: Mapping[str, object], timeout_s: float | None) -> tuple[str, Any]:
     try:
         facts = json.loads(path.read_bytes())
         bookie, address, token = facts["bookie"], (facts["host"], facts["port"]), facts["token"]
     except FileNotFoundError:
-        raise _Unreachable(f"{path} is missing: no bookie has run there with its control endpoint enabled") from None
+        raise Unreachable(f"{path} is missing: no bookie has run there with its control endpoint enabled") from None
     except PermissionError:
-        raise _Unreachable(f"{path} can only be read by the user that runs the bookie") from None
+        raise Unreachable(f"{path} can only be read by the user that runs the bookie") from None
     except OSError as error:
-        raise _Unreachable(f"{path} cannot be read, {error.strerror}: {_ANOTHER}") from error
+        raise Unreachable(f"{path} cannot be read, {error.strerror}: {_ANOTHER}") from error
     except (ValueError, KeyError, TypeError):
-        raise _Unreachable(
+        raise Unreachable(
             f"{path}, which holds the address of the running bookie, is damaged: restart the bookie, or {_ANOTHER}"
         ) from None
     request = {"token": token, "call": call, "arguments": dict(arguments)}
     try:
         with socket.create_connection(address, timeout=CONNECT_S) as connection:
-            connection.settimeout(None)
+            connection.settimeout(timeout_s)
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 line = lines.readline()
+    except TimeoutError as error:
+        raise Unreachable(f"bookie {bookie} does not answer ({path})") from error
     except OSError as error:
-        raise _Unreachable(f"bookie {bookie} does not run: {error.strerror or error} ({path})") from error
+        raise Unreachable(f"bookie {bookie} does not run: {error.strerror or error} ({path})") from error
     if not line:
         raise UsageError(f"bookie {bookie} stopped before it answered")
     try:
         answer = json.loads(line)
         problem = answer.get("error")
     except (ValueError, AttributeError):
-        raise _Unreachable(f"bookie {bookie} does not run: another process uses its port ({path})") from None
+        raise Unreachable(f"bookie {bookie} does not run: another process uses its port ({path})") from None
     if problem is not None:
-        error_type = _Unreachable if problem.startswith("wrong token") else UsageError
+        error_type = Unreachable if problem.startswith("wrong token") else UsageError
         raise error_type(f"bookie {bookie}: {problem}")
     return bookie, answer["result"]
 

@@ -74,7 +74,8 @@ class Intake:
     `is_congested()` and resumes when half of that is answered and congestion has ended. Requests read by then are
     served, never refused: a busy bookie must not look like a failing one. So the bound is `adds_size_max`, the read
     that exceeded it with the request it completed, and one read of each connection that came later (see
-    `Connection.data_received`).
+    `Connection.data_received`). `on_resumed`: called after a pause with its beginning and end in seconds, and "cache"
+    (congestion) or "intake".
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class Intake:
         self.adds_size_max = adds_size_max
         self.is_paused = False
         self.pauses = Distribution()  # seconds
+        self.on_resumed: Callable[[float, float, str], None] | None = None
         self._paused_at_s = 0.0
+        self._pause_reason = "intake"
         self.partial_frames = PartialFrames(adds_size_max if partial_size_max is None else partial_size_max)
         self._connections: dict[Reader, None] = {}
         self._is_congested = is_congested
@@ -150,6 +153,7 @@ class Intake:
     def _pause(self) -> None:
         self.is_paused = True
         self._paused_at_s = self._now()
+        self._pause_reason = "cache" if self._is_congested() else "intake"
         for connection in self._connections:
             connection.update_reading()
         if self._is_congested() and not self._is_stopped:
@@ -162,7 +166,10 @@ class Intake:
             self._when_uncongested(self._maybe_resume)
             return
         self.is_paused = False
-        self.pauses.record(self._now() - self._paused_at_s)
+        now_s = self._now()
+        self.pauses.record(now_s - self._paused_at_s)
+        if self.on_resumed is not None:
+            self.on_resumed(self._paused_at_s, now_s, self._pause_reason)
         for connection in self._connections:
             connection.update_reading()
 

@@ -162,6 +162,7 @@ class Client(BlockingHandle[asynchronous.Client]):
     log = delegates(asynchronous.Client.log, Log, Log)
     logs = waits(asynchronous.Client.logs)
     usage = runs(asynchronous.Client.usage)
+    slow_report = runs(asynchronous.Client.slow_report)
 
     def administration(
         self, *, password: bytes = b"", digest: str | DigestType = "crc32", owner: str = ""

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
 from bookies.client.transport.client_counts import ClientCounts
+from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.transport.connection import Connection
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
@@ -101,6 +102,7 @@ class BookiePool:
         counts: ClientCounts | None = None,
     ) -> None:
         self.counts = counts or ClientCounts()
+        self.latency: ClientLatency | None = None  # set before the first request, if the client keeps slow ones
         self._runtime = runtime
         self._config = config
         self._resolve = resolve
@@ -211,8 +213,8 @@ class BookiePool:
         )
         peer = self._peers[bookie]
         peer.read_count += 1
-        if not peer.read_count % OBSERVED_EVERY:
-            self._observe(bookie, READ, answer)
+        if self.latency is not None or not peer.read_count % OBSERVED_EVERY:
+            self._observe(bookie, READ, answer, ledger_id)
         return answer
 
     async def read_entry(
@@ -268,8 +270,8 @@ class BookiePool:
         answer = connection.request(encode_request(request), self._config.read_timeout_ms, txn_id=txn_id)
         peer = self._peers[bookie]
         peer.read_count += 1
-        if count_max > SHORT_BATCH or not peer.read_count % OBSERVED_EVERY:
-            self._observe(bookie, READ_BATCH, answer)
+        if self.latency is not None or count_max > SHORT_BATCH or not peer.read_count % OBSERVED_EVERY:
+            self._observe(bookie, READ_BATCH, answer, ledger_id)
         return answer
 
     async def read_batch(
@@ -415,13 +417,15 @@ class BookiePool:
         if self._on_suspect is not None:
             self._on_suspect(bookie)
 
-    def _observe(self, bookie: BookieId, request_type: str, answer: asyncio.Future[Outcome]) -> None:
+    def _observe(self, bookie: BookieId, request_type: str, answer: asyncio.Future[Outcome], ledger_id: int) -> None:
         """Time a request that has just been sent. Requests that are given up or fail are not counted."""
         begun = self._loop.time()
 
         def answered(answer: asyncio.Future[Outcome]) -> None:
             if not answer.cancelled() and not isinstance(answer.result(), BookKeeperError):
                 self.health.observe(bookie, request_type, self._loop.time() - begun)
+                if self.latency is not None:
+                    self.latency.replica_answered("fetch", begun, bookie, ledger_id)
 
         answer.add_done_callback(answered)
 

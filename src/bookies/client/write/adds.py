@@ -301,6 +301,7 @@ class AddChannel:
         self._window = frames.window
         self.loop = asyncio.get_running_loop()
         self.pipeline = pipeline
+        self.late_bookie = BookieId("")  # whose answer confirmed the last entries
         self.piggybacked = -1  # the last add confirmed that the newest entry carries
 
     def add(self, payloads: Sequence[bytes], length: int | None = None) -> None:
@@ -343,6 +344,7 @@ class AddChannel:
     def on_acknowledged(self, position: int, bookie: BookieId, entry_ids: Sequence[int]) -> None:
         pipeline = self.pipeline
         if effects := pipeline.acknowledged(position, bookie, entry_ids):
+            self.late_bookie = bookie
             self.carry_out(effects)
         if self._window.may_release(pipeline.head) or not pipeline.is_open:
             self._release()

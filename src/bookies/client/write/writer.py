@@ -111,8 +111,10 @@ class LedgerWriter:
         self._send_lac = announce
         self._announcer = context.announcer
         self._counts = context.counts
+        self._latency = context.latency
         self._timed_last = -1  # last entry of the batch that is being timed; -1: none
         self._timed_s = 0.0
+        self._failed_bookie: BookieId | None = None  # while the timed batch was sent
         self._announced = -1  # the last add confirmed that was announced explicitly
         self._final_length: int | None = None  # of the confirmed prefix, once a pending entry has failed
         self._forced_length = 0  # deferred sync: payload bytes up to the last add confirmed
@@ -374,12 +376,19 @@ class LedgerWriter:
         return future
 
     async def _enqueue(self, data: bytes) -> asyncio.Future[int]:
+        began_s = self._loop.time()
         async with self._queue_for_memory:
             await self._acquire(len(data) + self._overhead)
+            self._had_memory(began_s)
             return self._queue(data)
+
+    def _had_memory(self, began_s: float) -> None:
+        if self._latency is not None:
+            self._latency.memory_granted(began_s, self.ledger_id)
 
     async def _enqueue_many(self, batch: list[bytes]) -> asyncio.Future[int]:
         """Send a batch in pieces, as memory allows; return the future of its last entry."""
+        began_s = self._loop.time()
         async with self._queue_for_memory:
             self._flush()
             future: asyncio.Future[int] = self._loop.create_future()
@@ -393,6 +402,7 @@ class LedgerWriter:
                 self._time(len(piece))
                 self._channel.add(piece)
                 self._quorum_timeout.watch()
+            self._had_memory(began_s)
             return future
 
     def _pieces(self, batch: list[bytes]) -> list[tuple[int, int]]:
@@ -505,6 +515,10 @@ class LedgerWriter:
         if 0 <= self._timed_last <= last:
             self._counts.appends.succeeded.record(self._loop.time() - self._timed_s)
             self._timed_last = -1
+            if self._latency is not None:
+                late_bookie = self._failed_bookie or self._channel.late_bookie
+                self._latency.replica_answered("append", self._timed_s, late_bookie, self.ledger_id)
+                self._failed_bookie = None
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 future.set_result(entry_id)
@@ -529,6 +543,7 @@ class LedgerWriter:
 
     def on_change(self, change: ChangeEnsemble) -> None:
         self._counts.ensemble_changes += 1
+        self._failed_bookie = change.failed[0][1] if change.failed else None
         self._tasks.start(self._change(change), f"change the ensemble of ledger {self.ledger_id}")
 
     def on_close(self, close: CloseLedger) -> None:

@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 
 from bookies.config import BookieConfig
 from bookies.errors import StorageError
+from bookies.runtime.activities import Activities
 from bookies.runtime.events import Events
 from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Runtime
@@ -82,6 +83,7 @@ class Checkpointer:
         index_writer: IndexWriter,
         directories: Sequence[str],
         on_change: Callable[[], None],
+        activities: Activities,
     ) -> None:
         self.times = Distribution()  # seconds
         self.persisted: Marks = ()
@@ -89,9 +91,10 @@ class Checkpointer:
         self.worker = index_writer.worker
         self.log = index_writer.log
         self.index_writer = index_writer
-        self.flusher = Flusher(runtime, cache, index_writer, self._rotated, on_change)
+        self.flusher = Flusher(runtime, cache, index_writer, self._rotated, on_change, activities)
         self._journals = JournalGrowth(config.checkpoint_journal_size)
         self._clock = runtime.clock
+        self._activities = activities
         self._events = Events("storage.checkpoint", runtime.clock)
         self._interval_s = config.checkpoint_interval_ms / 1000
         self._wanted = asyncio.Event()
@@ -119,15 +122,19 @@ class Checkpointer:
         retried; SyncFailed.
         """
         async with self._lock:
-            began_s = self._clock.monotonic()
-            cut = await self.flusher.flush_all(self._journals.marks)
-            newest_id = self.log.newest_id
-            await self.index_writer.write(marks or cut, newest_id)
-            self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
-            self.log.covered_id = max(self.log.covered_id, newest_id)
-            self.times.record(self._clock.monotonic() - began_s)
-            await self._journals.cut(self.persisted)
-            self.log.index.forget_idle(lambda ledger_id: not self.flusher.cache.holds(ledger_id))
+            with self._activities.during("checkpoint"):
+                await self._checkpoint(marks)
+
+    async def _checkpoint(self, marks: Marks | None) -> None:
+        began_s = self._clock.monotonic()
+        cut = await self.flusher.flush_all(self._journals.marks)
+        newest_id = self.log.newest_id
+        await self.index_writer.write(marks or cut, newest_id)
+        self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
+        self.log.covered_id = max(self.log.covered_id, newest_id)
+        self.times.record(self._clock.monotonic() - began_s)
+        await self._journals.cut(self.persisted)
+        self.log.index.forget_idle(lambda ledger_id: not self.flusher.cache.holds(ledger_id))
 
     async def roll_log(self, threshold: int) -> None:
         """Seal and cover the active entry log if less than `threshold` percent of it belongs to known ledgers.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from bookies.errors import DiskFull, StorageError
+from bookies.runtime.activities import Activities
 from bookies.runtime.events import Events
 from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Runtime
@@ -36,6 +37,7 @@ class Flusher:
         index_writer: IndexWriter,
         rotated: Callable[[], Marks],
         on_change: Callable[[], None],
+        activities: Activities,
     ) -> None:
         self.problem = ""  # the reason why the last attempt failed, otherwise empty
         self.flushed_size = 0  # bytes of flushed generations
@@ -45,6 +47,7 @@ class Flusher:
         self._rotated = rotated
         self._on_change = on_change
         self._clock = runtime.clock
+        self._activities = activities
         self._events = Events("storage.checkpoint", runtime.clock)
         self._written_runs = 0  # runs of the snapshot written so far, also by an attempt that failed later
         self._written_mixed = 0  # entries of its mixed runs written so far
@@ -101,7 +104,8 @@ class Flusher:
             while self.cache.snapshot is not None:
                 began_s, size = self._clock.monotonic(), self.cache.snapshot.size
                 try:
-                    await self._flush(self.cache.snapshot)
+                    with self._activities.during("flush"):
+                        await self._flush(self.cache.snapshot)
                 except (OSError, StorageError) as error:
                     if await failover.survives(error, worker):
                         await asyncio.sleep(0)

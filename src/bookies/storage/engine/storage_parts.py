@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from bookies.config import BookieConfig
+from bookies.runtime.activities import Activities
 from bookies.runtime.ports import Runtime
 from bookies.storage.cache import WriteCache
 from bookies.storage.checkpoint import Checkpointer, Failover
@@ -32,8 +33,10 @@ class StorageParts:
         config: BookieConfig,
         on_change: Callable[[], None],
         on_fatal: Callable[[BaseException], None],
+        activities: Activities,
     ) -> None:
         self.config = config
+        self.activities = activities
         self.directories = directories = Directories(runtime.disk, config)
         self.health = DirectoryHealth(
             directories.ledgers, directories.indexes, keeps_going=config.survive_failed_directory
@@ -52,7 +55,9 @@ class StorageParts:
         self.failover = Failover(runtime, stores, self.health, self.index)
         log = IndexedLog(runtime, directories.ledgers, config, self.health, self.index)
         index_writer = IndexWriter(runtime, log, self.readers, self.health, self.failover)
-        self.checkpointer = Checkpointer(runtime, config, self.cache, index_writer, directories.ledgers, on_change)
+        self.checkpointer = Checkpointer(
+            runtime, config, self.cache, index_writer, directories.ledgers, on_change, activities
+        )
         self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
         self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
         self.report = ReplayReport()

@@ -9,6 +9,8 @@ Source: storage 5.7, 8.3.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bookies import kernels
 from bookies.errors import DataUnknown, EntryNotFound, ReadFailed
 from bookies.kernels import Records
@@ -24,11 +26,13 @@ class StoreReads(StoreAccess):
     """Reads from the write cache, or from index and entry logs. All calls on the loop's thread.
 
     `cache_hits`, `resident_hits`: reads answered from the write cache, and from log pages in the system's memory.
-    `log_reads`: seconds of the reads that a worker did.
+    `log_reads`: seconds of the reads that a worker did. `on_log_read`: called by each of them at its end, with the
+    monotonic seconds at which it began, had found the entry in the index, and ended.
     """
 
     cache_hits = 0
     resident_hits = 0
+    on_log_read: Callable[[float, float, float], None] | None = None
 
     def read_resident(self, ledger_id: int, entry_id: int) -> bytes | None:
         """Read an entry that is in memory; return None if `read` must wait for a device or may fail, and for -1."""
@@ -113,7 +117,7 @@ class StoreReads(StoreAccess):
     ) -> bytes:
         """Read a batch from index and entry log. The cache was asked before, without an await in between."""
         ledger.users += 1
-        began_s = self._runtime.clock.monotonic()
+        began_s = found_s = self._runtime.clock.monotonic()
         try:
             while True:
                 slots = b""
@@ -123,6 +127,7 @@ class StoreReads(StoreAccess):
                     if ledger.header.is_uncertain:
                         raise _unknown(ledger.ledger_id, f"whether entry {first_entry_id} was here")
                     raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
+                found_s = self._runtime.clock.monotonic()
                 try:
                     return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
                 except ReadFailed:
@@ -131,7 +136,10 @@ class StoreReads(StoreAccess):
                         raise
         finally:
             ledger.users -= 1
-            self.log_reads.record(self._runtime.clock.monotonic() - began_s)
+            ended_s = self._runtime.clock.monotonic()
+            self.log_reads.record(ended_s - began_s)
+            if self.on_log_read is not None:
+                self.on_log_read(began_s, found_s, ended_s)
 
     async def _slots(self, parts: StorageParts, ledger: Ledger, first: int, count_max: int, size_max: int) -> bytes:
         """Return slots of consecutive entries from `first` on, from as many pages as `size_max` bytes of log need."""

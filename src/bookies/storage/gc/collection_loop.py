@@ -101,7 +101,8 @@ class CollectionLoop:
                     continue
             self._present, self._next = self._next, Request()
             began_s = clock.monotonic()
-            await self.steps.run(self._run_once(self._present))
+            with self._parts.activities.during("collection"):
+                await self.steps.run(self._run_once(self._present))
             self.runs.record(clock.monotonic() - began_s)
             waiters, self._present = self._present.waiters, Request()
             for future in waiters:

@@ -73,7 +73,8 @@ class DueCompactions:
         self._requested = None
         self.present = level
         try:
-            return await self._compact(level)
+            with self._parts.activities.during("compaction"):
+                return await self._compact(level)
         finally:
             self.present = None
             self.counts[level] += 1

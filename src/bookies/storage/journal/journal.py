@@ -279,7 +279,8 @@ class Journal:
     """The queue of one journal. Owned by the loop's thread; its writer is owned by the worker.
 
     `mark`: everything before it is durable. `size`: bytes committed in this process. `on_fatal`: called once.
-    `on_short`: called when the disk is about to be full; records in flight still fit.
+    `on_short`: called when the disk is about to be full; records in flight still fit. `on_durable`: called before the
+    records of a group are answered, with its beginning and end in seconds and its bytes.
     """
 
     def __init__(
@@ -292,6 +293,7 @@ class Journal:
     ) -> None:
         self.mark = LogMark()
         self.on_short: Callable[[], None] = lambda: None
+        self.on_durable: Callable[[float, float, int], None] | None = None
         self.directory = directory
         self.size = 0
         self.group_count = 0
@@ -426,6 +428,8 @@ class Journal:
         self._prepare_for(size)
         # Start the next group first: the device is the bottleneck, and answered clients add to the group after it.
         self._commit()
+        if self.on_durable is not None:
+            self.on_durable(start_s, start_s + sync_s, size)
         self._answer(waiters)
         self.times.durable(wait_s, sync_s, len(waiters))
 
