@@ -1,4 +1,4 @@
-"""What the processes of `bk chaos` stand in: network, disks, clocks, metadata store. With a proxy, or in namespaces."""
+"""Network, disks and metadata store of the processes of `bk chaos`: with a proxy here, in `chaos_namespaces` without."""
 
 from __future__ import annotations
 
