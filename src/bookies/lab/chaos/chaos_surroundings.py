@@ -1,4 +1,4 @@
-"""Network, disks and metadata store of the processes of `bk chaos`: with a proxy here, in `chaos_namespaces` without."""
+"""Network, disks and metadata store of the processes of `bk chaos`: with a proxy here, else in `chaos_namespaces`."""
 
 from __future__ import annotations
 
