@@ -1,4 +1,4 @@
-"""What the processes of `bk chaos` stand in: network, disks, clocks, metadata store. With a proxy, or in namespaces."""
+"""Network, disks and metadata store of the processes of `bk chaos`: with a proxy here, else in `chaos_namespaces`."""
 
 from __future__ import annotations
 

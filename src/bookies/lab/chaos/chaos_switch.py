@@ -47,7 +47,7 @@ _DESTINATION = slice(16, 20)  # of an IPv4 header
 
 @dataclass(frozen=True)
 class Impairment:
-    """What happens to packets from any of `sources` to any of `targets`. Shares are 0 to 1."""
+    """Impairment of packets from any of `sources` to any of `targets`. Shares are 0 to 1."""
 
     sources: frozenset[str]
     targets: frozenset[str]

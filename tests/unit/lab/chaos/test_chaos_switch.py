@@ -1,4 +1,4 @@
-"""Packets of `bk chaos --namespaces`: each is treated as ordered; and a seed determines the plan of faults."""
+"""Packets of `bk chaos --namespaces`: each is treated as ordered."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import random
 
 import pytest
 
-from bookies.lab.chaos.chaos_plan import plan_faults
 from bookies.lab.chaos.chaos_switch import REORDERED_S, Fabric, Impairment
 
 A, B = frozenset({"a"}), frozenset({"b"})
-WEIGHTS = {"cut": 3.0, "stall": 1.0}
 
 
 def fabric(**quality: float) -> Fabric:
@@ -55,18 +53,3 @@ def test_loss_is_a_share_of_the_packets() -> None:
     assert 6_700 < arrived < 7_300
     assert packets.statistics == {"packets": 10_000, "packets lost": 10_000 - arrived, "packets delayed": 0,
                                   "packets duplicated": 0}  # fmt: skip
-
-
-def plan(seed: int, seconds: float) -> list[tuple[float, str, float]]:
-    return [(at_s, fault, choices.random()) for at_s, fault, choices in plan_faults(seed, seconds, 0.5, WEIGHTS)]
-
-
-def test_a_seed_determines_the_plan_and_a_longer_run_begins_with_the_shorter() -> None:
-    short, long = plan(7, 30.0), plan(7, 60.0)
-    assert long[: len(short)] == short
-    assert plan(8, 30.0) != short
-    assert 30 < len(short) < 90
-    times = [at_s for at_s, _, _ in short]
-    assert times == sorted(times)
-    assert times[-1] < 30.0
-    assert {fault for _, fault, _ in short} == set(WEIGHTS)
