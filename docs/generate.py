@@ -487,21 +487,28 @@ def http_page() -> str:
     """The page of the HTTP server: its tables of endpoints are made from the routes, the rest is kept."""
 
     def table(match: re.Match[str]) -> str:
+        from bookies.admin.remote import remote_api
         from bookies.web.apache_bookie import BookieEndpoints
+        from bookies.web.apache_changes import BookieChanges, ClusterChanges
         from bookies.web.apache_cluster import ClusterEndpoints
         from bookies.web.probes import Probes
+        from bookies.web.site import Process
 
         nothing: Any = None  # the routes are listed, and none is called
         groups = {
             "probes": Probes(nothing, nothing, nothing).routes,
             "bookie": BookieEndpoints(nothing, nothing).routes,
             "cluster": ClusterEndpoints(nothing, nothing, nothing).routes,
+            "changes": (*BookieChanges(nothing).routes, *ClusterChanges(nothing, nothing).routes),
+            "verbs": remote_api.routes(Process(nothing, object())),  # type: ignore[arg-type]
         }
         rows = [
-            f"| `{each.path}` | {f'`{each.parameters}`' if each.parameters else ''} | {each.help} |"
+            f"| {each.method} `{each.path}` | {each.role.word} | "
+            f"{', '.join(f'`{part}`' for part in (each.parameters, each.body) if part)} | {each.help} |"
             for each in groups[match[2]]
         ]
-        return match[1] + "\n".join(["| path | query | answer |", "|---|---|---|", *rows]) + "\n\n" + match[3]
+        head = ["| endpoint | role | query, or body | answer |", "|---|---|---|---|"]
+        return match[1] + "\n".join([*head, *rows]) + "\n\n" + match[3]
 
     return ENDPOINTS.sub(table, (HERE / "reference" / "http.md").read_text())
 

@@ -1,4 +1,4 @@
-"""Fuzz targets: configuration files, the control endpoint, records and positions of Spark."""
+"""Fuzz targets: configuration files, the control endpoint, the HTTP server, records and positions of Spark."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ from bookies.metadata.etcd import etcd_options
 from bookies.metadata.zookeeper import zk_options
 from bookies.protocol.log.log_model import parse_position
 from bookies.protocol.placement.topology import parse_fault_domains, parse_location, parse_location_lines
-from bookies.runtime.ports import Disk, Runtime
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Clock, Disk, Runtime
 from bookies.spark.base import envelope, offsets, options, selection
 from bookies.spark.write import unchanged
 from bookies.units import parse_duration, parse_size
+from bookies.web.access import Access
+from bookies.web.connection import HttpConnection
+from bookies.web.messages import Request, Response, json_response
+from bookies.web.routes import Route, Routes
 
 # -- configuration -----------------------------------------------------------------------------------------------------
 
@@ -159,6 +164,73 @@ def control(data: bytes) -> None:
         loop.close()
 
 
+class HttpTransport(Transport):
+    """A connection that accepts everything."""
+
+    abort = Transport.close
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+async def _served(data: bytes) -> None:
+    """Requests are answered or refused: no input raises an error that is not a `Problem`."""
+    problems: list[object] = []
+    clock = cast(Clock, SimpleNamespace(monotonic=lambda: 0.0))
+    access = Access(None, ["a"], clock, scheme="http", open_metrics=False)
+
+    async def handler(request: Request) -> Response:
+        return json_response({"body": request.document(), "path": request.path, "page": request.number("page", 0)})
+
+    routes = Routes([Route("/x/{y}/z", "", handler), Route("/x", "", handler, method="POST")], "bookie")
+
+    async def handle(request: Request) -> Response:
+        access.check_source(request, changes=request.method not in ("GET", "HEAD"))
+        match = routes.find(request)
+        if match is None:
+            raise routes.refusal(request)
+        return await match[0].handler(request)
+
+    noted = SimpleNamespace(
+        error=lambda *words, **fields: problems.append(fields), warning=lambda *words, **fields: None
+    )
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    connection, transport = (
+        HttpConnection(handle, lambda: "now", cast(Events, noted), lambda ended: None),
+        HttpTransport(),
+    )
+    connection.connection_made(transport)
+    for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
+        if not transport.is_closed:
+            connection.data_received(piece)
+        for _ in range(6):
+            await asyncio.sleep(0)
+    connection.connection_lost(None)
+    check(not problems, "an error in the server", problems)
+    check(not transport.written or transport.written.startswith(b"HTTP/1.1 "), "no response", transport.written)
+
+
+def http(data: bytes) -> None:
+    """One connection of the HTTP server."""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(_served(data))
+    finally:
+        loop.close()
+
+
+def _http() -> list[bytes]:
+    return [
+        b"GET /x/%ff/z?page=1&y=%zz HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\n\r\n",
+        b'POST /x HTTP/1.1\r\nHost: [::1]:1\r\nContent-Length: 7\r\nOrigin: null\r\n\r\n{"a":1}',
+        b"POST /x HTTP/1.1\r\nHost: a\r\n"
+        b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ]
+
+
 def _control() -> list[bytes]:
     request = b'{"token": "TOKEN", "call": "echo", "arguments": {"x": [1, "y", null]}}\n'
     odd = [
@@ -240,6 +312,7 @@ TARGETS = [
     Target("properties", properties, _properties, 1024),
     Target("settings-files", settings_files, _settings_files),
     Target("control", control, _control, 4096),
+    Target("http", http, _http, 4096),
     Target("envelopes", envelopes, _envelopes, 512),
     Target("positions", positions, _positions, 2048),
 ]

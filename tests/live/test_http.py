@@ -132,6 +132,31 @@ def test_users_are_known_by_token_and_certificate_over_tls(tmp_path: pathlib.Pat
             finally:
                 connection.close()
 
+        url = f"https://{address[0]}:{address[1]}"
+        (tmp_path / "token").write_text(f"{token}\n")
+        server = ("--server", url, "--token-file", "token", "--authority", authority.path)
+
+        def remote(*words: str) -> subprocess.CompletedProcess[str]:
+            return bk(tmp_path, *server, *words)
+
+        near = ("--metadata", cluster.metadata_uri)
+        for words in (("bookie", "list"), ("cluster", "info", "--json"), ("ledger", "list")):
+            assert remote(*words).stdout == bk(tmp_path, *words, *near).stdout
+        assert remote("bookie", "gc").returncode == 0
+        assert remote("bookie", "settings", "--set", "gc_share_max=20").returncode == 0
+        shown = remote("bookie", "settings", "--bookie", cluster.bookies[0].id).stdout
+        assert "gc_share_max = 20 (run time" in shown
+        new = bk(tmp_path, "ledger", "create", "--ensemble", "1", "--ack-quorum", "1", *near).stdout.strip()
+        assert "would delete" in remote("ledger", "delete", new, "--dry-run").stdout
+        assert remote("ledger", "delete", new, "--yes").returncode == 0
+        for words, problem in (
+            (("ledger", "show", new), "no such ledger"),
+            (("ledger", "read", "1"), "does not work with --server"),
+            (("bookie", "gc", "--wait"), "--wait does not work with --server"),
+            (("bookie", "state", "--bookie", "b7"), "is not registered"),
+        ):
+            done = remote(*words)
+            assert (done.returncode in (1, 2), problem in done.stderr) == (True, True), done.stderr
         reading, entries = f"{API}/bookie/info", f"{API}/ledger/read?ledger_id=77"
         assert [ask("/livez"), ask(reading), ask(reading, stranger)] == [200, 401, 401]
         assert [ask(reading, alice), ask(entries, alice)] == [200, 403]
@@ -199,6 +224,10 @@ def test_auto_recovery_alone_is_scraped_and_probed(cluster: LocalCluster) -> Non
         assert "bookie_SERVER_STATUS" not in samples
         assert get(address, "/readyz")[0] == 200
         assert json.loads(get(address, f"{API}/autorecovery/status")[1]) == {"enabled": True}
+        url = f"http://{address[0]}:{address[1]}"
+        assert "b1" in bk(pathlib.Path("/"), "--server", url, "bookie", "list").stdout
+        refused = bk(pathlib.Path("/"), "--server", url, "recovery", "disable")
+        assert (refused.returncode, "bk token add" in refused.stderr) == (1, True)
         status, body = get(address, f"{API}/bookie/info")
         assert status == 404
         assert "not served by the recovery process" in json.loads(body)["detail"]

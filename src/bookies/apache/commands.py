@@ -1,6 +1,6 @@
 """Apache's shell commands and HTTP endpoints, of 4.17, with their counterparts here: `bk help apache`.
 
-With `http_port` a bookie also serves those endpoints that only read: docs/reference/http.md.
+With `http_port` a bookie also serves nearly all of these endpoints: docs/reference/http.md.
 
 Each of Apache's shell commands is listed beside its counterpart. An empty `ours` means that there is none yet.
 """

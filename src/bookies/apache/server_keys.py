@@ -211,18 +211,22 @@ SERVER: tuple[Row, ...] = (
     Different(
         "compactionRate", ("", "1000"), "compaction is limited in bytes: isThrottleByBytes=true, compactionRateByBytes"
     ),
-    Mapped("httpServerEnabled", _HTTP, note="true: an HTTP server on httpServerPort; its endpoints only read"),
+    Mapped(
+        "httpServerEnabled",
+        _HTTP,
+        note="true: an HTTP server on httpServerPort; its changes need users (http_users_file)",
+    ),
     Mapped("httpServerPort", _HTTP, note="with httpServerEnabled=true; default 8080"),
     Different(
         "httpServerHost",
         ("", "127.0.0.1", "localhost"),
-        "the HTTP server listens on 127.0.0.1, as it has no authentication: set http_host and http_insecure to let "
-        "other machines reach it",
+        "the HTTP server listens on 127.0.0.1: set http_host, http_users_file and http_tls to let other machines "
+        "reach it",
     ),
     Different(
         "httpServerTlsEnable",
         ("false", ""),
-        "the HTTP server has no TLS: it listens on 127.0.0.1 unless http_insecure is set",
+        "the HTTP server needs PEM files: set http_tls with tls_certificate and tls_key",
         Level.DANGER,
     ),
     Different(

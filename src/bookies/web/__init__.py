@@ -1,1 +1,1 @@
-"""The HTTP server of a bookie or of auto-recovery: probes, metrics, Apache's endpoints that only read."""
+"""The HTTP server of a bookie or of auto-recovery: probes, metrics, Apache's endpoints, users and their roles."""

@@ -55,6 +55,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._encryption = encryption
         self._handshake: asyncio.Task[None] | None = None
+        self._is_plain = False  # the first byte of the handshake is due
         self._early = b""  # what arrives between the handshake and its callback
         self._peer = ""
         self._subject: Any = None  # of the client's certificate
@@ -76,10 +77,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self._peer = str(name[0]) if name else ""
-        if self._encryption is not None:
-            self._transport.pause_reading()  # the handshake reads
-            self._handshake = self._loop.create_task(self._encrypt(self._transport, self._encryption), name="HTTPS")
-            return
+        self._is_plain = self._encryption is not None
         self._begin(self._transport)
 
     def _begin(self, transport: asyncio.Transport) -> None:
@@ -87,9 +85,9 @@ class HttpConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
         self._wait(FIRST_BYTE_S)
 
-    async def _encrypt(self, plain: asyncio.Transport, encryption: Encryption) -> None:
+    async def _encrypt(self, plain: asyncio.Transport, encryption: Encryption, received: bytes) -> None:
         try:
-            transport = await encryption.encrypt(plain, self)
+            transport = await encryption.encrypt(plain, self, received=received)
         except TlsFailed as error:
             self._handshake = None
             self._events.info("http.no_tls", peer=self._peer, cause=error.message)
@@ -109,6 +107,13 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._handshake is not None:
             self._early += data
+            return
+        if self._is_plain and self._transport is not None and self._encryption is not None:
+            self._is_plain = False
+            self._cancel_timer()
+            self._transport.pause_reading()
+            shaking = self._encrypt(self._transport, self._encryption, data)
+            self._handshake = self._loop.create_task(shaking, name="HTTPS")
             return
         if not self._has_begun:
             self._has_begun = True  # the time for a request counts from its first byte

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bookies.bookie.server import BookieServer
+from bookies.bookie.transport.security import server_files
 from bookies.config import BookieConfig, ClientConfig, HttpConfig
 from bookies.errors import ConfigError
 from bookies.metrics.collections import bookie_collection, recovery_collection
 from bookies.metrics.health import BookieHealth, RecoveryHealth
 from bookies.runtime.activities import LoopLag
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Encryption, Runtime, TlsFiles
+from bookies.runtime.ports import Encryption, Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.web import openapi
 from bookies.web.access import Access
@@ -87,18 +88,7 @@ def http_server(
 def _encryption(runtime: Runtime, tls: BookieConfig | ClientConfig) -> Encryption:
     if runtime.tls is None or not tls.tls_certificate:
         raise ConfigError("http_tls needs tls_certificate: without it nothing can be encrypted")
-    files = TlsFiles(
-        certificate=tls.tls_certificate,
-        key=tls.tls_key,
-        key_password_file=tls.tls_key_password_file,
-        authority=tls.tls_authority,
-        checks_peer=False,
-        checks_host_name=False,
-        version_min=tls.tls_version_min,
-        ciphers=tls.tls_ciphers,
-        reload_interval_s=tls.tls_reload_interval_ms / 1000,
-        asks_peer=bool(tls.tls_authority),
-    )
+    files = server_files(tls, checks_peer=False, asks_peer=bool(tls.tls_authority))
     return runtime.tls(files, True)
 
 

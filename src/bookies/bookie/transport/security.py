@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from bookies.config import BookieConfig
+from bookies.config import BookieConfig, ClientConfig
 from bookies.encoding.documents import parse_toml
 from bookies.errors import ConfigError, InvalidArgument
 from bookies.runtime.events import Events
@@ -95,18 +95,23 @@ def _encryption(runtime: Runtime, config: BookieConfig) -> Encryption | None:
         return None
     if runtime.tls is None:
         raise ConfigError("tls_certificate: this Python environment has no TLS")
-    files = TlsFiles(
+    return runtime.tls(server_files(config, checks_peer=config.tls_client_certificates), True)
+
+
+def server_files(config: BookieConfig | ClientConfig, *, checks_peer: bool, asks_peer: bool = False) -> TlsFiles:
+    """Return the files of the server's side of TLS that these settings name."""
+    return TlsFiles(
         certificate=config.tls_certificate,
         key=config.tls_key,
         key_password_file=config.tls_key_password_file,
         authority=config.tls_authority,
-        checks_peer=config.tls_client_certificates,
+        checks_peer=checks_peer,
         checks_host_name=False,
         version_min=config.tls_version_min,
         ciphers=config.tls_ciphers,
         reload_interval_s=config.tls_reload_interval_ms / 1000,
+        asks_peer=asks_peer,
     )
-    return runtime.tls(files, True)
 
 
 def read_users(disk: Disk, path: str) -> dict[str, str]:
