@@ -132,6 +132,7 @@ ABOUT_SEVERAL_MODULES = {
     "spark/jobs/test_work_lists.py",
     "storage/test_format_docs.py",
     "test_docs.py",
+    "test_observe.py",
 }
 
 

@@ -201,7 +201,7 @@ async def compaction_without_rate(stage: Stage) -> None:
         "checkpoint_interval_ms": 1000,
         "write_cache_size": 8 * MIB,
     }
-    await stage.start({"disk": (30e6, 0.0)}, **settings)
+    await stage.start({"disk": (6e6, 0.0)}, **settings)
     async with stage.client(slow_request_ms=0) as client:
         for _ in range(6):
             both = [client.create(ensemble=1), client.create(ensemble=1)]
@@ -210,10 +210,10 @@ async def compaction_without_rate(stage: Stage) -> None:
                     await asyncio.gather(*(ledger.append(bytes(100_000)) for ledger in (kept, dropped)))
             await client.delete(dropped.ledger_id)
     await asyncio.sleep(3)
-    stage.since = "15s"  # without the load that filled the logs
+    stage.since = "20s"  # without the load that filled the logs
     async with stage.client() as client:
-        appending = asyncio.create_task(append_for(client, 12))
-        await asyncio.sleep(2)
+        appending = asyncio.create_task(append_for(client, 17))
+        await asyncio.sleep(5)
         await asyncio.to_thread(stage.ask, "bookie", "compact", "--major", "--wait")
         await appending
 

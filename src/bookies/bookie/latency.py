@@ -11,8 +11,8 @@ The stages share their borders, so they sum up to the duration of the request:
            answer   read to answered
            memory   the whole read, if the entry was in the memory of bookie or system
 
-An add costs one append to a list for each batch of entries; the rest is done later, or only for slow requests. A bookie
-keeps none of this unless its settings ask for it: `http_port`, `slow_request_ms`.
+An add costs some additions for each batch of entries; the rest is done once per journal group, or for slow requests.
+A bookie keeps none of this unless its settings ask for it: `http_port`, `slow_request_ms`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from bookies.runtime.ports import Clock
 SLOW_MS = 1000  # bound of a bookie that has an HTTP server and no bound of its own
 ADD_STAGES = ("queue", "sync", "answer")
 READ_STAGES = ("budget", "index", "log", "answer", "memory")
-PENDING_MAX = 500  # numbers of batches that are not in a distribution yet
 SAMPLED = 8  # one in this many batches of adds counts for the shares of ledgers
 LEDGERS_MAX = 1000  # ledgers whose shares are known
 LEDGERS_SHOWN = 5
@@ -54,7 +53,8 @@ class Latency:
         self._reads = {stage: Distribution() for stage in READ_STAGES}
         self._clock = clock
         self._events = events
-        self._pending: list[float] = []  # (decoded, group began, durable, answered, entries) of adds, flat
+        self._group_count = 0  # entries of it that are answered, and sums of their seconds in two stages
+        self._queue_s = self._answer_s = 0.0
         self._group = (0.0, 0.0, 0)  # of the journal group whose adds are being answered: began, durable, bytes
         self._read: tuple[float, float, float] | None = None  # look-up began, log read began and ended: the last read
         self._batches = 0
@@ -63,15 +63,15 @@ class Latency:
     # -- adds ----------------------------------------------------------------------------------------------------
     def group_durable(self, began_s: float, durable_s: float, size: int) -> None:
         """Learn the times of the journal group whose adds are answered next."""
+        self._end_group()
         self._group = began_s, durable_s, size
 
     def added(self, decoded_s: float, now_s: float, count: int, size: int, ledger_id: int, peer: str) -> None:
         """Record a batch of `count` entries, which is answered."""
         began_s, durable_s, group_size = self._group
-        pending = self._pending
-        pending += (decoded_s, began_s, durable_s, now_s, count)
-        if len(pending) >= PENDING_MAX:
-            self._sort()
+        self._group_count += count
+        self._queue_s += (began_s - decoded_s) * count
+        self._answer_s += (now_s - durable_s) * count
         self._batches += 1
         if not self._batches % SAMPLED:
             self._ledger_sizes[ledger_id] += size
@@ -82,14 +82,15 @@ class Latency:
             facts = {"ledger": ledger_id, "entries": count, "peer": peer, "group_size": group_size}
             self._keep("add", decoded_s, now_s, stages, facts)
 
-    def _sort(self) -> None:
-        pending, self._pending = iter(self._pending), []
-        distributions = list(self._adds.values())
-        for decoded_s, began_s, durable_s, now_s, count in zip(*[pending] * 5, strict=True):
-            for distribution, seconds in zip(
-                distributions, _add_stages(decoded_s, began_s, durable_s, now_s), strict=True
-            ):
-                distribution.record(seconds, int(count))
+    def _end_group(self) -> None:
+        """Record the stages of the group's adds: their means, which count as often as the group has entries."""
+        if (count := self._group_count) == 0:
+            return
+        began_s, durable_s, _ = self._group
+        means = self._queue_s / count, durable_s - began_s, self._answer_s / count
+        for distribution, seconds in zip(self._adds.values(), means, strict=True):
+            distribution.record(seconds, count)
+        self._group_count, self._queue_s, self._answer_s = 0, 0.0, 0.0
 
     # -- reads ---------------------------------------------------------------------------------------------------
     def log_read(self, began_s: float, found_s: float, ended_s: float) -> None:
@@ -145,7 +146,7 @@ class Latency:
     @property
     def adds(self) -> Mapping[str, Distribution]:
         """Return the seconds by stage."""
-        self._sort()
+        self._end_group()
         return self._adds
 
     @property

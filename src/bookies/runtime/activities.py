@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -63,13 +64,24 @@ class Activities:
         return seconds
 
 
-def thread_times() -> tuple[float, float]:
-    """Return the seconds that the process's first thread has run, and waited for a processor; (0, 0) if unknown."""
+def thread_times() -> tuple[float, float, float]:
+    """Return seconds: for which the process's first thread has run, for which it and for which all threads together
+    have waited for a processor. All are 0 where the system does not count them."""
     try:
-        with open("/proc/self/schedstat", "rb") as file:
-            ran, waited, _ = file.read().split()
+        ran_s, waited_s = _times_of("/proc/self")
+        threads = os.listdir("/proc/self/task")
     except (OSError, ValueError):
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
+    all_waited_s = 0.0
+    for thread in threads:
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            all_waited_s += _times_of(f"/proc/self/task/{thread}")[1]
+    return ran_s, waited_s, all_waited_s
+
+
+def _times_of(directory: str) -> tuple[float, float]:
+    with open(f"{directory}/schedstat", "rb") as file:
+        ran, waited, _ = file.read().split()
     return int(ran) / 1e9, int(waited) / 1e9
 
 
@@ -85,7 +97,7 @@ class LoopLag:
         self,
         activities: Activities | None = None,
         on_stall: Callable[[float, float, dict[str, float]], None] | None = None,
-        times: Callable[[], tuple[float, float]] = thread_times,
+        times: Callable[[], tuple[float, float, float]] = thread_times,
         process_s: Callable[[], float] = time.process_time,
     ) -> None:
         self.delays = Distribution()
@@ -109,8 +121,8 @@ class LoopLag:
                 self.delays.record(delay_s)
                 if self._activities is not None:
                     after = (*self._times(), self._process_s())
-                    ran_s, waited_s, process_s = (now - then for now, then in zip(after, before, strict=True))
-                    self.examine(self._activities, began_s, ended_s, delay_s, ran_s, waited_s, process_s)
+                    differences = [now - then for now, then in zip(after, before, strict=True)]
+                    self.examine(self._activities, began_s, ended_s, delay_s, *differences)
         finally:
             if self._activities is not None:
                 gc.callbacks.remove(self._collected)
@@ -123,10 +135,14 @@ class LoopLag:
         delay_s: float,
         ran_s: float,
         waited_s: float,
+        all_waited_s: float,
         process_s: float,
     ) -> None:
-        """Record who had the processor between two times, by the seconds that thread and process ran meanwhile."""
-        activities.note("processor", ended_s - min(waited_s, ended_s - began_s), ended_s)
+        """Record who had the processor between two times, by the seconds of threads and process meanwhile.
+
+        A request passes from thread to thread, so the waits of all threads count for it.
+        """
+        activities.note("processor", ended_s - min(all_waited_s, ended_s - began_s), ended_s)
         if ran_s >= BUSY_SHARE * (ended_s - began_s):
             activities.note("loop", began_s, ended_s)
         if delay_s < LATE_S:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.latency import LEDGERS_MAX, PENDING_MAX, SAMPLED, Latency, is_timed
+from bookies.bookie.latency import LEDGERS_MAX, SAMPLED, Latency, is_timed
 from bookies.config import BookieConfig
 from bookies.lab.sim.world.cluster import SimClock
 from bookies.lab.sim.world.loop import SimLoop
@@ -44,10 +44,12 @@ def test_an_add_has_the_stages_of_its_group() -> None:
     (request,) = latency.slow.since(0)
     assert dict(request.stages) == {"queue": 0.5, "sync": 2.0, "answer": 0.25}
     assert request.facts == {"ledger": 7, "entries": 10, "peer": "peer", "group_size": 4096}
-    for _ in range(PENDING_MAX):
-        latency.added(3.2, 3.25, 1, 1, 7, "peer")
-    assert latency.adds["queue"].count == 10 + PENDING_MAX
-    assert latency.slow.count == 1
+    latency.group_durable(4.0, 4.5, 4096)
+    latency.added(3.98, 4.51, 1, 1, 7, "peer")
+    latency.added(3.94, 4.52, 3, 1, 7, "peer")
+    latency.group_durable(5.0, 5.5, 4096)
+    assert sums(latency.adds) == {"queue": (14, 5.2), "sync": (14, 22.0), "answer": (14, 2.57)}
+    assert latency.slow.count == 3
 
 
 def test_a_read_has_stages_or_came_from_memory() -> None:
