@@ -2,7 +2,7 @@
 
 A job has an application, whose next version follows from the last commit that a job of it knows of. A version has the
 same entries in every attempt. Two jobs of one application may attempt a version at the same time, as after a restart
-whose predecessor is still alive. Promises: I-34 and I-35 in `checkers/log_consumers.py`.
+whose predecessor is still alive. Promises: the promises "transaction" and "cursor" in `checkers/log_consumers.py`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class LogUsers:
                 commits = store.record_commits.get(f"cursors/{log.name}")
                 current = cursors_of(commits[-1].after if commits else None)
                 if start is not None and current.get(cursor) == start and not store.is_stale:
-                    workload.history.violated("I-35", f"{client.name} cannot read from its cursor {start}: {error}")
+                    workload.history.violated("cursor", f"{client.name} cannot read from its cursor {start}: {error}")
             except BookKeeperError as error:
                 workload.history.failed(client.name, "consuming", error)
             await workload.sleep(100)

@@ -18,6 +18,7 @@ from typing import Any
 from bookies.client.log import Log, LogWriter
 from bookies.errors import BookKeeperError, CursorBehind, InvalidArgument, LogTruncated
 from bookies.lab.sim.checkers import History
+from bookies.lab.sim.checkers.log_consumers import check_cursors, check_transactions
 from bookies.lab.sim.checkers.log_history import ListCommit, LogCheck, LogHistory, Reading, Truncation
 from bookies.lab.sim.clients.log_users import LogUsers
 from bookies.lab.sim.clients.plan import LogPlan
@@ -81,7 +82,11 @@ class LogWorkload(Roles):
         client = self.cluster.new_client("last", {})
         await client.participant.create_task(self._end(client), name="last")
         await self.finish()
-        LogCheck(self._log_history, list_commits(self.cluster.store), self.cluster.store, self.history.violated).run()
+        store = self.cluster.store
+        check = LogCheck(self._log_history, list_commits(store), store, self.history.violated)
+        check.run()
+        check_transactions(check)
+        check_cursors(check, NAME)
 
     def now_s(self) -> float:
         return self.cluster.loop.time()
