@@ -1,9 +1,9 @@
 """Checks of a log's transactions and cursors at the end of a run.
 
-    transaction  the entries of a transaction are in the log once, all of them or none, in order, with no others in between:
-           all if its commit succeeded, none if it was given up before any commit; a truncation may cut off the first
-    cursor  a cursor is where its consumer has moved it; other clients move it only over positions without entries, no
-           truncation passes it, and its consumer can continue there
+    transaction  its entries are in the log once, all of them or none, in order, with no others in between: all if its
+                 commit succeeded, none if it was given up before any commit; a truncation may cut off the first
+    cursor       a cursor is where its consumer has moved it; other clients move it only over positions without entries,
+                 no truncation passes it, and its consumer can continue there
 
 Source: spark 4.2, 4.3; pains H 67, 71.
 """
@@ -86,7 +86,9 @@ def check_cursors(check: LogCheck, name: str) -> None:
         for cursor, position in current.items() if beginning is not None else ():
             assert beginning is not None
             if _has_entries(check, position, Position(beginning.ledger_id, beginning.first)):
-                check.report("cursor", f"{commit.author} truncated the log at {commit.at_s:.3f} past {cursor} {position}")
+                check.report(
+                    "cursor", f"{commit.author} truncated the log at {commit.at_s:.3f} past {cursor} {position}"
+                )
 
 
 def cursors_of(data: bytes | None) -> dict[str, Position]:
