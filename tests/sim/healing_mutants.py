@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import pytest
 
-from bookies.client.base import keys
+from bookies.client.base import keys, locations
 from bookies.client.base.metadata_loop import MetadataLoop
-from bookies.client.repair import ledger_repair, replication
+from bookies.client.repair import Administration, administration, ledger_repair, replica_tools, replication
 from bookies.client.repair.ledger_repair import LedgerRepair, Outcome
-from bookies.errors import VersionConflict
+from bookies.errors import ReplicationFailed, VersionConflict
 from bookies.kernels import scan_records
 from bookies.lab.sim.world.loop import current_participant
 from bookies.metadata.interface.recovery_store import LedgerLock
@@ -238,6 +238,40 @@ def try_again_at_once(patch: Patch) -> None:
     _postponed(patch, lambda options: options.update(is_lost=False, for_s=0.005))
 
 
+def repair_nothing(patch: Patch) -> None:
+    async def repair_ledger(self, ledger_id, **options):  # type: ignore[no-untyped-def]
+        return ()
+
+    patch.setattr(Administration, "repair_ledger", repair_ledger)
+
+
+def renew_one_entry(patch: Patch) -> None:
+    original = replica_tools.renew
+
+    async def renew(access, record, fragment, position, ids, account):  # type: ignore[no-untyped-def]
+        return await original(access, record, fragment, position, ids[:1], account)
+
+    patch.setattr(replica_tools, "renew", renew)
+
+
+def decommission_in_spite_of_failures(patch: Patch) -> None:
+    original = Administration.recover_bookies
+
+    async def recover_bookies(self, bookies, **options):  # type: ignore[no-untyped-def]
+        try:
+            return await original(self, bookies, **options)
+        except ReplicationFailed:
+            return None
+
+    patch.setattr(Administration, "recover_bookies", recover_bookies)
+    patch.setattr(administration, "is_stored_on", lambda record, bookie: False)
+
+
+def take_the_rule_for_a_wish(patch: Patch) -> None:
+    original = locations.policy_of
+    patch.setattr(locations, "policy_of", lambda config, topology: replace(original(config, topology), is_rule=False))
+
+
 HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] = [
     ("a bookie that does not answer has lost its entries", ("heal-unknown",), time_outs_are_losses, None),
     ("a repair swaps and does not copy", ("heal-worker", "heal-auditor"), swap_without_copy, "recovery"),
@@ -262,4 +296,8 @@ HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] 
     ("a bookie is forgotten that is needed", ("heal-drain",), forget_a_bookie_that_is_needed, None),
     ("what is lost is tried again like everything else", ("heal-lost",), try_what_is_lost_again, None),
     ("what failed is tried again at once", ("heal-target", "heal-lost"), try_again_at_once, "recovery"),
+    ("a repair of a ledger does nothing", (), repair_nothing, "operations"),
+    ("a renewal writes one entry", (), renew_one_entry, "operations"),
+    ("a decommission succeeds in spite of failures", (), decommission_in_spite_of_failures, "operations"),
+    ("`placement_rule` is a wish", (), take_the_rule_for_a_wish, "operations"),
 ]

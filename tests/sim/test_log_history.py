@@ -24,7 +24,6 @@ class Records:
 
     def __init__(self) -> None:
         self.commits: dict[int, list[Commit]] = {}
-        self.record_commits: dict[str, list[Any]] = {}
         for at_s, ledger_id in enumerate(LEDGERS):
             first = new_ledger(ledger_id, (BookieId("b1"),), 1, 1, digest_type=DigestType.CRC32C, password=b"")
             self.commits[ledger_id] = [Commit(at_s, "A", None, first)]

@@ -35,8 +35,8 @@ class Cursor:
 def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> dict[str, Cursor] | None:
     """Return the cursors with this one moved, forward or back; None: it is there already.
 
-    Raises `LogTruncated` (position not in the log, or the next entry was truncated), `InvalidArgument` (bad name, or
-    too many cursors).
+    Raises `LogTruncated` (position not in the log, or the next entry was truncated), `InvalidArgument` (bad name,
+    or too many cursors).
     """
     check_log_name(cursor.name)
     if is_lost(cursor.position, manifest):

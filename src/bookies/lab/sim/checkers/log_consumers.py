@@ -1,9 +1,9 @@
 """Checks of a log's transactions and cursors at the end of a run.
 
-    I-34   the entries of a transaction are in the log once, all of them or none, in order, with no others in between:
-           all if its commit succeeded, none if it was given up before any commit; a truncation may cut off the first
-    I-35   a cursor is where its consumer has moved it; other clients move it only over positions without entries, no
-           truncation passes it, and its consumer can continue there
+    transaction  its entries are in the log once, all of them or none, in order, with no others in between: all if its
+                 commit succeeded, none if it was given up before any commit; a truncation may cut off the first
+    cursor       a cursor is where its consumer has moved it; other clients move it only over positions without entries,
+                 no truncation passes it, and its consumer can continue there
 
 Source: spark 4.2, 4.3; pains H 67, 71.
 """
@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from bookies.encoding.documents import parse_json
+from bookies.lab.sim.checkers.log_history import Found, LogCheck, Txn
 from bookies.protocol.log import Position
 from bookies.protocol.log.transaction import label
 
-if TYPE_CHECKING:
-    from bookies.lab.sim.checkers.log_history import Found, LogCheck, Txn
-
 
 def check_transactions(check: LogCheck) -> None:
-    """Check I-34, in every reading and in the final one."""
+    """Check "transaction", in every reading and in the final one."""
     history = check.history
     owner = {payload: key for key, txn in history.transactions.items() for payload in txn.payloads}
     for entries in (*(reading.entries for reading in history.readings), history.final):
@@ -41,20 +38,20 @@ def check_transactions(check: LogCheck) -> None:
         if txn.is_committed and not final.intersection(txn.payloads):
             listed = [ledger_id for ledger_id in check.order if _label_of(check, ledger_id) == key]
             if not listed or any(check.key(Position(ledger_id, 0)) > beginning for ledger_id in listed):
-                check.report("I-34", f"{txn.name} is committed and not in the log; the lists named {listed}")
+                check.report("transaction", f"{txn.name} is committed and not in the log; the lists named {listed}")
 
 
 def _check_whole(check: LogCheck, txn: Txn, entries: Sequence[Found], at: Sequence[int]) -> None:
     payloads = [entries[index][1] for index in at]
     text = f"of {txn.name} a reader got {payloads[:3]} and so on, {len(payloads)} of {len(txn.payloads)} entries"
     if txn.is_given_up:
-        check.report("I-34", f"{text}; it was given up before any commit")
+        check.report("transaction", f"{text}; it was given up before any commit")
         return
     first = txn.payloads.index(payloads[0])
     if payloads != txn.payloads[first : first + len(payloads)] or at[-1] - at[0] + 1 != len(at):
-        check.report("I-34", f"{text}, not in one order without others in between")
+        check.report("transaction", f"{text}, not in one order without others in between")
     elif (first and at[0]) or (first + len(payloads) < len(txn.payloads) and at[-1] != len(entries) - 1):
-        check.report("I-34", f"{text}, though it continued to read")
+        check.report("transaction", f"{text}, though it continued to read")
 
 
 def _label_of(check: LogCheck, ledger_id: int) -> tuple[str, int] | None:
@@ -66,7 +63,7 @@ def _label_of(check: LogCheck, ledger_id: int) -> tuple[str, int] | None:
 
 
 def check_cursors(check: LogCheck, name: str) -> None:
-    """Check I-35 in the order of the commits of the list and of the cursors' record."""
+    """Check "cursor" in the order of the commits of the list and of the cursors' record."""
     commits = check.store.record_commits.get(f"cursors/{name}", [])
     versions = [(commit.at_s, commit.author, cursors_of(commit.after)) for commit in commits]
     for (_, _, before), (at_s, author, after) in pairwise([(0.0, "", {}), *versions]):
@@ -75,11 +72,11 @@ def check_cursors(check: LogCheck, name: str) -> None:
             if now == position or author.partition(".")[0] == cursor:
                 continue
             if now is None or check.key(now) < check.key(position) or _has_entries(check, position, now):
-                check.report("I-35", f"{author} moved {cursor} from {position} to {now} at {at_s:.3f}")
+                check.report("cursor", f"{author} moved {cursor} from {position} to {now} at {at_s:.3f}")
     for cursor, moves in check.history.moves.items():
         for done_s, position in moves:
             if not any(at_s <= done_s and cursors.get(cursor) == position for at_s, _, cursors in versions):
-                check.report("I-35", f"cursor {cursor} was moved to {position}, and never was there")
+                check.report("cursor", f"cursor {cursor} was moved to {position}, and never was there")
     for commit in check.commits:
         current: Mapping[str, Position] = {}
         for at_s, _, cursors in versions:
@@ -89,7 +86,9 @@ def check_cursors(check: LogCheck, name: str) -> None:
         for cursor, position in current.items() if beginning is not None else ():
             assert beginning is not None
             if _has_entries(check, position, Position(beginning.ledger_id, beginning.first)):
-                check.report("I-35", f"{commit.author} truncated the log at {commit.at_s:.3f} past {cursor} {position}")
+                check.report(
+                    "cursor", f"{commit.author} truncated the log at {commit.at_s:.3f} past {cursor} {position}"
+                )
 
 
 def cursors_of(data: bytes | None) -> dict[str, Position]:

@@ -12,7 +12,7 @@ committed list of ledgers, the entries that readers received, and the entries th
     I-3    no append of a writer succeeds after a failed one
     order  the entries of one process keep their order
 
-Those of transactions and cursors, I-34 and I-35, are in `log_consumers.py`.
+Those of transactions and cursors are in `log_consumers.py`.
 
 Source: client-protocol 5.6, 8.2.
 """
@@ -25,7 +25,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bookies.client.log import LogWriter
-from bookies.lab.sim.checkers.log_consumers import check_cursors, check_transactions
 from bookies.lab.sim.world.sim_metadata import SimStore
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import illegality
@@ -120,10 +119,7 @@ class LogHistory:
 class LogCheck:
     """All checks of one history. `commits`: all of the list. `report(promise, text)` receives broken promises."""
 
-    def __init__(
-        self, history: LogHistory, commits: Sequence[ListCommit], store: SimStore, report: Report, name: str = "orders"
-    ) -> None:
-        self._name = name
+    def __init__(self, history: LogHistory, commits: Sequence[ListCommit], store: SimStore, report: Report) -> None:
         self.history = history
         self.commits = commits
         self.store = store
@@ -141,8 +137,6 @@ class LogCheck:
         self._check_acks()
         self._check_outcomes()
         self._check_leaders()
-        check_transactions(self)
-        check_cursors(self, self._name)
 
     # -- the list ------------------------------------------------------------------------------------------------
     def _check_lists(self) -> None:

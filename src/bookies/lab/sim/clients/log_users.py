@@ -2,7 +2,7 @@
 
 A job has an application, whose next version follows from the last commit that a job of it knows of. A version has the
 same entries in every attempt. Two jobs of one application may attempt a version at the same time, as after a restart
-whose predecessor is still alive. Promises: I-34 and I-35 in `checkers/log_consumers.py`.
+whose predecessor is still alive. Promises: the promises "transaction" and "cursor" in `checkers/log_consumers.py`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from bookies.client.log import Log
 from bookies.errors import BookKeeperError, LogTruncated
 from bookies.lab.sim.checkers.log_consumers import cursors_of
-from bookies.lab.sim.checkers.log_history import LogHistory, Txn
+from bookies.lab.sim.checkers.log_history import LogHistory, Reading, Txn
+from bookies.lab.sim.clients.roles import Roles
 from bookies.lab.sim.world import SimClient
-
-if TYPE_CHECKING:
-    from bookies.lab.sim.clients.log_workload import LogWorkload
+from bookies.protocol.log import Position
 
 JOBS_PER_APPLICATION = 2
 
@@ -32,8 +30,15 @@ class LogUsers:
     """The acts of these clients. `open_log`: returns the log, which the first client creates."""
 
     def __init__(
-        self, workload: LogWorkload, log_history: LogHistory, open_log: Callable[[SimClient], Awaitable[Log]]
+        self,
+        workload: Roles,
+        log_history: LogHistory,
+        open_log: Callable[[SimClient], Awaitable[Log]],
+        begin_reading: Callable[[Position | None], Reading],
+        grace_ms: int,
     ) -> None:
+        self._begin_reading = begin_reading
+        self._grace_s = grace_ms / 1000
         self._workload = workload
         self._log_history = log_history
         self._open_log = open_log
@@ -95,9 +100,8 @@ class LogUsers:
         """Give up what the jobs have left, soon after they wrote it."""
         log = await self._open_log(client)
         while not self._workload.is_stopping:
-            grace_s = self._workload.plan.grace_ms / 1000
             try:
-                async for row in log.reap(orphan_grace=grace_s, replay_grace=grace_s / 2):
+                async for row in log.reap(orphan_grace=self._grace_s, replay_grace=self._grace_s / 2):
                     self._workload.history.count("ledgers reaped", int(row.outcome == "deleted"))
             except BookKeeperError as error:
                 self._workload.history.failed(client.name, "reaping", error)
@@ -114,7 +118,7 @@ class LogUsers:
                 known = (await log.cursors()).get(cursor)
                 start = None if known is None else known.position
                 async with log.open() as reader:
-                    reading = workload.begin_reading(start)
+                    reading = self._begin_reading(start)
                     left = workload.random.choice((1, 5, 50))
                     async for entry in reader.read(start):
                         reading.entries.append((entry.position, entry.payload))
@@ -124,14 +128,14 @@ class LogUsers:
                 if reading.entries:
                     position = reading.entries[-1][0].next
                     await log.move_cursor(cursor, position)
-                    self._log_history.moves.setdefault(cursor, []).append((workload.now_s(), position))
+                    self._log_history.moves.setdefault(cursor, []).append((workload.cluster.loop.time(), position))
                     workload.history.count("cursors moved")
             except LogTruncated as error:
                 store = workload.cluster.store
                 commits = store.record_commits.get(f"cursors/{log.name}")
                 current = cursors_of(commits[-1].after if commits else None)
                 if start is not None and current.get(cursor) == start and not store.is_stale:
-                    workload.history.violated("I-35", f"{client.name} cannot read from its cursor {start}: {error}")
+                    workload.history.violated("cursor", f"{client.name} cannot read from its cursor {start}: {error}")
             except BookKeeperError as error:
                 workload.history.failed(client.name, "consuming", error)
             await workload.sleep(100)

@@ -18,6 +18,7 @@ from typing import Any
 from bookies.client.log import Log, LogWriter
 from bookies.errors import BookKeeperError, CursorBehind, InvalidArgument, LogTruncated
 from bookies.lab.sim.checkers import History
+from bookies.lab.sim.checkers.log_consumers import check_cursors, check_transactions
 from bookies.lab.sim.checkers.log_history import ListCommit, LogCheck, LogHistory, Reading, Truncation
 from bookies.lab.sim.clients.log_users import LogUsers
 from bookies.lab.sim.clients.plan import LogPlan
@@ -58,18 +59,18 @@ class LogWorkload(Roles):
 
     def __init__(self, cluster: SimCluster, history: History, random: Random, plan: LogPlan) -> None:
         super().__init__(cluster, history, random)
-        self.plan = plan
+        self._plan = plan
         self._log_history = LogHistory()
         self._leading: list[asyncio.Task[None]] = []
         self._is_over = False  # the last entry is in the log, or cannot be appended
 
     def start(self) -> None:
-        plan = self.plan
+        plan = self._plan
         self._leading = self.fill("leader", plan.leaders, self._lead)
         self._leading += self.fill("truncator", plan.truncators, self._truncate)
         self.fill("reader", plan.readers, self._read)
         self.fill("readertail", plan.tails, self._tail)
-        users = LogUsers(self, self._log_history, self._log)
+        users = LogUsers(self, self._log_history, self._log, self._begin_reading, plan.grace_ms)
         self._leading += self.fill("job", plan.jobs, users.transact)
         self._leading += self.fill("reaper", plan.reapers, users.reap)
         self.fill("consumer", plan.consumers, users.consume)
@@ -81,15 +82,19 @@ class LogWorkload(Roles):
         client = self.cluster.new_client("last", {})
         await client.participant.create_task(self._end(client), name="last")
         await self.finish()
-        LogCheck(self._log_history, list_commits(self.cluster.store), self.cluster.store, self.history.violated).run()
+        store = self.cluster.store
+        check = LogCheck(self._log_history, list_commits(store), store, self.history.violated)
+        check.run()
+        check_transactions(check)
+        check_cursors(check, NAME)
 
-    def now_s(self) -> float:
+    def _now_s(self) -> float:
         return self.cluster.loop.time()
 
     async def _log(self, client: SimClient) -> Log:
         """Return the log. The first client creates it."""
         log = client.client.log(NAME)
-        ensemble, write_quorum, ack_quorum = self.plan.quorums
+        ensemble, write_quorum, ack_quorum = self._plan.quorums
         await log.create(ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum, exist_ok=True)
         return log
 
@@ -119,7 +124,7 @@ class LogWorkload(Roles):
                 pending.append(asyncio.ensure_future(self._append(client, writer, batch)))
                 if random.random() < 0.06:
                     pending.append(asyncio.ensure_future(writer.roll()))
-                if self.plan.truncators and random.random() < 0.01:
+                if self._plan.truncators and random.random() < 0.01:
                     pending.append(asyncio.ensure_future(self._truncate_at(client, writer)))
                 while len(pending) >= window:
                     await pending.popleft()
@@ -141,7 +146,7 @@ class LogWorkload(Roles):
         except BookKeeperError:
             log_history.failed(writer, number)
             raise
-        log_history.succeeded(self.now_s(), client.name, writer, number, payloads, last)
+        log_history.succeeded(self._now_s(), client.name, writer, number, payloads, last)
         self.history.count("entries acknowledged", len(payloads))
         record = self.cluster.store.record(last.ledger_id)
         if witness is not None and record is not None and record.state is LedgerState.OPEN:
@@ -163,7 +168,7 @@ class LogWorkload(Roles):
     # -- truncating ----------------------------------------------------------------------------------------------
     async def _truncate(self, client: SimClient) -> None:
         """Truncate the log before a random acknowledged position."""
-        await self.sleep(self.plan.truncate_ms)
+        await self.sleep(self._plan.truncate_ms)
         if not self.is_stopping:
             await self._truncate_at(client, client.client.log(NAME))
 
@@ -181,25 +186,25 @@ class LogWorkload(Roles):
         except BookKeeperError as error:
             self.history.failed(client.name, f"truncation before {truncation.before}", error)
         else:
-            truncation.done_s = self.now_s()
+            truncation.done_s = self._now_s()
             self.history.count("truncations")
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def begin_reading(self, start: Position | None = None) -> Reading:
-        reading = Reading(self.now_s(), start, is_stale=self.cluster.store.is_stale)
+    def _begin_reading(self, start: Position | None = None) -> Reading:
+        reading = Reading(self._now_s(), start, is_stale=self.cluster.store.is_stale)
         self._log_history.readings.append(reading)
         return reading
 
     async def _read(self, client: SimClient) -> None:
         """Read the log to its end, from its beginning or from a random acknowledged position."""
-        await self.sleep(self.plan.read_ms)
+        await self.sleep(self._plan.read_ms)
         if self.is_stopping:
             return
         known = [ack.position for ack in self._log_history.acks if ack.position is not None]
         start = self.random.choice(known) if known and self.random.random() < 0.4 else None
         try:
             async with client.client.log(NAME).open() as reader:
-                reading = self.begin_reading(start)
+                reading = self._begin_reading(start)
                 async for entry in reader.read(start):
                     reading.entries.append((entry.position, entry.payload))
                     self.history.count("entries read")
@@ -214,7 +219,7 @@ class LogWorkload(Roles):
             try:
                 async with client.client.log(NAME).open() as reader:
                     if start is None:
-                        reading = self.begin_reading()
+                        reading = self._begin_reading()
                     assert reading is not None
                     entries = reader.read() if start is None else reader.tail(start, timeout=TAIL_STEP_S)
                     async for entry in entries:

@@ -130,11 +130,13 @@ class Operators:
         if (record := self._closed()) is None:
             return
         bookie = self._roles.random.choice(list(record.bookies))
+        administration = client.client.administration()
+        missing = await administration.missing_entries(bookie, record.ledger_id)
         first = self._roles.random.randint(0, record.last_entry_id)
-        entries = range(first, self._roles.random.randint(first, record.last_entry_id) + 1)
-        await client.client.administration().renew_entries(record.ledger_id, bookie, [entries])
-        self._history.count("replicas renewed by operators")
-        await self._check_whole(client, record.ledger_id, bookie, entries)
+        for entries in missing or [range(first, record.last_entry_id + 1)]:
+            await administration.renew_entries(record.ledger_id, bookie, [entries])
+            self._history.count("replicas renewed by operators")
+            await self._check_whole(client, record.ledger_id, bookie, entries)
 
     async def _check_whole(self, client: SimClient, ledger_id: int, only: BookieId | None, entries: range) -> None:
         """Check that the bookies in the record, or one of them, hold these entries."""
