@@ -25,6 +25,7 @@ class ClientSettings(TypedDict, total=False):
     read_timeout_ms: int | None
     connect_timeout_ms: int | None
     frame_size_max: int | None
+    slow_request_ms: int | None
     wire: str | None
     read_ahead_size: int | None
     hedge_delay_min_ms: int | None
