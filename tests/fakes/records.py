@@ -83,3 +83,13 @@ class FakeRecords:
         if ledger_id not in self.ledgers:
             raise LedgerNotFound("no such ledger", ledger_id=ledger_id)
         return self.ledgers[ledger_id]
+
+    async def current_ledgers(self, ledger_ids: Sequence[int]) -> list[Record | None]:
+        """As `MetadataDriver` reads them; nobody lags behind here."""
+        found: list[Record | None] = []
+        for ledger_id in ledger_ids:
+            try:
+                found.append(await self.read_ledger(ledger_id))
+            except LedgerNotFound:
+                found.append(None)
+        return found

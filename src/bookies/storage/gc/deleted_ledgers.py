@@ -138,7 +138,7 @@ class LedgerCollection:
     async def is_unwanted(self, ledger_id: int) -> bool:
         """Report whether the metadata certainly wants no entry of this ledger here."""
         try:
-            metadata = await self._records.read(ledger_id)
+            metadata = await self._records.read_current(ledger_id)  # A server that lags behind does not count.
         except (BookKeeperError, TimeoutError):
             return False
         return metadata is None or self._is_unlisted(metadata)

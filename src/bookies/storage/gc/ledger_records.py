@@ -48,6 +48,8 @@ class LedgerRecords(Protocol):
 
     async def read_ledger(self, ledger_id: int) -> Stored: ...
 
+    async def current_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Stored | Exception | None]: ...
+
 
 class RecordReader:
     """Reads of a cluster's records, one at a time. `instance_id`: of the cluster; None: accept the first one read."""
@@ -88,9 +90,21 @@ class RecordReader:
         except LedgerNotFound:
             return None
 
+    async def read_current(self, ledger_id: int) -> LedgerMetadata | None:
+        """Return what `read` returns, as a majority of the store's servers has it: for what cannot be undone.
+
+        Raises: MetadataError, TimeoutError.
+        """
+        await throttle(self.throttle, 1)
+        async with asyncio.timeout(METADATA_S):
+            [record] = await self._records.current_ledgers([ledger_id])
+        if isinstance(record, Exception):
+            raise record
+        return None if record is None else record.metadata
+
     async def is_proven_deleted(self, ledger_id: int) -> bool:
         try:
-            return await self.read(ledger_id) is None
+            return await self.read_current(ledger_id) is None
         except (BookKeeperError, TimeoutError):
             return False  # F-31: an error is no proof.
 
