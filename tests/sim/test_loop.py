@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
@@ -171,3 +172,34 @@ def test_worker_runs_in_order_and_dies_with_its_owner() -> None:
 
     loop.run(main())
     loop.close()
+
+
+def test_the_end_of_a_run_ends_what_waits_in_an_asynchronous_generator() -> None:
+    loop = SimLoop()
+    released: list[str] = []
+
+    async def hold(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)  # No longer granted: the clean-up goes on nevertheless.
+            released.append(name)
+
+    async def rows() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await hold("inner")
+        finally:
+            released.append("generator")
+
+    async def work() -> None:
+        async for _ in rows():
+            pass
+
+    async def main() -> None:
+        loop.create_task(work())
+        await asyncio.sleep(1)
+
+    loop.run(main())
+    loop.close()
+    assert released == ["generator"]

@@ -114,22 +114,27 @@ class Operators:
         self._history.count("operators: fragments moved", result.moves)
 
     # -- ledgers -------------------------------------------------------------------------------------------------
-    def _closed(self) -> LedgerMetadata | None:
-        """Choose a closed ledger with entries."""
+    def _closed(self) -> list[LedgerMetadata]:
+        """Return the youngest closed ledgers with entries."""
         records = [history[-1].after for history in self._cluster.store.commits.values()]
         closed = [record for record in records if record is not None and record.is_closed and record.last_entry_id >= 0]
-        return self._roles.random.choice(closed[-8:]) if closed else None
+        return closed[-8:]
 
     async def _repair(self, client: SimClient, _: BookieId) -> None:
-        if (record := self._closed()) is not None:
+        if closed := self._closed():
+            record = self._roles.random.choice(closed)
             await client.client.administration().repair_ledger(record.ledger_id, percentage=100)
             self._history.count("ledgers repaired by operators")
             await self._check_whole(client, record.ledger_id, None, range(record.last_entry_id + 1))
 
     async def _renew(self, client: SimClient, _: BookieId) -> None:
-        if (record := self._closed()) is None:
+        """Renew entries on one bookie, preferably on one that seems to lack several."""
+        if not (closed := self._closed()):
             return
-        bookie = self._roles.random.choice(list(record.bookies))
+        lacking = [(record, self._lacking(record, range(record.last_entry_id + 1))) for record in closed]
+        needy = [(record, bookie) for record, of in lacking for bookie, ids in of.items() if len(ids) > 1]
+        places = needy or [(record, bookie) for record in closed for bookie in record.bookies]
+        record, bookie = self._roles.random.choice(places)
         administration = client.client.administration()
         missing = await administration.missing_entries(bookie, record.ledger_id)
         first = self._roles.random.randint(0, record.last_entry_id)
@@ -138,17 +143,22 @@ class Operators:
             self._history.count("replicas renewed by operators")
             await self._check_whole(client, record.ledger_id, bookie, entries)
 
+    def _lacking(self, record: LedgerMetadata, entries: range) -> dict[BookieId, list[int]]:
+        """Return those of these entries that bookies in the record lack, as far as the witness knows."""
+        lacking: dict[BookieId, list[int]] = {}
+        for entry_id in entries if (witness := self._cluster.witness) is not None else ():
+            for bookie in write_set_of(record, entry_id):
+                if not witness.holds(bookie, record.ledger_id, entry_id):
+                    lacking.setdefault(bookie, []).append(entry_id)
+        return lacking
+
     async def _check_whole(self, client: SimClient, ledger_id: int, only: BookieId | None, entries: range) -> None:
         """Check that the bookies in the record, or one of them, hold these entries."""
-        record, witness = self._cluster.store.record(ledger_id), self._cluster.witness
-        if record is None or witness is None:
+        if (record := self._cluster.store.record(ledger_id)) is None:
             return
-        lacking: dict[BookieId, list[int]] = {}
-        for entry_id in entries:
-            for bookie in write_set_of(record, entry_id):
-                if only in (None, bookie) and not witness.holds(bookie, ledger_id, entry_id):
-                    lacking.setdefault(bookie, []).append(entry_id)
-        for bookie, ids in lacking.items():
+        for bookie, ids in self._lacking(record, entries).items():
+            if only not in (None, bookie):
+                continue
             # The answer to the add may have been lost, so the witness does not know of it: the bookie itself does.
             server, life = self._cluster.bookies[bookie].server, self._cluster.bookies[bookie].lives
             try:

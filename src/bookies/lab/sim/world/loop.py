@@ -392,16 +392,17 @@ class SimLoop(asyncio.AbstractEventLoop):
         return None
 
 
+class _Ended(BaseException):
+    """The simulation has ended. Unlike GeneratorExit it goes through asynchronous generators, too."""
+
+
 def _give_up(coroutine: Any) -> None:
-    """Close a suspended coroutine, even if it awaits again while it is being closed."""
+    """End a suspended coroutine, even if it awaits again while it is being ended."""
     for _ in range(20):
         try:
-            coroutine.close()
-            return
-        except RuntimeError:
-            continue  # "coroutine ignored GeneratorExit": it waits at another await now.
+            coroutine.throw(_Ended())
         except BaseException:  # noqa: BLE001
-            return  # Its clean-up failed because the simulation has ended. The coroutine is finished either way.
+            return  # The coroutine is finished, even if its clean-up failed because the simulation has ended.
 
 
 def _where(coroutine: Any) -> str:
