@@ -146,7 +146,9 @@ class Operators:
     def _lacking(self, record: LedgerMetadata, entries: range) -> dict[BookieId, list[int]]:
         """Return those of these entries that bookies in the record lack, as far as the witness knows."""
         lacking: dict[BookieId, list[int]] = {}
-        for entry_id in entries if (witness := self._cluster.witness) is not None else ():
+        if (witness := self._cluster.witness) is None:
+            return lacking
+        for entry_id in entries:
             for bookie in write_set_of(record, entry_id):
                 if not witness.holds(bookie, record.ledger_id, entry_id):
                     lacking.setdefault(bookie, []).append(entry_id)
