@@ -36,7 +36,7 @@ D = TypeVar("D")
 STORE_HOST = "metadata"
 PATIENCE_S = 8.0  # a request without a reply fails after this time
 STALE_S = 2.0  # from the end of stale reads until every operation that such a read has begun is over
-UPDATES = ("write_ledger", "write_record", "delete_ledger", "transact")  # operations that a fault can delay, see `SimStore.on_update`
+UPDATES = ("write_ledger", "write_record", "delete_ledger", "transact")  # what `SimStore.on_update` can delay
 _IS_IN_STORE = contextvars.ContextVar("code runs in the store", default=False)
 
 
