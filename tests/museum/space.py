@@ -401,6 +401,7 @@ def _(patch: Patch) -> None:
 
     patch.setattr(FakeRecords, "ledger_ids", ledger_ids)
     patch.setattr(RecordReader, "read", read)
+    patch.setattr(RecordReader, "read_current", read)
 
 
 async def expect_gone(store: LedgerStore, ledger_id: int) -> None:

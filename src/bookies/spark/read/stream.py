@@ -313,11 +313,12 @@ class _Planner:
             if isinstance(key, str) and key not in self._has_cursor:
                 client = await runtime.worker().client(self._settings.uri, self._settings.config)
                 log = client.log(key, password=self._settings.password)
-                position = extents.position(positions[key])
+                at = max(positions[key], extents.beginning)  # A cursor before truncated rows would protect nothing.
+                position = extents.position(at)
                 if position is None:
                     continue
                 cursor = (await log.cursors()).get(self._settings.cursor)
-                if cursor is None or extents.is_behind(positions[key], cursor.position):
+                if cursor is None or extents.is_behind(at, cursor.position):
                     await log.move_cursor(self._settings.cursor, position)
                 self._has_cursor.add(key)
 
