@@ -30,7 +30,7 @@ def test_mutant_is_killed(mutant: Any) -> None:
     if mutant.schedules:
         assert table.run_mutant(mutant, mutant.schedules[0]) is not None, f"{mutant.schedules[0]} does not notice it"
     else:  # no matter of a schedule
-        assert table.first_seed(mutant, range(1, 11), mutant.profile) is not None, (
+        assert table.first_seed(mutant, range(1, 21), mutant.profile) is not None, (
             f"{mutant.profile} does not notice it"
         )
 

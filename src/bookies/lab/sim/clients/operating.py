@@ -121,8 +121,10 @@ class Operators:
         return closed[-8:]
 
     async def _repair(self, client: SimClient, _: BookieId) -> None:
+        """Repair a ledger, preferably one that seems to lack replicas."""
         if closed := self._closed():
-            record = self._roles.random.choice(closed)
+            needy = [record for record in closed if self._lacking(record, range(record.last_entry_id + 1))]
+            record = self._roles.random.choice(needy or closed)
             await client.client.administration().repair_ledger(record.ledger_id, percentage=100)
             self._history.count("ledgers repaired by operators")
             await self._check_whole(client, record.ledger_id, None, range(record.last_entry_id + 1))
