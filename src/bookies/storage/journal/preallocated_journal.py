@@ -130,7 +130,8 @@ class Spares:
             file.close()
 
     def _filled(self, done: asyncio.Future[None], path: str, position: int) -> None:
-        if done.cancelled() or self._is_closed or _failure(done) is not None:
+        # The failure is looked at even after a close: asyncio logs a traceback for one that nobody has asked for.
+        if done.cancelled() or _failure(done) is not None or self._is_closed:
             return
         if position < self._size:
             asyncio.get_running_loop().call_later(PAUSE_S, self._fill, path, position)
