@@ -57,7 +57,7 @@ class HostileRun:
         self.participant = Participant(self.simulation.loop, "h1")
         self.driver = SimDriver(cluster.store, cluster.memory, "h1")
         self.hostile = HostileBookie(
-            cluster.network.port("h1"), self.driver, "h1", Random(f"{seed}/hostile"), host="h1", misdeeds=misdeeds,
+            cluster.network.port("h1"), self.driver, "h1", Random(f"{seed}/hostile"), misdeeds=misdeeds,
             honesty=honesty,
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ class HostileRun:
 
     async def _start(self) -> None:
         await self.driver.open()
-        await self.hostile.start()
+        await self.hostile.start("h1")
 
     async def _stop(self) -> None:
         await self.hostile.stop()

@@ -401,7 +401,7 @@ class _WriteBack:
         frames: LedgerFrames,
     ) -> None:
         self._pipeline = pipeline
-        self._channel = AddChannel(parts.pool, pipeline, self, frames, timeout_s=parts.config.add_timeout_ms / 1000)
+        self._channel = AddChannel(parts.pool, pipeline, self, frames, parts.config.add_timeout_ms / 1000)
         self._candidates = parts.candidates
         self._limit = parts.config.memory_limit
         self._held = 0  # bytes of frames not answered by every replica
