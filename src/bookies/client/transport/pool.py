@@ -142,7 +142,8 @@ class BookiePool:
 
         `sink` receives the outcome of every entry exactly once, never before this call returns. `is_deferred_sync`: the
         bookie may answer before the entries are durable; only v3 can express it. `proof`: of the writer; the adds are
-        held until the ledger was found open after the connection was established. Raises `ClientClosed`.
+        held until the ledger was found open after the connection was established, and since a pause of the writer.
+        Raises `ClientClosed`.
         """
         is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
         self.counts.replicas_sent += len(entry_ids)
@@ -154,9 +155,10 @@ class BookiePool:
         else:
             keys = txn_ids = connection.next_txn_ids(len(entry_ids))
             buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
-        deadline = self._loop.time() + self._config.add_timeout_ms / 1000
+        now_s = self._loop.time()
+        deadline = now_s + self._config.add_timeout_ms / 1000
         adds = PendingAdds(ledger_id, keys, entry_ids, sink, deadline, len(frames))
-        if proof is not None and connection.number > proof.point:
+        if proof is not None and not proof.covers(connection.number, now_s):
             connection.hold_adds(adds, buffers, proof)
         else:
             connection.send_adds(adds, buffers, is_recovery=is_recovery)
