@@ -224,7 +224,13 @@ async def _list(session: Session, arguments: argparse.Namespace) -> Report:
 
 
 def _row(bookie: BookieStatus) -> dict[str, object]:
-    return {"bookie": bookie.id, "mode": bookie.mode, "address": bookie.address, "location": bookie.location}
+    return {
+        "bookie": bookie.id,
+        "mode": bookie.mode,
+        "address": bookie.address,
+        "location": bookie.location,
+        "http": bookie.http,
+    }
 
 
 async def _show(session: Session, arguments: argparse.Namespace) -> Report:
