@@ -11,7 +11,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage slow-causes apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage slow-causes observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -61,6 +61,10 @@ chaos-storage: $(VENV)/.dev
 
 slow-causes: $(VENV)/.dev
 	@$(BIN)/python tests/chaos/slow_causes.py $(ARGS)
+
+# A real Prometheus beside a cluster, in calm (MINUTES) and in the states that alerts are about.
+observe: $(VENV)/.dev
+	@$(BIN)/python -m tests.observe.trial --minutes $(MINUTES) $(ARGS)
 
 # Apache's own bookie, in a Java process; its jars are kept where BOOKIES_APACHE_CACHE says.
 apache: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache

@@ -29,7 +29,7 @@ def test_a_repair_is_timed_by_stage_and_an_open_ledger_sets_the_ensemble() -> No
         await world.until_whole(ledgers)
         await world.act(opened.close())
         metrics = values(healer)
-        repaired = metrics["replication_worker_NUM_FULL_OR_PARTIAL_LEDGERS_REPLICATED", ""]
+        repaired = metrics["bookies_fragments_repaired_total", ""]
         assert repaired >= 1
         for stage in ("claim", "check", "read", "write", "metadata"):
             assert metrics["bookies_repair_stage_seconds_count", stage] >= repaired, stage
@@ -85,7 +85,7 @@ def test_the_recovery_of_a_ledger_is_timed_by_stage() -> None:
 
         ledger_id = await other.participant.create_task(write())
         world.cluster.kill_client(other.name)
-        await world.act(world.user.client.recover(ledger_id))
+        await world.act(world.user.client.recover(ledger_id).begin())
         usage = world.user.client.usage()
         collection = Collection((client_table.TABLE,), {"client": lambda: usage}, lambda: usage.now_s)
         counts = {

@@ -21,6 +21,7 @@ from bookies.web.shared_client import Connected
 from bookies.web.users import Role
 
 SANITY_S = 10.0  # for a check of sanity
+SANITY_AGE_S = 5.0  # of a result that is shared
 SANITY_PASSWORD = b"sanity"
 SANITY_ENTRIES = [b"sanity %d" % number for number in range(10)]
 Open = Callable[[], Awaitable[Connected]]
@@ -48,6 +49,7 @@ class BookieChanges:
         self._server = server
         self._connect = connect
         self._sanity: asyncio.Task[dict[str, bool]] | None = None
+        self._sanity_at = 0.0  # when it began, by the loop's clock
         self.routes = (
             _put(
                 "/config/server_config",
@@ -151,9 +153,10 @@ class BookieChanges:
         return Response(200, response.body, response.content_type, headers, {"mode": before}, {"mode": facts["mode"]})
 
     async def _check_sanity(self, request: Request) -> Response:
-        """One check runs at a time, and requests that arrive meanwhile share its result."""
-        if self._sanity is None or self._sanity.done():
-            self._sanity = asyncio.get_running_loop().create_task(self._run_sanity(), name="sanity check")
+        """One check runs at a time. Requests that arrive meanwhile, and shortly afterwards, share its result."""
+        loop = asyncio.get_running_loop()
+        if self._sanity is None or (self._sanity.done() and loop.time() - self._sanity_at >= SANITY_AGE_S):
+            self._sanity, self._sanity_at = loop.create_task(self._run_sanity(), name="sanity check"), loop.time()
         facts = await asyncio.shield(self._sanity)
         status = 503 if request.flag("probe") and not facts["passed"] else 200
         return _with(json_response(facts, status), None, facts)

@@ -70,6 +70,7 @@ class Jobs:
         task = self._tasks.get(job_id)
         if task is None:
             raise Problem(409, f"job {job_id} does not run: it is {row['state']}")
+        await asyncio.sleep(0)  # A task that has not begun would be cancelled without noting that.
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return row

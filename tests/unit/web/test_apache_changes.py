@@ -12,7 +12,7 @@ import pytest
 from bookies.client.client import Client
 from bookies.errors import LedgerNotFound
 from bookies.model import BookieId
-from bookies.web.apache_changes import ClusterChanges
+from bookies.web.apache_changes import SANITY_AGE_S, ClusterChanges
 from bookies.web.audit import VALUE_SIZE_MAX
 from bookies.web.jobs import Jobs
 from bookies.web.messages import Problem, Request
@@ -223,10 +223,12 @@ def test_sanity_writes_to_this_bookie_reads_and_deletes(serve: Serve) -> None:
         await client.close()
         assert (await site.call("viewer", "GET", path)).status == 403
 
+        await asyncio.sleep(SANITY_AGE_S)
         site.world.network.block("bookie", "bookie")  # the way on which its own client reaches it
         failed = await site.call("operator", "GET", f"{path}?probe=true")
         assert (failed.status, failed.json["passed"]) == (503, False)
         site.world.network.unblock("bookie", "bookie")
+        await asyncio.sleep(SANITY_AGE_S)
         await site.call("operator", "PUT", f"{API}/bookie/state/readonly", {"readOnly": True})
         assert (await site.call("operator", "GET", path)).json == {"passed": True, "readOnly": True}
 

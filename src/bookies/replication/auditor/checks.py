@@ -133,9 +133,8 @@ class Replicas:
         return list(missing) or None
 
     def facts(self) -> dict[str, object]:
-        return {"ledgers with replicas of which nothing is known": self._unknown} | {
-            shortage: self._few[shortage] for shortage in SHORTAGES
-        }
+        counts = {shortage: self._few[shortage] for shortage in SHORTAGES}
+        return {"ledgers with replicas of which nothing is known": self._unknown, **counts}
 
 
 def _shortage(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict]) -> str | None:
