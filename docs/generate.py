@@ -136,6 +136,7 @@ def api_page() -> str:
     parts += ["## Functions\n", *(_function(name, found[name], "###") for name in ("connect", "local", "run"))]
     parts.append(_function("blocking.connect", bookies.blocking.connect, "###"))
     parts.append(_function("metrics.register", bookies.metrics.register, "###"))
+    parts.append(_function("metrics.trace", bookies.metrics.trace, "###"))
     parts.append(_function("apache.client_options", bookies.apache.client_options, "###"))
     parts.append(_class(bookies.apache.ClientOptions).replace("## ClientOptions", "### apache.ClientOptions", 1))
     for kind in kinds:

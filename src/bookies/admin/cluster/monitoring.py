@@ -24,7 +24,7 @@ from typing import Any
 
 from bookies.admin.cluster.alerts import JOB, alerts_file
 from bookies.admin.cluster.dashboards import DASHBOARDS, dashboard_file
-from bookies.admin.cluster.local_cluster import LocalCluster
+from bookies.admin.cluster.local_cluster import LocalBookie, LocalCluster
 
 FOLDER = "observe"
 PORTS = {"prometheus": 9090, "grafana": 3000}  # or any free one, if these are in use
@@ -91,14 +91,13 @@ class Monitoring:
         """Write the addresses to scrape; note in `remarks` the bookies that have none."""
         rows = []
         for bookie in self._cluster.bookies:
-            try:
-                host, port = json.loads(bookie.ready_file.read_bytes())["http"]
-            except (OSError, ValueError, KeyError):
+            address = http_address(bookie)
+            if address is None:
                 remarks.append(
                     f"{bookie.id} runs without an HTTP server: `bk down`, then `bk up --observe` restarts it"
                 )
                 continue
-            rows.append({"targets": [f"{host}:{port}"], "labels": {"instance": bookie.id}})
+            rows.append({"targets": [f"{address[0]}:{address[1]}"], "labels": {"instance": bookie.id}})
         rows += [{"targets": [address], "labels": {"instance": f"process at {address}"}} for address in others]
         self._write("targets.json", json.dumps(rows, indent=1))
 
@@ -168,6 +167,15 @@ class Monitoring:
 
     def _save(self, known: dict[str, Any]) -> None:
         self._write("running.json", json.dumps(known, indent=1))
+
+
+def http_address(bookie: LocalBookie) -> tuple[str, int] | None:
+    """Return host and port of a running bookie's HTTP server; None: it has none."""
+    try:
+        host, port = json.loads(bookie.ready_file.read_bytes())["http"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return host, port
 
 
 def _alive(facts: dict[str, Any] | None) -> str:
