@@ -27,7 +27,7 @@ def test_calls_have_spans_below_the_applications() -> None:
             assert len([entry async for entry in reader.read()]) == 11
             await reader.close()
         with pytest.raises(LedgerNotFound):
-            await client.delete(10**9)
+            await client.metadata(10**9)
         spans = {span.name: span for span in exporter.get_finished_spans()}
         many = spans["LedgerWriter.append_many"]
         assert dict(many.attributes or {}) == {
@@ -37,7 +37,7 @@ def test_calls_have_spans_below_the_applications() -> None:
         for name in ("Client.create", "LedgerWriter.append_many", "Client.open", "LedgerReader.close"):
             assert spans[name].parent is not None
             assert spans[name].parent.span_id == order.get_span_context().span_id, name
-        failed = spans["Client.delete"]
+        failed = spans["Client.metadata"]
         assert not failed.status.is_ok
         assert failed.events[0].name == "exception"
 
