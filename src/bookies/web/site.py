@@ -49,7 +49,9 @@ class Process:
 OtherRoutes = Callable[[Process], Sequence[Route]]
 
 
-def _with_overview(routes: list[Route]) -> list[Route]:
+def with_overview(routes: list[Route]) -> list[Route]:
+    """Return the endpoints of a process, and those that describe them."""
+
     async def show(request: Request) -> Response:
         return await overview(routes)
 
@@ -113,7 +115,7 @@ def beside_start(
         metrics = bookie_collection(server, recovery, health, runtime.clock)
         client = SharedClient(runtime, open_driver, client_config)
         jobs = Jobs(runtime.clock)
-        routes = _with_overview(
+        routes = with_overview(
             [
                 *Probes(health, metrics, runtime.clock).routes,
                 *BookieEndpoints(server, health).routes,
@@ -153,7 +155,7 @@ async def around_recovery(
         lambda: None if process.current is None else process.current.driver, client.get, runtime.clock
     )
     jobs = Jobs(runtime.clock)
-    routes = _with_overview(
+    routes = with_overview(
         [
             *Probes(health, metrics, runtime.clock).routes,
             *cluster.routes,

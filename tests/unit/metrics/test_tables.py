@@ -8,10 +8,13 @@ import re
 
 from bookies.metrics.client_table import TABLE as CLIENT
 from bookies.metrics.collections import BOOKIE_TABLES, recovery_tables
+from bookies.metrics.gateway_table import TABLE as GATEWAY
 from bookies.metrics.metric import Kind, Metric
 from bookies.metrics.process_table import TABLE as PROCESS
 
-METRICS: list[Metric] = [metric for table in (*BOOKIE_TABLES, *recovery_tables(), PROCESS, CLIENT) for metric in table]
+METRICS: list[Metric] = [
+    metric for table in (*BOOKIE_TABLES, *recovery_tables(), PROCESS, CLIENT, GATEWAY) for metric in table
+]
 BY_NAME = {metric.name: metric for metric in METRICS}
 ASKED: dict[str, str] = json.loads((pathlib.Path(__file__).parents[3] / "docs" / "dashboards.json").read_text())
 UNITS = {"", "ms", "seconds", "bytes", "percent", "ratio"}

@@ -151,7 +151,7 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Finding]:
     writable = sum(bookie["mode"] == "writable" for bookie in status["bookies"])
     if writable < 3:
         yield Finding("warn", f"{writable} writable bookies", "start more: the default of three replicas needs three")
-    if status["ledgers"]["open"]:
+    if status["ledgers"] and status["ledgers"]["open"]:
         yield Finding(
             "ok", f"{status['ledgers']['open']} ledgers are open: being written, or not sealed by their writer"
         )

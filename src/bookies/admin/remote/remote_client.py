@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from bookies.admin.remote.exposed import EXPOSED, PAGE_SIZE_MAX, REPORT, THIS_BOOKIE, Exposed, options_of, unset
+from bookies.admin.shared.common import LIST_MAX, MORE
 from bookies.admin.shared.nouns import verb_of
 from bookies.admin.shared.operators import is_deletion_confirmed
 from bookies.admin.shared.report import Report, Table
@@ -78,13 +79,13 @@ def call(url: str, token_file: str, authority: str, arguments: argparse.Namespac
         for field, option in options_of(verb_of(words))
         if field not in LOCAL and getattr(arguments, field) != unset(option)
     }
-    server = Server(url, _token(token_file), authority)
+    server = Server(url, read_token(token_file), authority)
     if words == "ledger explain":
         ledger, entry = given.pop("what")
         given |= {"ledger": ledger} | ({} if entry is None else {"entry": entry})
     if words == "ledger list":
-        if given.get("limit", 1) < 1:
-            raise UsageError(f"--limit {given['limit']}: must be at least 1")
+        if given.get("limit", 0) < 0:
+            raise UsageError(f"--limit {given['limit']}: must be at least 1, or 0 for all ledgers")
         return _all_pages(server, given)
     row = _row(words, given)
     if words == "ledger delete" and not (given.pop("yes", False) or given.get("dry_run")):
@@ -133,7 +134,8 @@ def _ask(server: Server, row: Exposed, given: Mapping[str, Any]) -> Any:
 
 def _all_pages(server: Server, given: dict[str, Any]) -> Report:
     """Fetch page after page, up to the limit."""
-    row, wanted, after = _row("ledger list", given), given.get("limit"), given.get("after", -1)
+    row, after = _row("ledger list", given), given.get("after", -1)
+    wanted = given.get("limit", LIST_MAX) or None
     pages: list[Report] = []
     facts: list[Any] = []
     while True:
@@ -144,6 +146,7 @@ def _all_pages(server: Server, given: dict[str, Any]) -> Report:
         if len(page) < size or len(facts) == wanted:
             break
         after = page[-1]["ledger"]
+        pages[-1] = pages[-1]._replace(remarks=[line for line in pages[-1].remarks if not line.startswith(MORE)])
     tables = [part for page in pages for part in page.text if isinstance(part, Table)]
     table = Table(tables[0].headers, [row for part in tables for row in part.rows], tables[0].right)
     return Report(facts, [table], max(page.status for page in pages), [line for page in pages for line in page.remarks])
@@ -154,7 +157,8 @@ def _report(answer: Mapping[str, Any]) -> Report:
     return Report(answer["facts"], text, answer["status"], answer["remarks"])
 
 
-def _token(path: str) -> str:
+def read_token(path: str) -> str:
+    """Return the token in a file, or without a path that of BK_TOKEN; empty: none. Raises `UsageError`."""
     if not path:
         return os.environ.get("BK_TOKEN", "")
     try:
