@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bookies.admin.remote.remote_client import read_token
 from bookies.admin.shared import UsageError
-from bookies.admin.shared.common import active_context, print_json, size_text, table_lines, time_text
+from bookies.admin.shared.common import active_context, print_json, size_text, table_lines, time_text, visible
 from bookies.admin.shared.notes_text import announced_text
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def frame(facts: Mapping[str, Any], head: str) -> Iterator[str]:
     yield ""
     headers = ("bookie", "mode", "disk", "adds/s", "written/s", "read/s", "p99 of adds", "connections", "announced")
     yield from table_lines([_cells(row) for row in rows], headers, right=(3, 4, 5, 6, 7))
-    problems = [f"{row['bookie']}: {row['problem']}" for row in rows if "problem" in row]
+    problems = [visible(f"{row['bookie']}: {row['problem']}") for row in rows if "problem" in row]
     if any(row["mode"] != "down" and "connections" not in row for row in rows) and not problems:
         problems.append("bookies without rates have no HTTP server: start them with http_port")
     if problems:

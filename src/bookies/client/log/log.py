@@ -130,8 +130,8 @@ class Log:
     async def sequenced(self, leader: LogWriter, *, timeout: float | None = None) -> SequencedWriter:
         """Return the writer of numbered entries, which appends through a leader of this log: see `SequencedWriter`.
 
-        Reads the numbers that the log holds. Raises `InvalidArgument` (its record format is raw), `LogNotFound`, and
-        the errors of reading.
+        Reads the numbers that the log holds. Call it once for a leader. Raises `InvalidArgument` (its record format is
+        raw), `LogNotFound`, and the errors of reading.
         """
         async with TimeLimit(timeout, f"read the numbers of log {self.name}"):
             return await SequencedWriter.begin(await self._parts(), self._driver, leader)

@@ -44,6 +44,9 @@ def parse_entries(request: Request) -> list[Record]:
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == LINES:
+        count = request.body.count(b"\n")
+        if count > ENTRIES_MAX:  # before they are split
+            raise Problem(413, f"{count:,} lines: a request has 1 to {ENTRIES_MAX:,}")
         lines = [line for line in request.body.split(b"\n") if line.strip()]
         records = [_parse_line(number, line) for number, line in enumerate(lines, 1)]
     elif kind == PREFIXED:

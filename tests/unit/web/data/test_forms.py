@@ -64,6 +64,7 @@ def test_entries_with_lengths() -> None:
         (b"\n", LINES, 400),
         (b"\0\0\0\0" * (ENTRIES_MAX + 1), PREFIXED, 413),
         (b"\0\0\0\0" * 1_000_000, PREFIXED, 413),
+        (b"\n" * 4_000_000, LINES, 413),
     ],
 )
 def test_numbers_of_entries_are_bounded(body: bytes, kind: str, status: int) -> None:
