@@ -70,7 +70,7 @@ class ClusterEndpoints:
                 "entries of a ledger, at most 1000 or 8 MiB; `X-Bk-Last`: the last confirmed entry",
                 self._entries,
                 "ledger_id=N, start_entry_id=0, end_entry_id=-1, page=N",
-                role=Role.OPERATOR,
+                role=Role.READER,
             ),
             Route(f"{auto}/status", "whether auto-recovery is enabled", self._enabled),
             Route(
