@@ -637,7 +637,7 @@ def _(patch: Patch) -> None:
 
     def written(self, ledger, change, file_size):  # type: ignore[no-untyped-def]
         ledger.is_header_dirty = False
-        original(self, ledger, change, file_size)
+        return original(self, ledger, change, file_size)
 
     patch.setattr(LedgerIndex, "_written", written)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.errors import BookKeeperError, LocalProtocolError, MetadataError
@@ -83,6 +83,20 @@ class OpenProof:
     def demand(self, holder: Holder) -> None:
         """Begin to read the record. `holder`: an established connection that has begun to hold adds."""
         self._ledgers.demand(self, holder)
+
+
+class AddOptions(NamedTuple):
+    """Options of adds. `is_deferred_sync`: the bookie may answer before they are durable; only v3 can express it.
+
+    `proof`: the writer's; adds are held until the ledger was found open after the connection was established, and since
+    a pause of the writer. None in a recovery, which may add to a ledger that has ended.
+    """
+
+    proof: OpenProof | None = None
+    is_deferred_sync: bool = False
+
+
+NO_OPTIONS = AddOptions()
 
 
 class OpenLedgers:

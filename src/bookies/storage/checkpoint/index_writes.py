@@ -84,10 +84,10 @@ class IndexWriter:
                 extent = await log.worker.run(log.writer.sync)
                 index.catalog.note_synced(*extent, marks)
                 self.observer.index_write_begins()
-                await index.write(frozen, self.worker)
+                has_saved_rebuilt = await index.write(frozen, self.worker)
             finally:
                 index.unfreeze(frozen)
-            if not index.has_saved_rebuilt:
+            if not has_saved_rebuilt:
                 break
         if marks is not None:
             # The first log that may have uncounted copies: see `Contents`. Replay writes only after the cut.

@@ -34,6 +34,7 @@ from bookies.storage.index.catalog_format import checksum_of
 
 T = TypeVar("T")
 
+WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
 LEVELS = 2  # folders between a directory and an index file
 NEW_SUFFIX = ".new"  # of an incomplete file; readers of the format ignore it
 MOVING_SUFFIX = ".rloc"  # of a complete file, while the file that it replaces is removed
@@ -150,12 +151,16 @@ def _subdirectories(disk: Disk, path: str) -> list[str]:
 
 
 class IndexFiles:
-    """Reader of index files, and writer if `mode` is "r+" rather than "r". `page_size` in bytes."""
+    """Reader of index files, and writer if `mode` is "r+" rather than "r". `page_size` in bytes.
+
+    `written_max`: files for one call of `write`, which syncs them together.
+    """
 
     def __init__(self, disk: Disk, page_size: int, open_files_max: int, mode: str) -> None:
         self._disk = disk
         self._mode = mode
-        self._page_size = page_size
+        self.page_size = page_size
+        self.written_max = min(WRITE_FILES_MAX, open_files_max)
         self.placed: set[str] = set()  # new files of the last write, if it failed, that have their names already
         self._synced: dict[str, None] = {}  # directories whose older names are durable
         self._leftovers: dict[str, None] = {}  # of failed writes whose ledger's file is not in place yet
@@ -171,12 +176,12 @@ class IndexFiles:
         except CorruptRecord as error:
             problem = error
         size = file.size()
-        page = (max(0, size - layout.HEADER_SIZE) - 1) // self._page_size
+        page = (max(0, size - layout.HEADER_SIZE) - 1) // self.page_size
         while page >= 0:
             data = self.read_page(path, page)
             used = len(data.rstrip(b"\0"))
             if used:
-                last = page * layout.slots_per_page(self._page_size) + (used - 1) // layout.SLOT_SIZE
+                last = page * layout.slots_per_page(self.page_size) + (used - 1) // layout.SLOT_SIZE
                 return LoadedIndex(header, size, last, page, data, problem)
             page -= 1
         return LoadedIndex(header, size, problem=problem)
@@ -184,13 +189,13 @@ class IndexFiles:
     def read_page(self, path: str, page: int) -> bytes:
         """Return a page, shorter if the file ends within it. Raises: OSError."""
         file = self._files.get(path, self._mode)
-        data = file.pread(self._page_size, layout.page_offset(page, self._page_size))
+        data = file.pread(self.page_size, layout.page_offset(page, self.page_size))
         return data[: len(data) - len(data) % layout.SLOT_SIZE]
 
     def checksums(self, path: str, pages: Sequence[int]) -> dict[int, int] | None:
         """Return the crc32 of these pages as in the catalog, by page number; None without a file. Raises: OSError."""
         try:
-            return {page: checksum_of(self.read_page(path, page), self._page_size) for page in pages}
+            return {page: checksum_of(self.read_page(path, page), self.page_size) for page in pages}
         except FileNotFoundError:
             return None
 
@@ -208,7 +213,7 @@ class IndexFiles:
         `newer`: pages that replace those of the file. `pages`: known to be in the file, ascending; it may have others.
         Raises: OSError; `WrongPage`.
         """
-        per_page = layout.slots_per_page(self._page_size)
+        per_page = layout.slots_per_page(self.page_size)
         checked = self._pages(path, newer, pages, is_right)
         return visit(((page * per_page, data) for page, data in checked), *arguments)
 
@@ -253,11 +258,11 @@ class IndexFiles:
         if path is None:
             return sys.maxsize
         file = self._files.get(path, self._mode)
-        offset = layout.page_offset(page, self._page_size)
+        offset = layout.page_offset(page, self.page_size)
         data_offset = file.next_data(offset)
         if data_offset >= file.size():
             return sys.maxsize
-        return page + (data_offset - offset) // self._page_size
+        return page + (data_offset - offset) // self.page_size
 
     def write(self, writes: Sequence[IndexWrite]) -> list[int]:
         """Make all changes durable and return the new sizes of the files. At most as many files as may be open.

@@ -12,7 +12,7 @@ from tests.fakes.zookeeper_requests import NotedZooKeeper, settle
 
 from bookies.errors import LedgerExists, LedgerNotFound, VersionConflict
 from bookies.metadata.interface.driver import Versioned
-from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_nodes import ATTEMPTS_MAX
 from bookies.metadata.zookeeper.zookeeper_port import NodeMissing, Stat
 from bookies.model import BookieId, LedgerMetadata, LedgerState
@@ -30,7 +30,8 @@ class World:
 
     def client(self) -> tuple[NotedZooKeeper, ZooKeeperDriver]:
         zookeeper = NotedZooKeeper(self.server)
-        return zookeeper, ZooKeeperDriver("zk://fake/ledgers", zookeeper, aio.runtime(1), "/ledgers", lease_ms=2000)
+        cluster = ZkCluster("/ledgers")
+        return zookeeper, ZooKeeperDriver("zk://fake/ledgers", zookeeper, aio.runtime(1), cluster, lease_ms=2000)
 
     async def create(self, ledger_ids: Iterable[int]) -> list[Any]:
         """At once; what became of each."""

@@ -23,9 +23,7 @@ class HostileProcess:
         self._participant = Participant(cluster.loop, NAME)
         self._driver = SimDriver(cluster.store, cluster.memory, NAME)
         random = Random(f"{cluster.seed}/hostile")
-        self.bookie = HostileBookie(
-            cluster.network.port(NAME), self._driver, NAME, random, host=NAME, port=BOOKIE_PORT, **behaviour
-        )
+        self.bookie = HostileBookie(cluster.network.port(NAME), self._driver, NAME, random, **behaviour)
         cluster.rotten[NAME] = None
 
     async def start(self) -> None:
@@ -33,7 +31,7 @@ class HostileProcess:
 
         async def start() -> None:
             await self._driver.open()
-            await self.bookie.start()
+            await self.bookie.start(NAME, BOOKIE_PORT)
 
         await self._participant.create_task(start(), name="start hostile")
 
