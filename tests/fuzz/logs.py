@@ -85,7 +85,14 @@ def _dlog_znodes() -> Sequence[bytes]:
         "9" * 5000 + ":0:0",
     ]
     texts += ['1\nBKDL\n{"1":{"str":"h"},"2":{"str":"/l"},"9":{"i64":1e999}}', "1\nBKDL\n" + "[" * 1500]
-    return [*(each.pack() for each in segments), bound.pack(), position.pack(0), *(text.encode() for text in texts)]
+    least = dlsn.Dlsn(0, -(1 << 63), 5).base64()  # The fuzzer found that its text was refused.
+    return [
+        *(each.pack() for each in segments),
+        bound.pack(),
+        position.pack(0),
+        least.encode(),
+        *(text.encode() for text in texts),
+    ]
 
 
 TARGETS = [

@@ -60,7 +60,7 @@ def parse_dlsn(text: str) -> Dlsn:
     """Return the address from `SEGMENT:ENTRY:SLOT` or from base64. Raises `InvalidArgument`."""
     if match := _TEXT.fullmatch(text):
         numbers = [int(number) for number in match.groups()]
-        if max(numbers) <= NUMBER_MAX and min(numbers) >= -NUMBER_MAX:
+        if max(numbers) <= NUMBER_MAX and min(numbers) >= -NUMBER_MAX - 1:
             return Dlsn(*numbers)
     else:
         try:
