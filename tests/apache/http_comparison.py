@@ -53,6 +53,7 @@ class HttpBookie(Bookie):
         self.http_port = free_port()
         settings = {
             "httpServerEnabled": "true",
+            "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
             "httpServerHost": "127.0.0.1",
             "httpServerPort": self.http_port,
             "statsProviderClass": "org.apache.bookkeeper.stats.prometheus.PrometheusMetricsProvider",
