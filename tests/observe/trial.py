@@ -145,11 +145,14 @@ class Trial:
 
         def work() -> None:
             while not is_over.is_set():
-                with contextlib.suppress(bookies.BookKeeperError), self.store.create(ensemble=ensemble) as ledger:
-                    for _ in range(20):
-                        ledger.append_many([bytes(500)] * 50)
-                        is_over.wait(0.05)
-                    list(ledger.read())
+                with contextlib.suppress(bookies.BookKeeperError):
+                    with self.store.create(ensemble=ensemble) as ledger:
+                        for _ in range(20):
+                            ledger.append_many([bytes(500)] * 50)
+                            is_over.wait(0.05)
+                        ledger.seal()
+                    with self.store.open(ledger.ledger_id) as reader:
+                        list(reader.read())
 
         thread = threading.Thread(target=work)
         thread.start()
