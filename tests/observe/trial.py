@@ -242,15 +242,15 @@ def no_auditor(trial: Trial) -> Iterator[None]:
 
 @contextlib.contextmanager
 def paused(trial: Trial) -> Iterator[None]:
-    """Stop a bookie for two of three seconds."""
+    """Stop a bookie again and again, too briefly for Prometheus to miss all scrapes of a window."""
     is_over = threading.Event()
 
     def pause() -> None:
         while not is_over.is_set():
             trial.cluster.kill("b2", signal.SIGSTOP)
-            is_over.wait(2)
+            is_over.wait(1.8)
             trial.cluster.kill("b2", signal.SIGCONT)
-            is_over.wait(1)
+            is_over.wait(1.6)
 
     thread = threading.Thread(target=pause)
     thread.start()
