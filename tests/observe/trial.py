@@ -289,15 +289,6 @@ def full_disk(trial: Trial) -> Iterator[None]:
     filler.unlink()
 
 
-@contextlib.contextmanager
-def failed_disk(trial: Trial) -> Iterator[None]:
-    subprocess.run(["mount", "-o", "remount,ro", str(trial.disk)], check=True)
-    yield
-    trial.cluster.kill("b4")
-    subprocess.run(["mount", "-o", "remount,rw", str(trial.disk)], check=True)
-    trial.revive("b4")
-
-
 State = Callable[[Trial], contextlib.AbstractContextManager[None]]
 STATES: dict[str, tuple[State, tuple[str, ...]]] = {
     "read-only bookie": (read_only, ("BookieReadOnly",)),
@@ -309,9 +300,8 @@ STATES: dict[str, tuple[State, tuple[str, ...]]] = {
     "paused bookie": (paused, ("LoopLag", "AddsSlow")),
     "damaged entry": (damage, ("ScrubDamage",)),
     "full disk": (full_disk, ("DiskNearLimit", "DiskAlmostFull")),
-    "failed disk": (failed_disk, ("DirectoryFailed",)),
 }
-NEED_DISK = ("full disk", "failed disk")
+NEED_DISK = ("full disk",)
 ALWAYS = ("CertificateEnds",)  # the certificate of b3 ends soon
 
 
