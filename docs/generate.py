@@ -588,7 +588,11 @@ PAGES = {
 def main() -> int:
     import observe  # beside this file
 
-    pages = PAGES | {"howto/alerts.md": observe.alerts_page, "reference/public-dashboards.md": observe.public_page}
+    pages = PAGES | {
+        "howto/alerts.md": observe.alerts_page,
+        "reference/http-apache.md": observe.apache_page,
+        "reference/public-dashboards.md": observe.public_page,
+    }
     texts = {name: wrapped(page()) for name, page in pages.items()} | observe.files()
     (HERE / "observe").mkdir(exist_ok=True)
     stale = [name for name, text in texts.items() if not (HERE / name).exists() or (HERE / name).read_text() != text]

@@ -131,6 +131,7 @@ ABOUT_SEVERAL_MODULES = {
     "metrics/test_tables.py",
     "spark/jobs/test_work.py",
     "spark/jobs/test_work_lists.py",
+    "web/test_other_clients.py",
     "storage/test_format_docs.py",
     "test_docs.py",
     "test_observe.py",

@@ -182,7 +182,9 @@ class Client:
         Leaving the `async with` block seals the ledger; leaving it by an exception closes the writer without sealing.
         Raises `InvalidArgument`, `NotEnoughBookies`, `LedgerExists`.
         """
-        named = None if bookies is None else tuple(map(BookieId, bookies))
+        named = tuple(map(BookieId, bookies or ()))
+        if bookies is not None and (isinstance(bookies, str) or not 0 < len(named) == len(dict.fromkeys(named))):
+            raise InvalidArgument(f"bookies={bookies!r}: must be a list of different bookie ids")
         ensemble, write_quorum, ack_quorum = quorums(len(named) if named else ensemble, write_quorum, ack_quorum)
         digest_type = digest_type_of(digest)
         _check_password(password)

@@ -99,6 +99,19 @@ async def test_create_append_seal_open_read(world: World) -> None:
 
 
 @in_world()
+async def test_the_caller_names_the_bookies(world: World) -> None:
+    store = await world.client()
+    *_, last, first = [status.id for status in await store.bookies()]
+    async with store.create(bookies=[first, last], ack_quorum=1) as ledger:
+        await ledger.append(b"here")
+    record = await store.metadata(ledger.ledger_id)
+    assert (record.last_ensemble, record.write_quorum, record.ack_quorum) == ((first, last), 2, 1)
+    for wrong in ([], "b1", [first, first]):
+        with pytest.raises(InvalidArgument, match="different bookie ids"):
+            store.create(bookies=wrong)
+
+
+@in_world()
 async def test_leaving_the_block_by_an_exception_does_not_seal(world: World) -> None:
     store = await world.client()
 

@@ -14,6 +14,7 @@ from bookies.admin.shared.common import LIST_MAX, MORE
 from bookies.admin.shared.nouns import verb_of
 from bookies.admin.shared.operators import is_deletion_confirmed
 from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.slow_report import explained, since_s_of
 from bookies.admin.shared.usage import UsageError
 from bookies.errors import BookKeeperError
 from bookies.web.apache_bookie import API
@@ -164,7 +165,6 @@ def _all_pages(server: Server, words: str, given: dict[str, Any]) -> Report:
 
 def _why_slow(server: Server, arguments: argparse.Namespace) -> Report:
     """Ask every bookie with an HTTP server, or the named one, at its own address, and explain all reports together."""
-    from bookies.admin.commands.why import explained, since_s_of
     from bookies.protocol.latency import Report as ProcessReport
 
     since_s_of(arguments)
