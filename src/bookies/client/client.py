@@ -32,7 +32,7 @@ from bookies.client.repair.ledger_access import LedgerAccess
 from bookies.client.repair.recovery import RecoveryParts, recover_ledger
 from bookies.client.repair.replica_tools import OWNER
 from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
-from bookies.client.transport.client_counts import ClientCounts, ClientUsage
+from bookies.client.transport.client_counts import ClientUsage
 from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
@@ -89,14 +89,9 @@ class Client:
             lambda bookie: self._pool.pending_size(bookie),
             self._free_space() if self.config.disk_weights else None,
         )
-        counts = ClientCounts()
-        self._pool = BookiePool(
-            runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed, counts=counts
-        )
+        self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._pool.latency = self._latency
-        self._writing = WriteContext.of(
-            runtime, self.config, self._pool, driver, self._watcher.candidates, counts, self._latency
-        )
+        self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher.candidates)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
         self._files: Worker | None = None  # reads files of offloaded ledgers, which blocks
@@ -203,16 +198,8 @@ class Client:
             point = self._pool.connection_count
             record = await self._create_record(
                 lambda number: new_ledger(
-                    number,
-                    chosen,
-                    write_quorum,
-                    ack_quorum,
-                    digest_type=digest_type,
-                    password=password,
-                    custom_metadata=custom,
-                    ctime_ms=self._runtime.clock.wall_ms(),
-                    creator_token=token,
-                ),
+                    number, chosen, write_quorum, ack_quorum, digest_type=digest_type, password=password
+                ).replace(custom_metadata=custom, ctime_ms=self._runtime.clock.wall_ms(), creator_token=token),
                 ledger_id,
             )
             writer = (AdvancedLedgerWriter if advanced else LedgerWriter)(
