@@ -25,7 +25,7 @@ from bookies.admin.cluster import LocalCluster
 from bookies.web.users import hash_of
 
 TOKEN = "bk_console-test"
-PATIENCE_S = 60.0
+PATIENCE_S = 45.0
 NODES_MAX = 6000  # elements of a page, whatever the cluster has
 DEVICES: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
@@ -103,6 +103,16 @@ class Console:
     def picture(self, name: str, page: Any = None) -> None:
         (page or self.page).screenshot(path=str(self.pictures / f"{name}.png"), full_page=True)
 
+    def part(self, name: str, check: Callable[..., None], *arguments: object) -> None:
+        """Run one part of the checks. Its failure is a problem, and the others go on."""
+        began, before = time.monotonic(), len(self.problems)
+        try:
+            check(self, *arguments)
+        except Exception as error:  # noqa: BLE001
+            self.picture(f"failed-{name}")
+            self.problems.append(f"{name}: {type(error).__name__}: {error}"[:1500])
+        print(f"-- {name}: {time.monotonic() - began:.1f} s", *self.problems[before:], sep="\n", flush=True)
+
     def until_sentence(self, *words: str) -> str:
         """Wait until the overview names all of these words, and return its text."""
         self.open("/")
@@ -164,8 +174,8 @@ def write(console: Console) -> tuple[int, int]:
     return sealed, ledger.ledger_id
 
 
-def check_pages(console: Console, sealed: int, markup: int) -> None:
-    """Visit every page in every form, and check it with axe."""
+def check_pages(console: Console, sealed: int, markup: int, device: str) -> None:
+    """Visit every page in one form, and check it with axe."""
     from axe_playwright_python.sync_playwright import Axe
 
     pages = {
@@ -187,18 +197,17 @@ def check_pages(console: Console, sealed: int, markup: int) -> None:
         "jobs": "/jobs",
         "nothing": "/nothing",
     }
-    for device in DEVICES:
-        page = console.page if device == "light" else console.signed_in(device)
-        for name, path in pages.items():
-            console.open(path, page)
-            assert "unknown: the console has failed" not in page.inner_text("main")
-            console.picture(f"{name}-{device}", page)
-            wide = page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1")
-            if wide:
-                console.problems.append(f"{name} on {device} is wider than the window")
-            for violation in Axe().run(page).response["violations"]:
-                nodes = [node["target"] for node in violation["nodes"][:3]]
-                console.problems.append(f"axe: {name} on {device}: {violation['impact']} {violation['id']}: {nodes}")
+    page = console.page if device == "light" else console.signed_in(device)
+    for name, path in pages.items():
+        console.open(path, page)
+        console.picture(f"{name}-{device}", page)
+        if "the console has failed" in page.inner_text("main"):
+            console.problems.append(f"{name} on {device}: {page.inner_text('main')[:300]}")
+        if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"):
+            console.problems.append(f"{name} on {device} is wider than the window")
+        for violation in Axe().run(page).response["violations"]:
+            nodes = [node["target"] for node in violation["nodes"][:3]]
+            console.problems.append(f"axe: {name} on {device}: {violation['impact']} {violation['id']}: {nodes}")
     console.open(f"/ledgers/{markup}/entries")
     assert "<script>document.title" in console.page.inner_text("main")
     assert "owned" not in console.page.title()
@@ -341,7 +350,8 @@ def no_metadata(console: Console) -> Iterator[tuple[str, ...]]:
         store.execute("ROLLBACK")
 
 
-SITUATIONS: tuple[Callable[[Console], contextlib.AbstractContextManager[tuple[str, ...]]], ...] = (
+Situation = Callable[[Console], contextlib.AbstractContextManager[tuple[str, ...]]]
+SITUATIONS: tuple[Situation, ...] = (
     full_disk,
     drain,
     damaged_ledger,
@@ -350,13 +360,12 @@ SITUATIONS: tuple[Callable[[Console], contextlib.AbstractContextManager[tuple[st
 )
 
 
-def check_situations(console: Console) -> None:
+def check_situation(console: Console, situation: Situation) -> None:
     """The overview must tell what is wrong and what to do."""
-    for situation in SITUATIONS:
-        with situation(console) as words:
-            console.until_sentence(*words)
-            console.picture(f"situation-{situation.__name__}")
-            print(f"{situation.__name__}: {console.page.inner_text('h1')}", flush=True)
+    with situation(console) as words:
+        console.until_sentence(*words)
+        console.picture(f"situation-{situation.__name__}")
+        print(f"{situation.__name__}: {console.page.inner_text('h1')}", flush=True)
 
 
 def main() -> int:
@@ -374,19 +383,19 @@ def main() -> int:
         console = Console(pathlib.Path(folder), browser, arguments.pictures)
         try:
             sealed, markup = write(console)
-            check_pages(console, sealed, markup)
-            check_keys(console)
-            check_changes(console, sealed)
-            check_sizes(console)
-            check_situations(console)
-        except BaseException:
-            console.picture("failed")
-            raise
+            console.part("pages", check_pages, sealed, markup, "light")
+            console.part("keys", check_keys)
+            for situation in SITUATIONS[:3]:
+                console.part(situation.__name__, check_situation, situation)
+            console.part("changes", check_changes, sealed)
+            console.part("sizes", check_sizes)
+            for device in ("dark", "phone"):
+                console.part(f"pages on {device}", check_pages, markup, markup, device)
+            for situation in SITUATIONS[3:]:
+                console.part(situation.__name__, check_situation, situation)
         finally:
             console.cluster.stop()
             browser.close()
-    for problem in dict.fromkeys(console.problems):
-        print(problem)
     return int(bool(console.problems))
 
 
