@@ -64,6 +64,9 @@ class Console:
         settings = SETTINGS | {"http_users_file": str(users)}
         self.cluster = LocalCluster(folder / "bk-data", 4, lease_ms=3000, settings=settings)
         self.cluster.start()
+        self.sealed, self.markup = write(self.cluster)
+        self.cluster.stop()  # The entries are in entry logs then.
+        self.cluster.start()
         self.problems: list[str] = []
         self.page = self.signed_in("light")
 
@@ -141,7 +144,11 @@ class Console:
         self.page.get_by_role("button", name=f"{label} ...").first.click()
         dialog = self.page.locator("dialog")
         for name, value in fields.items():
-            dialog.locator(f"[name={name}]").fill(value)
+            field = dialog.locator(f"[name={name}]")
+            if field.get_attribute("type") == "checkbox":
+                field.check()
+            else:
+                field.fill(value)
         dialog.locator("[type=submit]:enabled").wait_for()
         if dialog.locator("[type=submit]").inner_text() == "Show what will happen":
             dialog.locator("[type=submit]").click()
@@ -154,9 +161,9 @@ class Console:
         return announced
 
 
-def write(console: Console) -> tuple[int, int]:
+def write(cluster: LocalCluster) -> tuple[int, int]:
     """Write ledgers and a log with cursors. Returns a sealed ledger, and one whose first entry is markup."""
-    with bookies.blocking.connect(console.cluster.metadata_uri) as store:
+    with bookies.blocking.connect(cluster.metadata_uri) as store:
         for number in range(30):
             with store.create(ensemble=3, write_quorum=3, ack_quorum=2, labels={"app": f"shop-{number % 3}"}) as ledger:
                 ledger.append_many([json.dumps({"order": row, "sum": row * 1.5}).encode() for row in range(200)])
@@ -245,7 +252,7 @@ def check_changes(console: Console, sealed: int) -> None:
     console.confirm("Make writable")
     for label in ("Collect garbage", "Compact", "Suspend compaction", "Resume compaction", "Start the scrub"):
         console.confirm(label)
-    console.confirm("Announce maintenance", duration="5m", reason="a test")
+    assert "ack quorum" in console.confirm("Announce maintenance", duration="5m", reason="a test", force="yes")
     console.confirm("End maintenance")
     console.open("/recovery")
     for label in ("Disable repairs", "Enable repairs", "Audit now"):
@@ -259,6 +266,11 @@ def check_changes(console: Console, sealed: int) -> None:
     page.get_by_role("button", name="Explain it").click()
     page.get_by_text("About entry 7").first.wait_for()
     assert "would delete ledger" in console.confirm("Delete")
+
+
+def answered(body: object, headers: dict[str, str]) -> Callable[[Any], None]:
+    """Return a route of Playwright that answers with this JSON."""
+    return lambda route: route.fulfill(json=body, headers=headers)
 
 
 def check_sizes(console: Console) -> None:
@@ -275,13 +287,13 @@ def check_sizes(console: Console) -> None:
     huge = ledger | {"ledger": 5, "fragments": many}
     for path, (pattern, answer) in lists.items():
         link = {"Link": f'</api/v1{path}?after=100>; rel="next"'}
-        console.page.route(pattern, lambda route, body=answer, link=link: route.fulfill(json=body, headers=link))
+        console.page.route(pattern, answered(answer, link))
         began = time.monotonic()
         page = console.open(path)
         assert page.locator("[rel=next]").count() == 1
         assert time.monotonic() - began < 5, path
         assert page.evaluate("document.querySelectorAll('*').length") < NODES_MAX
-    console.page.route("**/api/v1/ledgers/5", lambda route: route.fulfill(json=huge))
+    console.page.route("**/api/v1/ledgers/5", answered(huge, {}))
     page = console.open("/ledgers/5")
     assert page.evaluate("document.querySelectorAll('*').length") < NODES_MAX
     console.picture("ledger-of-many-fragments")
@@ -382,7 +394,7 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=arguments.browser, args=["--no-sandbox"])
         console = Console(pathlib.Path(folder), browser, arguments.pictures)
         try:
-            sealed, markup = write(console)
+            sealed, markup = console.sealed, console.markup
             console.part("pages", check_pages, sealed, markup, "light")
             console.part("keys", check_keys)
             for situation in SITUATIONS[:3]:

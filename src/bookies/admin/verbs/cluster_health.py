@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,7 @@ from bookies.admin.shared.report import Finding, Report
 if TYPE_CHECKING:
     from bookies.client.transport import BookieStatus
     from bookies.metadata.shared.bookie_notes import Note
-    from bookies.model import Endpoint
+    from bookies.model import BookieId, Endpoint
     from bookies.replication.operator.status import RecoveryStatus
 
 ASKED_MAX = 100  # bookies that are asked
@@ -33,6 +33,7 @@ WRITABLE_MIN = 3  # bookies that the default of three replicas needs
 HTTP_SERVER = "httpserver"  # id of the endpoint that a bookie publishes
 STATE_PATH = "/api/v1/bookie/state"
 LEVELS = ("bad", "warn", "ok")
+BRIEF = 100  # characters of a finding in the sentence
 WRITES = "writes"  # subject of the finding about writable bookies
 
 
@@ -61,7 +62,7 @@ async def health(session: Session) -> Report:
             findings = await cluster_findings(session)
     except TimeoutError as error:
         text = f"the metadata store {session.driver.uri} did not answer within {HEALTH_S:.0f} s"
-        raise MetadataError(f"{text}: check its servers and the network") from error
+        raise MetadataError(text) from error
     sentence = _sentence(findings)
     level = findings[0].level
     facts = {
@@ -83,14 +84,23 @@ def _sentence(findings: Sequence[Finding]) -> str:
     """Return whether all is well, and if not, the worst finding."""
     problems = [finding for finding in findings if finding.level != "ok"]
     if not problems:
-        facts = [finding.what for finding in findings if not finding.about.startswith("bookie ")]
-        return f"All is well: {', and '.join(facts[:2])}."
+        facts = sorted(findings, key=lambda finding: finding.about != WRITES)
+        return f"All is well: {', and '.join(finding.what for finding in facts[:2])}."
     worst, more = problems[0], len(problems) - 1
     others = f" There {'is one more finding' if more == 1 else f'are {more} more findings'}." if more else ""
+    what = _brief(worst.what)
     if worst.level == "bad":
-        return f"Act now: {worst.what}.{others}"
+        return f"Act now: {what}.{others}"
     can_write = any(finding.about == WRITES and finding.level == "ok" for finding in findings)
-    return f"{'Writes work, but' if can_write else 'Not all is well:'} {worst.what}.{others}"
+    return f"{'Writes work, but' if can_write else 'Not all is well:'} {what}.{others}"
+
+
+def _brief(text: str) -> str:
+    """Return the beginning of a finding, up to a place where a sentence may end."""
+    text = text.partition("; ")[0]
+    while len(text) > BRIEF and ", " in text:
+        text = text.rpartition(", ")[0]
+    return text
 
 
 async def cluster_findings(session: Session) -> list[Finding]:
@@ -110,7 +120,7 @@ async def cluster_findings(session: Session) -> list[Finding]:
         findings += _bookie_findings(bookie, notes.get(bookie.id), answers.get(bookie.id), now_ms)
     findings = list(_few(findings))
     status = await read_status(session.driver, now_ms)
-    findings += [*_writable_findings(bookies), *_recovery_findings(status, len(bookies) > len(registered))]
+    findings += [*_writable_findings(bookies), *_recovery_findings(status, bookies, notes)]
     if len(registered) > len(asked):
         findings.append(Finding("ok", f"{len(registered) - len(asked):,} bookies were not asked about their disks"))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
@@ -275,10 +285,14 @@ async def _reasons_of(session: Session, endpoint: Endpoint) -> list[str]:
 # -- auto-recovery and ledgers -----------------------------------------------------------------------------------------
 
 
-def _recovery_findings(status: RecoveryStatus, has_down: bool) -> Iterator[Finding]:
+def _recovery_findings(
+    status: RecoveryStatus, bookies: Sequence[BookieStatus], notes: Mapping[BookieId, Note]
+) -> Iterator[Finding]:
     from bookies.replication.operator.status import lost_entries
 
     about = "recovery"
+    has_down = any(bookie.mode == "down" for bookie in bookies)
+    is_draining = any(note.draining is not None for note in notes.values())
     if not status.is_enabled:
         yield Finding("warn", "auto-recovery is disabled: lost replicas stay lost", "`bk recovery enable`", about)
     elif status.auditor is None:
@@ -298,11 +312,14 @@ def _recovery_findings(status: RecoveryStatus, has_down: bool) -> Iterator[Findi
     stuck = status.stuck
     if status.marked:
         are = "ledger lacks replicas" if status.marked == 1 else "ledgers lack replicas"
-        repaired = f", {len(status.locks):,} being repaired" if status.locks else ""
+        if is_draining:  # Auto-recovery marks what it moves, too.
+            are = f"{are}, or {'has' if status.marked == 1 else 'have'} them on a bookie that is being emptied"
+        repaired = f", {len(status.locks):,} being copied" if status.locks else ""
         waits = f", {len(stuck):,} cannot be repaired now" if stuck else ""
+        level = "ok" if is_draining and not (has_down or stuck) else "warn"
         remedy = (
             f"`bk recovery why {stuck[0]}`" if stuck else "auto-recovery repairs them: `bk recovery status --watch`"
         )
-        yield Finding("warn", f"{status.marked:,} {are}{repaired}{waits}", remedy, about)
+        yield Finding(level, f"{status.marked:,} {are}{repaired}{waits}", remedy, about)
     else:
         yield Finding("ok", "no ledger is known to lack replicas", "", about)
