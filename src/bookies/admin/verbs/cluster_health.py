@@ -41,12 +41,14 @@ WRITES = "writes"  # subject of the finding about writable bookies
 class _Answer:
     """Answer of a bookie. `space`: (total, free) bytes; None: no answer, because of `error`.
 
-    `reasons`: of its own conditions that do not hold; None: unknown. `http`: URL of its HTTP server, if it has one.
+    `reasons`: of its own conditions that do not hold; None: unknown. `steps`: what to do about them.
+    `http`: URL of its HTTP server, if it has one.
     """
 
     space: tuple[int, int] | None = None
     error: str = ""
     reasons: Sequence[str] | None = None
+    steps: Sequence[str] = ()
     http: str | None = None
 
 
@@ -178,7 +180,8 @@ def _answer_findings(name: str, bookie: BookieStatus, answer: _Answer, *, is_dra
     share = 1 - free / total if total else 0.0
     disks = f"its disks are {100 * share:.0f} % full ({size_text(free)} free)" if total else "its disks are unknown"
     is_full = share >= ALMOST_FULL
-    remedy = "docs/howto/free-a-full-disk.md" if is_full else f"`bk bookie state --bookie {bookie.id}`"
+    own = "; ".join(dict.fromkeys(answer.steps))
+    remedy = own or ("docs/howto/free-a-full-disk.md" if is_full else f"`bk bookie state --bookie {bookie.id}`")
     if bookie.mode != "writable":
         why = "; ".join(answer.reasons or []) or (disks if is_full else "the reason is unknown here")
         yield Finding("ok" if is_draining else "warn", f"{name} is read-only: {why}", remedy, name)
@@ -236,7 +239,7 @@ async def _ask(session: Session, bookie: BookieStatus) -> _Answer:
         return _Answer(error=f"no answer within {ANSWER_S:.0f} s")
     except BookKeeperError as error:
         return _Answer(error=error.message)
-    http, reasons = None, None
+    http, reasons, steps = None, None, list[str]()
     try:
         info = await session.driver.bookie_info(bookie.id)
         endpoint = next((point for point in info.endpoints if point.id == HTTP_SERVER), None) if info else None
@@ -244,10 +247,10 @@ async def _ask(session: Session, bookie: BookieStatus) -> _Answer:
             http = f"{endpoint.protocol}://{endpoint.host}:{endpoint.port}"
             if endpoint.protocol == "http":  # a server with TLS shows its reasons in its own console
                 async with asyncio.timeout(ANSWER_S):
-                    reasons = await _reasons_of(session, endpoint)
+                    reasons, steps = await _reasons_of(session, endpoint)
     except (TimeoutError, OSError, ValueError, MetadataError):
         pass
-    return _Answer(space, reasons=reasons, http=http)
+    return _Answer(space, reasons=reasons, steps=steps, http=http)
 
 
 class _Collector(asyncio.Protocol):
@@ -267,8 +270,11 @@ class _Collector(asyncio.Protocol):
             self.ended.set_result(self._data)
 
 
-async def _reasons_of(session: Session, endpoint: Endpoint) -> list[str]:
-    """Return the conditions that do not hold at a bookie, which it tells any caller. Raises OSError, ValueError."""
+async def _reasons_of(session: Session, endpoint: Endpoint) -> tuple[list[str], list[str]]:
+    """Return why conditions do not hold at a bookie, and the next steps, as it tells any caller.
+
+    Raises OSError, ValueError.
+    """
     transport, protocol = await session.runtime.network.connect(endpoint.host, endpoint.port, _Collector)
     try:
         head = f"GET {STATE_PATH} HTTP/1.1\r\nHost: {endpoint.host}\r\nConnection: close\r\n\r\n"
@@ -279,7 +285,8 @@ async def _reasons_of(session: Session, endpoint: Endpoint) -> list[str]:
     state = json.loads(answer.partition(b"\r\n\r\n")[2])
     if not isinstance(state, dict) or not isinstance(reasons := state.get("reasons"), list):
         raise ValueError("not the state of a bookie")
-    return list(map(str, reasons))
+    steps = state.get("next")  # Older bookies do not send it.
+    return list(map(str, reasons)), list(map(str, steps)) if isinstance(steps, list) else []
 
 
 # -- auto-recovery and ledgers -----------------------------------------------------------------------------------------

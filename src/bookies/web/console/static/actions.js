@@ -42,7 +42,6 @@ function ask(action) {
     }
     state.busy = false;
     draw();
-    if (state.done && action.done) action.done();
   }
 
   function draw() {
@@ -67,6 +66,7 @@ function ask(action) {
     morph(dialog, h("div", {}, form));
   }
 
+  dialog.onclose = () => state.done && action.done?.();
   dialog.replaceChildren();
   draw();
   dialog.showModal();

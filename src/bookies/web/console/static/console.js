@@ -169,6 +169,7 @@ let isGoing = false; // after `g`
 
 function showKeys() {
   const rows = [["g o, g b, ...", NAV.map(([, title, key]) => `${key} ${title.toLowerCase()}`).join(", ")], ["/", "search"], ["n", "next page"], ["u", "refresh now"], ["Esc", "close"]];
+  dialog.onclose = null;
   dialog.replaceChildren(h("h2", { id: "dialog-title" }, "Keys"),
     h("dl", { class: "facts" }, rows.map(([key, text]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)))),
     h("p", { class: "buttons" }, h("button", { type: "button", class: "primary", onclick: () => dialog.close() }, "Close")));

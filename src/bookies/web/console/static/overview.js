@@ -55,7 +55,7 @@ export const page = {
       health.problem ? h("p", {}, "What to do: ", health.problem.status === 503 ? STORE : "", health.problem.next ? nextStep(health.problem.next) : "look into the log of this process", ".") : "",
       Array.isArray(local) ? "" : local,
       problems.length ? section("Why, and what to do", h("ul", { class: "findings" }, problems.map(finding))) : "",
-      good.length && problems.length ? section("What is well", h("ul", { class: "findings" }, good.map(finding))) : "",
+      good.length ? section(problems.length ? "What is well" : "In detail", h("ul", { class: "findings" }, good.map(finding))) : "",
       section("This process, last hours", part(samples, (value) => plots(value, ["adds", "add_p99", "reads", "disk", "marked", "cpu"], { small: true }))),
       section("Cluster", part(cluster, (value) => facts([
         ["Metadata store", h("code", {}, value.metadata)], ["Instance", h("code", {}, value.instance_id)], ["Layout", value.layout],
