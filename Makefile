@@ -11,7 +11,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -65,6 +65,14 @@ console: $(VENV)/.dev $(VENV)/.console
 
 slow-causes: $(VENV)/.dev
 	@$(BIN)/python tests/chaos/slow_causes.py $(ARGS)
+
+# Adds while the HTTP server is attacked; figures of a quiet machine.
+http-attack: $(VENV)/.dev
+	@$(BIN)/python tests/chaos/http_attack.py $(ARGS)
+
+# A real Prometheus beside a cluster, in calm (MINUTES) and in the states that alerts are about.
+observe: $(VENV)/.dev
+	@$(BIN)/python -m tests.observe.trial --minutes $(MINUTES) $(ARGS)
 
 # Apache's own bookie, in a Java process; its jars are kept where BOOKIES_APACHE_CACHE says.
 apache: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache

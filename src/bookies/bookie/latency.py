@@ -74,6 +74,7 @@ class Latency:
         self.began_ms = clock.wall_ms()
         self._adds = {stage: Distribution() for stage in ADD_STAGES}
         self._reads = {stage: Distribution() for stage in READ_STAGES}
+        self.metadata: dict[str, Distribution] = {}  # seconds of requests to the metadata store, by name
         self._clock = clock
         self._events = events
         self._group = _Group(0.0, 0.0, 0)  # whose adds are being answered
@@ -160,6 +161,7 @@ class Latency:
     def metadata_answered(self, name: str, began_s: float, ended_s: float) -> None:
         """Record a request to the metadata store."""
         self.activities.note("metadata", began_s, ended_s)
+        self.metadata.setdefault(name, Distribution()).record(ended_s - began_s)
         if ended_s - began_s >= self.bound_s:
             self._keep("metadata", began_s, ended_s, {"metadata": ended_s - began_s}, {"request": name})
 

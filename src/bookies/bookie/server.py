@@ -256,6 +256,11 @@ class BookieServer:
         """Return the address at which TLS begins with the first byte."""
         return self._reception.tls_address
 
+    @property
+    def security(self) -> Security | None:
+        """Return the demands on peers; None before the ports are open."""
+        return self._reception.security
+
     async def start(self) -> None:
         """Begin to serve, or raise and leave nothing behind.
 

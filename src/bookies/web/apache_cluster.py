@@ -243,6 +243,7 @@ class ClusterEndpoints:
 
     async def _marked(self, request: Request) -> Response:
         with_replicas = "printmissingreplica" in request.query
+        # pulsarctl sends both names in every request, without a value if it means all ledgers.
         marks = self._wanted_marks(request.query.get("missingreplica"), request.query.get("excludingmissingreplica"))
         first = await anext(marks, None)
         if first is None:
@@ -254,9 +255,7 @@ class ClusterEndpoints:
     async def _wanted_marks(self, missing: str | None, not_missing: str | None) -> AsyncIterator[Mark]:
         async for page in self._driver.recovery.marks():
             for mark in page:
-                if (missing is None or missing in mark.replicas) and (
-                    not_missing is None or not_missing not in mark.replicas
-                ):
+                if (not missing or missing in mark.replicas) and (not not_missing or not_missing not in mark.replicas):
                     yield mark
 
     async def _auditor(self, request: Request) -> Response:

@@ -137,7 +137,7 @@ def beside_start(
             [
                 *Probes(health, metrics, runtime.clock).routes,
                 *BookieEndpoints(server, health).routes,
-                *BookieChanges(server).routes,
+                *BookieChanges(server, client.connected).routes,
                 *ClusterEndpoints(lambda: server.metadata, client.get, runtime.clock).routes,
                 *ClusterChanges(client.connected, jobs).routes,
                 *other_routes(Process(client, server, samples)),

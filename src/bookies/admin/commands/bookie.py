@@ -251,7 +251,13 @@ def _space_text(row: Mapping[str, Any]) -> str:
 
 
 def _row(bookie: BookieStatus) -> dict[str, object]:
-    return {"bookie": bookie.id, "mode": bookie.mode, "address": bookie.address, "location": bookie.location}
+    return {
+        "bookie": bookie.id,
+        "mode": bookie.mode,
+        "address": bookie.address,
+        "location": bookie.location,
+        "http": bookie.http,
+    }
 
 
 async def _show(session: Session, arguments: argparse.Namespace) -> Report:

@@ -46,9 +46,16 @@ def _up(arguments: argparse.Namespace) -> Report:
         print(
             f"the cluster has {len(cluster.bookies)} bookies; --bookies {wanted} does not remove any", file=sys.stderr
         )
+    if arguments.observe:
+        cluster.enable_http()
     failures: dict[str, BookKeeperError] = {}
+    observed: tuple[dict[str, str], list[str]] = {}, []
     with interruptible():
         started = cluster.start(failures=failures)
+        if arguments.observe:
+            from bookies.admin.cluster.monitoring import Monitoring
+
+            observed = Monitoring(cluster).start()
     for error in failures.values():
         print(f"bk up: {error}", file=sys.stderr)
     names = ", ".join(started)
@@ -58,7 +65,9 @@ def _up(arguments: argparse.Namespace) -> Report:
     else:
         text = f"started {names}" if started else "all bookies were running already"
     place = f"data in {directory}; metadata {cluster.metadata_uri}"
-    return Report(cluster.describe(), [text, place, _NEXT], int(bool(failures)))
+    addresses = [f"{name:10} {url}" for name, url in observed[0].items()]
+    facts = cluster.describe() | ({"observe": observed[0]} if arguments.observe else {})
+    return Report(facts, [text, place, *addresses, _NEXT], int(bool(failures)), observed[1])
 
 
 _NEXT = "next:  bk status    id=$(seq 1000 | bk ledger append --new)    bk ledger read $id | tail -1    bk down"
@@ -66,13 +75,14 @@ _NEXT = "next:  bk status    id=$(seq 1000 | bk ledger append --new)    bk ledge
 
 def _down(arguments: argparse.Namespace) -> Report:
     from bookies.admin.cluster import LocalCluster
+    from bookies.admin.cluster.monitoring import Monitoring
 
     directory = arguments.directory or find_data_directory()
     if directory is None:
         raise UsageError("no bk-data directory found from here upwards: name the cluster's with --directory DIR")
     cluster = LocalCluster.load(directory)
     with interruptible():
-        stopped = cluster.stop()
+        stopped = [*cluster.stop(), *Monitoring(cluster).stop()]
     text = f"stopped {', '.join(stopped)}" if stopped else "nothing was running"
     kept = f"the data is kept in {cluster.directory}; `bk up` starts it again"
     return Report({"stopped": stopped, "directory": cluster.directory}, [text, kept])
@@ -177,6 +187,11 @@ VERBS = (
             "--metadata URI",
             "metadata store of the bookies: zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: an embedded "
             "store in the directory)",
+        ),
+        Option(
+            "--observe",
+            "with HTTP servers, and with Prometheus and Grafana if they are installed: dashboards and alerts",
+            bool,
         ),
         shared=MACHINE,
     ),

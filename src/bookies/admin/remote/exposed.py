@@ -72,6 +72,7 @@ EXPOSED = (
     _change(f"{_BOOKIE}/read-write", "bookie read-write", watched="bookie state"),
     _change(f"{_BOOKIE}/undelete/{{ledger}}", "bookie undelete"),
     Exposed("GET", f"{_BOOKIE}/entry-logs/{{log}}/why", "bookie why-not-deleted"),
+    Exposed("GET", f"{_BOOKIE}/slow", "why slow", ("since",)),
     Exposed("GET", "/drains", "bookie drain", is_list=True),
     _change(f"{_BOOKIE}/drain", "bookie drain", "seal_open cancel dry_run", watched="bookie drain"),
     Exposed("GET", "/maintenance", "bookie maintenance"),

@@ -156,14 +156,13 @@ class _Endpoint:
         server = self._process.server
         assert server is not None
         info = await server.metadata.bookie_info(BookieId(bookie))
-        endpoints = [] if info is None else [point for point in info.endpoints if point.id == "httpserver"]
         if info is None:
             raise Problem(404, f"bookie {bookie} is not registered", "bk bookie list")
-        where = [f"{point.protocol}://{point.host}:{point.port}" for point in endpoints]
+        where = info.http_address()
         raise Problem(
             404,
-            f"this is the server of {server.bookie_id}; {bookie} has {where[0] if where else 'no HTTP server'}",
-            f"--server {where[0]}" if where else "start it with http_port",
+            f"this is the server of {server.bookie_id}; {bookie} has {where or 'no HTTP server'}",
+            f"--server {where}" if where else "start it with http_port",
         )
 
 

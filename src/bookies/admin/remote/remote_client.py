@@ -15,6 +15,7 @@ from bookies.admin.shared.operators import is_deletion_confirmed
 from bookies.admin.shared.report import Report, Table
 from bookies.admin.shared.usage import UsageError
 from bookies.errors import BookKeeperError
+from bookies.web.apache_bookie import API
 
 TIMEOUT_S = 60.0
 LOCAL = ("json", "debug", "metadata", "ledger_dir")  # fields that are not sent
@@ -32,6 +33,10 @@ class Server:
         self._parts = parts
         self._token = token
         self._authority = authority
+
+    def at(self, url: str) -> Server:
+        """Return the server at another address, for the same user. Raises `UsageError`."""
+        return Server(url, self._token, self._authority)
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Return the answer's JSON. Raises `UsageError` and `BookKeeperError` with the server's words."""
@@ -79,6 +84,8 @@ def call(url: str, token_file: str, authority: str, arguments: argparse.Namespac
         if field not in LOCAL and getattr(arguments, field) != unset(option)
     }
     server = Server(url, _token(token_file), authority)
+    if words == "why slow":
+        return _why_slow(server, arguments)
     if words == "ledger explain":
         ledger, entry = given.pop("what")
         given |= {"ledger": ledger} | ({} if entry is None else {"entry": entry})
@@ -149,6 +156,32 @@ def _all_pages(server: Server, words: str, given: dict[str, Any]) -> Report:
     if tables:
         text.append(Table(tables[0].headers, [row for part in tables for row in part.rows], tables[0].right))
     return Report(facts, text, max(page.status for page in pages), [line for page in pages for line in page.remarks])
+
+
+def _why_slow(server: Server, arguments: argparse.Namespace) -> Report:
+    """Ask every bookie with an HTTP server, or the named one, at its own address, and explain all reports together."""
+    from bookies.admin.commands.why import explained, since_s_of
+    from bookies.protocol.latency import Report as ProcessReport
+
+    since_s_of(arguments)
+    remarks, reports = [], []
+    for row in server.ask("GET", f"{API}/bookies")["facts"]:
+        name, url = row["bookie"], row["http"]
+        if arguments.bookie not in (None, name):
+            continue
+        if url is None:
+            remarks.append(f"{name} is {row['mode']} and has no HTTP server: start it with http_port")
+            continue
+        try:
+            answer = server.at(url).ask("GET", f"{API}/bookies/-/slow?{urlencode({'since': arguments.since})}")
+        except BookKeeperError as error:
+            remarks.append(f"{name}: {error}")
+            reports.append(ProcessReport(name, is_reachable=False))
+        else:
+            reports += [ProcessReport.of_facts(facts) for facts in answer["facts"].values()]
+    if not reports and not arguments.client:
+        raise UsageError("; ".join(remarks) or f"there is no bookie {arguments.bookie}")
+    return explained(arguments, reports, remarks)
 
 
 def _report(answer: Mapping[str, Any]) -> Report:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.transport.client_counts import RECOVERY_STAGES
 from bookies.client.write.adds import AddChannel, AddPool, LedgerFrames, SendWindow
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -64,6 +65,7 @@ from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.ledger.recover import EndOfLedger, EntryRead, TailScan, Undecided, Verdict, recovery_error
 from bookies.protocol.placement.placement import replace_failed
 from bookies.protocol.quorums import write_set
+from bookies.runtime.histogram import Stages
 from bookies.runtime.ports import Runtime
 from bookies.wire.digest import EntryHeader, mac_key, master_key, verify_entry
 from bookies.wire.messages import ReadResponse
@@ -109,13 +111,17 @@ class RecoveryPool(AddPool, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryParts:
-    """Parts of a client that a recovery uses. `candidates`: writable bookies in order of preference."""
+    """Parts of a client that a recovery uses.
+
+    `candidates`: writable bookies in order of preference. `stages`: durations of its steps.
+    """
 
     runtime: Runtime
     config: ClientConfig
     pool: RecoveryPool
     driver: MetadataDriver
     candidates: Callable[[], Sequence[BookieId]]
+    stages: Stages = field(default_factory=lambda: Stages(*RECOVERY_STAGES))
 
 
 async def recover_ledger(
@@ -205,11 +211,15 @@ class _Recovery:
         self._write_back: _WriteBack | None = None
 
     async def run(self) -> Versioned:
+        stages, now_s = self._parts.stages, self._parts.runtime.clock.monotonic
+        began_s = now_s()
         announced = await self._record.update(announcement_needed, in_recovery)  # S1
         metadata = announced.metadata
         if metadata.is_closed:
             return announced
+        began_s = stages.end("announce", began_s, now_s())
         fenced = await self._fence(metadata)  # S2
+        began_s = stages.end("fence", began_s, now_s())
         start = recovery_start(metadata, fenced.last_add_confirmed)  # S3
         pipeline = AddPipeline(metadata, recovery_start=start)
         frames = LedgerFrames(
@@ -223,13 +233,17 @@ class _Recovery:
         write_back = _WriteBack(self._parts, pipeline, frames)
         self._write_back = write_back
         end = await self._read_tail(metadata, start, write_back)  # S4
+        began_s = stages.end("read", began_s, now_s())
         await write_back.wait_confirmed()  # S5
+        began_s = stages.end("write", began_s, now_s())
         length = write_back.length_at(end) if end > start else await self._length_at(metadata, end, fenced.length)
         fragments = write_back.fragments
-        return await self._record.update(  # S6
+        closed = await self._record.update(  # S6
             recovery_close_needed,
             lambda record: close_recovered(record, metadata.last_fragment_first_entry, fragments, end, length),
         )
+        stages.end("close", began_s, now_s())
+        return closed
 
     async def stop(self) -> None:
         """Cancel everything pending. Late answers to fencing requests matter only to the bookies."""
