@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import SplitResult, urlsplit
 
 from bookies.admin.shared.common import Session, size_text, time_text
 from bookies.admin.shared.notes_text import state_text
@@ -20,7 +21,7 @@ from bookies.admin.shared.report import Finding, Report
 if TYPE_CHECKING:
     from bookies.client.transport import BookieStatus
     from bookies.metadata.shared.bookie_notes import Note
-    from bookies.model import BookieId, Endpoint
+    from bookies.model import BookieId
     from bookies.replication.operator.status import RecoveryStatus
 
 ASKED_MAX = 100  # bookies that are asked
@@ -30,7 +31,6 @@ ANSWER_SIZE_MAX = 64 << 10  # bytes
 ALMOST_FULL = 0.9  # share of a bookie's disks
 NAMED_MAX = 20  # findings of one type, after which they are counted
 WRITABLE_MIN = 3  # bookies that the default of three replicas needs
-HTTP_SERVER = "httpserver"  # id of the endpoint that a bookie publishes
 STATE_PATH = "/api/v1/bookie/state"
 LEVELS = ("bad", "warn", "ok")
 BRIEF = 100  # characters of a finding in the sentence
@@ -42,14 +42,12 @@ class _Answer:
     """Answer of a bookie. `space`: (total, free) bytes; None: no answer, because of `error`.
 
     `reasons`: of its own conditions that do not hold; None: unknown. `steps`: what to do about them.
-    `http`: URL of its HTTP server, if it has one.
     """
 
     space: tuple[int, int] | None = None
     error: str = ""
     reasons: Sequence[str] | None = None
     steps: Sequence[str] = ()
-    http: str | None = None
 
 
 async def health(session: Session) -> Report:
@@ -212,8 +210,7 @@ async def about_all(session: Session, bookies: Sequence[BookieStatus]) -> list[d
             rows.append({"unknown": answer.error} if bookie.mode != "down" else {})
             continue
         total, free = answer.space
-        http = {} if answer.http is None else {"http": answer.http}
-        rows.append({"disk_total": total, "disk_free": free, "reasons": answer.reasons, **http})
+        rows.append({"disk_total": total, "disk_free": free, "reasons": answer.reasons})
     return rows
 
 
@@ -228,7 +225,7 @@ async def _ask_all(session: Session, bookies: Sequence[BookieStatus]) -> list[_A
 
 async def _ask(session: Session, bookie: BookieStatus) -> _Answer:
     """Ask a bookie for its space and its conditions. Never raises for a bookie that does not answer."""
-    from bookies.errors import BookKeeperError, MetadataError
+    from bookies.errors import BookKeeperError
 
     if bookie.mode == "down":
         return _Answer(error="it is down")
@@ -239,18 +236,14 @@ async def _ask(session: Session, bookie: BookieStatus) -> _Answer:
         return _Answer(error=f"no answer within {ANSWER_S:.0f} s")
     except BookKeeperError as error:
         return _Answer(error=error.message)
-    http, reasons, steps = None, None, list[str]()
-    try:
-        info = await session.driver.bookie_info(bookie.id)
-        endpoint = next((point for point in info.endpoints if point.id == HTTP_SERVER), None) if info else None
-        if endpoint is not None:
-            http = f"{endpoint.protocol}://{endpoint.host}:{endpoint.port}"
-            if endpoint.protocol == "http":  # a server with TLS shows its reasons in its own console
-                async with asyncio.timeout(ANSWER_S):
-                    reasons, steps = await _reasons_of(session, endpoint)
-    except (TimeoutError, OSError, ValueError, MetadataError):
-        pass
-    return _Answer(space, reasons=reasons, steps=steps, http=http)
+    reasons, steps = None, list[str]()
+    if bookie.http is not None and bookie.http.startswith("http:"):  # with TLS, only its own console shows them
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reasons, steps = await _reasons_of(session, urlsplit(bookie.http))
+        except (TimeoutError, OSError, ValueError):
+            reasons = None
+    return _Answer(space, reasons=reasons, steps=steps)
 
 
 class _Collector(asyncio.Protocol):
@@ -270,14 +263,15 @@ class _Collector(asyncio.Protocol):
             self.ended.set_result(self._data)
 
 
-async def _reasons_of(session: Session, endpoint: Endpoint) -> tuple[list[str], list[str]]:
+async def _reasons_of(session: Session, url: SplitResult) -> tuple[list[str], list[str]]:
     """Return why conditions do not hold at a bookie, and the next steps, as it tells any caller.
 
     Raises OSError, ValueError.
     """
-    transport, protocol = await session.runtime.network.connect(endpoint.host, endpoint.port, _Collector)
+    host = url.hostname or ""
+    transport, protocol = await session.runtime.network.connect(host, url.port or 80, _Collector)
     try:
-        head = f"GET {STATE_PATH} HTTP/1.1\r\nHost: {endpoint.host}\r\nConnection: close\r\n\r\n"
+        head = f"GET {STATE_PATH} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         transport.write(head.encode())
         answer = await cast(_Collector, protocol).ended
     finally:
