@@ -122,7 +122,7 @@ class Console:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             text = str(self.page.inner_text("main"))
-            if all(word in text for word in words):
+            if all(word.lower() in text.lower() for word in words):
                 return text
             if time.monotonic() > deadline:
                 self.picture("missing")
