@@ -25,7 +25,7 @@ from bookies.admin.cluster import LocalCluster
 from bookies.web.users import hash_of
 
 TOKEN = "bk_console-test"
-PATIENCE_S = 60.0
+PATIENCE_S = 45.0
 NODES_MAX = 6000  # elements of a page, whatever the cluster has
 DEVICES: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
@@ -63,6 +63,9 @@ class Console:
         users.write_text(f"ada administrator {hash_of(TOKEN)}\n")
         settings = SETTINGS | {"http_users_file": str(users)}
         self.cluster = LocalCluster(folder / "bk-data", 4, lease_ms=3000, settings=settings)
+        self.cluster.start()
+        self.sealed, self.markup = write(self.cluster)
+        self.cluster.stop()  # The entries are in entry logs then.
         self.cluster.start()
         self.problems: list[str] = []
         self.page = self.signed_in("light")
@@ -103,13 +106,23 @@ class Console:
     def picture(self, name: str, page: Any = None) -> None:
         (page or self.page).screenshot(path=str(self.pictures / f"{name}.png"), full_page=True)
 
+    def part(self, name: str, check: Callable[..., None], *arguments: object) -> None:
+        """Run one part of the checks. Its failure is a problem, and the others go on."""
+        began, before = time.monotonic(), len(self.problems)
+        try:
+            check(self, *arguments)
+        except Exception as error:  # noqa: BLE001
+            self.picture(f"failed-{name}")
+            self.problems.append(f"{name}: {type(error).__name__}: {error}"[:1500])
+        print(f"-- {name}: {time.monotonic() - began:.1f} s", *self.problems[before:], sep="\n", flush=True)
+
     def until_sentence(self, *words: str) -> str:
         """Wait until the overview names all of these words, and return its text."""
         self.open("/")
         deadline = time.monotonic() + PATIENCE_S
         while True:
             text = str(self.page.inner_text("main"))
-            if all(word in text for word in words):
+            if all(word.lower() in text.lower() for word in words):
                 return text
             if time.monotonic() > deadline:
                 self.picture("missing")
@@ -131,7 +144,11 @@ class Console:
         self.page.get_by_role("button", name=f"{label} ...").first.click()
         dialog = self.page.locator("dialog")
         for name, value in fields.items():
-            dialog.locator(f"[name={name}]").fill(value)
+            field = dialog.locator(f"[name={name}]")
+            if field.get_attribute("type") == "checkbox":
+                field.check()
+            else:
+                field.fill(value)
         dialog.locator("[type=submit]:enabled").wait_for()
         if dialog.locator("[type=submit]").inner_text() == "Show what will happen":
             dialog.locator("[type=submit]").click()
@@ -144,9 +161,9 @@ class Console:
         return announced
 
 
-def write(console: Console) -> tuple[int, int]:
+def write(cluster: LocalCluster) -> tuple[int, int]:
     """Write ledgers and a log with cursors. Returns a sealed ledger, and one whose first entry is markup."""
-    with bookies.blocking.connect(console.cluster.metadata_uri) as store:
+    with bookies.blocking.connect(cluster.metadata_uri) as store:
         for number in range(30):
             with store.create(ensemble=3, write_quorum=3, ack_quorum=2, labels={"app": f"shop-{number % 3}"}) as ledger:
                 ledger.append_many([json.dumps({"order": row, "sum": row * 1.5}).encode() for row in range(200)])
@@ -164,8 +181,8 @@ def write(console: Console) -> tuple[int, int]:
     return sealed, ledger.ledger_id
 
 
-def check_pages(console: Console, sealed: int, markup: int) -> None:
-    """Visit every page in every form, and check it with axe."""
+def check_pages(console: Console, sealed: int, markup: int, device: str) -> None:
+    """Visit every page in one form, and check it with axe."""
     from axe_playwright_python.sync_playwright import Axe
 
     pages = {
@@ -187,18 +204,17 @@ def check_pages(console: Console, sealed: int, markup: int) -> None:
         "jobs": "/jobs",
         "nothing": "/nothing",
     }
-    for device in DEVICES:
-        page = console.page if device == "light" else console.signed_in(device)
-        for name, path in pages.items():
-            console.open(path, page)
-            assert "unknown: the console has failed" not in page.inner_text("main")
-            console.picture(f"{name}-{device}", page)
-            wide = page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1")
-            if wide:
-                console.problems.append(f"{name} on {device} is wider than the window")
-            for violation in Axe().run(page).response["violations"]:
-                nodes = [node["target"] for node in violation["nodes"][:3]]
-                console.problems.append(f"axe: {name} on {device}: {violation['impact']} {violation['id']}: {nodes}")
+    page = console.page if device == "light" else console.signed_in(device)
+    for name, path in pages.items():
+        console.open(path, page)
+        console.picture(f"{name}-{device}", page)
+        if "the console has failed" in page.inner_text("main"):
+            console.problems.append(f"{name} on {device}: {page.inner_text('main')[:300]}")
+        if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"):
+            console.problems.append(f"{name} on {device} is wider than the window")
+        for violation in Axe().run(page).response["violations"]:
+            nodes = [node["target"] for node in violation["nodes"][:3]]
+            console.problems.append(f"axe: {name} on {device}: {violation['impact']} {violation['id']}: {nodes}")
     console.open(f"/ledgers/{markup}/entries")
     assert "<script>document.title" in console.page.inner_text("main")
     assert "owned" not in console.page.title()
@@ -236,7 +252,7 @@ def check_changes(console: Console, sealed: int) -> None:
     console.confirm("Make writable")
     for label in ("Collect garbage", "Compact", "Suspend compaction", "Resume compaction", "Start the scrub"):
         console.confirm(label)
-    console.confirm("Announce maintenance", duration="5m", reason="a test")
+    assert "ack quorum" in console.confirm("Announce maintenance", duration="5m", reason="a test", force="yes")
     console.confirm("End maintenance")
     console.open("/recovery")
     for label in ("Disable repairs", "Enable repairs", "Audit now"):
@@ -250,6 +266,11 @@ def check_changes(console: Console, sealed: int) -> None:
     page.get_by_role("button", name="Explain it").click()
     page.get_by_text("About entry 7").first.wait_for()
     assert "would delete ledger" in console.confirm("Delete")
+
+
+def answered(body: object, headers: dict[str, str]) -> Callable[[Any], None]:
+    """Return a route of Playwright that answers with this JSON."""
+    return lambda route: route.fulfill(json=body, headers=headers)
 
 
 def check_sizes(console: Console) -> None:
@@ -266,13 +287,13 @@ def check_sizes(console: Console) -> None:
     huge = ledger | {"ledger": 5, "fragments": many}
     for path, (pattern, answer) in lists.items():
         link = {"Link": f'</api/v1{path}?after=100>; rel="next"'}
-        console.page.route(pattern, lambda route, body=answer, link=link: route.fulfill(json=body, headers=link))
+        console.page.route(pattern, answered(answer, link))
         began = time.monotonic()
         page = console.open(path)
         assert page.locator("[rel=next]").count() == 1
         assert time.monotonic() - began < 5, path
         assert page.evaluate("document.querySelectorAll('*').length") < NODES_MAX
-    console.page.route("**/api/v1/ledgers/5", lambda route: route.fulfill(json=huge))
+    console.page.route("**/api/v1/ledgers/5", answered(huge, {}))
     page = console.open("/ledgers/5")
     assert page.evaluate("document.querySelectorAll('*').length") < NODES_MAX
     console.picture("ledger-of-many-fragments")
@@ -341,7 +362,8 @@ def no_metadata(console: Console) -> Iterator[tuple[str, ...]]:
         store.execute("ROLLBACK")
 
 
-SITUATIONS: tuple[Callable[[Console], contextlib.AbstractContextManager[tuple[str, ...]]], ...] = (
+Situation = Callable[[Console], contextlib.AbstractContextManager[tuple[str, ...]]]
+SITUATIONS: tuple[Situation, ...] = (
     full_disk,
     drain,
     damaged_ledger,
@@ -350,13 +372,12 @@ SITUATIONS: tuple[Callable[[Console], contextlib.AbstractContextManager[tuple[st
 )
 
 
-def check_situations(console: Console) -> None:
+def check_situation(console: Console, situation: Situation) -> None:
     """The overview must tell what is wrong and what to do."""
-    for situation in SITUATIONS:
-        with situation(console) as words:
-            console.until_sentence(*words)
-            console.picture(f"situation-{situation.__name__}")
-            print(f"{situation.__name__}: {console.page.inner_text('h1')}", flush=True)
+    with situation(console) as words:
+        console.until_sentence(*words)
+        console.picture(f"situation-{situation.__name__}")
+        print(f"{situation.__name__}: {console.page.inner_text('h1')}", flush=True)
 
 
 def main() -> int:
@@ -373,20 +394,20 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=arguments.browser, args=["--no-sandbox"])
         console = Console(pathlib.Path(folder), browser, arguments.pictures)
         try:
-            sealed, markup = write(console)
-            check_pages(console, sealed, markup)
-            check_keys(console)
-            check_changes(console, sealed)
-            check_sizes(console)
-            check_situations(console)
-        except BaseException:
-            console.picture("failed")
-            raise
+            sealed, markup = console.sealed, console.markup
+            console.part("pages", check_pages, sealed, markup, "light")
+            console.part("keys", check_keys)
+            for situation in SITUATIONS[:3]:
+                console.part(situation.__name__, check_situation, situation)
+            console.part("changes", check_changes, sealed)
+            console.part("sizes", check_sizes)
+            for device in ("dark", "phone"):
+                console.part(f"pages on {device}", check_pages, markup, markup, device)
+            for situation in SITUATIONS[3:]:
+                console.part(situation.__name__, check_situation, situation)
         finally:
             console.cluster.stop()
             browser.close()
-    for problem in dict.fromkeys(console.problems):
-        print(problem)
     return int(bool(console.problems))
 
 

@@ -154,7 +154,7 @@ class BookieHealth:
             Condition(
                 "scrub_clean",
                 not scrub.get("scrub_damaged_entries"),
-                f"the scrub has found {scrub.get('scrub_damaged_entries', 0):,} damaged entries",
+                f"damaged entries found by the scrub: {scrub.get('scrub_damaged_entries', 0):,}",
                 f"`bk bookie scrub --bookie {bookie}`",
             ),
             Condition(

@@ -81,6 +81,7 @@ class BookieEndpoints:
             "availableForHighPriorityWrites": state.may_add(True) and self._server.store.takes_priority,
             "healthy": not unmet,
             "reasons": [row.reason for row in unmet],
+            "next": [row.next_step for row in unmet],
         }
         return json_response(facts)
 

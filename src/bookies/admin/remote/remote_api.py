@@ -79,7 +79,7 @@ class _Endpoint:
             raise Problem(422, str(error), f"bk {row.words} --help") from error
         facts = _plain(report.facts)
         if changes and report.status and isinstance(facts, dict) and facts.get("changed") is False:
-            raise Problem(409, "; ".join(line for line in report.text if isinstance(line, str)))
+            raise Problem(409, "; ".join(line for line in (*report.remarks, *report.text) if isinstance(line, str)))
         after = (await self._watched(given) if row.watched else facts) if changes else None
         headers = {"X-Bk-Status": str(report.status)} if report.status else {}
         if (key := PAGED.get(row.words)) is not None and len(facts) == given["limit"]:

@@ -169,7 +169,8 @@ def _why_slow(server: Server, arguments: argparse.Namespace) -> Report:
 
     since_s_of(arguments)
     remarks, reports = [], []
-    for row in server.ask("GET", f"{API}/bookies")["facts"]:
+    bookies: Any = _all_pages(server, "bookie list", {}).facts
+    for row in bookies:
         name, url = row["bookie"], row["http"]
         if arguments.bookie not in (None, name):
             continue

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import SplitResult, urlsplit
 
 from bookies.admin.shared.common import Session, size_text, time_text
 from bookies.admin.shared.notes_text import state_text
@@ -20,7 +21,7 @@ from bookies.admin.shared.report import Finding, Report
 if TYPE_CHECKING:
     from bookies.client.transport import BookieStatus
     from bookies.metadata.shared.bookie_notes import Note
-    from bookies.model import Endpoint
+    from bookies.model import BookieId
     from bookies.replication.operator.status import RecoveryStatus
 
 ASKED_MAX = 100  # bookies that are asked
@@ -30,9 +31,9 @@ ANSWER_SIZE_MAX = 64 << 10  # bytes
 ALMOST_FULL = 0.9  # share of a bookie's disks
 NAMED_MAX = 20  # findings of one type, after which they are counted
 WRITABLE_MIN = 3  # bookies that the default of three replicas needs
-HTTP_SERVER = "httpserver"  # id of the endpoint that a bookie publishes
 STATE_PATH = "/api/v1/bookie/state"
 LEVELS = ("bad", "warn", "ok")
+BRIEF = 100  # characters of a finding in the sentence
 WRITES = "writes"  # subject of the finding about writable bookies
 
 
@@ -40,13 +41,13 @@ WRITES = "writes"  # subject of the finding about writable bookies
 class _Answer:
     """Answer of a bookie. `space`: (total, free) bytes; None: no answer, because of `error`.
 
-    `reasons`: of its own conditions that do not hold; None: unknown. `http`: URL of its HTTP server, if it has one.
+    `reasons`: of its own conditions that do not hold; None: unknown. `steps`: what to do about them.
     """
 
     space: tuple[int, int] | None = None
     error: str = ""
     reasons: Sequence[str] | None = None
-    http: str | None = None
+    steps: Sequence[str] = ()
 
 
 async def health(session: Session) -> Report:
@@ -61,7 +62,7 @@ async def health(session: Session) -> Report:
             findings = await cluster_findings(session)
     except TimeoutError as error:
         text = f"the metadata store {session.driver.uri} did not answer within {HEALTH_S:.0f} s"
-        raise MetadataError(f"{text}: check its servers and the network") from error
+        raise MetadataError(text) from error
     sentence = _sentence(findings)
     level = findings[0].level
     facts = {
@@ -83,14 +84,23 @@ def _sentence(findings: Sequence[Finding]) -> str:
     """Return whether all is well, and if not, the worst finding."""
     problems = [finding for finding in findings if finding.level != "ok"]
     if not problems:
-        facts = [finding.what for finding in findings if not finding.about.startswith("bookie ")]
-        return f"All is well: {', and '.join(facts[:2])}."
+        facts = sorted(findings, key=lambda finding: finding.about != WRITES)
+        return f"All is well: {', and '.join(finding.what for finding in facts[:2])}."
     worst, more = problems[0], len(problems) - 1
     others = f" There {'is one more finding' if more == 1 else f'are {more} more findings'}." if more else ""
+    what = _brief(worst.what)
     if worst.level == "bad":
-        return f"Act now: {worst.what}.{others}"
+        return f"Act now: {what}.{others}"
     can_write = any(finding.about == WRITES and finding.level == "ok" for finding in findings)
-    return f"{'Writes work, but' if can_write else 'Not all is well:'} {worst.what}.{others}"
+    return f"{'Writes work, but' if can_write else 'Not all is well:'} {what}.{others}"
+
+
+def _brief(text: str) -> str:
+    """Return the beginning of a finding, up to a place where a sentence may end."""
+    text = text.partition("; ")[0]
+    while len(text) > BRIEF and ", " in text:
+        text = text.rpartition(", ")[0]
+    return text
 
 
 async def cluster_findings(session: Session) -> list[Finding]:
@@ -110,7 +120,7 @@ async def cluster_findings(session: Session) -> list[Finding]:
         findings += _bookie_findings(bookie, notes.get(bookie.id), answers.get(bookie.id), now_ms)
     findings = list(_few(findings))
     status = await read_status(session.driver, now_ms)
-    findings += [*_writable_findings(bookies), *_recovery_findings(status, len(bookies) > len(registered))]
+    findings += [*_writable_findings(bookies), *_recovery_findings(status, bookies, notes)]
     if len(registered) > len(asked):
         findings.append(Finding("ok", f"{len(registered) - len(asked):,} bookies were not asked about their disks"))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
@@ -168,7 +178,8 @@ def _answer_findings(name: str, bookie: BookieStatus, answer: _Answer, *, is_dra
     share = 1 - free / total if total else 0.0
     disks = f"its disks are {100 * share:.0f} % full ({size_text(free)} free)" if total else "its disks are unknown"
     is_full = share >= ALMOST_FULL
-    remedy = "docs/howto/free-a-full-disk.md" if is_full else f"`bk bookie state --bookie {bookie.id}`"
+    own = "; ".join(dict.fromkeys(answer.steps))
+    remedy = own or ("docs/howto/free-a-full-disk.md" if is_full else f"`bk bookie state --bookie {bookie.id}`")
     if bookie.mode != "writable":
         why = "; ".join(answer.reasons or []) or (disks if is_full else "the reason is unknown here")
         yield Finding("ok" if is_draining else "warn", f"{name} is read-only: {why}", remedy, name)
@@ -199,8 +210,7 @@ async def about_all(session: Session, bookies: Sequence[BookieStatus]) -> list[d
             rows.append({"unknown": answer.error} if bookie.mode != "down" else {})
             continue
         total, free = answer.space
-        http = {} if answer.http is None else {"http": answer.http}
-        rows.append({"disk_total": total, "disk_free": free, "reasons": answer.reasons, **http})
+        rows.append({"disk_total": total, "disk_free": free, "reasons": answer.reasons})
     return rows
 
 
@@ -215,7 +225,7 @@ async def _ask_all(session: Session, bookies: Sequence[BookieStatus]) -> list[_A
 
 async def _ask(session: Session, bookie: BookieStatus) -> _Answer:
     """Ask a bookie for its space and its conditions. Never raises for a bookie that does not answer."""
-    from bookies.errors import BookKeeperError, MetadataError
+    from bookies.errors import BookKeeperError
 
     if bookie.mode == "down":
         return _Answer(error="it is down")
@@ -226,18 +236,14 @@ async def _ask(session: Session, bookie: BookieStatus) -> _Answer:
         return _Answer(error=f"no answer within {ANSWER_S:.0f} s")
     except BookKeeperError as error:
         return _Answer(error=error.message)
-    http, reasons = None, None
-    try:
-        info = await session.driver.bookie_info(bookie.id)
-        endpoint = next((point for point in info.endpoints if point.id == HTTP_SERVER), None) if info else None
-        if endpoint is not None:
-            http = f"{endpoint.protocol}://{endpoint.host}:{endpoint.port}"
-            if endpoint.protocol == "http":  # a server with TLS shows its reasons in its own console
-                async with asyncio.timeout(ANSWER_S):
-                    reasons = await _reasons_of(session, endpoint)
-    except (TimeoutError, OSError, ValueError, MetadataError):
-        pass
-    return _Answer(space, reasons=reasons, http=http)
+    reasons, steps = None, list[str]()
+    if bookie.http is not None and bookie.http.startswith("http:"):  # with TLS, only its own console shows them
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reasons, steps = await _reasons_of(session, urlsplit(bookie.http))
+        except (TimeoutError, OSError, ValueError):
+            reasons = None
+    return _Answer(space, reasons=reasons, steps=steps)
 
 
 class _Collector(asyncio.Protocol):
@@ -257,11 +263,15 @@ class _Collector(asyncio.Protocol):
             self.ended.set_result(self._data)
 
 
-async def _reasons_of(session: Session, endpoint: Endpoint) -> list[str]:
-    """Return the conditions that do not hold at a bookie, which it tells any caller. Raises OSError, ValueError."""
-    transport, protocol = await session.runtime.network.connect(endpoint.host, endpoint.port, _Collector)
+async def _reasons_of(session: Session, url: SplitResult) -> tuple[list[str], list[str]]:
+    """Return why conditions do not hold at a bookie, and the next steps, as it tells any caller.
+
+    Raises OSError, ValueError.
+    """
+    host = url.hostname or ""
+    transport, protocol = await session.runtime.network.connect(host, url.port or 80, _Collector)
     try:
-        head = f"GET {STATE_PATH} HTTP/1.1\r\nHost: {endpoint.host}\r\nConnection: close\r\n\r\n"
+        head = f"GET {STATE_PATH} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         transport.write(head.encode())
         answer = await cast(_Collector, protocol).ended
     finally:
@@ -269,16 +279,21 @@ async def _reasons_of(session: Session, endpoint: Endpoint) -> list[str]:
     state = json.loads(answer.partition(b"\r\n\r\n")[2])
     if not isinstance(state, dict) or not isinstance(reasons := state.get("reasons"), list):
         raise ValueError("not the state of a bookie")
-    return list(map(str, reasons))
+    steps = state.get("next")  # Older bookies do not send it.
+    return list(map(str, reasons)), list(map(str, steps)) if isinstance(steps, list) else []
 
 
 # -- auto-recovery and ledgers -----------------------------------------------------------------------------------------
 
 
-def _recovery_findings(status: RecoveryStatus, has_down: bool) -> Iterator[Finding]:
+def _recovery_findings(
+    status: RecoveryStatus, bookies: Sequence[BookieStatus], notes: Mapping[BookieId, Note]
+) -> Iterator[Finding]:
     from bookies.replication.operator.status import lost_entries
 
     about = "recovery"
+    has_down = any(bookie.mode == "down" for bookie in bookies)
+    is_draining = any(note.draining is not None for note in notes.values())
     if not status.is_enabled:
         yield Finding("warn", "auto-recovery is disabled: lost replicas stay lost", "`bk recovery enable`", about)
     elif status.auditor is None:
@@ -298,11 +313,14 @@ def _recovery_findings(status: RecoveryStatus, has_down: bool) -> Iterator[Findi
     stuck = status.stuck
     if status.marked:
         are = "ledger lacks replicas" if status.marked == 1 else "ledgers lack replicas"
-        repaired = f", {len(status.locks):,} being repaired" if status.locks else ""
+        if is_draining:  # Auto-recovery marks what it moves, too.
+            are = f"{are}, or {'has' if status.marked == 1 else 'have'} them on a bookie that is being emptied"
+        repaired = f", {len(status.locks):,} being copied" if status.locks else ""
         waits = f", {len(stuck):,} cannot be repaired now" if stuck else ""
+        level = "ok" if is_draining and not (has_down or stuck) else "warn"
         remedy = (
             f"`bk recovery why {stuck[0]}`" if stuck else "auto-recovery repairs them: `bk recovery status --watch`"
         )
-        yield Finding("warn", f"{status.marked:,} {are}{repaired}{waits}", remedy, about)
+        yield Finding(level, f"{status.marked:,} {are}{repaired}{waits}", remedy, about)
     else:
         yield Finding("ok", "no ledger is known to lack replicas", "", about)

@@ -89,19 +89,18 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> Repor
     seconds = parse_duration(arguments.duration)
     below, unreadable = await _endangered(session, bookie, await notes.read())
     facts: dict[str, object] = {"bookie": bookie, "below_ack_quorum": below, "without_replica": unreadable}
-    if below and not arguments.json:
-        print(_warning(bookie, below, unreadable), file=sys.stderr)
+    remarks = [_warning(bookie, below, unreadable)] if below else []
     if arguments.dry_run or (below and not arguments.force):
         refused = bool(below) and not arguments.force
         text = f"nothing was changed{'; --force overrides the objections' if refused and not arguments.dry_run else ''}"
-        return Report(facts | {"changed": False}, [text], int(refused))
+        return Report(facts | {"changed": False}, [text], int(refused), remarks)
     until_ms = session.runtime.clock.wall_ms() + round(seconds * 1000)
     await notes.begin_maintenance(bookie, until_ms, operator_name(), arguments.reason)
     text = (
         f"{bookie} is in maintenance until {time_text(until_ms)}: its replicas are not copied elsewhere, and writers "
         "avoid it"
     )
-    return Report(facts | {"changed": True, "until_ms": until_ms}, [text])
+    return Report(facts | {"changed": True, "until_ms": until_ms}, [text], remarks=remarks)
 
 
 def parse_duration(text: str) -> float:

@@ -19,7 +19,10 @@ function ask(action) {
   const hasDryRun = !action.noTrial && accepts(action.method, action.path, "dry_run");
   const state = { preview: null, problem: null, done: null, busy: false };
   const given = () => {
-    const values = Object.fromEntries(fields.map((field) => [field.name, dialog.querySelector(`[name="${field.name}"]`).value]));
+    const values = Object.fromEntries(fields.map(({ name, type }) => {
+      const input = dialog.querySelector(`[name="${name}"]`);
+      return [name, type === "checkbox" ? input.checked : input.value];
+    }));
     return { ...(action.body ?? {}), ...(action.collect ? action.collect(values) : values) };
   };
 
@@ -31,7 +34,7 @@ function ask(action) {
     try {
       const query = dryRun ? { dry_run: "true" } : isBody ? {} : given();
       const { data } = await call(action.method, at(action.path, action.values ?? {}), { query, body, report: true });
-      const text = data?.text ?? [JSON.stringify(data, null, 1)];
+      const text = data?.text ? [...data.remarks, ...data.text] : [JSON.stringify(data, null, 1)];
       if (dryRun) state.preview = text;
       else state.done = text.length ? text : ["done"];
     } catch (problem) {
@@ -39,7 +42,6 @@ function ask(action) {
     }
     state.busy = false;
     draw();
-    if (state.done && action.done) action.done();
   }
 
   function draw() {
@@ -51,8 +53,8 @@ function ask(action) {
     } },
       h("h2", { id: "dialog-title" }, action.title),
       action.effect ? h("p", {}, prose(action.effect)) : "",
-      state.done ? "" : fields.map((field) => h("label", {}, field.label,
-        h("input", { name: field.name, type: field.type ?? "text", value: field.value ?? "", required: field.required !== false,
+      state.done ? "" : fields.map((field) => h("label", { class: field.type === "checkbox" ? "check" : null }, field.label,
+        h("input", { name: field.name, type: field.type ?? "text", value: field.value ?? null, required: field.required !== false && field.type !== "checkbox",
           autocomplete: "off", oninput: () => { if (state.preview !== null) { state.preview = null; draw(); } } }))),
       state.preview && !state.done ? [h("p", { class: "lead" }, "What will happen, as the server reports it:"), reportText(state.preview)] : "",
       state.problem ? failure(state.problem) : "",
@@ -64,6 +66,7 @@ function ask(action) {
     morph(dialog, h("div", {}, form));
   }
 
+  dialog.onclose = () => state.done && action.done?.();
   dialog.replaceChildren();
   draw();
   dialog.showModal();

@@ -1,8 +1,8 @@
 // Bookies: the list in pages, and one bookie with its journal, storage and disks.
 
-import { API, get, getOwn, session, settled } from "./api.js";
+import { API, call, get, getOwn, session, settled } from "./api.js";
 import { button } from "./actions.js";
-import { bar, clock, duration, facts, h, moment, part, plural, prose, section, size, state, table } from "./dom.js";
+import { bar, clock, duration, facts, h, moment, part, plural, prose, reportText, section, size, state, table } from "./dom.js";
 import { choice, filterForm, pager, readPage } from "./paging.js";
 import { plots } from "./plots.js";
 
@@ -91,12 +91,20 @@ function ownParts(ctx, own, mark, samples) {
     section("Storage", part(own.space, storage)),
     section("Scrub", part(own.scrub, scrub)),
     h("p", { class: "buttons" }, ownActions(ctx)),
+    section("Slow requests", h("p", { class: "buttons" }, h("button", { type: "button", onclick: () => whySlow(ctx) }, "Explain those of the last hour")), slow(ctx.kept.slow)),
     section("Last hours", part(samples, (value) => plots(value))),
   ];
 }
 
 // The bookie writes the bytes of a disk in full.
 const inUnits = (text) => text.replace(/([\d,]+) of ([\d,]+) bytes/, (_, ...numbers) => numbers.slice(0, 2).map((digits) => size(Number(digits.replaceAll(",", "")))).join(" of "));
+
+async function whySlow(ctx) {
+  ctx.kept.slow = await settled(call("GET", `${API}/bookies/-/slow`, { query: { since: "1h" }, report: true }));
+  ctx.redraw();
+}
+
+const slow = (result) => (result ? part(result, ({ data }) => reportText(data.text)) : "");
 
 const unknown = (value, text) => (value === null ? "not known yet: the bookie scans its entry logs after a start" : text(value));
 
@@ -133,7 +141,8 @@ function clusterActions(ctx) {
     button({ label: "Cancel emptying ...", title: `Cancel the drain of ${bookie}`, verb: "Cancel the drain", method: "POST", path: `${ONE}/drain`, values, done, body: { cancel: true },
       effect: "Writers may use the bookie again. Copies that were made remain.", noTrial: true }),
     button({ label: "Announce maintenance ...", title: `Maintenance of ${bookie}`, verb: "Announce", method: "POST", path: `${ONE}/maintenance`, values, done,
-      fields: [{ name: "duration", label: "For, such as 20m or 2h", value: "20m" }, { name: "reason", label: "Reason", required: false }],
+      fields: [{ name: "duration", label: "For, such as 20m or 2h", value: "20m" }, { name: "reason", label: "Reason", required: false },
+        { name: "force", label: "Even if ledgers have fewer replicas than their ack quorum meanwhile", type: "checkbox" }],
       effect: "Its replicas are not copied elsewhere during that time, and writers avoid it." }),
     button({ label: "End maintenance ...", title: `End the maintenance of ${bookie}`, verb: "End it", method: "POST", path: `${ONE}/maintenance`, values, done, body: { end: true },
       effect: "If the bookie is down then, it counts as lost after the usual delay.", noTrial: true }),

@@ -1,7 +1,7 @@
 // The console: finds the page of an address, refreshes it while it is visible, and knows what it does not know.
 
 import { Problem, open, session, token } from "./api.js";
-import { clock, failure, h, morph, prose } from "./dom.js";
+import { clock, failure, h, morph, nextStep, prose } from "./dom.js";
 import * as bookies from "./bookies.js";
 import * as entries from "./entries.js";
 import * as ledgers from "./ledgers.js";
@@ -44,6 +44,7 @@ function address() {
 // Shows the page of the present address.
 function show() {
   visit?.abort.abort();
+  if (dialog.open) dialog.close();
   const { path, query } = address();
   const match = PAGES.map(([pattern, page]) => [pattern.exec(path), page]).find(([found]) => found);
   const ctx = {
@@ -113,7 +114,7 @@ function draw(present) {
   if (problem) {
     const known = at ? `What is shown is from ${clock(at)}; the state since then is unknown.` : "";
     fresh.append(h("aside", { class: "stale", role: "status" }, h("strong", {}, "Not up to date. "), prose(problem.message), ". ", known,
-      problem.next ? [" Next: ", prose(problem.next), "."] : ""));
+      problem.next ? [" Next: ", nextStep(problem.next), "."] : ""));
   }
   if (!page.ownTitle || data === undefined) fresh.append(h("h1", {}, title));
   if (data !== undefined) fresh.append(page.view(ctx, data));
@@ -168,6 +169,7 @@ let isGoing = false; // after `g`
 
 function showKeys() {
   const rows = [["g o, g b, ...", NAV.map(([, title, key]) => `${key} ${title.toLowerCase()}`).join(", ")], ["/", "search"], ["n", "next page"], ["u", "refresh now"], ["Esc", "close"]];
+  dialog.onclose = null;
   dialog.replaceChildren(h("h2", { id: "dialog-title" }, "Keys"),
     h("dl", { class: "facts" }, rows.map(([key, text]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)))),
     h("p", { class: "buttons" }, h("button", { type: "button", class: "primary", onclick: () => dialog.close() }, "Close")));

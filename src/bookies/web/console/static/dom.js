@@ -85,6 +85,9 @@ export function prose(text) {
   return text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
 }
 
+// The next step of an error: a command, or words.
+export const nextStep = (text) => (/^bk /.test(text) ? h("code", {}, text) : prose(text));
+
 // -- parts -------------------------------------------------------------------------------------------------------
 
 const MARKS = { ok: "●", warn: "▲", bad: "■", unknown: "○" };
@@ -93,7 +96,7 @@ const LEVEL = { writable: "ok", stored: "ok", CLOSED: "ok", OPEN: "ok", done: "o
 
 // State as a shape and a word, so that it does not depend on colour.
 export function state(word, level = LEVEL[word] ?? "unknown") {
-  return h("span", { class: `state ${level}` }, h("span", { "aria-hidden": "true" }, MARKS[level]), ` ${word.toLowerCase().replace("_", " ")}`);
+  return h("span", { class: `state ${level}` }, h("span", { "aria-hidden": "true" }, MARKS[level]), `\u00a0${word.toLowerCase().replace("_", " ")}`);
 }
 
 export function bar(used, text) {
@@ -122,8 +125,8 @@ export function facts(pairs) {
 }
 
 export function failure(problem) {
-  return h("p", { class: "failure", role: "status" }, state("unknown"), ": ", prose(problem.message),
-    problem.next ? [" Next: ", prose(problem.next), "."] : "");
+  return h("p", { class: "failure", role: "status" }, state("unknown"), ": ", prose(problem.message), ". ",
+    problem.next ? ["Next: ", nextStep(problem.next), "."] : "");
 }
 
 // Shows a part of a page that may have failed.

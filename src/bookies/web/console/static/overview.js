@@ -1,9 +1,10 @@
 // Overview: whether all is well, and if not, why and what to do.
 
 import { API, get, settled } from "./api.js";
-import { facts, failure, h, part, prose, section, state } from "./dom.js";
+import { facts, failure, h, nextStep, part, prose, section, state } from "./dom.js";
 import { plots } from "./plots.js";
 
+const STORE = "check the servers of the metadata store, and the network between them and the bookies. Bookies go on serving the clients that know them. Then: ";
 const LINKS = { bookie: "#/bookies/", ledger: "#/ledgers/" };
 
 function subject(about) {
@@ -51,10 +52,10 @@ export const page = {
     const good = known.findings.filter((row) => row.level === "ok");
     return h("div", {},
       h("h1", { class: `sentence ${level}`, "aria-live": "polite" }, prose(sentence)),
-      health.problem?.next ? h("p", { class: "remedy" }, "What to do: ", prose(health.problem.next), ".") : "",
+      health.problem ? h("p", {}, "What to do: ", health.problem.status === 503 ? STORE : "", health.problem.next ? nextStep(health.problem.next) : "look into the log of this process", ".") : "",
       Array.isArray(local) ? "" : local,
       problems.length ? section("Why, and what to do", h("ul", { class: "findings" }, problems.map(finding))) : "",
-      good.length && problems.length ? section("What is well", h("ul", { class: "findings" }, good.map(finding))) : "",
+      good.length ? section(problems.length ? "What is well" : "In detail", h("ul", { class: "findings" }, good.map(finding))) : "",
       section("This process, last hours", part(samples, (value) => plots(value, ["adds", "add_p99", "reads", "disk", "marked", "cpu"], { small: true }))),
       section("Cluster", part(cluster, (value) => facts([
         ["Metadata store", h("code", {}, value.metadata)], ["Instance", h("code", {}, value.instance_id)], ["Layout", value.layout],

@@ -54,6 +54,8 @@ export const jobs = {
     table([
       ["Job", (row) => row.job], ["State", (row) => state(row.state)], ["By", (row) => row.by], ["Began", (row) => moment(row.began_ms)],
       ["Took", (row) => duration(((row.ended_ms ?? Date.now()) - row.began_ms) / 1000)],
+      ["", (row) => (row.state === "running" ? button({ label: "Cancel ...", title: `Cancel job ${row.id}`, verb: "Cancel it", method: "DELETE", path: `${API}/jobs/{job}`,
+        values: { job: row.id }, effect: "What it has copied so far remains.", done: ctx.refresh }) : "")],
       ["Result", (row) => row.error ?? (row.result === undefined ? "" : h("code", {}, JSON.stringify(row.result).slice(0, 300)))],
     ], rows.toReversed(), { caption: "Jobs", empty: "No job has run since the process started." }),
     h("p", { class: "aside" }, prose("Jobs of this process: recoveries and decommissions. Jobs on Spark run elsewhere; their reports are what `bk spark` prints."))),
