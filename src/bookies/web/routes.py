@@ -25,8 +25,8 @@ class Route:
     `parameters`: of its query, or headers if they have a capital letter, and `body`: names of its JSON object, both as
     `name=values, name=values`. `role`: the
     lowest that may call it. `is_probe`: answered under any name of the host, and while many connections are open.
-    `is_list`: may be long, so few run at a time. `body_max`: bytes of a body that is data and no JSON object; the audit
-    has no line for each of these.
+    `is_list`: may be long, so few run at a time. `writes`: a GET that changes something nevertheless. `body_max`: bytes
+    of a body that is data and no JSON object; the audit has no line for each of these.
     """
 
     path: str
@@ -39,11 +39,12 @@ class Route:
     is_probe: bool = False
     is_list: bool = False
     body_max: int = 0
+    writes: bool = False
 
     @property
     def changes(self) -> bool:
         """Report whether a call may change something."""
-        return self.method != "GET"
+        return self.method != "GET" or self.writes
 
     @property
     def placeholders(self) -> list[str]:
