@@ -85,14 +85,14 @@ class Gateway:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def stop(self) -> int:
         """Ask it to end; the exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.communicate(timeout=60)
-        return self.process.returncode
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -179,7 +179,6 @@ def test_a_tail_that_is_not_read_costs_no_memory_and_others_go_on(gateway: Gatew
     for _ in range(48):
         assert gateway.call("POST", f"{API}/logs/slow/entries", body)[0] == 201
     grown = gateway.metric("process_resident_memory_bytes") - before
-    assert gateway.metric("bookies_gateway_tails") == 1
     assert grown < 24 << 20, f"{grown:,.0f} bytes more for 48 MiB that the tail does not read"
     tail.close()
 
@@ -213,7 +212,8 @@ def test_malformed_and_huge_requests_leave_it_as_it_was(gateway: Gateway) -> Non
         ),
         (
             head.encode()
-            + b"Content-Type: application/x-bk-entries\r\nConnection: close\r\nContent-Length: 4\r\n\r\n\xff" * 4,
+            + b"Content-Type: application/x-bk-entries\r\nConnection: close\r\nContent-Length: 4\r\n\r\n"
+            + b"\xff" * 4,
             b"400",
         ),
     ):

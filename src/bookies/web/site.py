@@ -57,9 +57,10 @@ Background = Callable[[], Coroutine[Any, Any, None]]
 
 def with_overview(routes: list[Route]) -> list[Route]:
     """Return the endpoints of a process, and those that describe them."""
+    has_console = any(route.path == "/console" for route in routes)
 
     async def show(request: Request) -> Response:
-        if "text/html" in request.headers.get("accept", ""):
+        if has_console and "text/html" in request.headers.get("accept", ""):
             return Response(303, b"", headers={"Location": "/console"})
         return await overview(routes)
 

@@ -116,7 +116,7 @@ def _ledgers_text(status: dict[str, Any]) -> str:
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    from bookies.admin.verbs import top
+    from bookies.admin.remote import top
 
     return with_session(arguments, lambda session: top.watch(session, arguments))
 

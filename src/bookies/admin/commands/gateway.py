@@ -36,7 +36,7 @@ def ledger_routes(process: Process) -> list[Route]:
     from bookies.admin.remote import remote_api
     from bookies.web.apache_bookie import API
 
-    return [route for route in remote_api.routes(process) if route.path.startswith(f"{API}/ledgers")]
+    return [route for route in remote_api.verb_routes(process) if route.path.startswith(f"{API}/ledgers")]
 
 
 def _run(arguments: argparse.Namespace) -> int:

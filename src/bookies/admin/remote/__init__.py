@@ -1,1 +1,1 @@
-"""Verbs of `bk` over HTTP: the table of those that the server carries, the server's side, the client's side."""
+"""`bk` and HTTP servers: the verbs that a server carries, on both sides, and `bk top`, which scrapes bookies."""

@@ -125,7 +125,7 @@ def test_logs_and_how_far_their_cursors_are_behind(serve: Serve) -> None:
         assert (page.json, "after=orders" in page.headers["link"]) == (["orders"], True)
         assert (await site.get(f"{API}/logs?after=orders")).json == ["orders-2"]
         assert len((await site.get(f"{API}/logs/orders")).json["extents"]) > 1
-        assert (await site.get(f"{API}/logs/none")).status == 500
+        assert (await site.get(f"{API}/logs/none")).status == 404
         await client.close()
 
     serve(body)

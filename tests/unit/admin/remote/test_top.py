@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bookies.admin.remote.top import frame, load_of, parse_sample
 from bookies.admin.shared.notes_text import announced_facts
-from bookies.admin.verbs.top import frame, load_of, parse_sample
 
 METRICS = """# HELP bookies_entries_added_total entries
 bookies_entries_added_total {adds}
