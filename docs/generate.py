@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bookies.apache.table import Mapped
 
 WIDTH = 100  # of prose, and of a signature on one line
-PLUMBING = {"check_open", "client_closed", "transactions", "usage"}  # what handles are to each other, and to Spark
+PLUMBING = {"check_open", "client_closed", "learn", "transactions", "usage"}  # what handles are to each other, and to Spark
 LIST_ITEM = re.compile(r"\s*(?:[*+-] |\d+\. )?")
 HERE = pathlib.Path(__file__).parent
 UNITS = {
@@ -101,13 +101,13 @@ def cli_page() -> str:
 
 def settings_page() -> str:
     """Every setting with unit, default, range."""
-    from bookies.config import BookieConfig, ClientConfig, RecoveryConfig
+    from bookies.config import BookieConfig, ClientConfig, GatewayConfig, RecoveryConfig
 
     parts = [
         "# Settings\n\nMade from the code by `make docs`. A bookie takes them as `--set NAME=VALUE`, from the "
         "environment as `BK_NAME`; a client as keyword arguments of `connect`.\n"
     ]
-    for title, kind in (("Bookie", BookieConfig), ("Client", ClientConfig), ("Auto-recovery", RecoveryConfig)):
+    for title, kind in (("Bookie", BookieConfig), ("Client", ClientConfig), ("Auto-recovery", RecoveryConfig), ("Gateway", GatewayConfig)):
         parts.append(f"## {title}\n\n| setting | default | range | meaning |\n|---|---|---|---|")
         for each in fields(kind):
             low, high = each.metadata["low"], each.metadata["high"]
@@ -449,7 +449,15 @@ no requests.
 
 def metrics_page() -> str:
     """Every metric, from the tables, and the names that public dashboards ask for."""
-    from bookies.metrics import bookie_table, client_table, process_table, recovery_table, storage_table, stream_table
+    from bookies.metrics import (
+        bookie_table,
+        client_table,
+        gateway_table,
+        process_table,
+        recovery_table,
+        storage_table,
+        stream_table,
+    )
 
     parts = [METRICS_HEAD]
     for title, table in (
@@ -465,6 +473,7 @@ def metrics_page() -> str:
         ("Process", process_table.TABLE),
         ("Client", client_table.TABLE),
         ("Streaming queries of Spark", stream_table.TABLE),
+        ("Gateway", gateway_table.TABLE),
     ):
         parts.append(f"## {title}\n\n| metric | type | unit | labels | meaning |\n|---|---|---|---|---|")
         parts += [
@@ -489,6 +498,8 @@ def http_page() -> str:
         from bookies.web.apache_changes import BookieChanges, ClusterChanges
         from bookies.web.apache_cluster import ClusterEndpoints
         from bookies.web.console.pages import Console
+        from bookies.web.data.ledger_endpoints import LedgerEndpoints
+        from bookies.web.data.log_endpoints import LogEndpoints
         from bookies.web.probes import Probes
         from bookies.web.site import Process
 
@@ -498,6 +509,8 @@ def http_page() -> str:
             "bookie": BookieEndpoints(nothing, nothing).routes,
             "cluster": ClusterEndpoints(nothing, nothing, nothing).routes,
             "changes": (*BookieChanges(nothing, nothing).routes, *ClusterChanges(nothing, nothing).routes),
+            "logs": LogEndpoints(nothing, nothing, nothing).routes,
+            "ledgers": LedgerEndpoints(nothing, nothing, nothing).routes,
             "verbs": remote_api.verb_routes(Process(nothing, object())),  # type: ignore[arg-type]
             "console": Console(nothing).routes,
         }
@@ -575,7 +588,11 @@ PAGES = {
 def main() -> int:
     import observe  # beside this file
 
-    pages = PAGES | {"howto/alerts.md": observe.alerts_page, "reference/public-dashboards.md": observe.public_page}
+    pages = PAGES | {
+        "howto/alerts.md": observe.alerts_page,
+        "reference/http-apache.md": observe.apache_page,
+        "reference/public-dashboards.md": observe.public_page,
+    }
     texts = {name: wrapped(page()) for name, page in pages.items()} | observe.files()
     (HERE / "observe").mkdir(exist_ok=True)
     stale = [name for name, text in texts.items() if not (HERE / name).exists() or (HERE / name).read_text() != text]

@@ -5,6 +5,7 @@ The tables are `src/bookies/admin/cluster/alerts.py` and `dashboards.py`; `bk up
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pathlib
 import re
@@ -12,6 +13,14 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).parent
 HOWTO = HERE / "howto"
+APACHE_HEAD = """# Apache's HTTP server beside ours
+
+`make apache` sends the same requests, good and bad, to the HTTP servers of Apache BookKeeper 4.17
+and of this bookie, on the same directories one after the other. An answer differs exactly where
+this table says why. Otherwise the status is the same, and so is the body: JSON is compared by its
+structure, errors by their status. Apache's server sends a content type with `/metrics` alone; ours
+always sends one.
+"""
 PUBLIC_NAME = re.compile(r"\b(?:bookie_|bookkeeper_|auditor_|replication_|jvm_|process_)\w+")
 USAGE_OF_DIRECTORY = re.compile(r"bookie_(ledger|index)_dir_\w+_usage")
 PUBLIC_HEAD = """# What public dashboards ask for
@@ -86,6 +95,20 @@ def public_page() -> str:
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         parts.append("")
     return "\n".join(parts)
+
+
+def apache_page() -> str:
+    """Return the page of the deliberate differences to Apache's HTTP server."""
+    spec = importlib.util.spec_from_file_location("http_requests", HERE.parent / "tests/apache/http_requests.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows = [f"| `{request.name}` | {request.why} |" for request in module.REQUESTS if request.why]
+    equal = len(module.REQUESTS) - len(rows)
+    return f"{APACHE_HEAD}\nOf {len(module.REQUESTS)} requests {equal} have equal answers.\n\n" + "\n".join(
+        ["| request | why our answer differs |", "|---|---|", *rows, ""]
+    )
 
 
 def files() -> dict[str, str]:

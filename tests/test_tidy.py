@@ -60,7 +60,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "client": ("base", "transport", "write", "read", "repair", "log", "", "blocking"),
     "replication": ("base", "repair", "auditor", "operator", "daemon"),
     "distributedlog": ("formats", "model", "store", ""),
-    "web": ("", "console"),
+    "web": ("", "data", "console"),
     "spark": ("base", "read", "write", "", "jobs/shared", "jobs"),
     "admin": ("shared", "cluster", "remote", "verbs", "commands", ""),
     "lab": (
@@ -131,6 +131,7 @@ ABOUT_SEVERAL_MODULES = {
     "metrics/test_tables.py",
     "spark/jobs/test_work.py",
     "spark/jobs/test_work_lists.py",
+    "web/test_other_clients.py",
     "storage/test_format_docs.py",
     "test_docs.py",
     "test_observe.py",

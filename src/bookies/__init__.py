@@ -22,6 +22,7 @@ from bookies.errors import (
     CookieNotFound,
     CorruptRecord,
     CursorBehind,
+    CursorMoved,
     DataUnknown,
     DigestMismatch,
     DirectoryInUse,
@@ -62,6 +63,7 @@ from bookies.errors import (
     RegisteredElsewhere,
     RemoteProtocolError,
     ReplicationFailed,
+    SequenceGap,
     SessionExpired,
     StorageError,
     TlsFailed,
@@ -90,6 +92,8 @@ if TYPE_CHECKING:
     from bookies.client.log.log import Log as Log
     from bookies.client.log.log_reader import LogReader as LogReader
     from bookies.client.log.log_writer import LogWriter as LogWriter
+    from bookies.client.log.sequenced import Appended as Appended
+    from bookies.client.log.sequenced import SequencedWriter as SequencedWriter
     from bookies.client.log.transaction import Reaped as Reaped
     from bookies.client.log.transaction_writer import LogTransaction as LogTransaction
     from bookies.client.read.reader import LedgerReader as LedgerReader
@@ -106,6 +110,7 @@ if TYPE_CHECKING:
     from bookies.client.write.writer import LedgerWriter as LedgerWriter
     from bookies.config import BookieConfig as BookieConfig
     from bookies.config import ClientConfig as ClientConfig
+    from bookies.encoding.envelope import Record as Record
     from bookies.metadata.interface.driver import BookieSet as BookieSet
     from bookies.metadata.interface.driver import Versioned as Versioned
     from bookies.metadata.interface.recovery_store import LedgerLock as LedgerLock
@@ -134,6 +139,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Administration": "bookies.client.repair.administration",
     "AdvancedLedgerWriter": "bookies.client.write.advanced",
+    "Appended": "bookies.client.log.sequenced",
     "BadRun": "bookies.client.repair.scan",
     "Batches": "bookies.client.base.iteration",
     "BookieConfig": "bookies.config",
@@ -173,12 +179,14 @@ _LAZY = {
     "Opening": "bookies.client.base.opening",
     "Position": "bookies.protocol.log.log_model",
     "Reaped": "bookies.client.log.transaction",
+    "Record": "bookies.encoding.envelope",
     "RecoveryReport": "bookies.client.repair.replication",
     "Replacement": "bookies.protocol.repair.replicate",
     "ReplicaScan": "bookies.client.repair.scan",
     "ReplicaState": "bookies.protocol.repair.fragments",
     "ReplicaVerdict": "bookies.protocol.repair.fragments",
     "Segment": "bookies.protocol.log.log_model",
+    "SequencedWriter": "bookies.client.log.sequenced",
     "Versioned": "bookies.metadata.interface.driver",
     "Watch": "bookies.metadata.interface.watches",
     "apache": "bookies",
@@ -193,6 +201,7 @@ __all__ = [
     "AckQuorumTimeout",
     "Administration",
     "AdvancedLedgerWriter",
+    "Appended",
     "BadRun",
     "Batches",
     "BookKeeperError",
@@ -218,6 +227,7 @@ __all__ = [
     "CorruptRecord",
     "Cursor",
     "CursorBehind",
+    "CursorMoved",
     "DataUnknown",
     "DigestMismatch",
     "DigestType",
@@ -279,6 +289,7 @@ __all__ = [
     "NotConfirmed",
     "ReadFailed",
     "Reaped",
+    "Record",
     "RecordExists",
     "RecordNotFound",
     "RecoveryFailed",
@@ -291,6 +302,8 @@ __all__ = [
     "ReplicaVerdict",
     "ReplicationFailed",
     "Segment",
+    "SequenceGap",
+    "SequencedWriter",
     "SessionExpired",
     "StorageError",
     "TlsFailed",

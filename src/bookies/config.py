@@ -93,6 +93,35 @@ class HttpConfig:
     http_names: tuple[str, ...] = setting(
         (), "host names by which clients reach the HTTP server, beside localhost, http_host and IP addresses"
     )
+    http_connections_max: int = setting(100, "connections of the HTTP server, four of them for probes", low=8)
+    http_requests_rate: int = setting(
+        50, "requests of all clients per second, and as many of probes; those above it wait", low=1
+    )
+    http_bodies_size: int = setting(
+        8 * MIB, "bytes of all requests' bodies that the HTTP server holds; above it requests get 429", low=64 * KIB
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(HttpConfig):
+    """Settings of a gateway, which serves data over HTTP."""
+
+    http_port: int = setting(8081, "port of the gateway; 0: any free one", high=65535, low=0)
+    http_connections_max: int = setting(1_000, "connections of the gateway, four of them for probes", low=8)
+    http_requests_rate: int = setting(
+        5_000, "requests of all clients per second, and as many of probes; those above it wait", low=1
+    )
+    http_bodies_size: int = setting(
+        64 * MIB, "bytes of all requests' bodies that the gateway holds; above it requests get 429", low=8 * MIB
+    )
+    gateway_appends_size: int = setting(64 * MIB, "bytes of appends in progress; above it appends get 429", low=8 * MIB)
+    gateway_tails_max: int = setting(100, "tails at a time; above it they get 429", low=1)
+    gateway_writers_max: int = setting(
+        256, "logs that the gateway leads at a time, and as many ledgers that it writes", low=1
+    )
+    gateway_idle_s: int = setting(
+        60, "seconds without an append after which the gateway releases a log; a ledger is sealed after an hour", low=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

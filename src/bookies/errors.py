@@ -389,6 +389,22 @@ class CursorBehind(LogError):
     code = -100
 
 
+class CursorMoved(LogError):
+    """The cursor is not at the position that its consumer expects: another one has moved it."""
+
+    code = -17
+
+
+class SequenceGap(LogError):
+    """A writer's number does not follow its last one. `expected`: the number that does."""
+
+    code = -100
+
+    def __init__(self, message: str = "", *, expected: int = 0) -> None:
+        super().__init__(message)
+        self.expected = expected
+
+
 class LogEnded(LogError):
     """The log has an end-of-stream record: no record can follow it."""
 

@@ -34,6 +34,7 @@ UNKNOWN = "an unknown ledger answers 404"
 KEYS = "only settings that take effect can be changed: 422 names the others"
 JSON_ERROR = "a body that is not JSON answers 400"
 DIRECTORIES = "409: a restart with allow_storage_expansion does it"
+RECORDS = "records as JSON text: Apache writes their binary form, which no client can read"
 BOTH = "422: one switch for both compactions"
 
 REQUESTS = (
@@ -50,9 +51,9 @@ REQUESTS = (
     HttpRequest("PUT", f"{API}/config/server_config", "no json", JSON_ERROR),
     HttpRequest("DELETE", f"{API}/config/server_config", None, METHOD),
     HttpRequest("GET", f"{API}/ledger/list"),
-    HttpRequest("GET", f"{API}/ledger/list?print_metadata=true"),
+    HttpRequest("GET", f"{API}/ledger/list?print_metadata=true", None, RECORDS),
     HttpRequest("GET", f"{API}/ledger/list?print_metadata=true&decode_meta=true"),
-    HttpRequest("GET", f"{API}/ledger/list?print_metadata=true&page=1"),
+    HttpRequest("GET", f"{API}/ledger/list?print_metadata=true&page=1", None, RECORDS),
     HttpRequest("GET", f"{API}/ledger/list?print_metadata=true&page=x", None, MISSING),
     HttpRequest("POST", f"{API}/ledger/list", None, METHOD),
     HttpRequest("GET", f"{API}/ledger/metadata?ledger_id={{text}}"),
@@ -130,7 +131,7 @@ REQUESTS = (
     HttpRequest("PUT", f"{API}/autorecovery/status?enabled=true"),
     HttpRequest("GET", f"{API}/autorecovery/bookie", None, METHOD),
     HttpRequest("PUT", f"{API}/autorecovery/bookie"),
-    HttpRequest("PUT", f"{API}/autorecovery/bookie", "{}"),
+    HttpRequest("PUT", f"{API}/autorecovery/bookie", "{}", "an empty object counts as no body: 404"),
     HttpRequest("PUT", f"{API}/autorecovery/bookie", "no json", JSON_ERROR),
     HttpRequest("GET", f"{API}/autorecovery/list_under_replicated_ledger"),
     HttpRequest("GET", f"{API}/autorecovery/list_under_replicated_ledger?printmissingreplica=true"),

@@ -69,7 +69,7 @@ class FakeRecords:
     async def instance_id(self) -> str | None:
         return self.instance
 
-    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+    async def ledger_ids(self, after: int = -1) -> AsyncIterator[Sequence[int]]:
         listed = [each for each in sorted(self.ledgers) if each not in self.unlisted]
         for number, start in enumerate(range(0, len(listed), RANGE)):
             if number == self.breaks_after:

@@ -8,8 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bookies.admin.shared.nouns import COMMANDS, parser_of
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bookies.admin.shared.contexts import Context
 
 # options before the noun -> variables that set them
 SERVER_OPTIONS = {"--server": "BK_SERVER", "--token-file": "BK_TOKEN_FILE", "--authority": "BK_SERVER_AUTHORITY"}
@@ -75,9 +81,13 @@ def _run(noun: str, arguments: list[str], server: dict[str, str]) -> int:
     parsed = parser_of(noun).parse_args(arguments)
 
     from bookies.admin.shared import UsageError
+    from bookies.admin.shared.common import active_context
     from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
 
     try:
+        context = active_context(parsed) if hasattr(parsed, "metadata") and not server["--server"] else None
+        if context is not None and context[1].server:
+            server = _of_context(context[1], parsed) or server
         if server["--server"]:
             from bookies.admin.remote.remote_client import call
 
@@ -87,6 +97,8 @@ def _run(noun: str, arguments: list[str], server: dict[str, str]) -> int:
         if not isinstance(result, int):
             from bookies.admin.shared.report import print_report
 
+            if noun == "status" and context is not None:
+                result = result._replace(text=[f"context   {context[0]}", *result.text])
             result = print_report(result, as_json=parsed.json)
         sys.stdout.flush()
         return result
@@ -109,13 +121,25 @@ def _run(noun: str, arguments: list[str], server: dict[str, str]) -> int:
         return 1
 
 
+def _of_context(context: Context, arguments: argparse.Namespace) -> dict[str, str] | None:
+    """Return the server's options for a verb that works by a server; None for another one. Raises `UsageError`."""
+    from bookies.admin.remote.exposed import EXPOSED
+    from bookies.admin.shared.contexts import check_private
+
+    words = " ".join(filter(None, (arguments.noun, getattr(arguments, "verb", None))))
+    if not any(row.words == words for row in EXPOSED):
+        return None
+    token_file = check_private(context.token_file) if context.token_file else ""
+    return {"--server": context.server, "--token-file": token_file, "--authority": context.authority}
+
+
 def _overview() -> str:
     lines = ["usage: bk NOUN [VERB] [OPTIONS]    (`bk NOUN --help` lists its verbs and options)", ""]
     lines += [f"  {noun:9} {text}" for noun, (_, text) in COMMANDS.items()]
     lines += [
         "",
         "Every command accepts --json, and --metadata URI (or BK_METADATA) to name the cluster. The default is the",
-        "cluster of the nearest `bk-data` directory, from the current directory upwards.",
+        "cluster of the nearest `bk-data` directory, from the current directory upwards, else the context in use.",
         "`bk --server https://b1:8080 --token-file FILE NOUN ...` works through an HTTP server; also BK_SERVER,",
         "BK_TOKEN_FILE or BK_TOKEN, and BK_SERVER_AUTHORITY (--authority) for a PEM file of authorities.",
         "`bk help apache` lists the counterpart of each of Apache's commands.",

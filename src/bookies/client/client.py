@@ -7,7 +7,6 @@ It takes a runtime and a driver instead of a URI, so that the same code runs in 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType, TracebackType
@@ -47,7 +46,7 @@ from bookies.errors import (
     MetadataCorrupt,
 )
 from bookies.metadata.interface import MetadataDriver
-from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.metadata.interface.timed_driver import timed
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.ledger.ledger import new_ledger
@@ -59,7 +58,6 @@ from bookies.wire.digest import master_key, package_lac
 CREATE_ATTEMPTS_MAX = 100  # ids from the store that are already in use; more means that the id store is broken
 TOKEN_BITS = 63
 TIERS = ("auto", "bookies", "offloaded")
-LISTED_AT_ONCE = 32  # records that a listing reads at a time
 
 
 class Client:
@@ -184,7 +182,9 @@ class Client:
         Leaving the `async with` block seals the ledger; leaving it by an exception closes the writer without sealing.
         Raises `InvalidArgument`, `NotEnoughBookies`, `LedgerExists`.
         """
-        named = None if bookies is None else tuple(map(BookieId, bookies))
+        named = tuple(map(BookieId, bookies or ()))
+        if bookies is not None and (isinstance(bookies, str) or not 0 < len(named) == len(dict.fromkeys(named))):
+            raise InvalidArgument(f"bookies={bookies!r}: must be a list of different bookie ids")
         ensemble, write_quorum, ack_quorum = quorums(len(named) if named else ensemble, write_quorum, ack_quorum)
         digest_type = digest_type_of(digest)
         _check_password(password)
@@ -250,7 +250,10 @@ class Client:
             keys = self._keys(versioned, password, digest_type)
             is_copy_first = tier == "offloaded" or (tier == "auto" and is_given_up(versioned.metadata))
             copy = None if tier == "bookies" else CopyUse(self._open_files, is_copy_first)
-            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, versioned, copy)
+            reader = await LedgerReader.begin(self._pool, self._driver, self.config, keys, versioned, copy)
+            if (writer := self._writers.get(ledger_id)) is not None:
+                reader.learn(writer.last_add_confirmed)  # A client reads what it has appended.
+            return reader
 
         return Opening(make, timeout, f"open ledger {ledger_id}")
 
@@ -345,12 +348,15 @@ class Client:
         """
         self._check_open()
         wanted = _packed_labels(dict([label] if label else []))
-        async for ids in self._driver.ledger_ids():
-            for start in range(bisect_right(ids, after), len(ids), LISTED_AT_ONCE):
-                part = ids[start : start + LISTED_AT_ONCE]
-                for record in await asyncio.gather(*(self._record_or_none(number, unreadable) for number in part)):
-                    if record is not None and wanted.items() <= record.custom_metadata.items():
-                        yield record
+        async for ids in self._driver.ledger_ids(after):
+            for start in range(0, len(ids), READ_AT_ONCE):
+                for record in await self._driver.read_ledgers(ids[start : start + READ_AT_ONCE]):
+                    if isinstance(record, MetadataCorrupt):
+                        if unreadable is None:
+                            raise record
+                        unreadable.append(record)
+                    elif record is not None and wanted.items() <= record.metadata.custom_metadata.items():
+                        yield record.metadata
 
     async def placement(self, ledger_id: int, *, timeout: float | None = None) -> list[FragmentPlacement]:
         """Return the replicas of each fragment, and how well they meet this client's placement policy.
@@ -496,17 +502,6 @@ class Client:
             except LedgerExists:
                 continue  # A caller chose this id explicitly, and may have deleted the ledger since.
         raise LedgerExists(f"the last {CREATE_ATTEMPTS_MAX} ids that the metadata store handed out were taken")
-
-    async def _record_or_none(self, ledger_id: int, unreadable: list[MetadataCorrupt] | None) -> LedgerMetadata | None:
-        try:
-            return (await self._driver.read_ledger(ledger_id)).metadata
-        except LedgerNotFound:
-            return None  # Deleted since it was listed.
-        except MetadataCorrupt as error:
-            if unreadable is None:
-                raise
-            unreadable.append(error)
-            return None
 
 
 def _check_password(password: bytes) -> None:

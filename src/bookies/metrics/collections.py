@@ -89,6 +89,32 @@ def recovery_collection(
     )
 
 
+def gateway_collection(
+    facts: Callable[[], object],
+    usage: Callable[[], object | None],
+    uri: str,
+    health: Health,
+    lag: LoopLag,
+    now_s: Callable[[], float],
+) -> Collection:
+    """Return the metrics of a gateway. `usage`: of its client; None: it has none yet."""
+    from bookies.metrics import client_table, gateway_table
+
+    build = version_labels(uri)
+    return Collection(
+        (gateway_table.TABLE, client_table.TABLE, process_table.TABLE),
+        {
+            "gateway": facts,
+            "client": usage,
+            "process": process_usage,
+            "loop": lambda: lag,
+            "build": lambda: build,
+            "health": health.conditions,
+        },
+        now_s,
+    )
+
+
 def version_labels(uri: str) -> tuple[str, str, str]:
     """Return the labels of `bookies_build_info`: versions of program and interpreter, and the metadata driver."""
     from importlib.metadata import PackageNotFoundError, version

@@ -200,7 +200,43 @@ class RecoveryHealth:
         return [condition if not condition.holds else _met(condition) for condition in (started, connected)]
 
 
-Health = BookieHealth | RecoveryHealth
+class GatewayHealth:
+    """Health of a gateway. `is_connected`: it has reached the metadata store. `is_stopping`: it ends."""
+
+    def __init__(self, is_connected: Callable[[], bool], is_stopping: Callable[[], bool]) -> None:
+        self._is_connected = is_connected
+        self._is_stopping = is_stopping
+
+    @property
+    def is_started(self) -> bool:
+        """Report whether requests can be served."""
+        return self._is_connected()
+
+    @property
+    def phase(self) -> str:
+        if self._is_stopping():
+            return "stopping"
+        return "serving" if self.is_started else "connecting to the metadata store"
+
+    def conditions(self) -> list[Condition]:
+        started = Condition(
+            "started",
+            self.is_started,
+            "the gateway has not reached the metadata store yet",
+            "check the metadata store: `bk status`",
+            for_readiness=True,
+        )
+        running = Condition(
+            "running",
+            not self._is_stopping(),
+            "the gateway is stopping: it ends the requests in progress",
+            "use another gateway",
+            for_readiness=True,
+        )
+        return [condition if not condition.holds else _met(condition) for condition in (started, running)]
+
+
+Health = BookieHealth | RecoveryHealth | GatewayHealth
 
 
 def _met(condition: Condition) -> Condition:

@@ -51,7 +51,7 @@ class ClusterEndpoints:
                 f"{API}/bookie/list_bookies",
                 "registered bookies",
                 self._bookies,
-                "type=ro for read-only ones, print_hostnames=false",
+                "type=ro for read-only ones, print_hostnames=true",
             ),
             Route(
                 f"{API}/bookie/list_bookie_info", "disks of the writable bookies, and their sum", self._spaces_of_all
@@ -70,7 +70,7 @@ class ClusterEndpoints:
                 "entries of a ledger, at most 1000 or 8 MiB; `X-Bk-Last`: the last confirmed entry",
                 self._entries,
                 "ledger_id=N, start_entry_id=0, end_entry_id=-1, page=N",
-                role=Role.OPERATOR,
+                role=Role.READER,
             ),
             Route(f"{auto}/status", "whether auto-recovery is enabled", self._enabled),
             Route(
@@ -95,7 +95,7 @@ class ClusterEndpoints:
     async def _bookies(self, request: Request) -> Response:
         mode = BookieMode.READ_ONLY if request.query.get("type") == "ro" else BookieMode.WRITABLE
         bookies = (await self._driver.bookies(mode)).bookies
-        if not request.flag("print_hostnames", True):
+        if not request.flag("print_hostnames"):
             return json_response(dict.fromkeys(bookies))
         hosts: dict[str, str | None] = {}
         for start in range(0, len(bookies), READ_AT_ONCE):
@@ -296,15 +296,16 @@ def _too_much(ledger_id: int, entry_id: int) -> Problem:
 
 
 def _space(free: int, total: int) -> str:
-    return f"{{Free: {free}({_short(free)}), Total: {total}({_short(total)})}}"
+    return f"{{Free: {free}{_short(free)}, Total: {total}{_short(total)}}}"
 
 
 def _short(size: int) -> str:
-    """Return a size as Apache's tool writes it: whole units of 1000, rounded down."""
+    """Return a size as Apache's tool adds it: units of 1000, rounded down to three digits; nothing below 1000."""
     for factor, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "KB")):
         if size >= factor:
-            return f"{size // factor}{unit}"
-    return f"{size}B"
+            digits = f"{size * 1000 // factor / 1000:.3f}".rstrip("0").rstrip(".")
+            return f"({digits}{unit})"
+    return ""
 
 
 def payload_text(payload: bytes) -> str:

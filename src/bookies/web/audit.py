@@ -10,6 +10,8 @@ from bookies.runtime.ports import Clock
 from bookies.web.messages import Request, Response
 
 VALUE_SIZE_MAX = 1000  # characters of a value in a line
+DATA_S = 60.0  # between two lines about the data that one user sends to one place
+PLACES_MAX = 1000  # of which data is counted
 
 
 class Audit:
@@ -17,6 +19,8 @@ class Audit:
 
     def __init__(self, clock: Clock) -> None:
         self._events = Events("audit", clock, is_limited=False)
+        self._clock = clock
+        self._data: dict[tuple[str, str], tuple[float, int, int]] = {}  # user and path: since, requests, bytes
 
     def changed(self, request: Request, response: Response) -> None:
         """Note a change that was carried out. A warning, so that a log of warnings has it too."""
@@ -31,6 +35,20 @@ class Audit:
     def failed(self, request: Request, status: int, reason: str) -> None:
         """Note a change that was refused, or that failed."""
         self._events.warning("audit.failed", **_call(request), status=status, cause=reason)
+
+    def received(self, request: Request) -> None:
+        """Note data that was stored: a line for the first request of a user to a path, then one a minute with sums."""
+        who = request.user.name if request.user is not None else "-"
+        now = self._clock.monotonic()
+        since, count, size = self._data.get((who, request.path), (-DATA_S, 0, 0))
+        count, size = count + 1, size + len(request.body)
+        if now - since >= DATA_S:
+            call = f"{request.method} {request.path}"
+            self._events.warning("audit.received", who=who, peer=request.peer, call=call, requests=count, bytes=size)
+            since, count, size = now, 0, 0
+        if len(self._data) >= PLACES_MAX and (who, request.path) not in self._data:
+            self._data.clear()
+        self._data[who, request.path] = since, count, size
 
 
 def _call(request: Request) -> dict[str, Any]:

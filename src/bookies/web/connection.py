@@ -8,9 +8,9 @@ its limits: see operations 5.4.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote
 
 import h11
@@ -21,14 +21,65 @@ from bookies.runtime.ports import Encryption
 from bookies.web.messages import Problem, Request, Response
 
 HEAD_SIZE_MAX = 16 << 10  # bytes of request line and headers
-BODY_SIZE_MAX = 64 << 10  # bytes of a body
+BODY_SIZE_MAX = 64 << 10  # bytes of a body that is not data
 UNSENT_SIZE_MAX = 256 << 10  # bytes that wait for the client before a streamed body pauses
 FIRST_BYTE_S = 5.0  # from the connection to the first byte
 REQUEST_S = 30.0  # from the first byte to the end of the request, and for a handler
 IDLE_S = 60.0  # between two requests
 SLOW_S = 60.0  # for a client to fetch a part of an answer
 
-Handle = Callable[[Request], Awaitable[Response]]
+
+class Service(Protocol):
+    """The part of a server that answers the requests of its connections."""
+
+    def admit(self, request: Request) -> int:
+        """Return the bytes that the body of a request may have, of which only the head is known. Raises `Problem`."""
+
+    def reserve(self, size: int) -> bool:
+        """Count bytes of bodies; negative: they are released. Report whether there is memory for them."""
+
+    async def handle(self, request: Request) -> Response:
+        """Answer a request. Raises `Problem` alone."""
+
+    def date(self) -> str:
+        """Return the header `Date`."""
+
+
+class _Body:
+    """The body that arrives on one connection. It counts against the memory for all until `release`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._data = bytearray()
+        self._size_max = 0
+        self._reserved = 0
+
+    def begin(self, size_max: int, size: int) -> None:
+        """Begin a body. `size`: as its sender claims. Raises `Problem`."""
+        self._size_max = size_max
+        if size > size_max:
+            raise Problem(413, f"the body has {size:,} bytes, and at most {size_max:,} are accepted")
+
+    def add(self, data: bytes) -> None:
+        """Raises `Problem` if there is too much of it, or no memory for it now."""
+        if len(self._data) + len(data) > self._size_max:
+            raise Problem(413, f"the body is larger than {self._size_max:,} bytes")
+        if not self._service.reserve(len(data)):
+            text = "other requests use the memory for bodies"
+            raise Problem(429, text, headers={"Retry-After": "1"})
+        self._reserved += len(data)
+        self._data += data
+
+    def take(self) -> bytes:
+        """Return the complete body."""
+        data, self._data = bytes(self._data), bytearray()
+        return data
+
+    def release(self) -> None:
+        """Give its memory back."""
+        self._data = bytearray()
+        self._service.reserve(-self._reserved)
+        self._reserved = 0
 
 
 class _Handshake:
@@ -42,14 +93,6 @@ class _Handshake:
         self.is_due = True
         self.early = b""
         self.task: asyncio.Task[None] | None = None
-
-
-class _Incoming:
-    """A request that is arriving. `head`: the event of h11."""
-
-    def __init__(self, head: Any) -> None:
-        self.head = head
-        self.body = bytearray()
 
 
 class _Pause:
@@ -73,21 +116,16 @@ class _Pause:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One accepted connection. `handle`: answers a request, and raises `Problem` alone. `date`: returns that header.
-
-    `on_end`: called once, when it is closed. `encryption`: None for plain text.
-    """
+    """One accepted connection. `on_end`: called once, when it is closed. `encryption`: None for plain text."""
 
     def __init__(
         self,
-        handle: Handle,
-        date: Callable[[], str],
+        service: Service,
         events: Events,
         on_end: Callable[[HttpConnection], None],
         encryption: Encryption | None = None,
     ) -> None:
-        self._handle = handle
-        self._date = date
+        self._service = service
         self._events = events
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -96,7 +134,8 @@ class HttpConnection(asyncio.Protocol):
         self._tls = None if encryption is None else _Handshake(encryption)
         self._peer = ""
         self._subject: Any = None  # of the client's certificate
-        self._request: _Incoming | None = None  # until its end has arrived
+        self._request: Request | None = None  # until its end has arrived
+        self._body = _Body(service)
         self._pause = _Pause(self._loop)
         self._answering: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
@@ -187,6 +226,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable.set()
         if self._answering is not None:
             self._answering.cancel()
+        self._body.release()
         self._on_end(self)
 
     def close(self) -> None:
@@ -211,27 +251,40 @@ class HttpConnection(asyncio.Protocol):
                 if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > HEAD_SIZE_MAX:
                     self._refuse(Problem(431, f"request line and headers have more than {HEAD_SIZE_MAX:,} bytes"))
                     return
-                self._request = _Incoming(event)
+                if not self._admit(event):
+                    return
                 if self._protocol.they_are_waiting_for_100_continue:
                     self._write(self._protocol.send(h11.InformationalResponse(status_code=100, headers=[])))
-            elif isinstance(event, h11.Data) and self._request is not None:
-                if len(self._request.body) + len(event.data) > BODY_SIZE_MAX:
-                    self._refuse(Problem(413, f"the body is larger than {BODY_SIZE_MAX:,} bytes"))
+            elif isinstance(event, h11.Data):
+                try:
+                    self._body.add(event.data)
+                except Problem as problem:
+                    self._refuse(problem)
                     return
-                self._request.body += event.data
-            elif isinstance(event, h11.EndOfMessage) and self._request is not None:
+            elif isinstance(event, h11.EndOfMessage):
                 request, self._request = self._request, None
+                assert request is not None, "a body without a head"
                 self._transport.pause_reading()
                 self._pause.end()
                 self._answering = self._loop.create_task(self._answer(request), name="HTTP request")
 
-    async def _answer(self, request: _Incoming) -> None:
+    def _admit(self, request: Any) -> bool:
+        """Begin a request, or refuse its head."""
+        parsed = replace(parse(request), peer=self._peer, subject=self._subject)
+        try:
+            self._body.begin(self._service.admit(parsed), int(parsed.headers.get("content-length", "0")))
+        except Problem as problem:
+            self._refuse(problem)
+            return False
+        self._request = parsed
+        return True
+
+    async def _answer(self, request: Request) -> None:
         response: Response
-        parsed = replace(parse(request.head), body=bytes(request.body), peer=self._peer, subject=self._subject)
-        request.body.clear()
+        parsed = replace(request, body=self._body.take())
         try:
             async with asyncio.timeout(REQUEST_S):
-                response = await self._handle(parsed)
+                response = await self._service.handle(parsed)
         except Problem as problem:
             response = problem.response(parsed.path)
         except TimeoutError:
@@ -257,7 +310,7 @@ class HttpConnection(asyncio.Protocol):
         body = response.body
         given = {
             "Content-Type": response.content_type,
-            "Date": self._date(),
+            "Date": self._service.date(),
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
             "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -297,6 +350,7 @@ class HttpConnection(asyncio.Protocol):
     def _next(self) -> None:
         """Continue with the connection's next request, or close it."""
         self._answering = None
+        self._body.release()
         if self._transport is None:
             return
         if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
@@ -321,9 +375,9 @@ class HttpConnection(asyncio.Protocol):
             assert isinstance(response.body, bytes)
             headers = [
                 ("Content-Type", response.content_type),
-                ("Date", self._date()),
+                ("Date", self._service.date()),
                 ("Content-Length", str(len(response.body))),
-                ("Connection", "close"),
+                *{**response.headers, "Connection": "close"}.items(),
             ]
             self._write(self._protocol.send(h11.Response(status_code=response.status, headers=headers)))
             self._write(self._protocol.send(h11.Data(data=response.body)))

@@ -114,9 +114,12 @@ def text(body: str, status: int = 200) -> Response:
     return Response(status, body.encode())
 
 
-def json_response(value: object, status: int = 200) -> Response:
-    """Return a small value as JSON. Long lists are streamed: see `json_object`."""
-    return Response(status, json.dumps(value, indent=2).encode() + b"\n", JSON)
+def json_response(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None, *, before: object = None
+) -> Response:
+    """Return a small value as JSON. Long lists are streamed: see `json_object`. `before`: of a change, for audit."""
+    data = json.dumps(value, indent=2).encode() + b"\n"
+    return Response(status, data, JSON, headers or {}, before, None if before is None else value)
 
 
 async def json_object(items: AsyncIterator[tuple[str, object]]) -> AsyncIterator[bytes]:

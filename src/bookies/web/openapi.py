@@ -42,7 +42,13 @@ def _operation(route: Route) -> dict[str, Any]:
         {"name": name, "in": "path", "required": True, "schema": text} for name in route.placeholders
     ]
     parameters += [
-        {"name": name, "in": "query", "required": False, "schema": text, "description": values}
+        {
+            "name": name,
+            "in": "header" if name[0].isupper() else "query",
+            "required": False,
+            "schema": text,
+            "description": values,
+        }
         for name, values in named(route.parameters).items()
     ]
     refusal = {"description": "the error", "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
@@ -52,7 +58,10 @@ def _operation(route: Route) -> dict[str, Any]:
         "parameters": parameters,
         "responses": {"200": {"description": route.help}, "default": refusal},
     }
-    if route.body:
+    if route.body_max:
+        binary = {"schema": {"type": "string", "format": "binary", "maxLength": route.body_max}}
+        operation["requestBody"] = {"content": dict.fromkeys(route.body.split(", "), binary), "required": True}
+    elif route.body:
         properties = {name: {"description": values} for name, values in named(route.body).items()}
         schema = {"type": "object", "properties": properties}
         operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}

@@ -15,16 +15,18 @@ from bookies.web.users import Role
 
 Handler = Callable[[Request], Awaitable[Response]]
 _PLACEHOLDER = re.compile(r"{(\w+)}")
-_PARAMETER = re.compile(r"(\w+)=(.*?)(?=, \w+=|$)")
+_PARAMETER = re.compile(r"([\w-]+)=(.*?)(?=, [\w-]+=|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """One endpoint. `path`: may have placeholders such as {ledger}. `help`: for the documentation.
 
-    `parameters`: of its query, and `body`: names of its JSON object, both as `name=values, name=values`. `role`: the
+    `parameters`: of its query, or headers if they have a capital letter, and `body`: names of its JSON object, both as
+    `name=values, name=values`. `role`: the
     lowest that may call it. `is_probe`: answered under any name of the host, and while many connections are open.
-    `is_list`: may be long, so few run at a time. `writes`: a GET that changes something nevertheless.
+    `is_list`: may be long, so few run at a time. `writes`: a GET that changes something nevertheless. `body_max`: bytes
+    of a body that is data and no JSON object; the audit has no line for each of these.
     """
 
     path: str
@@ -37,6 +39,7 @@ class Route:
     is_probe: bool = False
     is_list: bool = False
     writes: bool = False
+    body_max: int = 0
 
     @property
     def changes(self) -> bool:

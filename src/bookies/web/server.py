@@ -8,26 +8,55 @@ the number of those that wait is bounded too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from bookies.config import HttpConfig
-from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LedgerNotFound, MetadataError
+from bookies.errors import (
+    BookKeeperError,
+    ConfigError,
+    CursorBehind,
+    CursorMoved,
+    EntryNotFound,
+    InvalidArgument,
+    LedgerClosed,
+    LedgerFenced,
+    LedgerNotFound,
+    LogExists,
+    LogFenced,
+    LogInUse,
+    LogNotFound,
+    LogTruncated,
+    MetadataError,
+    NotConfirmed,
+    SequenceGap,
+    Unauthorized,
+)
 from bookies.protocol.pacing import RateLimit
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Encryption, Listener, Runtime
 from bookies.web.access import Access
 from bookies.web.audit import Audit
-from bookies.web.connection import HttpConnection
+from bookies.web.connection import BODY_SIZE_MAX, HttpConnection
 from bookies.web.messages import Problem, Request, Response
 from bookies.web.routes import Route, Routes, named
 
-CONNECTIONS_MAX = 100
-KEPT_FOR_PROBES = 4  # of these connections
+KEPT_FOR_PROBES = 4  # of the connections
 LISTS_MAX = 4  # long answers at a time
-REQUESTS_RATE = 50.0  # per second, of all clients; as many again of probes
+DRAIN_S = 10.0  # for answers in progress when the process ends
 BURST_S = 1.0  # seconds of unused rate that may be made up for
+STATUSES: Mapping[type[BookKeeperError], int] = {
+    InvalidArgument: 422,
+    Unauthorized: 403,
+    LogNotFound: 404,
+    EntryNotFound: 404,
+    NotConfirmed: 404,
+    LogTruncated: 410,
+    CursorMoved: 412,
+    **dict.fromkeys((LogExists, CursorBehind, LogInUse, SequenceGap, LedgerClosed, LedgerFenced), 409),
+    LogFenced: 503,
+}
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -43,7 +72,7 @@ class HttpServer:
         self._encryption = encryption
         self._audit = Audit(runtime.clock)
         self._clock = runtime.clock
-        self._paces = {is_probe: RateLimit(REQUESTS_RATE, BURST_S) for is_probe in (False, True)}
+        self._paces = {is_probe: RateLimit(config.http_requests_rate, BURST_S) for is_probe in (False, True)}
         self._runtime = runtime
         self._config = config
         self._routes = routes
@@ -51,6 +80,8 @@ class HttpServer:
         self._listener: Listener | None = None
         self._connections: dict[HttpConnection, None] = {}
         self._lists = 0
+        self.bodies_size = 0  # bytes of the bodies of requests in progress
+        self.statuses: dict[int, int] = {}  # requests by status
 
     async def start(self) -> None:
         """Listen. Raises `ConfigError` if the address cannot be used."""
@@ -71,6 +102,19 @@ class HttpServer:
                 consequence="without users any machine that reaches it may read; without TLS tokens can be overheard",
             )
 
+    async def drain(self) -> None:
+        """Close the port and idle connections, and wait a while for the answers of the others."""
+        if self._listener is not None:
+            self._listener.close()
+            await self._listener.wait_closed()
+            self._listener = None
+        deadline = self._clock.monotonic() + DRAIN_S
+        while self._connections and self._clock.monotonic() < deadline:
+            for connection in [idle for idle in self._connections if not idle.is_answering]:
+                connection.close()
+                self._connections.pop(connection, None)
+            await asyncio.sleep(0.05)
+
     async def stop(self) -> None:
         """Close the port and all connections."""
         if self._listener is not None:
@@ -81,7 +125,7 @@ class HttpServer:
             connection.close()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        if len(self._connections) >= CONNECTIONS_MAX:
+        if len(self._connections) >= self._config.http_connections_max:
             # A client that only holds connections must not keep the others out: the longest idle one makes room.
             waiting = [connection for connection in self._connections if not connection.is_answering]
             if not waiting:
@@ -89,19 +133,48 @@ class HttpServer:
             idle = min(waiting, key=lambda connection: connection.waits_since)
             self._connections.pop(idle)
             idle.close()
-        connection = HttpConnection(self.handle, self._date, self._events, self._ended, self._encryption)
+        connection = HttpConnection(self, self._events, self._ended, self._encryption)
         self._connections[connection] = None
         return connection
 
     def _ended(self, connection: HttpConnection) -> None:
         self._connections.pop(connection, None)
 
-    def _date(self) -> str:
+    def date(self) -> str:
+        """Return the header `Date`."""
         now = datetime.fromtimestamp(self._runtime.clock.wall_ms() / 1000, UTC)
         return f"{DAYS[now.weekday()]}, {now.day:02} {MONTHS[now.month - 1]} {now:%Y %H:%M:%S} GMT"
 
+    def reserve(self, size: int) -> bool:
+        """See `connection.Service`."""
+        if size > 0 and self.bodies_size + size > self._config.http_bodies_size:
+            return False
+        self.bodies_size += size
+        return True
+
+    def admit(self, request: Request) -> int:
+        """Return the bytes that a body may have. Only a user who may send data sends more than a small one."""
+        match = self._routes.find(request)
+        if match is None or not match[0].body_max:
+            return BODY_SIZE_MAX
+        self._access.check_source(request, changes=True)
+        self._access.user_of(request, match[0])
+        return match[0].body_max
+
     async def handle(self, request: Request) -> Response:
         """Answer one request. Raises `Problem`."""
+        status = 500
+        try:
+            response = await self._handle(request)
+            status = response.status
+        except Problem as problem:
+            status = problem.status
+            raise
+        finally:
+            self.statuses[status] = self.statuses.get(status, 0) + 1
+        return response
+
+    async def _handle(self, request: Request) -> Response:
         match = self._routes.find(request)
         route = match[0] if match is not None else None
         is_probe = route is not None and route.is_probe
@@ -113,16 +186,18 @@ class HttpServer:
             raise self._routes.refusal(request)
         route, values = match
         request = replace(request, values=values, user=self._access.user_of(request, route))
-        if not is_probe and len(self._connections) > CONNECTIONS_MAX - KEPT_FOR_PROBES:
+        if not is_probe and len(self._connections) > self._config.http_connections_max - KEPT_FOR_PROBES:
             raise Problem(503, "too many connections", headers={"Retry-After": "1"})
         if route.is_list and self._lists >= LISTS_MAX:
             raise Problem(429, f"{LISTS_MAX} lists are being sent already", headers={"Retry-After": "1"})
-        if route.changes:
+        if route.changes and not route.body_max:
             if not request.is_dry_run:
                 return await self._change(route, request)
             if "dry_run" not in {**named(route.parameters), **named(route.body)}:
                 raise Problem(400, f"{route.method} {route.path} has no dry run")
         response = await self._answer(route, request)
+        if route.body_max:
+            self._audit.received(request)
         if route.is_list and not isinstance(response.body, bytes):
             return replace(response, body=self._counted(response.body))
         return response
@@ -143,14 +218,8 @@ class HttpServer:
     async def _answer(self, route: Route, request: Request) -> Response:
         try:
             return await route.handler(request)
-        except LedgerNotFound as error:
-            raise Problem(404, str(error), "bk ledger list") from error
-        except InvalidArgument as error:
-            raise Problem(422, str(error)) from error
-        except MetadataError as error:
-            raise Problem(503, str(error), "bk status", {"Retry-After": "5"}) from error
         except BookKeeperError as error:
-            raise Problem(500, str(error)) from error
+            raise problem_of(error) from error
 
     async def _counted(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield a body, counted among the lists while it is sent."""
@@ -160,6 +229,18 @@ class HttpServer:
                 yield piece
         finally:
             self._lists -= 1
+
+
+def problem_of(error: BookKeeperError) -> Problem:
+    """Return the answer to a request that failed with this error."""
+    if isinstance(error, LedgerNotFound):
+        return Problem(404, str(error), "bk ledger list")
+    if isinstance(error, MetadataError):
+        return Problem(503, str(error), "bk status", {"Retry-After": "5"})
+    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), None)
+    if status is None:
+        status = 503 if error.retriable else 500
+    return Problem(status, str(error), headers={"Retry-After": "1"} if status == 503 else None)
 
 
 class _Rejected(asyncio.Protocol):

@@ -34,6 +34,11 @@ class SharedClient:
         self._connected: Connected | None = None
         self._opening = asyncio.Lock()
 
+    @property
+    def current(self) -> Connected | None:
+        """Return the client and its session if it was opened, without opening it."""
+        return self._connected
+
     async def connected(self) -> Connected:
         """Return the client and its session. Raises `BookKeeperError` if there is none with the metadata store."""
         from bookies.client.client import Client

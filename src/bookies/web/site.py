@@ -55,7 +55,9 @@ OtherRoutes = Callable[[Process], Sequence[Route]]
 Background = Callable[[], Coroutine[Any, Any, None]]
 
 
-def _with_overview(routes: list[Route]) -> list[Route]:
+def with_overview(routes: list[Route]) -> list[Route]:
+    """Return the endpoints of a process, and those that describe them."""
+
     async def show(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return Response(303, b"", headers={"Location": "/console"})
@@ -133,7 +135,7 @@ def beside_start(
         metrics = bookie_collection(server, recovery, health, runtime.clock)
         client = SharedClient(runtime, open_driver, client_config)
         jobs, samples = Jobs(runtime.clock), Samples(metrics, runtime.clock)
-        routes = _with_overview(
+        routes = with_overview(
             [
                 *Probes(health, metrics, runtime.clock).routes,
                 *BookieEndpoints(server, health).routes,
@@ -173,7 +175,7 @@ async def around_recovery(
         lambda: None if process.current is None else process.current.driver, client.get, runtime.clock
     )
     jobs, samples = Jobs(runtime.clock), Samples(metrics, runtime.clock)
-    routes = _with_overview(
+    routes = with_overview(
         [
             *Probes(health, metrics, runtime.clock).routes,
             *cluster.routes,

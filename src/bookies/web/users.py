@@ -29,8 +29,10 @@ class Role(enum.IntEnum):
 
     ANYONE = 0
     VIEWER = 1
-    OPERATOR = 2
-    ADMINISTRATOR = 3
+    READER = 2
+    WRITER = 3
+    OPERATOR = 4
+    ADMINISTRATOR = 5
 
     @property
     def word(self) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import fields
 
 import pytest
@@ -36,6 +38,46 @@ from bookies.metadata.shared.nodes import Key, Put, Table
 from bookies.model import BookieId, BookieInfo, BookieMode, DigestType, Endpoint
 
 
+def objects_left() -> Counter[str]:
+    """Objects of the client, and futures, that are alive, by type."""
+    gc.collect()
+    kinds = [type(each) for each in gc.get_objects()]
+    return Counter(
+        kind.__qualname__ for kind in kinds if str(kind.__module__).startswith(("bookies.client", "_asyncio"))
+    )
+
+
+@in_world()
+async def test_ledgers_and_logs_that_are_over_leave_no_objects(world: World) -> None:
+    """A client that lives for months must not grow with what it has done."""
+    store = await world.client()
+    await store.log("log").create()
+
+    async def live(rounds: int) -> None:
+        async with store.log("log").lead(roll_size=10) as log:
+            for _ in range(rounds):
+                async with store.create() as ledger:
+                    await ledger.append_many([b"one", b"two"])
+                abandoned = await store.create()
+                await abandoned.append(b"three")
+                await abandoned.close()
+                async with store.open(ledger.ledger_id) as reader:
+                    assert [entry async for entry in reader.read()]
+                await store.delete(ledger.ledger_id)
+                await store.delete(abandoned.ledger_id)
+                await log.append(b"a record that fills a ledger")
+                await log.roll()
+                await log.truncate(await log.append(b"last"))
+            for bookie in world.bookies.values():
+                bookie.requests.clear()
+        await asyncio.sleep(60)  # Timers and time-outs are over.
+
+    await live(5)
+    before = objects_left()
+    await live(40)
+    assert not objects_left() - before
+
+
 @in_world()
 async def test_create_append_seal_open_read(world: World) -> None:
     store = await world.client()
@@ -54,6 +96,19 @@ async def test_create_append_seal_open_read(world: World) -> None:
     assert record.creator_token == 0, "belongs to its first version, as Apache's"
     assert record.ctime_ms is not None
     assert not record.stores_ctime, "the store knows it, as Apache's"
+
+
+@in_world()
+async def test_the_caller_names_the_bookies(world: World) -> None:
+    store = await world.client()
+    *_, last, first = [status.id for status in await store.bookies()]
+    async with store.create(bookies=[first, last], ack_quorum=1) as ledger:
+        await ledger.append(b"here")
+    record = await store.metadata(ledger.ledger_id)
+    assert (record.last_ensemble, record.write_quorum, record.ack_quorum) == ((first, last), 2, 1)
+    for wrong in ([], "b1", [first, first]):
+        with pytest.raises(InvalidArgument, match="different bookie ids"):
+            store.create(bookies=wrong)
 
 
 @in_world()

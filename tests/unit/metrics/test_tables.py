@@ -6,11 +6,12 @@ import re
 
 from bookies.metrics.client_table import TABLE as CLIENT
 from bookies.metrics.collections import BOOKIE_TABLES, recovery_tables
+from bookies.metrics.gateway_table import TABLE as GATEWAY
 from bookies.metrics.metric import Kind, Metric
 from bookies.metrics.process_table import TABLE as PROCESS
 from bookies.metrics.stream_table import TABLE as STREAMS
 
-TABLES = (*BOOKIE_TABLES, *recovery_tables(), PROCESS, CLIENT, STREAMS)
+TABLES = (*BOOKIE_TABLES, *recovery_tables(), PROCESS, CLIENT, GATEWAY, STREAMS)
 METRICS: list[Metric] = [metric for table in TABLES for metric in table]
 BY_NAME = {metric.name: metric for metric in METRICS}
 UNITS = {"", "ms", "seconds", "bytes", "percent", "ratio"}

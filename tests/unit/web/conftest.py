@@ -66,7 +66,7 @@ class HttpClient(asyncio.Protocol):
         self, target: str, *, method: str = "GET", host: str = "localhost", body: object = None, **headers: str
     ) -> Answer:
         lines = [("Host", host), *((name.replace("_", "-"), value) for name, value in headers.items())]
-        data = b"" if body is None else json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         if data:
             lines.append(("Content-Length", str(len(data))))
         self.send(self._protocol.send(h11.Request(method=method, target=target, headers=lines)))

@@ -8,14 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
+from bookies.config import HttpConfig
 from bookies.web.connection import BODY_SIZE_MAX, FIRST_BYTE_S, HEAD_SIZE_MAX, IDLE_S, REQUEST_S, SLOW_S
 from bookies.web.routes import host_name
-from bookies.web.server import CONNECTIONS_MAX, KEPT_FOR_PROBES
+from bookies.web.server import KEPT_FOR_PROBES
 
 from .conftest import Site
 
 Serve = Callable[..., None]
 INFO = "/api/v1/bookie/info"
+CONNECTIONS_MAX = HttpConfig().http_connections_max
 
 
 def test_one_connection_serves_one_request_after_the_other(serve: Serve) -> None:

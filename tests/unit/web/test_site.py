@@ -182,8 +182,8 @@ def test_apaches_endpoints_about_the_bookie(serve: Serve) -> None:
 
 def test_apaches_endpoints_about_the_cluster(serve: Serve) -> None:
     async def body(site: Site) -> None:
-        assert (await site.get(f"{API}/bookie/list_bookies")).json == {"b1": "bookie"}
-        assert (await site.get(f"{API}/bookie/list_bookies?print_hostnames=false")).json == {"b1": None}
+        assert (await site.get(f"{API}/bookie/list_bookies?print_hostnames=true")).json == {"b1": "bookie"}
+        assert (await site.get(f"{API}/bookie/list_bookies")).json == {"b1": None}
         assert (await site.get(f"{API}/bookie/list_bookies?type=ro")).json == {}
         spaces = (await site.get(f"{API}/bookie/list_bookie_info")).json
         assert list(spaces) == ["b1", "ClusterInfo: "]

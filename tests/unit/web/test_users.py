@@ -23,8 +23,8 @@ def test_users_have_a_role_and_a_token_or_a_certificate() -> None:
     ("text", "problem"),
     [
         ("ann", "line 1: the role of ann"),
-        ("ann root sha256:00", "viewer, operator, administrator"),
-        ("ann anyone sha256:00", "viewer, operator, administrator"),
+        ("ann root sha256:00", "viewer, reader, writer, operator, administrator"),
+        ("ann anyone sha256:00", "viewer, reader, writer, operator, administrator"),
         ("ann viewer", "needs sha256:HASH"),
         ("ann viewer secret", "needs sha256:HASH"),
         ("ann viewer certificate:", "needs sha256:HASH"),

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bookies.admin.cluster.alerts import JOB, alerts_file
@@ -32,15 +32,22 @@ READY = {"prometheus": "/-/ready", "grafana": "/api/health"}
 START_S = 30.0
 STOP_S = 5.0
 GRAFANA_HOME = "/usr/share/grafana"
+_children: dict[int, subprocess.Popen[bytes]] = {}  # programs that this process has started, which may outlive it
 
 
 class Monitoring:
-    """The two programs of one local cluster. `faster`: divides every duration of the alerts, for a trial."""
+    """The two programs of one local cluster.
 
-    def __init__(self, cluster: LocalCluster, faster: int = 1) -> None:
+    `faster`: divides every duration of the alerts, for a trial. `find`: returns the path of a program, or None.
+    """
+
+    def __init__(
+        self, cluster: LocalCluster, faster: int = 1, find: Callable[[str], str | None] = shutil.which
+    ) -> None:
         self.directory = pathlib.Path(cluster.directory, FOLDER)
         self._cluster = cluster
         self._faster = faster
+        self._find = find
 
     def start(self, others: Sequence[str] = ()) -> tuple[dict[str, str], list[str]]:
         """Write the files and start what is installed. Return the addresses by program, and messages.
@@ -119,7 +126,7 @@ class Monitoring:
 
     # -- programs ------------------------------------------------------------------------------------------------
     def _prometheus(self, port: str) -> tuple[list[str] | None, dict[str, str]]:
-        program = shutil.which("prometheus")
+        program = self._find("prometheus")
         return None if program is None else [
             program,
             f"--config.file={self.directory / 'prometheus.yml'}",
@@ -128,7 +135,7 @@ class Monitoring:
         ], {}  # fmt: skip
 
     def _grafana(self, port: str) -> tuple[list[str] | None, dict[str, str]]:
-        program = shutil.which("grafana-server") or shutil.which("grafana")
+        program = self._find("grafana-server") or self._find("grafana")
         if program is None:
             return None, {}
         own = self.directory / "grafana"
@@ -156,6 +163,7 @@ class Monitoring:
                 env=os.environ | environment,
                 start_new_session=True,
             )
+        _children[process.pid] = process
         return process.pid
 
     def _running(self) -> dict[str, Any]:
@@ -190,8 +198,8 @@ def _alive(facts: dict[str, Any] | None) -> str:
 
 
 def _is_running(pid: int) -> bool:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # if it is a child of this process
+    if pid in _children:
+        return _children[pid].poll() is None
     return os.path.exists(f"/proc/{pid}")
 
 

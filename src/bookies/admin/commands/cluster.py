@@ -16,6 +16,8 @@ from bookies.admin.shared.common import (
     on_driver,
     on_session,
     size_text,
+    time_text,
+    with_session,
 )
 from bookies.admin.shared.notes_text import announced_facts, announced_text, read_notes
 from bookies.admin.shared.report import Report, Table
@@ -23,7 +25,6 @@ from bookies.admin.shared.report import Report, Table
 if TYPE_CHECKING:
     from bookies.admin.shared import Session
     from bookies.client.client import Client
-    from bookies.errors import MetadataCorrupt
     from bookies.metadata.interface import MetadataDriver
 
 
@@ -89,23 +90,35 @@ def _down(arguments: argparse.Namespace) -> Report:
 
 
 async def _status(session: Session, arguments: argparse.Namespace) -> Report:
-    status = await gather_status(session)
+    status = await gather_status(session, must_count=arguments.count)
     rows = [
         (
             row["bookie"],
             row["mode"],
             row["address"] or "-",
             size_text(row["disk_free"]) if "disk_free" in row else "-",
-            row["fragments"],
+            "-" if row["fragments"] is None else row["fragments"],
             announced_text(row),
         )
         for row in status["bookies"]
     ]
     table = Table(("bookie", "mode", "address", "disk free", "fragments", "announced"), rows, (3, 4))
-    counts = status["ledgers"]
+    return Report(status, [f"metadata  {status['metadata']}", table, f"ledgers   {_ledgers_text(status)}"])
+
+
+def _ledgers_text(status: dict[str, Any]) -> str:
+    counts, counted_ms = status["ledgers"], status["counted_ms"]
+    if counts is None:
+        return "too many to count each time, and never counted: `bk status --count` does it"
     damaged = f", {counts['unreadable']} cannot be read: `bk metadata check`" if counts["unreadable"] else ""
-    ledgers = f"{counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery{damaged}"
-    return Report(status, [f"metadata  {status['metadata']}", table, f"ledgers   {ledgers}"])
+    when = "" if counted_ms is None else f" (counted at {time_text(counted_ms)}; `bk status --count` counts again)"
+    return f"{counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery{damaged}{when}"
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from bookies.admin.verbs import top
+
+    return with_session(arguments, lambda session: top.watch(session, arguments))
 
 
 async def _health(session: Session, arguments: argparse.Namespace) -> Report:
@@ -137,29 +150,38 @@ async def gather_info(driver: MetadataDriver) -> dict[str, Any]:
     }
 
 
-async def gather_status(session: Session) -> dict[str, Any]:
-    """Return bookies with mode, space, number of fragments and announcements, and the number of ledgers by state."""
+async def gather_status(session: Session, *, must_count: bool = False) -> dict[str, Any]:
+    """Return bookies with mode, space, number of fragments and announcements, and the number of ledgers by state.
+
+    `must_count`: count also a large number of ledgers now, and keep the counts. Otherwise the numbers are those that
+    were kept, with `counted_ms`; None: never counted.
+    """
+    from bookies.metadata.ledger_counts import LIVE_MAX, count_ledgers, keep_counts, kept_counts
+
     client, notes = session.client, (await read_notes(session.driver)).by_bookie
-    fragments: dict[str, int] = {}
-    counts = {"open": 0, "in_recovery": 0, "closed": 0, "unreadable": 0}
-    unreadable: list[MetadataCorrupt] = []
-    async for metadata in client.ledgers(unreadable=unreadable):
-        counts[metadata.state.name.lower()] += 1
-        for _, ensemble in metadata.ensembles:
-            for bookie in ensemble:
-                fragments[bookie] = fragments.get(bookie, 0) + 1
-    counts["unreadable"] = len(unreadable)
+    now_ms = session.runtime.clock.wall_ms()
+    counts = await count_ledgers(session.driver, now_ms, at_most=None if must_count else LIVE_MAX)
+    is_live = counts is not None
+    if counts is None:
+        counts = await kept_counts(session.driver)
+    elif counts.total > LIVE_MAX:
+        await keep_counts(session.driver, counts)
     bookies: list[dict[str, Any]] = []
     for status in await client.bookies():
         row = {
             "bookie": status.id,
             "mode": status.mode,
             "address": status.address,
-            "fragments": fragments.get(status.id, 0),
+            "fragments": None if counts is None else counts.fragments.get(status.id, 0),
             **announced_facts(notes.get(status.id)),
         }
         bookies.append({**row, **await _space(client, status.id, status.mode)})
-    return {"metadata": session.driver.uri, "bookies": bookies, "ledgers": counts}
+    return {
+        "metadata": session.driver.uri,
+        "bookies": bookies,
+        "ledgers": None if counts is None else counts.states,
+        "counted_ms": None if is_live or counts is None else counts.counted_ms,
+    }
 
 
 async def _space(client: Client, bookie: Any, mode: str) -> dict[str, int]:
@@ -196,7 +218,24 @@ VERBS = (
         shared=MACHINE,
     ),
     verb("down", "stop a local cluster", "bk down --json", _down, _DIRECTORY, shared=MACHINE),
-    verb("status", "show the state of the cluster", "bk status --json", on_session(_status)),
+    verb(
+        "status",
+        "show the state of the cluster",
+        "bk status --json",
+        on_session(_status),
+        Option("--count", "count the ledgers now; otherwise more than 20,000 are counted by auditors only", bool),
+    ),
+    verb(
+        "top",
+        "watch the cluster live until interrupted",
+        "bk top --interval 5",
+        _top,
+        Option("--interval SECONDS", "time between two frames (default 2)", float, default=2.0),
+        Option("--once", "print one frame, as always if the output is no terminal", bool),
+        Option("--token-file FILE", "token for the bookies' HTTP servers; also BK_TOKEN_FILE or BK_TOKEN"),
+        Option("--authority FILE", "PEM file of authorities for them; also BK_SERVER_AUTHORITY"),
+        description="Bookies with an HTTP server (http_port) show rates and latencies too.",
+    ),
     verb(
         "cluster info",
         "print instance id, layout, bookies by mode; reads only the metadata store",

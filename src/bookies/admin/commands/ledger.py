@@ -7,26 +7,30 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, LOST, RATE, WRITE_QUORUM, Option, verb
 from bookies.admin.shared.common import (
+    LIST_MAX,
+    MORE,
     on_client,
     on_session,
     opened_input,
     print_json,
+    report_unreadable,
     size_text,
     time_text,
     unreadable_lines,
     with_client,
 )
 from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
-from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.report import Report, Table, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from bookies.admin.shared import Session
     from bookies.client.base.fragment_placement import FragmentPlacement
@@ -224,22 +228,79 @@ def _fragment(fragment: FragmentPlacement) -> dict[str, object]:
     }
 
 
-async def _list(client: Client, arguments: argparse.Namespace) -> Report:
+async def _list(session: Session, arguments: argparse.Namespace) -> Report | int:
+    if arguments.limit < 0:
+        raise UsageError(f"--limit {arguments.limit}: must be at least 1, or 0 for all ledgers")
+    unreadable: list[MetadataCorrupt] = []
+    records: list[LedgerMetadata] = []
+    is_first = True
+    async for metadata in _matching(session, arguments, unreadable):
+        if arguments.limit and len(records) == arguments.limit:
+            more = f"{MORE}: bk ledger list --after {records[-1].ledger_id}"
+            return _listed(records, int(bool(unreadable)), [*unreadable_lines("ledger", unreadable), more])
+        records.append(metadata)
+        if not arguments.limit and len(records) == LIST_MAX:  # All of them: in parts, or they would fill the memory.
+            _print_part(records, is_first=is_first, as_json=arguments.json)
+            records, is_first = [], False
+    if is_first:
+        return _listed(records, int(bool(unreadable)), unreadable_lines("ledger", unreadable))
+    _print_part(records, is_first=False, as_json=arguments.json)
+    if arguments.json:
+        print("]")
+    return report_unreadable("ledger", unreadable)
+
+
+def _listed(records: Sequence[LedgerMetadata], status: int, remarks: Sequence[str]) -> Report:
+    return Report(map(describe, records), [_table(records)], status, remarks)
+
+
+def _table(records: Sequence[LedgerMetadata]) -> Table:
+    headers = ("ledger", "state", "quorums", "entries", "payload", "fragments", "labels")
+    return Table(headers, map(_row, records), (0, 3, 4, 5))
+
+
+def _print_part(records: Sequence[LedgerMetadata], *, is_first: bool, as_json: bool) -> None:
+    """Print a part of a long list, as a part of one JSON array or as a table."""
+    if not as_json:
+        print_text([_table(records)])
+    elif records:
+        print(("[" if is_first else ",") + ",\n".join(json.dumps(describe(record)) for record in records))
+
+
+async def _matching(
+    session: Session, arguments: argparse.Namespace, unreadable: list[MetadataCorrupt]
+) -> AsyncIterator[LedgerMetadata]:
+    """Yield the ledgers that the options select, by ascending id."""
     label = None
     if arguments.label is not None:
         [label] = _labels([arguments.label]).items()
-    if arguments.limit is not None and arguments.limit < 1:
-        raise UsageError(f"--limit {arguments.limit}: must be at least 1")
-    unreadable: list[MetadataCorrupt] = []
-    records: list[LedgerMetadata] = []
-    async for metadata in client.ledgers(label=label, unreadable=unreadable, after=arguments.after):
-        records.append(metadata)
-        if len(records) == arguments.limit:
-            break
-    table = Table(
-        ("ledger", "state", "quorums", "entries", "payload", "fragments", "labels"), map(_row, records), (0, 3, 4, 5)
-    )
-    return Report(map(describe, records), [table], int(bool(unreadable)), unreadable_lines("ledger", unreadable))
+    if arguments.under_replicated:
+        wanted = {} if label is None else {label[0]: label[1].encode()}
+        records = _marked(session, wanted, unreadable, arguments.after)
+    else:
+        records = session.client.ledgers(label=label, unreadable=unreadable, after=arguments.after)
+    async for record in records:
+        if arguments.state is not None and record.state.name.lower() != arguments.state:
+            continue
+        if arguments.bookie is None or record.names(arguments.bookie):
+            yield record
+
+
+async def _marked(
+    session: Session, labels: Mapping[str, bytes], unreadable: list[MetadataCorrupt], after: int
+) -> AsyncIterator[LedgerMetadata]:
+    """Yield the ledgers that are marked under-replicated. Other records are not read."""
+    from bookies.errors import MetadataCorrupt
+    from bookies.metadata.interface.driver import READ_AT_ONCE
+
+    async for ids in session.driver.recovery.marked_ids():
+        later = [ledger_id for ledger_id in ids if ledger_id > after]
+        for start in range(0, len(later), READ_AT_ONCE):
+            for record in await session.driver.read_ledgers(later[start : start + READ_AT_ONCE]):
+                if isinstance(record, MetadataCorrupt):
+                    unreadable.append(record)
+                elif record is not None and labels.items() <= record.metadata.custom_metadata.items():
+                    yield record.metadata
 
 
 def _row(record: LedgerMetadata) -> tuple[object, ...]:
@@ -370,10 +431,13 @@ VERBS = (
         "ledger list",
         "list all ledgers",
         "bk ledger list --label app=demo",
-        on_client(_list),
+        on_session(_list),
         Option("--label NAME=VALUE", "list only ledgers with this label"),
+        Option("--bookie ID", "list only ledgers with a replica on this bookie, in any fragment"),
+        Option("--state", "list only ledgers in this state", choices=("open", "in_recovery", "closed")),
+        Option("--under-replicated", "list only ledgers that are marked because they lack replicas", bool),
         Option("--after LEDGER", "list only ledgers with a greater id", int, default=-1),
-        Option("--limit COUNT", "list at most this number of ledgers", int),
+        Option("--limit COUNT", "list at most this number of ledgers (default 1000; 0: all)", int, default=LIST_MAX),
     ),
     verb("ledger verify", "check every replica of ledgers", "bk ledger verify 7 8", on_client(_verify), *_CHECKED),
     verb(

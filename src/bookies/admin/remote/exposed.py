@@ -52,9 +52,10 @@ def _change(
     return Exposed(method, path, words, tuple(options.split()), role, watched)
 
 
+LISTED = ("label", "bookie", "state", "under_replicated", "after", "limit")
 _BOOKIE, _LEDGER = "/bookies/{bookie}", "/ledgers/{ledger}"
 EXPOSED = (
-    Exposed("GET", "/status", "status", is_list=True),
+    Exposed("GET", "/status", "status", ("count",), is_list=True),
     Exposed("GET", "/health", "cluster health", is_list=True),
     Exposed("GET", "/cluster", "cluster info"),
     Exposed("GET", "/bookies", "bookie list", ("mode", "space", "after", "limit"), is_list=True),
@@ -82,7 +83,7 @@ EXPOSED = (
         "duration end reason force dry_run",
         watched="bookie maintenance",
     ),
-    Exposed("GET", "/ledgers", "ledger list", ("label", "after", "limit"), is_list=True),
+    Exposed("GET", "/ledgers", "ledger list", LISTED, is_list=True),
     Exposed("GET", _LEDGER, "ledger show"),
     Exposed("GET", f"{_LEDGER}/explain", "ledger explain"),
     Exposed("GET", f"{_LEDGER}/entries/{{entry}}/explain", "ledger explain"),

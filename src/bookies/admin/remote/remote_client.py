@@ -10,9 +10,11 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from bookies.admin.remote.exposed import EXPOSED, PAGE_SIZE_MAX, PAGED, REPORT, THIS_BOOKIE, Exposed, options_of, unset
+from bookies.admin.shared.common import LIST_MAX, MORE
 from bookies.admin.shared.nouns import verb_of
 from bookies.admin.shared.operators import is_deletion_confirmed
 from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.slow_report import explained, since_s_of
 from bookies.admin.shared.usage import UsageError
 from bookies.errors import BookKeeperError
 from bookies.web.apache_bookie import API
@@ -83,15 +85,16 @@ def call(url: str, token_file: str, authority: str, arguments: argparse.Namespac
         for field, option in options_of(verb_of(words))
         if field not in LOCAL and getattr(arguments, field) != unset(option)
     }
-    server = Server(url, _token(token_file), authority)
+    server = Server(url, read_token(token_file), authority)
     if words == "why slow":
         return _why_slow(server, arguments)
     if words == "ledger explain":
         ledger, entry = given.pop("what")
         given |= {"ledger": ledger} | ({} if entry is None else {"entry": entry})
     if words in PAGED:
-        if given.get("limit", 1) < 1:
-            raise UsageError(f"--limit {given['limit']}: must be at least 1")
+        least, word = (0, ", or 0 for all ledgers") if words == "ledger list" else (1, "")
+        if given.get("limit", least) < least:
+            raise UsageError(f"--limit {given['limit']}: must be at least 1{word}")
         return _all_pages(server, words, given)
     row = _row(words, given)
     if words == "ledger delete" and not (given.pop("yes", False) or given.get("dry_run")):
@@ -140,7 +143,8 @@ def _ask(server: Server, row: Exposed, given: Mapping[str, Any]) -> Any:
 
 def _all_pages(server: Server, words: str, given: dict[str, Any]) -> Report:
     """Fetch page after page, up to the limit."""
-    row, wanted, key = _row(words, given), given.get("limit"), PAGED[words]
+    row, key = _row(words, given), PAGED[words]
+    wanted = given.get("limit", LIST_MAX if words == "ledger list" else None) or None
     pages: list[Report] = []
     facts: list[Any] = []
     while True:
@@ -151,6 +155,7 @@ def _all_pages(server: Server, words: str, given: dict[str, Any]) -> Report:
         if len(page) < size or len(facts) == wanted:
             break
         given = given | {"after": page[-1][key] if key else page[-1]}
+        pages[-1] = pages[-1]._replace(remarks=[line for line in pages[-1].remarks if not line.startswith(MORE)])
     tables = [part for page in pages for part in page.text if isinstance(part, Table)]
     text: list[str | Table] = [part for page in pages for part in page.text if not isinstance(part, Table)]
     if tables:
@@ -160,7 +165,6 @@ def _all_pages(server: Server, words: str, given: dict[str, Any]) -> Report:
 
 def _why_slow(server: Server, arguments: argparse.Namespace) -> Report:
     """Ask every bookie with an HTTP server, or the named one, at its own address, and explain all reports together."""
-    from bookies.admin.commands.why import explained, since_s_of
     from bookies.protocol.latency import Report as ProcessReport
 
     since_s_of(arguments)
@@ -190,7 +194,8 @@ def _report(answer: Mapping[str, Any]) -> Report:
     return Report(answer["facts"], text, answer["status"], answer["remarks"])
 
 
-def _token(path: str) -> str:
+def read_token(path: str) -> str:
+    """Return the token in a file, or without a path that of BK_TOKEN; empty: none. Raises `UsageError`."""
     if not path:
         return os.environ.get("BK_TOKEN", "")
     try:

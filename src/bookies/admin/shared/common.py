@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from bookies.metadata.interface import MetadataDriver
     from bookies.runtime.ports import Runtime
 
+from bookies.admin.shared.contexts import Context, active
 from bookies.admin.shared.usage import UsageError
 from bookies.units import size_text as size_text
 
 T = TypeVar("T")
 DATA_DIRECTORY = "bk-data"
+LIST_MAX = 1_000  # rows of a list, unless more are asked for
+MORE = "more ledgers follow"  # the beginning of a remark
 
 
 def find_data_directory() -> str | None:
@@ -61,12 +64,28 @@ def metadata_uri(arguments: argparse.Namespace) -> str:
     if uri:
         return str(uri)
     directory = find_data_directory()
+    context = active(has_data_directory=directory is not None)
+    if context is not None:
+        name, cluster = context
+        if not cluster.metadata:
+            raise UsageError(
+                f"context {name} is the HTTP server {cluster.server}, and this command needs the metadata store: name "
+                "it with --metadata URI"
+            )
+        return cluster.metadata
     if directory is None:
         raise UsageError(
             "no cluster named, and no bk-data directory found from here upwards: start a cluster with `bk up`, or name "
-            "one with --metadata URI or BK_METADATA"
+            "one with --metadata URI, BK_METADATA or `bk context use`"
         )
     return _store_of(directory)
+
+
+def active_context(arguments: argparse.Namespace) -> tuple[str, Context] | None:
+    """Return the context that a command uses, with its name; None: something else names its cluster."""
+    if getattr(arguments, "metadata", None) or os.environ.get("BK_METADATA"):
+        return None
+    return active(has_data_directory=find_data_directory() is not None)
 
 
 def _store_of(directory: str) -> str:
@@ -276,7 +295,15 @@ def _jsonable(value: Any) -> Any:
 
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, right: Sequence[int] = ()) -> None:
-    """Print aligned columns. `right`: indexes of right-aligned columns. Control characters in cells are escaped."""
+    """Print aligned columns: see `table_lines`."""
+    for line in table_lines(rows, headers, right=right):
+        print(line)
+
+
+def table_lines(
+    rows: Sequence[Sequence[object]], headers: Sequence[str], *, right: Sequence[int] = ()
+) -> Iterator[str]:
+    """Yield aligned columns. `right`: indexes of right-aligned columns. Control characters in cells are escaped."""
     texts = [[visible(str(cell)) for cell in row] for row in rows]
     widths = [
         max(len(header), *(len(row[i]) for row in texts)) if texts else len(header) for i, header in enumerate(headers)
@@ -286,7 +313,7 @@ def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, rig
             cell.rjust(width) if i in right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        print("  ".join(cells).rstrip())
+        yield "  ".join(cells).rstrip()
 
 
 def visible(text: str) -> str:

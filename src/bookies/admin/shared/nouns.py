@@ -18,6 +18,9 @@ COMMANDS = {
         "bookies.admin.commands.cluster",
         "show the state of the cluster: bookies, disk space, ledgers by state",
     ),
+    "top": ("bookies.admin.commands.cluster", "watch the cluster live: bookies, load, latency, disks, repairs"),
+    "context": ("bookies.admin.commands.context", "names for clusters: add, use, list, remove"),
+    "completion": ("bookies.admin.commands.completion", "print the script that completes `bk` in a shell"),
     "demo": ("bookies.lab.commands.demo", "run a guided tour: real data, a killed bookie, a killed writer, proof"),
     "doctor": (
         "bookies.admin.commands.doctor",
@@ -40,6 +43,7 @@ COMMANDS = {
         "bookies.admin.commands.recovery",
         "auto-recovery: run, status, list, why, repair, enable, disable, audit, delay",
     ),
+    "gateway": ("bookies.admin.commands.gateway", "data over HTTP: run"),
     "metadata": (
         "bookies.admin.commands.metadata",
         "the cluster's metadata: init, show, dump, load, check, migrate",

@@ -10,8 +10,10 @@ from bookies.client.blocking.delegation import Blocking, BlockingHandle, delegat
 from bookies.client.log import LogReader as AsyncLogReader
 from bookies.client.log import LogWriter as AsyncLogWriter
 from bookies.client.log import log as asynchronous
+from bookies.client.log.sequenced import SequencedWriter as AsyncSequencedWriter
 from bookies.client.log.transaction_writer import LogTransaction as AsyncLogTransaction
 from bookies.client.write.writer import Payload
+from bookies.errors import BookKeeperError
 from bookies.protocol.log import Manifest, Position
 
 
@@ -66,6 +68,18 @@ class LogReader(BlockingHandle[AsyncLogReader]):
     close = waits(AsyncLogReader.close)
 
 
+class SequencedWriter(Blocking[AsyncSequencedWriter]):
+    """Writer of numbered entries. See `bookies.client.log.sequenced.SequencedWriter`."""
+
+    @property
+    def unknown(self) -> BookKeeperError | None:
+        """Return what made an outcome unknown. This writer appends nothing any more then: take the lead again."""
+        return self._inner.unknown
+
+    append = waits(AsyncSequencedWriter.append)
+    save = waits(AsyncSequencedWriter.save)
+
+
 class LogTransaction(BlockingHandle[AsyncLogTransaction]):
     """Entries that get into a log all at once. See `bookies.client.log.transaction_writer.LogTransaction`."""
 
@@ -96,6 +110,11 @@ class Log(Blocking[asynchronous.Log]):
     manifest = waits(asynchronous.Log.manifest)
     lead = opens(asynchronous.Log.lead, LogWriter, "Become the leader, who appends.")
     open = opens(asynchronous.Log.open, LogReader)
+
+    def sequenced(self, leader: LogWriter, *, timeout: float | None = None) -> SequencedWriter:
+        """Return the writer of numbered entries, which appends through a leader of this log."""
+        return SequencedWriter(self._thread, self._thread.call(self._inner.sequenced(leader._inner, timeout=timeout)))
+
     transaction = delegates(asynchronous.Log.transaction, LogTransaction, LogTransaction)
     reap = iterates(asynchronous.Log.reap)
     truncate = waits(asynchronous.Log.truncate)

@@ -8,6 +8,7 @@ cursors; if the other side has changed meanwhile, the operation decides again. S
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from bookies.client.base.metadata_loop import back_off, repeated
 from bookies.client.write.manifest import ManifestLoop
@@ -15,11 +16,12 @@ from bookies.errors import CursorBehind, LogTruncated, RecordExists, RecordNotFo
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordAt, RecordWrite, Step
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.cursors import Cursor, carried, moved, pack_cursors, parse_cursors, passed
+from bookies.protocol.log.cursors import Cursor, carried, check_at, moved, pack_cursors, parse_cursors, passed
 from bookies.protocol.log.log_model import LedgerEnd
 from bookies.runtime.ports import Runtime
 
 CURSORS = "cursors/"  # prefix of the names of their records
+SEQUENCES = "sequences/"  # prefix of the records of numbered entries, which move with a cursor: see `sequenced.py`
 
 
 class LogCursors:
@@ -39,16 +41,44 @@ class LogCursors:
             return {}, 0
         return parse_cursors(self._records.name, self._records.current.token, data), version
 
-    async def move(self, name: str, position: Position) -> None:
-        """Move a cursor, or create it. Raises `LogTruncated`, `LogNotFound`."""
+    async def move(self, name: str, position: Position, expected: Position | None = None) -> None:
+        """Move a cursor, or create it. `expected`: its present position; None: any.
+
+        Raises `LogTruncated`, `LogNotFound`, `CursorMoved` (it is not at the expected position).
+        """
         cursor = Cursor(name, position, self._runtime.clock.wall_ms())
-        await self._change(lambda cursors, manifest: moved(cursors, manifest, cursor))
+
+        def change(cursors: Mapping[str, Cursor], manifest: Manifest) -> dict[str, Cursor] | None:
+            present = cursors.get(name)
+            if expected is not None and present != cursor:  # equal: this call has moved it, and the reply was lost
+                check_at(name, present, expected)
+            return moved(cursors, manifest, cursor)
+
+        await self._change(change)
 
     async def delete(self, name: str) -> None:
         """Delete a cursor. One that does not exist counts as deleted."""
         await self._change(
             lambda cursors, _: {key: at for key, at in cursors.items() if key != name} if name in cursors else None
         )
+
+    async def move_with(self, name: str, position: Position, other: RecordWrite) -> int:
+        """Move a cursor and write another record of the log in one transaction; return that record's version.
+
+        Raises `VersionConflict` if a record has changed meanwhile, `LogTruncated`, `LogNotFound`.
+        """
+        manifest = await self._records.refresh()
+        cursors, version = await self.read()
+        changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms()))
+        steps: list[Step] = [RecordAt(self._records.record, self._records.version), other]
+        if changed is None:
+            steps.append(RecordAt(self._record, version))
+        else:
+            steps.append(RecordWrite(self._record, pack_cursors(manifest.token, changed), version))
+        try:
+            return await self._driver.transact(steps)
+        except (RecordNotFound, RecordExists) as error:
+            raise VersionConflict(f"the cursors of log {self._records.name} have changed meanwhile") from error
 
     async def _change(self, change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None]) -> None:
         async def attempt() -> bool:
@@ -101,13 +131,14 @@ class LogCursors:
         return check
 
     async def delete_all(self) -> None:
-        """Delete all cursors, with a log that is being deleted."""
+        """Delete all cursors, and the record of numbered entries, with a log that is being deleted."""
 
-        async def attempt() -> None:
+        async def attempt(record: str) -> None:
             try:
-                _, version = await self._driver.read_record(self._record)
-                await self._driver.delete_record(self._record, version)
+                _, version = await self._driver.read_record(record)
+                await self._driver.delete_record(record, version)
             except RecordNotFound:
                 pass  # None is left.
 
-        await repeated(self._runtime, attempt)
+        for record in (self._record, SEQUENCES + self._records.name):
+            await repeated(self._runtime, partial(attempt, record))

@@ -22,6 +22,7 @@ from bookies.client.log.cursor_store import LogCursors
 from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
 from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
+from bookies.client.log.sequenced import SequencedWriter
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
 from bookies.client.write.manifest import ManifestLoop
@@ -126,6 +127,15 @@ class Log:
 
         return Opening(make, timeout, f"take the lead of log {self.name}")
 
+    async def sequenced(self, leader: LogWriter, *, timeout: float | None = None) -> SequencedWriter:
+        """Return the writer of numbered entries, which appends through a leader of this log: see `SequencedWriter`.
+
+        Reads the numbers that the log holds. Call it once for a leader. Raises `InvalidArgument` (its record format is
+        raw), `LogNotFound`, and the errors of reading.
+        """
+        async with TimeLimit(timeout, f"read the numbers of log {self.name}"):
+            return await SequencedWriter.begin(await self._parts(), self._driver, leader)
+
     def open(self, *, timeout: float | None = None) -> Opening[LogReader]:
         """Open the log for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""
 
@@ -204,15 +214,19 @@ class Log:
             parts = await self._parts()
             return (await repeated(self._runtime, parts.cursors.read))[0]
 
-    async def move_cursor(self, name: str, position: Position, *, timeout: float | None = None) -> None:
+    async def move_cursor(
+        self, name: str, position: Position, *, expected: Position | None = None, timeout: float | None = None
+    ) -> None:
         """Move a cursor before an entry, forward or back. A cursor that does not exist is created.
 
-        `entry.position.next` marks the entry as processed. `name`: like names of logs. Raises `LogTruncated` (a
-        position that is not in the log), `LogNotFound`, `InvalidArgument`.
+        `entry.position.next` marks the entry as processed. `name`: like names of logs. `expected`: move it only from
+        this position, so that two consumers of one name notice each other. Raises `LogTruncated` (a position that is
+        not in the log), `CursorMoved` (it is not at `expected`), `LogNotFound`, `InvalidArgument`.
         """
         position = position_of("position", position)
+        expected = None if expected is None else position_of("expected", expected)
         async with TimeLimit(timeout, f"move cursor {name} of log {self.name}"):
-            await (await self._parts()).cursors.move(check_log_name(name), position)
+            await (await self._parts()).cursors.move(check_log_name(name), position, expected)
 
     async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a cursor, which then holds no truncation back. One that does not exist counts as deleted. Raises

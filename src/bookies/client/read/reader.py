@@ -94,6 +94,10 @@ class LedgerReader:
         """The ledger's labels, as text."""
         return {name: value.decode("utf-8", "replace") for name, value in self.metadata.custom_metadata.items()}
 
+    def learn(self, last_add_confirmed: int) -> None:
+        """Note that entries are confirmed, from the ledger's writer in the same client."""
+        self._state.learn(last_add_confirmed)
+
     def __repr__(self) -> str:
         record = self.metadata
         state = "closed" if self._state.is_closed else "sealed" if record.is_closed else _STATE_NAMES[record.state]

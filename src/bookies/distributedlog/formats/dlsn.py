@@ -46,18 +46,21 @@ INVALID = Dlsn(0, -1, -1)
 
 
 def unpack_dlsn(data: bytes) -> Dlsn:
-    """Return the address. Raises `InvalidArgument` for another version or length."""
+    """Return the address. Raises `InvalidArgument` for another version or length, or a negative segment."""
     if not data or _SIZES.get(data[0]) != len(data):
         version = data[0] if data else "none"
         raise InvalidArgument(f"not a DLSN: version {version}, {len(data)} bytes; expected 1 with 25, or 0 with 200")
-    return Dlsn(*_LONGS.unpack_from(data, 1))
+    position = Dlsn(*_LONGS.unpack_from(data, 1))
+    if position.segment < 0:
+        raise InvalidArgument(f"not a DLSN: there is no segment {position.segment}")
+    return position
 
 
 def parse_dlsn(text: str) -> Dlsn:
     """Return the address from `SEGMENT:ENTRY:SLOT` or from base64. Raises `InvalidArgument`."""
     if match := _TEXT.fullmatch(text):
         numbers = [int(number) for number in match.groups()]
-        if max(numbers) <= NUMBER_MAX and min(numbers) >= -NUMBER_MAX:
+        if max(numbers) <= NUMBER_MAX and min(numbers) >= -NUMBER_MAX - 1:
             return Dlsn(*numbers)
     else:
         try:

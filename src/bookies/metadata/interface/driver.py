@@ -218,9 +218,9 @@ class MetadataDriver(ABC):
         """
 
     @abstractmethod
-    def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
-        """Yield all ledger ids in ranges, ascending and disjoint. Every id that exists during the whole call is
-        included. Raises rather than end early.
+    def ledger_ids(self, after: int = -1) -> AsyncIterator[Sequence[int]]:
+        """Yield all ledger ids above `after` in ranges, ascending and disjoint. Every id that exists during the whole
+        call is included. Raises rather than end early.
         """
 
     @abstractmethod

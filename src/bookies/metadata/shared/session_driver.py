@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -220,10 +221,11 @@ class SessionDriver(MetadataDriver):
         self._require_open()
         await self._parts.ledgers.delete(ledger_id, expected_version)
 
-    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+    async def ledger_ids(self, after: int = -1) -> AsyncIterator[Sequence[int]]:
         self._require_open()
         async for page in self._parts.ledgers.listing(store_driver.PAGE_COUNT):
-            yield page
+            if left := page[bisect_right(page, after) :]:
+                yield left
             self._require_open()
 
     # -- bookies -------------------------------------------------------------------------------------------------

@@ -354,11 +354,10 @@ class StoreDriver(MetadataDriver):
         if not outcome.is_done and outcome.items[0] is not None:
             check_version(outcome.items[0].version, expected_version or 0, ledger_id=ledger_id)
 
-    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
-        above = -1
-        while ids := await self._ids_after(above):
+    async def ledger_ids(self, after: int = -1) -> AsyncIterator[Sequence[int]]:
+        while ids := await self._ids_after(after):
             yield ids
-            above = ids[-1]
+            after = ids[-1]
 
     async def _ids_after(self, ledger_id: int) -> list[int]:
         page = await self.run("ledger_ids", self._store.list, Table.LEDGERS, "", ledger_id, PAGE_COUNT, False)

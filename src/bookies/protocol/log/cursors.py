@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bookies.encoding.documents import parse_json
-from bookies.errors import InvalidArgument, LogTruncated, MetadataCorrupt, NotSupported
+from bookies.errors import CursorMoved, InvalidArgument, LogTruncated, MetadataCorrupt, NotSupported
 from bookies.protocol.log.log_model import Extent, LedgerEnd, Manifest, Position, check_log_name
 
 FORMAT = 1
@@ -46,6 +46,13 @@ def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> 
     if len(cursors) >= CURSORS_MAX and cursor.name not in cursors:
         raise InvalidArgument(f"the log has {len(cursors):,} cursors, the most that it can have: delete some")
     return {**cursors, cursor.name: cursor}
+
+
+def check_at(name: str, cursor: Cursor | None, expected: Position) -> None:
+    """Check that a cursor is where its consumer has left it. Raises `CursorMoved`."""
+    if cursor is None or cursor.position != expected:
+        at = "nowhere: it does not exist" if cursor is None else f"at {cursor.position}"
+        raise CursorMoved(f"cursor {name} is {at}, not at {expected}: another consumer uses it, or has deleted it")
 
 
 def passed(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.metadata.interface.recovery_store import AuditKind
+from bookies.metadata.ledger_counts import LIVE_MAX, LedgerCounts, keep_counts
 from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.absence import HURRY_S, due_in_s
@@ -170,16 +171,21 @@ class Auditor:
         for check in checks:
             self.last[check.name] = report
         self.doing = f"looking for {' and '.join(report.checks)}"
-        coverage = Coverage()
+        coverage, counts = Coverage(), LedgerCounts(report.began_ms)
         async for page in records(self._parts.driver, rate, coverage):
             if await self._parts.switch.is_off():
                 return False
             await self._inspect_page(page, checks, report)
+            for ledger in page:
+                counts.add(ledger.metadata)
             report.ledgers, report.unreadable = coverage.ledgers, coverage.unreadable_count
             report.unreadable_ids = coverage.unreadable
         report.facts = {name: value for check in checks for name, value in check.facts().items()}
         report.ended_ms = self._parts.runtime.clock.wall_ms()
         self._count(report)
+        counts.states["unreadable"] = report.unreadable
+        if counts.total > LIVE_MAX:  # `bk status` counts fewer itself.
+            await keep_counts(self._parts.driver, counts)
         self._parts.events.info(
             "audit.passed", checks="+".join(report.checks), ledgers=report.ledgers, marked=report.marked
         )

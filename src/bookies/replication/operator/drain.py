@@ -311,10 +311,16 @@ class Drain:
                 is_passing = LOCKED in causes or (Cause.STORE.value in causes and tries < STORE_TRIES)
                 if not waits and not is_passing:
                     return
-                await asyncio.sleep(AGAIN_S)
-                await self._membership.refresh(is_forced=True)
-                forecast.idled(loop.time() - began)
+                await self._pause(forecast, began)
+            elif todo and all(portion.ledger_id in left for portion in todo):
+                # A server of the store that lags behind still lists what is moved, or writers choose the bookie again.
+                await self._pause(forecast, began)
             todo = list(left.values())
+
+    async def _pause(self, forecast: Forecast, began_s: float) -> None:
+        await asyncio.sleep(AGAIN_S)
+        await self._membership.refresh(is_forced=True)
+        forecast.idled(asyncio.get_running_loop().time() - began_s)
 
     async def _process(self, portions: Sequence[Portion]) -> None:
         waiting: Iterator[Portion] = iter(portions)

@@ -16,18 +16,23 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bookies.encoding.envelope import (
+    FLAGS,
+    HAS_HEADERS,
+    HAS_KEY,
+    HAS_TIMESTAMP,
+    HAS_VALUE,
+    HEADER_SIZE,
+    NULL_SIZE,
+    VERSION,
+    parse_headers,
+)
 from bookies.errors import MetadataCorrupt
 
-VERSION = 1
-HEADER_SIZE = 18  # version u8, flags u8, timestamp i64, key length u32, headers length u32; all big-endian
-HAS_KEY, HAS_TIMESTAMP, HAS_HEADERS, HAS_VALUE = 1, 2, 4, 8
-FLAGS = HAS_KEY | HAS_TIMESTAMP | HAS_HEADERS | HAS_VALUE
-NULL_SIZE = 0xFFFFFFFF  # value length of a header whose value is null
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 COLUMNS = {"key": pa.binary(), "value": pa.binary(), "headers": HEADERS_TYPE, "timestamp": TIMESTAMP_TYPE}
 _EMPTY = pa.scalar(b"", pa.binary())
-_u32 = struct.Struct(">I")
 _head = struct.Struct(">BBq")
 
 
@@ -219,26 +224,8 @@ def _offsets(column: pa.Array) -> array[int]:
 
 
 def _unpack_headers(blobs: pa.Array) -> pa.Array:
-    rows = [None if blob is None else _headers_of(blob) for blob in blobs.to_pylist()]
+    rows = [
+        None if blob is None else [{"key": key, "value": value} for key, value in parse_headers(blob)]
+        for blob in blobs.to_pylist()
+    ]
     return pa.array(rows, HEADERS_TYPE)
-
-
-def _headers_of(blob: bytes) -> list[dict[str, str | bytes | None]]:
-    """Return the headers of one row. Raises `MetadataCorrupt`."""
-    headers: list[dict[str, str | bytes | None]] = []
-    at = 0
-    try:
-        while at < len(blob):
-            size = _u32.unpack_from(blob, at)[0]
-            key = blob[at + 4 : at + 4 + size]
-            at += 4 + size
-            size = _u32.unpack_from(blob, at)[0]
-            at += 4
-            value = None if size == NULL_SIZE else blob[at : at + size]
-            at += 0 if value is None else size
-            headers.append({"key": key.decode(), "value": value})
-        if at != len(blob):
-            raise ValueError("the last header is cut off")
-    except (struct.error, ValueError) as error:
-        raise MetadataCorrupt(f"headers of a record cannot be read: {error}") from error
-    return headers

@@ -125,7 +125,7 @@ def test_logs_and_how_far_their_cursors_are_behind(serve: Serve) -> None:
         assert (page.json, "after=orders" in page.headers["link"]) == (["orders"], True)
         assert (await site.get(f"{API}/logs?after=orders")).json == ["orders-2"]
         assert len((await site.get(f"{API}/logs/orders")).json["extents"]) > 1
-        assert (await site.get(f"{API}/logs/none")).status == 500
+        assert (await site.get(f"{API}/logs/none")).status == 404
         await client.close()
 
     serve(body)
@@ -209,3 +209,29 @@ def test_a_deletion_shows_first_what_would_go(serve: Serve, caplog: pytest.LogCa
     (line,) = audit_lines(caplog)
     assert (line["who"], json.loads(line["before"])["state"]) == ("administrator-user", "CLOSED")
     assert "no such ledger" in line["after"]
+
+
+def test_ledgers_are_filtered_before_they_are_paged(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        client = await client_of(site)
+        sealed = [await written(client, b"x") for _ in range(3)]
+        opened = (await client.create(ensemble=1, write_quorum=1, ack_quorum=1)).ledger_id
+        await site.server.metadata.recovery.mark(sealed[1], ["b9"], None)
+
+        async def ids(query: str) -> list[int]:
+            return [row["ledger"] for row in (await site.call("viewer", "GET", f"{API}/ledgers?{query}")).json]
+
+        assert await ids("state=open") == [opened]
+        assert await ids("state=closed&limit=2") == sealed[:2]
+        assert await ids(f"state=closed&limit=2&after={sealed[1]}") == sealed[2:]
+        assert await ids("bookie=b1") == [*sealed, opened]
+        assert await ids("bookie=b2") == []
+        assert await ids("under_replicated=true") == [sealed[1]]
+        assert await ids(f"under_replicated=true&after={sealed[1]}") == []
+        assert await ids("under_replicated=true&state=open") == []
+        assert (await site.call("viewer", "GET", f"{API}/ledgers?state=x")).status == 422
+        status = (await site.call("viewer", "GET", f"{API}/status?count=true")).json
+        assert (status["ledgers"]["closed"], status["ledgers"]["open"], status["counted_ms"]) == (3, 1, None)
+        await client.close()
+
+    serve(body)

@@ -19,6 +19,7 @@ from bookies.client.blocking import blocking, blocking_administration, blocking_
 from bookies.client.blocking.blocking import LoopThread
 from bookies.client.client import Client
 from bookies.client.log import Log, LogReader, LogWriter
+from bookies.client.log.sequenced import SequencedWriter
 from bookies.client.read import LedgerReader
 from bookies.client.repair import Administration
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
@@ -36,6 +37,7 @@ PLUMBING = {
     "announce",
     "is_busy",
     "send_queued",
+    "learn",
 }
 PLUMBING |= {"on_change", "on_close", "on_confirmed", "on_failed", "on_released"}
 
@@ -57,6 +59,7 @@ def public_names(kind: type) -> set[str]:
         (Log, blocking_log.Log),
         (LogReader, blocking_log.LogReader),
         (LogWriter, blocking_log.LogWriter),
+        (SequencedWriter, blocking_log.SequencedWriter),
     ],
 )
 def test_the_twin_has_the_same_words(asynchronous: type, twin: type) -> None:

@@ -30,8 +30,10 @@ def test_the_first_version_has_two_hundred_bytes() -> None:
     assert unpack_dlsn(data) == Dlsn(3, 17, 2)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x02" + bytes(24), bytes(25), b"\x01" + bytes(25), b"\x01" + bytes(199)])
-def test_another_version_or_length_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data", [b"", b"\x02" + bytes(24), bytes(25), b"\x01" + bytes(25), b"\x01" + bytes(199), b"\x01" + b"\xff" * 24]
+)
+def test_another_version_or_length_or_a_negative_segment_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidArgument, match="not a DLSN"):
         unpack_dlsn(data)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 
 from bookies.client.transport import BookiePool
-from bookies.errors import BookKeeperError, DigestMismatch, LedgerUnknownToBookie
+from bookies.errors import BookKeeperError, DataUnknown, DigestMismatch, LedgerUnknownToBookie
 from bookies.kernels import Records, scan_records
 from bookies.lab.sim.checkers import History, Story
 from bookies.lab.sim.checkers.linearizability import disorder
@@ -195,6 +195,9 @@ async def _held(
         runs = await pool.list_entries(bookie, story.ledger_id)
     except LedgerUnknownToBookie:
         return valid  # `_check_replicas` counts the copies, so it detects a missing ledger.
+    except DataUnknown:
+        # The bookie had deleted the ledger, which a restore brought back. It serves what it has.
+        runs, is_rotten = [range(metadata.last_entry_id + 1)], True
     for run in runs:
         at = run.start
         while at < run.stop:

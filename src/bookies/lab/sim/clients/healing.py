@@ -7,7 +7,8 @@ from the store. After the healing, when every ledger is sealed, they have some t
                 or the ledger is marked, and a process reports why it could not be repaired
     tidy        no other ledger is marked, and no ledger is locked
     thrift      the processes have copied at most `COPIES_MAX` times the entries that have moved or were renewed, plus
-                `BROKEN_OFF_MAX` entries of copies that broke off when their process was killed
+                `BROKEN_OFF_MAX` entries of copies that broke off when their process was killed. Copies of operators
+                that were killed or ran out of patience do not count
 
 Source: client-protocol 8.2 (I-2, I-18; the rest is checked as in every run), metadata 8.
 """

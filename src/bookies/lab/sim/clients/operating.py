@@ -30,6 +30,8 @@ OPERATOR = "replicator-operator"  # its commits are checked like those of replic
 ACTIONS = ("maintenance", "drain", "balance", "repair", "renew")
 WEIGHTS = (2, 3, 2)
 REPAIR_WEIGHTS = (2, 2, 1, 5, 4)
+COPIED = "entries copied by repairs"
+BROKEN_OFF = "entries copied by operators that were broken off"  # perhaps in vain
 PATIENCE_S = (0.3, 1.0, 3.0)
 TOLERANCE = 0.05
 
@@ -77,7 +79,7 @@ class Operators:
         for begun in (await self._notes(client).read()).draining:
             bookie = begun
         drain = Drain(Operator(client.runtime, client.client, client.driver, client.name), bookie)
-        client.participant.on_kill(lambda: self._count(drain))
+        client.participant.on_kill(lambda: self._count(drain, BROKEN_OFF))
         await drain.start()
         try:
             await drain.begin()
@@ -88,29 +90,32 @@ class Operators:
                 self._history.count("operators: bookies removed")
             elif self._roles.random.random() < 0.5:
                 await drain.cancel()
+            self._count(drain, COPIED)
         finally:
             drain.stop()
             if client.participant.is_alive:
-                self._count(drain)
+                self._count(drain, BROKEN_OFF)  # what is not counted yet
 
-    def _count(self, drain: Drain) -> None:
+    def _count(self, drain: Drain, name: str) -> None:
         """Count the entries that a drain has copied, once."""
         done = drain.copies
-        self._history.count("entries copied by repairs", sum(totals.entries for totals in done))
+        self._history.count(name, sum(totals.entries for totals in done))
         self._history.count("entries renewed by repairs", sum(totals.renewed for totals in done))
         for totals in done:
             totals.entries = totals.renewed = 0
 
     async def _balance(self, client: SimClient, bookie: BookieId) -> None:
         balance = Balance(Operator(client.runtime, client.client, client.driver, client.name))
-        entries = 0
+        copied = 0
 
         def report(progress: BalanceProgress) -> None:
-            nonlocal entries
-            self._history.count("entries copied by repairs", progress.entries - entries)
-            entries = progress.entries
+            nonlocal copied
+            self._history.count(BROKEN_OFF, progress.entries - copied)
+            copied = progress.entries
 
         result = await balance.run(await balance.plan(TOLERANCE), report)
+        self._history.count(BROKEN_OFF, -copied)
+        self._history.count(COPIED, result.entries)
         self._history.count("operators: fragments moved", result.moves)
 
     # -- ledgers -------------------------------------------------------------------------------------------------

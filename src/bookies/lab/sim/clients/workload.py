@@ -77,8 +77,7 @@ class Workload(Roles):
         await check_ledgers(self.cluster, self.history, self.readers)
         await finishing
         if self._plan.healers:
-            if not self._plan.repairs:  # Operators' copies that break off are many, and their sizes have no bound yet.
-                self._healers.check_thrift()
+            self._healers.check_thrift()
             await self._healers.check_nothing_left()
 
     async def _wait_healed(self) -> None:

@@ -390,8 +390,8 @@ class SimDriver(MemoryDriver):
         record = await self.trip(lambda: read(name))
         return self._sim.maybe_stale(self._host, name, record[1], record)
 
-    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
-        async for ids in super().ledger_ids():
+    async def ledger_ids(self, after: int = -1) -> AsyncIterator[Sequence[int]]:
+        async for ids in super().ledger_ids(after):
             await self.travel_back()
             yield ids
 

@@ -1,0 +1,254 @@
+"""`SequencedWriter`: appends of numbered entries, each of which a log holds once. See `protocol/log/sequences.py`.
+
+It works on behalf of the leader, and ends with it. After an append whose outcome is unknown it refuses every other one:
+the caller takes the lead again, which decides the outcome, and repeats the append with the same number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from bookies.client.base.arguments import whole_number
+from bookies.client.base.metadata_loop import back_off
+from bookies.client.log.cursor_store import SEQUENCES
+from bookies.client.log.log_operations import LogContext
+from bookies.client.log.log_reader import LogReader
+from bookies.client.log.log_writer import LogWriter
+from bookies.encoding.envelope import Record, pack_record, parse_record
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LogError,
+    LogFenced,
+    LogTruncated,
+    MetadataCorrupt,
+    RecordNotFound,
+    SequenceGap,
+    VersionConflict,
+)
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import RecordWrite
+from bookies.protocol.log import Position
+from bookies.protocol.log.log_model import ENVELOPE
+from bookies.protocol.log.sequences import (
+    CURSOR,
+    HEADER,
+    NUMBER_MAX,
+    Run,
+    Sequences,
+    check_writer,
+    pack_number,
+    parse_number,
+    parse_sequences,
+)
+
+SNAPSHOT_ENTRIES = 10_000  # numbered entries after which the state is stored again
+SNAPSHOT_SIZE = 16 << 20  # or bytes of them
+CONFLICTS_MAX = 8
+
+
+class Appended(NamedTuple):
+    """Result of an append. `first`, `last`: positions; None: not known any more, because many entries followed.
+
+    `repeated`: entries at the front that the log held before.
+    """
+
+    first: Position | None
+    last: Position | None
+    repeated: int
+
+
+class SequencedWriter:
+    """Writer of numbered entries of one log, for any number of named writers. Made by `Log.sequenced`."""
+
+    def __init__(self, parts: LogContext, driver: MetadataDriver, leader: LogWriter) -> None:
+        self._parts = parts
+        self._driver = driver
+        self._leader = leader
+        self._record = SEQUENCES + leader.name
+        self._version = 0  # of that record
+        self._sequences = Sequences()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by writer
+        self._end = Position(leader.ledger_id, 0)  # every numbered entry before it is in the state, or in flight
+        self._ledgers = {leader.ledger_id}  # that `_end` has been in
+        self._floors: dict[object, Position] = {}  # of the appends in flight, in their order: `_end` when they began
+        self._saved: Position | None = None
+        self._unsaved = (0, 0)  # entries and bytes since then
+        self._unknown: BookKeeperError | None = None  # what made an outcome unknown
+
+    @property
+    def unknown(self) -> BookKeeperError | None:
+        """Return what made an outcome unknown. This writer appends nothing any more then: take the lead again."""
+        return self._unknown
+
+    @classmethod
+    async def begin(cls, parts: LogContext, driver: MetadataDriver, leader: LogWriter) -> SequencedWriter:
+        """Return a writer that knows all numbers in the log. Raises as `Log.sequenced`."""
+        if parts.records.current.record_format != ENVELOPE:
+            raise InvalidArgument(
+                f"log {leader.name} keeps raw values, without room for a writer's number: create a log with "
+                f"record_format={ENVELOPE}, or append without a number"
+            )
+        writer = cls(parts, driver, leader)
+        for conflicts in range(CONFLICTS_MAX):
+            if await writer._load():
+                return writer
+            await back_off(parts.runtime, conflicts)
+        raise VersionConflict(f"the list or the cursors of log {leader.name} change all the time: try again")
+
+    async def append(self, writer: str, first: int, records: Sequence[Record]) -> Appended:
+        """Append the entries of a writer, numbered `first`, `first + 1`, ..., and return where they are, once durable.
+
+        Entries that the log holds already, by their numbers, are not appended again. Raises `SequenceGap`,
+        `InvalidArgument` (nothing was appended), and the errors of `LogWriter.append_many`; then some may be in the
+        log: take the lead again, and repeat the call.
+        """
+        check_writer(writer)
+        first = whole_number("first", first)
+        if not records or first + len(records) > NUMBER_MAX:
+            raise InvalidArgument(f"{len(records)} entries from number {first} on: at least one, below {NUMBER_MAX}")
+        turn = self._turns.setdefault(writer, asyncio.Lock())
+        async with turn:
+            if self._unknown is not None:
+                raise LogError(f"nothing was sent: the outcome of an earlier append is unknown: {self._unknown}")
+            now_ms = self._parts.runtime.clock.wall_ms()
+            try:
+                repeated = self._sequences.stored(writer, first, len(records))
+            except SequenceGap:
+                await self._check_lead()
+                raise
+            if repeated < len(records):
+                self._sequences.make_room(writer, now_ms)
+                await self._send(writer, first + repeated, records[repeated:], now_ms)
+            at = self._sequences.position_of
+            return Appended(at(writer, first), at(writer, first + len(records) - 1), repeated)
+
+    async def _check_lead(self) -> None:
+        """Check that the state is the log's. Raises `LogFenced` if another leader may have appended what is missing."""
+        manifest = await self._parts.records.refresh()
+        if manifest.epoch != self._leader.epoch:
+            self._unknown = LogFenced(f"another process leads log {self._leader.name} now, nothing was sent")
+            raise self._unknown
+
+    async def _send(self, writer: str, first: int, records: Sequence[Record], now_ms: int) -> None:
+        entries = [_numbered(record, writer, number, now_ms) for number, record in enumerate(records, first)]
+        epoch, append = self._leader.epoch, object()
+        self._floors[append] = self._end
+        try:
+            last = await self._leader.append_many(entries)
+            if self._leader.epoch != epoch:  # They may be in two ledgers.
+                raise LogError(f"a ledger of log {self._leader.name} was replaced: the positions are unknown")
+        except InvalidArgument:
+            raise  # Nothing was sent.
+        except BaseException as error:
+            self._unknown = error if isinstance(error, BookKeeperError) else LogError("cancelled")
+            raise
+        finally:
+            del self._floors[append]
+        start = Position(last.ledger_id, last.entry_id - len(entries) + 1)
+        self._sequences.add(writer, Run(first, len(entries), start), now_ms)
+        self._advance(last.next)
+        count, size = self._unsaved
+        self._unsaved = count + len(entries), size + sum(map(len, entries))
+        if self._unsaved[0] >= SNAPSHOT_ENTRIES or self._unsaved[1] >= SNAPSHOT_SIZE:
+            self._unsaved = 0, 0  # A failure is repeated after as many again.
+            try:
+                await self.save()
+            except BookKeeperError:
+                pass  # The next leader reads more of the log then.
+
+    def _advance(self, end: Position) -> None:
+        """Move `_end` forward. Answers may arrive in another order than the entries have."""
+        if end.ledger_id not in self._ledgers:
+            self._ledgers.add(end.ledger_id)
+            self._end = end
+        elif end.ledger_id == self._end.ledger_id:
+            self._end = max(self._end, end)
+
+    # -- the snapshot ------------------------------------------------------------------------------------------------
+    async def save(self) -> None:
+        """Store the state, so that the next leader reads less, and truncation may pass these entries.
+
+        Raises `MetadataError`, `LogNotFound`, `LogTruncated`.
+        """
+        for conflicts in range(CONFLICTS_MAX):
+            position = next(iter(self._floors.values()), self._end)
+            if position == self._saved or self._unknown is not None:
+                return
+            try:
+                await self._store(position)
+                return
+            except VersionConflict:
+                self._version = (await self._stored())[1]
+                await back_off(self._parts.runtime, conflicts)
+        raise VersionConflict(f"the list or the cursors of log {self._leader.name} change all the time")
+
+    async def _store(self, position: Position) -> None:
+        data = self._sequences.pack(self._parts.records.current.token, position)
+        self._version = await self._parts.cursors.move_with(
+            CURSOR, position, RecordWrite(self._record, data, self._version)
+        )
+        self._saved, self._unsaved = position, (0, 0)
+
+    async def _stored(self) -> tuple[bytes, int]:
+        try:
+            return await self._driver.read_record(self._record)
+        except RecordNotFound:
+            return b"", 0
+
+    async def _load(self) -> bool:
+        """Read the numbers that the log holds; False: another process has changed the records meanwhile."""
+        data, self._version = await self._stored()
+        snapshot = parse_sequences(self._leader.name, self._parts.records.current.token, data) if data else None
+        if snapshot is None:
+            # The first snapshot precedes the first numbered entry, so the log has none yet.
+            extent = (await self._parts.records.refresh()).find(self._end)
+            if extent is not None:
+                self._end = Position(extent.ledger_id, extent.first)
+            try:
+                await self._store(self._end)
+            except (VersionConflict, LogTruncated):
+                return False
+            return True
+        self._sequences, self._end = snapshot
+        self._ledgers = {self._end.ledger_id}
+        reader = LogReader(self._parts)
+        try:
+            await self._scan(reader, self._end)
+        except LogTruncated:
+            await self._scan(reader, None)  # A forced truncation has passed the cursor.
+        finally:
+            await reader.close()
+        return True
+
+    async def _scan(self, reader: LogReader, start: Position | None) -> None:
+        """Note the numbered entries from a position on."""
+        now_ms = self._parts.runtime.clock.wall_ms()
+        async for batch in reader.read(start).batches():
+            for entry_id, entry in zip(batch.entry_ids, batch.payloads(), strict=True):
+                numbered = _number_of(entry)
+                if numbered is not None:
+                    writer, number, seen_ms = numbered
+                    run = Run(number, 1, Position(batch.ledger_id, entry_id))
+                    self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms))
+            self._advance(Position(batch.ledger_id, batch.last_entry_id).next)
+
+
+def _numbered(record: Record, writer: str, number: int, now_ms: int) -> bytes:
+    headers = (*(record.headers or ()), (HEADER, pack_number(writer, number)))
+    timestamp_us = now_ms * 1000 if record.timestamp_us is None else record.timestamp_us
+    return pack_record(record._replace(headers=headers, timestamp_us=timestamp_us))
+
+
+def _number_of(entry: bytes) -> tuple[str, int, int] | None:
+    """Return the writer, number and time (ms; 0: none) of an entry; None if it is not numbered."""
+    try:
+        record = parse_record(entry)
+    except MetadataCorrupt:
+        return None  # Spark reports it. It was not written here.
+    value = next((value for name, value in reversed(record.headers or ()) if name == HEADER), None)
+    numbered = parse_number(value)
+    return None if numbered is None else (*numbered, (record.timestamp_us or 0) // 1000)

@@ -1,0 +1,156 @@
+"""Entries in the bodies of requests and answers: one entry as it is, JSON, or entries with a length before each."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bookies.encoding.documents import parse_json
+from bookies.encoding.envelope import Record
+from bookies.protocol.log.sequences import HEADER, parse_number
+from bookies.web.messages import JSON, Problem, Request, Response
+
+BINARY = "application/octet-stream"
+LINES = "application/x-ndjson"  # an object a line
+PREFIXED = "application/x-bk-entries"  # of each entry: its length, u32 big-endian, and its bytes
+BODIES = f"{BINARY}, {LINES}, {PREFIXED}"
+ENTRIES_MAX = 1_000  # of one request
+RESERVED = "bk-"  # beginning of headers that are ours
+_u32 = struct.Struct(">I")
+
+
+class Page(NamedTuple):
+    """Entries that were read. `following`: the position after them, to continue from; empty: none is known.
+
+    `is_end`: no later entry was there to read.
+    """
+
+    rows: Sequence[tuple[str, Record]]
+    following: str
+    is_end: bool
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def parse_entries(request: Request) -> list[Record]:
+    """Return the entries of a body. Its type says how it holds several; any other type is one entry. Raises `Problem`.
+
+    An entry in JSON is `{"text": ...}`, `{"json": ...}` or `{"base64": ...}`, and may have `key` and `headers`.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == LINES:
+        count = request.body.count(b"\n")
+        if count > ENTRIES_MAX:  # before they are split
+            raise Problem(413, f"{count:,} lines: a request has 1 to {ENTRIES_MAX:,}")
+        lines = [line for line in request.body.split(b"\n") if line.strip()]
+        records = [_parse_line(number, line) for number, line in enumerate(lines, 1)]
+    elif kind == PREFIXED:
+        records = [Record(value) for value in _parse_prefixed(request.body)]
+    else:
+        records = [Record(request.body)]
+    if not 1 <= len(records) <= ENTRIES_MAX:
+        raise Problem(413 if records else 400, f"{len(records):,} entries: a request has 1 to {ENTRIES_MAX:,}")
+    return records
+
+
+def _parse_line(number: int, line: bytes) -> Record:
+    try:
+        content = parse_json(line)
+        if not isinstance(content, dict):
+            raise ValueError("an object is needed")
+        kinds = [name for name in ("text", "json", "base64") if name in content]
+        if len(kinds) != 1 or not content.keys() <= {*kinds, "key", "headers"}:
+            raise ValueError("it needs one of text, json and base64, and may have key and headers, but nothing else")
+        (kind,) = kinds
+        key = content.get("key")
+        return Record(
+            _value(kind, content[kind]),
+            None if key is None else _text(key, "key"),
+            _parse_headers(content["headers"]) if "headers" in content else None,
+        )
+    except (ValueError, TypeError, binascii.Error) as error:
+        raise Problem(400, f"line {number} of the body: {error}") from None
+
+
+def _value(kind: str, value: object) -> bytes:
+    if kind == "json":
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    data = _text(value, kind)
+    return base64.b64decode(data, validate=True) if kind == "base64" else data
+
+
+def _text(value: object, name: str) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} has to be a string")
+    return value.encode()
+
+
+def _parse_headers(value: object) -> list[tuple[str, bytes | None]]:
+    if not isinstance(value, dict):
+        raise TypeError("headers has to be an object of strings")
+    for name in value:
+        if name.startswith(RESERVED):
+            raise ValueError(f"headers: names that begin with {RESERVED} are reserved")
+    return [(name, None if item is None else _text(item, f"headers.{name}")) for name, item in value.items()]
+
+
+def _parse_prefixed(body: bytes) -> list[bytes]:
+    entries: list[bytes] = []
+    at = 0
+    while at < len(body):
+        if at + 4 > len(body) or (end := at + 4 + _u32.unpack_from(body, at)[0]) > len(body):
+            raise Problem(400, f"entry {len(entries) + 1} of the body, at byte {at:,}, is cut off")
+        entries.append(body[at + 4 : end])
+        at = end
+        if len(entries) > ENTRIES_MAX:
+            break
+    return entries
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def page_response(request: Request, page: Page) -> Response:
+    """Return a page in the form that the request accepts: JSON, lines of JSON, or with a length before each entry."""
+    headers = {"Bk-Next": page.following, "Bk-End": str(page.is_end).lower()}
+    accept = request.headers.get("accept", "")
+    if PREFIXED in accept or BINARY in accept:
+        values = [record.value or b"" for _, record in page.rows]
+        body = b"".join(part for value in values for part in (_u32.pack(len(value)), value))
+        return Response(200, body, PREFIXED if PREFIXED in accept else BINARY, headers)
+    rows = [row_of(position, record) for position, record in page.rows]
+    if LINES in accept:
+        return Response(200, "".join(f"{json.dumps(row)}\n" for row in rows).encode(), LINES, headers)
+    content = {"entries": rows, "next": page.following, "end": page.is_end}
+    return Response(200, json.dumps(content).encode() + b"\n", JSON, headers)
+
+
+def row_of(position: str, record: Record) -> dict[str, Any]:
+    """Return an entry as JSON: `text` if it is UTF-8, else `base64`."""
+    row: dict[str, Any] = {"position": position, **_textual(record.value or b"")}
+    if record.key is not None:
+        row["key"] = record.key.decode("utf-8", "backslashreplace")
+    others: dict[str, str | None] = {}
+    for name, value in record.headers or ():
+        numbered = parse_number(value) if name == HEADER else None
+        if numbered is not None:
+            row["writer"], row["sequence"] = numbered
+        else:
+            others[name] = None if value is None else value.decode("utf-8", "backslashreplace")
+    if others:
+        row["headers"] = others
+    if record.timestamp_us is not None:
+        row["time_ms"] = record.timestamp_us // 1000
+    return row
+
+
+def _textual(value: bytes) -> Mapping[str, str]:
+    try:
+        return {"text": value.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}

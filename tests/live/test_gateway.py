@@ -1,0 +1,242 @@
+"""Gateways as processes: killed in the middle of appends, flooded, read slowly, and asked by curl."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import bookies
+from bookies.admin.cluster import LocalCluster
+
+pytestmark = pytest.mark.live
+
+API = "/api/v1"
+FAST = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20, "write_cache_size": 4 << 20}
+SHAPE = {"ensemble": 2, "write_quorum": 2, "ack_quorum": 1}
+PATIENCE_S = 120
+WRITERS, NUMBERS = 3, 120
+ENDED = (OSError, http.client.HTTPException)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path_factory.mktemp("gateway") / "bk-data", 2, lease_ms=2000, settings=FAST)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+class Gateway:
+    """One process, which can be killed and started again, and a user with every right."""
+
+    def __init__(self, cluster: LocalCluster, folder: pathlib.Path, *settings: str) -> None:
+        self.users = folder / "users"
+        self._settings = settings
+        self._uri = cluster.metadata_uri
+        if not self.users.exists():
+            words = ("token", "add", "root", "--role", "administrator", "--users", str(self.users), "--json")
+            done = subprocess.run(
+                [sys.executable, "-m", "bookies", *words], capture_output=True, check=True, timeout=60
+            )
+            (folder / "token").write_text(json.loads(done.stdout)["token"])
+        self.token = (folder / "token").read_text()
+        self.start()
+
+    def start(self) -> None:
+        words = ("gateway", "run", "--metadata", self._uri, "--users", str(self.users), "--port", "0", *self._settings)
+        self.process = subprocess.Popen([sys.executable, "-m", "bookies", *words], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        host, port = self.process.stdout.readline().strip().rpartition("//")[2].split(":")
+        self.address = host, int(port)
+
+    def call(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(*self.address, timeout=60)
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(method, path, body, {"Authorization": f"Bearer {self.token}", **names})
+            response = connection.getresponse()
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+        finally:
+            connection.close()
+
+    def create(self, log: str) -> None:
+        status, _, body = self.call("PUT", f"{API}/logs/{log}", json.dumps(SHAPE).encode())
+        assert status in (200, 201), body
+
+    def metric(self, name: str) -> float:
+        text = self.call("GET", "/metrics")[2].decode()
+        return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self) -> int:
+        """Ask it to end; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path
+
+
+def write(gateways: list[Gateway], name: str, acknowledged: dict[tuple[str, int], str]) -> None:
+    """Append numbers, one after the other, each until it is acknowledged, as a client that was told to repeat."""
+    choice = random.Random(name)
+    deadline = time.monotonic() + PATIENCE_S
+    for number in range(NUMBERS):
+        while True:
+            assert time.monotonic() < deadline, f"{name} has come to {number} only"
+            gateway = gateways[1] if choice.random() < 0.02 else gateways[0]
+            with contextlib.suppress(*ENDED, ValueError):
+                status, _, body = gateway.call(
+                    "POST",
+                    f"{API}/logs/killed/entries",
+                    b"%s/%d" % (name.encode(), number),
+                    Bk_Writer=name,
+                    Bk_Sequence=str(number),
+                )
+                if status in (200, 201):
+                    acknowledged[name, number] = json.loads(body)["first"]
+                    break
+                assert status in (503, 504), body
+            time.sleep(0.02)
+
+
+def test_each_number_is_stored_once_although_gateways_are_killed(cluster: LocalCluster, folder: pathlib.Path) -> None:
+    gateways = [Gateway(cluster, folder), Gateway(cluster, folder)]
+    gateways[0].create("killed")
+    acknowledged: dict[tuple[str, int], str] = {}
+    threads = [threading.Thread(target=write, args=(gateways, f"w{number}", acknowledged)) for number in range(WRITERS)]
+    try:
+        for thread in threads:
+            thread.start()
+        for share in (0.2, 0.4, 0.6, 0.8):
+            while len(acknowledged) < share * WRITERS * NUMBERS and any(thread.is_alive() for thread in threads):
+                time.sleep(0.005)
+            gateways[0].kill()  # between the append and its answer, for some requests
+            gateways[0].start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(acknowledged) == WRITERS * NUMBERS
+        assert [gateway.stop() for gateway in gateways] == [0, 0]
+    finally:
+        for gateway in gateways:
+            gateway.kill()
+    with bookies.blocking.connect(cluster.metadata_uri) as store, store.log("killed").open() as log:
+        entries = list(log.read())
+    values = [entry.payload[entry.payload.rindex(b"w") :] for entry in entries]
+    for name in (f"w{number}" for number in range(WRITERS)):
+        mine = [value for value in values if value.startswith(name.encode())]
+        assert mine == [b"%s/%d" % (name.encode(), number) for number in range(NUMBERS)]
+    at = {value.decode(): str(entry.position) for value, entry in zip(values, entries, strict=True)}
+    wrong = {
+        key: first for key, first in acknowledged.items() if first is not None and at["/".join(map(str, key))] != first
+    }
+    assert not wrong
+
+
+@pytest.fixture
+def gateway(cluster: LocalCluster, folder: pathlib.Path) -> Iterator[Gateway]:
+    gateway = Gateway(cluster, folder)
+    yield gateway
+    gateway.kill()
+
+
+def test_a_tail_that_is_not_read_costs_no_memory_and_others_go_on(gateway: Gateway) -> None:
+    gateway.create("slow")
+    first = json.loads(gateway.call("POST", f"{API}/logs/slow/entries", b"first")[2])["first"]
+    tail = socket.create_connection(gateway.address)
+    tail.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 10)
+    head = f"GET {API}/logs/slow/tail?from={first} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {gateway.token}"
+    tail.sendall(f"{head}\r\n\r\n".encode())
+    while b"first" not in tail.recv(1024):
+        pass
+    body = b"x" * (1 << 20)
+    for _ in range(8):
+        assert gateway.call("POST", f"{API}/logs/slow/entries", body)[0] == 201
+    before = gateway.metric("process_resident_memory_bytes")
+    for _ in range(48):
+        assert gateway.call("POST", f"{API}/logs/slow/entries", body)[0] == 201
+    grown = gateway.metric("process_resident_memory_bytes") - before
+    assert gateway.metric("bookies_gateway_tails") == 1
+    assert grown < 24 << 20, f"{grown:,.0f} bytes more for 48 MiB that the tail does not read"
+    tail.close()
+
+
+def raw(gateway: Gateway, data: bytes) -> bytes:
+    """Send bytes, and return what comes until the end of the connection."""
+    with socket.create_connection(gateway.address, timeout=60) as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(data)
+        received = b""
+        with contextlib.suppress(OSError):
+            while part := connection.recv(65536):
+                received += part
+        return received
+
+
+def test_malformed_and_huge_requests_leave_it_as_it_was(gateway: Gateway) -> None:
+    gateway.create("hostile")
+    head = f"POST {API}/logs/hostile/entries HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {gateway.token}\r\n"
+    before = gateway.metric("process_resident_memory_bytes")
+    for request, status in (
+        (b"\0" * 100_000, b"400"),
+        (head.encode() + b"Content-Length: 99999999999\r\n\r\n" + b"x" * 1_000_000, b"413"),
+        (head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + b"100000\r\n" + b"x" * 0x100000 + b"\r\n" * 1, b""),
+        (head.encode() + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nabc", b"400"),
+        (head.encode() + b"Content-Length: -1\r\n\r\n", b"400"),
+        (head.encode() + b"X: " + b"y" * 100_000 + b"\r\n\r\n", b"431"),
+        (
+            head.encode() + b"Content-Type: application/x-ndjson\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{]",
+            b"400",
+        ),
+        (
+            head.encode()
+            + b"Content-Type: application/x-bk-entries\r\nConnection: close\r\nContent-Length: 4\r\n\r\n\xff" * 4,
+            b"400",
+        ),
+    ):
+        if not status:
+            with socket.create_connection(gateway.address) as connection:
+                connection.sendall(request)  # and is gone
+            continue
+        assert raw(gateway, request).startswith(b"HTTP/1.1 " + status), request[:300]
+    assert json.loads(gateway.call("GET", f"{API}/logs/hostile/entries")[2])["entries"] == []
+    assert gateway.metric("process_resident_memory_bytes") - before < 16 << 20
+    assert gateway.metric("bookies_gateway_bodies_bytes") == 0
+    assert gateway.call("POST", f"{API}/logs/hostile/entries", b"fine")[0] == 201
+
+
+def test_a_gateway_without_users_or_with_a_wrong_setting_does_not_start(cluster: LocalCluster) -> None:
+    for words, problem in (((), "a gateway needs users"), (("--set", "nonsense=1"), "a gateway has http_port")):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BK_HTTP")}
+        done: subprocess.CompletedProcess[Any] = subprocess.run(
+            [sys.executable, "-m", "bookies", "gateway", "run", "--metadata", cluster.metadata_uri, *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, problem in done.stderr) == (2, True), done.stderr

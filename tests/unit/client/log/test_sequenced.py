@@ -1,0 +1,190 @@
+"""Numbered entries: each once, across leaders, snapshots and truncations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.fakes.world import World, play
+
+from bookies.client.client import Client
+from bookies.client.log import Log, LogWriter
+from bookies.client.log.sequenced import SNAPSHOT_ENTRIES, SequencedWriter
+from bookies.encoding.envelope import Record, parse_record
+from bookies.errors import CursorBehind, InvalidArgument, LogError, LogFenced, SequenceGap
+from bookies.protocol.log.sequences import CURSOR
+
+Act = Callable[[World, Client, Log], Awaitable[None]]
+
+
+def with_log(act: Act) -> None:
+    async def main(world: World) -> None:
+        client = await world.client(add_timeout_ms=300, read_timeout_ms=300)
+        log = client.log("orders")
+        await log.create(record_format="envelope")
+        await act(world, client, log)
+
+    play(main, 3)
+
+
+async def lead(log: Log) -> tuple[LogWriter, SequencedWriter]:
+    writer = await log.lead()
+    return writer, await log.sequenced(writer)
+
+
+def records(*values: bytes) -> list[Record]:
+    return [Record(value) for value in values]
+
+
+async def values_of(log: Log) -> list[bytes | None]:
+    async with log.open() as reader:
+        return [parse_record(entry.payload).value async for entry in reader.read()]
+
+
+def test_a_repeat_is_answered_with_the_same_positions_by_the_next_leader_too() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        _, numbered = await lead(log)
+        appended = await numbered.append("w", 0, records(b"a", b"b"))
+        assert (appended.repeated, await numbered.append("w", 0, records(b"a", b"b"))) == (
+            0, (*appended[:2], 2),
+        )  # fmt: skip
+        other = await numbered.append("v", 10, records(b"x"))
+        for save in (False, True):
+            if save:
+                await numbered.save()
+                assert (await log.cursors())[CURSOR].position == other.last.next  # type: ignore[union-attr]
+            _, numbered = await lead(log)  # takes over
+            assert await numbered.append("w", 0, records(b"a", b"b")) == (*appended[:2], 2)
+            assert (await numbered.append("v", 10, records(b"x"))).first == other.first
+        more = await numbered.append("w", 1, records(b"b", b"c"))
+        assert (more.first, more.repeated) == (appended.last, 1)
+        with pytest.raises(SequenceGap):
+            await numbered.append("w", 4, records(b"e"))
+        leader = await log.lead()
+        await leader.append(b"no record")  # another program's mistake is no number
+        await lead(log)
+        assert await values_of_records(log) == [b"a", b"b", b"x", b"c"]
+
+    with_log(act)
+
+
+async def values_of_records(log: Log) -> list[bytes | None]:
+    async with log.open() as reader:
+        payloads = [entry.payload async for entry in reader.read()]
+    return [parse_record(payload).value for payload in payloads if payload != b"no record"]
+
+
+def test_appends_of_many_writers_run_at_once_and_those_of_one_in_order() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        _, numbered = await lead(log)
+        results = await asyncio.gather(
+            *(
+                numbered.append(f"w{name}", number, records(b"%d" % number))
+                for number in range(15)
+                for name in range(5)
+            ),
+            *(numbered.append("w0", number, records(b"%d" % number)) for number in range(15)),
+        )
+        assert [each.repeated for each in results] == [0] * 75 + [1] * 15
+        assert [each.first for each in results[75:]] == [each.first for each in results[:75:5]]
+        await numbered.save()
+        assert (await log.cursors())[CURSOR].position == max(each.last for each in results).next  # type: ignore[union-attr, type-var]
+        await lead(log)  # seals, so that everything is readable
+        assert sorted(await values_of(log)) == sorted(b"%d" % number for number in range(15) for _ in range(5))
+
+    with_log(act)
+
+
+def test_after_an_unknown_outcome_nothing_is_appended_until_the_lead_is_taken_again() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        _, numbered = await lead(log)
+        await numbered.append("w", 0, records(b"a"))
+        _, second = await lead(log)
+        with pytest.raises(LogFenced):
+            await numbered.append("w", 1, records(b"b"))
+        with pytest.raises(LogError, match="nothing was sent"):
+            await numbered.append("v", 0, records(b"x"))
+        await numbered.save()  # does nothing
+        assert (await second.append("w", 1, records(b"b"))).repeated == 0
+        task = asyncio.ensure_future(second.append("w", 2, records(b"c")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert second.unknown is not None
+        _, third = await lead(log)
+        await third.append("w", 2, records(b"c"))
+        assert await values_of(log) == [b"a", b"b", b"c"]
+
+    with_log(act)
+
+
+def test_truncation_keeps_what_the_next_leader_needs() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        leader, numbered = await lead(log)
+        appended = await numbered.append("w", 0, records(b"a", b"b"))
+        assert appended.last is not None
+        with pytest.raises(CursorBehind, match=CURSOR):
+            await leader.truncate(appended.last)
+        await numbered.save()
+        await leader.truncate(appended.last.next)
+        leader, numbered = await lead(log)
+        assert (await numbered.append("w", 1, records(b"b"))).last == appended.last
+        last = (await numbered.append("w", 2, records(b"c"))).last
+        assert last is not None
+        await leader.truncate(last.next, force=True)
+        _, numbered = await lead(log)  # reads from the beginning that is left
+        assert (await numbered.append("w", 2, records(b"c"))).repeated == 0  # as documented
+        await log.delete()
+        await log.create(record_format="envelope")
+        _, numbered = await lead(log)
+        assert (await numbered.append("w", 2, records(b"c"))).repeated == 0  # another log of that name
+
+    with_log(act)
+
+
+def test_the_state_is_stored_now_and_then() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        _, numbered = await lead(log)
+        before = (await log.cursors())[CURSOR].position
+        for first in range(0, SNAPSHOT_ENTRIES, 1000):
+            appended = await numbered.append("w", first, records(*[b"x"] * 1000))
+        after = (await log.cursors())[CURSOR].position
+        assert appended.last is not None
+        assert (before.entry_id, after) == (0, appended.last.next)
+
+    with_log(act)
+
+
+def test_two_processes_that_begin_at_once_agree_on_the_first_snapshot() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        other = (await world.client()).log("orders")
+        first = await log.lead()
+        second = await other.lead()
+        one, two = await asyncio.gather(log.sequenced(first), other.sequenced(second))
+        with pytest.raises(LogFenced):
+            await one.append("w", 0, records(b"a"))
+        await two.append("w", 0, records(b"a"))
+        _, third = await lead(log)
+        assert (await third.append("w", 0, records(b"a"))).repeated == 1
+        await two.save()  # of an older leader, which conflicts and is valid
+
+    with_log(act)
+
+
+def test_what_is_refused() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        raw = client.log("raw")
+        await raw.create()
+        with pytest.raises(InvalidArgument, match="keeps raw values"):
+            await raw.sequenced(await raw.lead())
+        _, numbered = await lead(log)
+        for writer, first, values in (("a b", 0, [b"x"]), ("w", -1, [b"x"]), ("w", 1 << 63, [b"x"]), ("w", 0, [])):
+            with pytest.raises(InvalidArgument):
+                await numbered.append(writer, first, records(*values))
+        with pytest.raises(InvalidArgument):
+            await numbered.append("w", 0, records(b"x" * (6 << 20)))
+        await numbered.append("w", 0, records(b"x"))  # nothing was sent before
+
+    with_log(act)

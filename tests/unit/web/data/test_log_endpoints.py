@@ -1,0 +1,310 @@
+"""Logs over HTTP: create, append once, read in pages, tail, cursors, truncate, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.web.conftest import HttpClient
+
+from bookies.protocol.log.sequences import CURSOR
+from bookies.web.data.forms import BINARY, LINES, PREFIXED
+
+from .conftest import API, ONE, Site
+
+Serve = Callable[..., None]
+ENTRIES = "/logs/orders/entries"
+
+
+async def create(site: Site, **shape: Any) -> None:
+    assert (await site.call("PUT", "/logs/orders", {**ONE, **shape})).status == 201
+
+
+async def texts(site: Site, target: str = ENTRIES) -> list[str]:
+    return [row["text"] for row in (await site.call("GET", target)).json["entries"]]
+
+
+def test_a_log_is_created_listed_shown_and_deleted(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        assert (await site.call("PUT", "/logs/orders", ONE)).status == 200
+        other = await site.call("PUT", "/logs/orders", {**ONE, "record_format": "raw"})
+        assert (other.status, "already exists" in other.json["detail"]) == (409, True)
+        assert (await site.call("PUT", "/logs/a", {**ONE, "record_format": "raw"})).status == 201
+        for wrong, status in (({"size": 3}, 400), ({"ensemble": "3"}, 422), ({"ensemble": 0}, 422)):
+            assert (await site.call("PUT", "/logs/b", wrong)).status == status
+        assert (await site.call("PUT", "/logs/-b", ONE)).status == 422
+        assert (await site.call("GET", "/logs")).json == {"logs": ["a", "orders"], "next": ""}
+        assert (await site.call("GET", "/logs?limit=1")).json == {"logs": ["a"], "next": "a"}
+        assert (await site.call("GET", "/logs?after=a&prefix=o")).json["logs"] == ["orders"]
+        shown = (await site.call("GET", "/logs/orders")).json
+        assert (shown["record_format"], shown["ensemble"], shown["ledgers"]) == ("envelope", 1, 0)
+        await site.call("POST", ENTRIES, b"x")
+        assert (await site.call("DELETE", "/logs/orders?dry_run=true")).json["would_delete"]["ledgers"] == 1
+        assert (await site.call("DELETE", "/logs/orders")).json == {"deleted": "orders"}
+        assert (await site.call("DELETE", "/logs/orders")).status == 404
+        for method, target in (("GET", ENTRIES), ("POST", ENTRIES), ("GET", "/logs/orders/tail")):
+            assert (await site.call(method, target, b"x" if method == "POST" else None)).status == 404
+
+    serve(body)
+
+
+def test_appends_are_read_in_pages_and_one_by_one(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        first = await site.call("POST", ENTRIES, b"zero")
+        assert (first.status, first.headers["bk-delivery"], first.json["repeated"]) == (201, "at-least-once", 0)
+        lines = b"\n".join(json.dumps({"text": f"{number}", "key": "k"}).encode() for number in range(1, 6))
+        more = (await site.call("POST", ENTRIES, lines, Content_Type=LINES)).json
+        assert more["first"] == first.json["next"]
+        target, pages = f"{ENTRIES}?limit=4", []
+        while True:
+            page = await site.call("GET", target)
+            pages.append([row["text"] for row in page.json["entries"]])
+            target = f"{ENTRIES}?limit=4&from={page.headers['bk-next']}"
+            if page.json["end"]:
+                break
+        assert pages == [["zero", "1", "2", "3"], ["4", "5"]]
+        assert (await site.call("GET", target)).json == {"entries": [], "next": more["next"], "end": True}
+        small = (await site.call("GET", f"{ENTRIES}?max_bytes=1")).json
+        assert ([row["text"] for row in small["entries"]], small["end"]) == (["zero"], False)
+        raw = await site.call("GET", f"{ENTRIES}?limit=2", Accept=PREFIXED)
+        assert raw.body == b"\0\0\0\4zero\0\0\0\x011"
+        one = await site.call("GET", f"{ENTRIES}/{more['last']}")
+        assert (one.body, one.headers["content-type"], one.headers["etag"]) == (b"5", BINARY, f'"{more["last"]}"')
+        for target, status in (
+            (f"{ENTRIES}/{more['next']}", 404),
+            (f"{ENTRIES}/99:0", 410),
+            (f"{ENTRIES}?from=99:0", 410),
+            (f"{ENTRIES}/x", 400),
+            (f"{ENTRIES}?from=x", 400),
+            (f"{ENTRIES}?limit=0", 400),
+            (f"{ENTRIES}?max_bytes=x", 400),
+        ):
+            assert (await site.call("GET", target)).status == status, target
+
+    serve(body)
+
+
+def test_a_repeated_number_is_answered_with_the_same_position_by_any_gateway(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        _, block = await site.start()
+
+        async def append(number: int, value: bytes, **arguments: str) -> Any:
+            return await site.call("POST", ENTRIES, value, Bk_Writer="w", Bk_Sequence=str(number), **arguments)
+
+        answers = []
+        for number, host in enumerate(("gateway1", "gateway2", "gateway1")):
+            first = await append(number, b"%d" % number, host=host)
+            again = await append(number, b"%d" % number, host="gateway2" if number else "gateway1")
+            assert (first.status, again.status) == (201, 200), again.body
+            assert (again.json["first"], again.json["repeated"]) == (first.json["first"], 1)
+            answers.append(first.json["first"])
+        assert len(set(answers)) == 3
+        gap = await append(7, b"7")
+        assert (gap.status, gap.headers["bk-expected"]) == (409, "3")
+        row = (await site.call("GET", f"{ENTRIES}?from={answers[2]}")).json["entries"][0]
+        assert (row["text"], row["writer"], row["sequence"]) == ("2", "w", 2)
+        await block.__aexit__(None, None, None)
+        await asyncio.sleep(120)  # idle: the first gateway stores the numbers and releases the log
+        assert (await append(2, b"2")).json["first"] == answers[2]
+        assert await texts(site) == ["0", "1", "2"]
+
+    serve(body)
+
+
+def test_what_an_append_refuses(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        await site.call("PUT", "/logs/raw", {**ONE, "record_format": "raw"})
+        numbered = {"Bk_Writer": "w", "Bk_Sequence": "0"}
+        for target, data, headers, status in (
+            (ENTRIES, b"x", {"Bk_Writer": "w"}, 400),
+            (ENTRIES, b"x", {"Bk_Sequence": "1"}, 400),
+            (ENTRIES, b"x", {**numbered, "Bk_Sequence": "-1"}, 400),
+            (ENTRIES, b"x", {**numbered, "Bk_Writer": "a b"}, 422),
+            (ENTRIES, b"{}", {"Content_Type": LINES}, 400),
+            (ENTRIES, b"x" * (5 << 20), {}, 413),
+            ("/logs/raw/entries", b"x", numbered, 422),
+            ("/logs/raw/entries", b'{"text":"a","key":"k"}', {"Content_Type": LINES}, 422),
+            ("/logs/none/entries", b"x", {}, 404),
+        ):
+            answer = await site.call("POST", target, data, **headers)
+            assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json"), headers
+        await site.call("PUT", "/logs/secret", ONE)
+        assert (await site.call("POST", "/logs/secret/entries", b"x", Bk_Ledger_Password="p")).status == 201
+        assert (await site.call("POST", "/logs/secret/entries", b"x", Bk_Ledger_Password="q")).status == 403
+        assert (await site.call("POST", "/logs/secret/entries", b"x")).status == 403
+        assert (await site.call("GET", "/logs/secret/entries", Bk_Ledger_Password="p")).json["entries"] != []
+        assert (await site.call("GET", "/logs/secret/entries")).status == 403
+        assert await texts(site) == []
+
+    serve(body)
+
+
+async def events(client: HttpClient, count: int) -> list[tuple[str, str]]:
+    """Wait for events of a tail; their ids and texts."""
+
+    def seen() -> list[tuple[str, str]]:
+        blocks = [block.splitlines() for block in client.received.decode().replace("\r\n", "\n").split("\n\n")]
+        found = []
+        for block in blocks:
+            ids = [line[4:] for line in block if line.startswith("id: ")]
+            data = [line[6:] for line in block if line.startswith("data: {")]
+            if ids and data:
+                found.append((ids[0], json.loads(data[0])["text"]))
+        return found
+
+    await client.until(lambda: len(seen()) >= count)
+    return seen()
+
+
+def ask(client: HttpClient, target: str, *lines: str) -> None:
+    head = [f"GET {API}{target} HTTP/1.1", "Host: localhost", "Authorization: Bearer reader", *lines]
+    client.send(("\r\n".join(head) + "\r\n\r\n").encode())
+
+
+def test_a_tail_resumes_after_the_last_event_and_ends_with_the_gateway(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        host, block = await site.start()
+        begin = (await site.call("POST", ENTRIES, b"a")).json
+        tail = await site.connect(host)
+        ask(tail, f"/logs/orders/tail?from={begin['first']}")
+        assert [text for _, text in await events(tail, 1)] == ["a"]
+        await site.call("POST", ENTRIES, b"b\nb")
+        seen = await events(tail, 2)
+        assert [text for _, text in seen] == ["a", "b\nb"]
+        tail.transport.close()
+        await site.call("POST", ENTRIES, b"c")
+        again = await site.connect(host)
+        ask(again, "/logs/orders/tail", f"Last-Event-ID: {seen[-1][0]}")
+        assert [text for _, text in await events(again, 1)] == ["c"]
+        await again.until(lambda: b": nothing new" in again.received)  # a heartbeat
+        metrics = (await site.call("GET", "/metrics", host=host)).body.decode()
+        assert re.search(
+            r"^bookies_gateway_tails [12]$", metrics, re.MULTILINE
+        )  # the end of the first may be unnoticed
+        await block.__aexit__(None, None, None)
+        await again.end()
+        assert again.received.endswith(b"0\r\n\r\n")  # complete, not cut off
+
+    serve(body)
+
+
+def test_a_client_that_does_not_read_its_tail_stops_it_and_is_cut(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        begin = (await site.call("POST", ENTRIES, b"begin")).json
+        tail = await site.connect()
+        ask(tail, f"/logs/orders/tail?from={begin['first']}")
+        await events(tail, 1)
+        tail.transport.pause_reading()
+        for _ in range(40):
+            assert (await site.call("POST", ENTRIES, b"x" * 100_000)).status == 201
+        await asyncio.sleep(300)
+        metrics = (await site.call("GET", "/metrics")).body.decode()
+        (line,) = [line for line in metrics.splitlines() if line.startswith("bookies_gateway_tails ")]
+        assert float(line.split()[1]) == 0
+        tail.transport.abort()
+
+    serve(body)
+
+
+def test_tails_are_bounded(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        tails = [await site.connect() for _ in range(2)]
+        for tail in tails:
+            ask(tail, "/logs/orders/tail")
+            await tail.until(lambda tail=tail: b"retry:" in tail.received)  # type: ignore[misc]
+        assert (await site.call("GET", "/logs/orders/tail")).status == 429
+        for tail in tails:
+            tail.transport.close()
+
+    serve(body, gateway_tails_max=2)
+
+
+def test_cursors_are_moved_by_the_consumer_that_knows_where_they_are(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        appended = (await site.call("POST", ENTRIES, b'{"text":"a"}\n{"text":"b"}', Content_Type=LINES)).json
+        cursor = "/logs/orders/cursors/billing"
+        assert (await site.call("GET", cursor)).status == 404
+        made = await site.call("PUT", cursor, {"position": appended["first"]}, role="reader")
+        assert (made.status, made.headers["etag"]) == (200, f'"{appended["first"]}"')
+        refused = await site.call("POST", "/logs/orders/truncate", {"before": appended["last"]})
+        assert (refused.status, "billing" in refused.json["detail"]) == (409, True)
+        moved = await site.call("PUT", cursor, {"position": appended["next"]}, If_Match=made.headers["etag"])
+        assert moved.status == 200
+        late = await site.call("PUT", cursor, {"position": appended["last"]}, If_Match=made.headers["etag"])
+        assert (late.status, "another consumer" in late.json["detail"]) == (412, True)
+        assert (await site.call("GET", cursor)).json["position"] == appended["next"]
+        assert [row["cursor"] for row in (await site.call("GET", "/logs/orders/cursors")).json] == ["billing"]
+        for document, headers in (({}, {}), ({"position": "x"}, {}), ({"position": "1:0"}, {"If_Match": "x"})):
+            assert (await site.call("PUT", cursor, document, **headers)).status == 400  # type: ignore[arg-type]
+        assert (await site.call("PUT", cursor, {"position": "99:0"})).status == 410
+        truncated = await site.call("POST", "/logs/orders/truncate", {"before": appended["last"]})
+        assert (truncated.status, truncated.json["begins"]) == (200, appended["last"])
+        gone = await site.call("GET", f"{ENTRIES}?from={appended['first']}")
+        assert (gone.status, gone.headers["bk-begin"]) == (410, appended["last"])
+        assert (await site.call("DELETE", cursor)).json == {"deleted": "billing"}
+        await site.call("POST", ENTRIES, b"x", Bk_Writer="w", Bk_Sequence="0")
+        for method in ("PUT", "DELETE"):
+            own = await site.call(method, f"/logs/orders/cursors/{CURSOR}", {"position": appended["last"]})
+            assert own.status == 403
+
+    serve(body)
+
+
+def test_truncation_through_the_leading_gateway_is_not_held_back_by_its_own_cursor(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        appended = (await site.call("POST", ENTRIES, b"a", Bk_Writer="w", Bk_Sequence="0")).json
+        assert (await site.call("POST", "/logs/orders/truncate", {"before": appended["next"]})).status == 200
+        again = await site.call("POST", ENTRIES, b"a", Bk_Writer="w", Bk_Sequence="0")
+        assert (again.status, again.json["first"]) == (200, appended["first"])
+
+    serve(body)
+
+
+def test_another_leader_makes_an_outcome_unknown_unless_the_entries_have_numbers(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        numbered = {"Bk_Writer": "w", "Bk_Sequence": "0"}
+        first = await site.call("POST", ENTRIES, b"a", **numbered)
+        client = await site.client()
+        for number in (1, 2):
+            async with client.log("orders").lead():
+                pass
+            if number == 1:
+                lost = await site.call("POST", ENTRIES, b"lost")  # without a number the gateway must not repeat it
+                assert (lost.status, lost.headers["bk-outcome"], lost.headers["retry-after"]) == (503, "unknown", "1")
+            second = await site.call("POST", ENTRIES, b"b", **{**numbered, "Bk_Sequence": str(number)})
+            assert second.status == 201
+        assert (await site.call("POST", ENTRIES, b"a", **numbered)).json["first"] == first.json["first"]
+        assert await texts(site) == ["a", "b", "b"]
+        await client.close()
+
+    serve(body)
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_the_audit_has_changes_and_sums_of_data(serve: Serve, caplog: pytest.LogCaptureFixture, is_sent: bool) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        for _ in range(3 if is_sent else 0):
+            await site.call("POST", ENTRIES, b"secret", role="writer")
+
+    with caplog.at_level("INFO", "bookies.audit"):
+        serve(body)
+    lines = [record.getMessage() for record in caplog.records if record.name == "bookies.audit"]
+    assert len([line for line in lines if "audit.changed" in line]) == 1
+    received = [line for line in lines if "audit.received" in line]
+    assert len(received) == is_sent
+    assert all("who=writer-user" in line and "secret" not in line for line in received)
