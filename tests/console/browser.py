@@ -358,7 +358,7 @@ def no_metadata(console: Console) -> Iterator[tuple[str, ...]]:
     path = pathlib.Path(console.cluster.directory, "metadata", "metadata.db")
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as store:
         store.execute("BEGIN EXCLUSIVE")
-        yield ("metadata store",)
+        yield "state of the cluster is unknown", "did not answer", "check the servers"
         store.execute("ROLLBACK")
 
 
