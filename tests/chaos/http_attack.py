@@ -202,6 +202,8 @@ def main() -> int:
         settings = {"http_port": 0, "http_users_file": str(users), "http_open_metrics": True}
         with LocalCluster(pathlib.Path(folder, "bk-data"), 1, settings=settings) as cluster:
             pid = cluster.pids()[0]
+            print("without any attack, so that the bookie's memory has grown as it does anyway:")
+            asyncio.run(measure(cluster, [], 2, arguments.seconds))
             for names in groups:
                 time.sleep(1)
                 before = resident(pid)
