@@ -491,6 +491,7 @@ def http_page() -> str:
         from bookies.web.apache_bookie import BookieEndpoints
         from bookies.web.apache_changes import BookieChanges, ClusterChanges
         from bookies.web.apache_cluster import ClusterEndpoints
+        from bookies.web.console.pages import Console
         from bookies.web.probes import Probes
         from bookies.web.site import Process
 
@@ -500,7 +501,8 @@ def http_page() -> str:
             "bookie": BookieEndpoints(nothing, nothing).routes,
             "cluster": ClusterEndpoints(nothing, nothing, nothing).routes,
             "changes": (*BookieChanges(nothing).routes, *ClusterChanges(nothing, nothing).routes),
-            "verbs": remote_api.routes(Process(nothing, object())),  # type: ignore[arg-type]
+            "verbs": remote_api.verb_routes(Process(nothing, object())),  # type: ignore[arg-type]
+            "console": Console(nothing).routes,
         }
         rows = [
             f"| {each.method} `{each.path}` | {each.role.word} | "

@@ -255,18 +255,18 @@ class HttpConnection(asyncio.Protocol):
 
     async def _send(self, response: Response, *, is_head: bool) -> None:
         body = response.body
-        headers = [
-            ("Content-Type", response.content_type),
-            ("Date", self._date()),
-            ("Cache-Control", "no-store"),
-            ("X-Content-Type-Options", "nosniff"),
-            *response.headers.items(),
-        ]
-        if "Content-Security-Policy" not in response.headers:
-            headers.append(("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"))
+        given = {
+            "Content-Type": response.content_type,
+            "Date": self._date(),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+            **response.headers,
+        }
+        headers = list(given.items())
         if self._tls is not None:
             headers.append(("Strict-Transport-Security", "max-age=31536000"))
-        if isinstance(body, bytes):
+        if isinstance(body, bytes) and response.status != 304:
             headers.append(("Content-Length", str(len(body))))
         self._write(self._protocol.send(h11.Response(status_code=response.status, headers=headers)))
         if isinstance(body, bytes):

@@ -1,4 +1,4 @@
-"""`bk up`, `bk down`, `bk status`, `bk cluster info`: a local cluster, and the state of any cluster."""
+"""`bk up`, `bk down`, `bk status`, `bk cluster`: a local cluster, and the state of any cluster."""
 
 from __future__ import annotations
 
@@ -98,6 +98,12 @@ async def _status(session: Session, arguments: argparse.Namespace) -> Report:
     return Report(status, [f"metadata  {status['metadata']}", table, f"ledgers   {ledgers}"])
 
 
+async def _health(session: Session, arguments: argparse.Namespace) -> Report:
+    from bookies.admin.verbs.cluster_health import health
+
+    return await health(session)
+
+
 async def _info(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
     facts = await gather_info(driver)
     return Report(facts, [f"{name.replace('_', ' '):18} {value}" for name, value in facts.items() if value != ""])
@@ -181,5 +187,13 @@ VERBS = (
         "print instance id, layout, bookies by mode; reads only the metadata store",
         "bk cluster info --json",
         on_driver(_info),
+    ),
+    verb(
+        "cluster health",
+        "report whether all is well, and if not, why and what to do",
+        "bk cluster health",
+        on_session(_health),
+        description="Checks bookies, their disks, auto-recovery and ledgers that lack replicas, without reading "
+        "ledgers: a million of them take no longer than a few. Exit status 1 if a finding needs action now.",
     ),
 )

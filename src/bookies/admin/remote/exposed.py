@@ -15,6 +15,7 @@ from bookies.web.users import Role
 REPORT = "application/vnd.bookies.report+json"  # facts and text of a report, for `bk --server`
 THIS_BOOKIE = "-"  # the bookie that answers
 PAGE_SIZE, PAGE_SIZE_MAX = 100, 1000  # rows of a page
+PAGED = {"ledger list": "ledger", "bookie list": "bookie", "log list": ""}  # with the field that orders their rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,9 @@ def _change(
 _BOOKIE, _LEDGER = "/bookies/{bookie}", "/ledgers/{ledger}"
 EXPOSED = (
     Exposed("GET", "/status", "status", is_list=True),
+    Exposed("GET", "/health", "cluster health", is_list=True),
     Exposed("GET", "/cluster", "cluster info"),
-    Exposed("GET", "/bookies", "bookie list"),
+    Exposed("GET", "/bookies", "bookie list", ("mode", "space", "after", "limit"), is_list=True),
     Exposed("GET", _BOOKIE, "bookie show"),
     Exposed("GET", f"{_BOOKIE}/state", "bookie state"),
     Exposed("GET", f"{_BOOKIE}/disks", "bookie disks"),
@@ -84,8 +86,11 @@ EXPOSED = (
     Exposed("GET", f"{_LEDGER}/explain", "ledger explain"),
     Exposed("GET", f"{_LEDGER}/entries/{{entry}}/explain", "ledger explain"),
     _change(_LEDGER, "ledger delete", "dry_run yes", watched="ledger show", method="DELETE", role=Role.ADMINISTRATOR),
+    Exposed("GET", "/logs", "log list", ("prefix", "after", "limit"), is_list=True),
+    Exposed("GET", "/logs/{log}", "log show"),
+    Exposed("GET", "/logs/{log}/cursors", "log cursors"),
     Exposed("GET", "/recovery", "recovery status"),
-    Exposed("GET", "/recovery/ledgers", "recovery list", is_list=True),
+    Exposed("GET", "/recovery/ledgers", "recovery list", ("limit",), is_list=True),
     Exposed("GET", "/recovery/ledgers/{ledger}", "recovery why"),
     _change("/recovery/enable", "recovery enable"),
     _change("/recovery/disable", "recovery disable"),

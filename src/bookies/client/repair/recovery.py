@@ -33,7 +33,9 @@ from bookies.errors import (
     DataUnknown,
     DigestMismatch,
     LedgerClosed,
+    LedgerNotFound,
     LocalProtocolError,
+    MetadataCorrupt,
     NotEnoughBookies,
     Unauthorized,
 )
@@ -128,7 +130,7 @@ async def recover_ledger(
     Raises `LedgerNotFound`; `Unauthorized` (wrong password); `ClientClosed`; `BookieTimeout` and `RecoveryFailed` (with
     its cause): the end is undecided and no data is lost, repeat when more bookies answer.
     """
-    versioned = await parts.driver.read_ledger(ledger_id)
+    versioned = await _read_record(parts.driver, ledger_id)
     stored = versioned.metadata.password
     if stored is not None and stored != password:
         raise Unauthorized("the password is not the ledger's", ledger_id=ledger_id)
@@ -144,6 +146,22 @@ async def recover_ledger(
         raise error from cause
     finally:
         await recovery.stop()
+
+
+async def _read_record(driver: MetadataDriver, ledger_id: int) -> Versioned:
+    """Return the ledger's record. Raises `LedgerNotFound` only if a majority of the store's servers has none.
+
+    Callers give up a ledger that does not exist, so a server that lags behind must not report it.
+    """
+    try:
+        return await driver.read_ledger(ledger_id)
+    except LedgerNotFound:
+        [record] = await driver.current_ledgers([ledger_id])
+        if record is None:
+            raise
+    if isinstance(record, MetadataCorrupt):
+        raise record
+    return record
 
 
 class _Entries(NamedTuple):

@@ -190,9 +190,10 @@ class BookiePool:
         else:
             keys = txn_ids = connection.next_txn_ids(len(entry_ids))
             buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
-        deadline = self._loop.time() + self._config.add_timeout_ms / 1000
+        now_s = self._loop.time()
+        deadline = now_s + self._config.add_timeout_ms / 1000
         adds = PendingAdds(ledger_id, keys, entry_ids, sink, deadline, len(frames))
-        if proof is not None and connection.number > proof.point:
+        if proof is not None and not proof.covers(connection.number, now_s):
             connection.hold_adds(adds, buffers, proof)
         else:
             connection.send_adds(adds, buffers, is_recovery=is_recovery)

@@ -347,7 +347,7 @@ class LedgerIndex:
 
     def path_of(self, ledger_id: int) -> str | None:
         """Return the path of the ledger's file, if it has one."""
-        return self.places.paths.get(ledger_id)
+        return self.places.moving.get(ledger_id, self.places.paths.get(ledger_id))
 
     def remove(self, ledger_id: int) -> None:
         """Drop a ledger whose file was removed. No write is in progress."""
@@ -593,6 +593,8 @@ class LedgerIndex:
                 self.catalog.give_back(notes)
                 for ledger, change in zip(ledgers, writes, strict=True):
                     ledger.is_header_dirty = ledger.is_header_dirty or change.header is not None
+                    if change.path in self._files.placed:
+                        self.places.note_placed(ledger.ledger_id, change.path)
                 frozen.extend(ledgers)
                 raise
             for ledger, change, file_size in zip(ledgers, writes, sizes, strict=True):

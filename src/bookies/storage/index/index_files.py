@@ -9,6 +9,7 @@ Invariants
   between the rename and the sync of the directory; then a power failure can still remove the name.
 - F-43: the failure to read a header is remembered. The ledger restarts as uncertain, never with an empty header.
 - A replaced damaged file stays beside the new one, under another name.
+- Empty folders are removed with their last file. One worker removes and writes, so no write loses its folder.
 - A failed write or move may leave an incomplete or moving file. `IndexFiles` remembers its path and removes it when the
   ledger's file is at its final place (`tidy`). Until then it may be the only one.
 
@@ -17,6 +18,7 @@ Source: storage 4.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,7 @@ from bookies.storage.index.catalog_format import checksum_of
 T = TypeVar("T")
 
 WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
+LEVELS = 2  # folders between a directory and an index file
 NEW_SUFFIX = ".new"  # of an incomplete file; readers of the format ignore it
 MOVING_SUFFIX = ".rloc"  # of a complete file, while the file that it replaces is removed
 DAMAGED_SUFFIX = ".damaged"  # of a damaged file that was replaced by a rebuilt one
@@ -115,6 +118,33 @@ def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
     return paths
 
 
+def remove_index_files(disk: Disk, paths: Sequence[str]) -> None:
+    """Remove index files durably, and their folders (`g/p`) where these are empty then. Missing files are skipped.
+
+    No index file may be written meanwhile: a write expects the folders that it has made. Raises: OSError, SyncFailed.
+    """
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(path)
+    folders = dict.fromkeys(map(posixpath.dirname, paths))
+    changed: list[str] = []
+    for _ in range(LEVELS):
+        removed = {folder: _is_folder_removed(disk, folder) for folder in folders}
+        changed += [folder for folder, is_removed in removed.items() if not is_removed]
+        folders = dict.fromkeys(posixpath.dirname(folder) for folder, is_removed in removed.items() if is_removed)
+    sync_many(disk, (), list(dict.fromkeys([*changed, *folders])))
+
+
+def _is_folder_removed(disk: Disk, path: str) -> bool:
+    try:
+        disk.remove_directory(path)
+    except FileNotFoundError:
+        return True  # by an attempt that ended before its sync
+    except (OSError, DiskFull):
+        return False  # It is not empty. If it is broken, its sync reports that.
+    return True
+
+
 def _subdirectories(disk: Disk, path: str) -> list[str]:
     """Return the names that can be a level of an index path. Everything else in `current` is a file."""
     return [name for name in disk.list(path) if len(name) <= 2 and disk.is_directory(posixpath.join(path, name))]
@@ -131,6 +161,7 @@ class IndexFiles:
         self._mode = mode
         self.page_size = page_size
         self.written_max = min(WRITE_FILES_MAX, open_files_max)
+        self.placed: set[str] = set()  # new files of the last write, if it failed, that have their names already
         self._synced: dict[str, None] = {}  # directories whose older names are durable
         self._leftovers: dict[str, None] = {}  # of failed writes whose ledger's file is not in place yet
         self._strays: dict[str, None] = {}  # leftovers to remove
@@ -239,6 +270,7 @@ class IndexFiles:
         Raises: DiskFull, OSError, after which any part may have been written; SyncFailed, which is final.
         """
         new = [change for change in writes if change.is_new]
+        self.placed = set()
         if new:
             self._disk.make_directories(*dict.fromkeys(posixpath.dirname(change.path) for change in new))
         files: list[File] = []
@@ -271,6 +303,7 @@ class IndexFiles:
                 else:
                     self._replace_elsewhere(change.path, change.moved_from)
             except (OSError, DiskFull):
+                self.placed = {other.path for other in new[:index]}
                 self._remember([change.path + MOVING_SUFFIX, *(other.path + NEW_SUFFIX for other in new[index:])])
                 raise
             self._release_leftovers(change.path)

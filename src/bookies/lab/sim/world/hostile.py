@@ -95,9 +95,9 @@ class HostileBookie:
         self._listener: Listener | None = None
         self.connections: dict[HostileConnection, None] = {}
 
-    async def start(self, host: str) -> None:
+    async def start(self, host: str, port: int = 0) -> None:
         """Listen and register as any bookie does. The driver is already open; the caller closes it."""
-        self._listener = await self._network.listen(host, 0, lambda: HostileConnection(self))
+        self._listener = await self._network.listen(host, port, lambda: HostileConnection(self))
         self.address = (host, self._listener.address[1])
         endpoint = Endpoint("bookie", *self.address, "bookie-rpc")
         await self._driver.register(self.bookie_id, BookieMode.WRITABLE, BookieInfo((endpoint,)))
