@@ -77,6 +77,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 FILES_IN_A_FOLDER_MAX = 16
+ATTRIBUTES_MAX, PARAMETERS_MAX = 14, 6
+WIDE_CLASSES = {"LedgerWriter", "Journal", "Served"}  # a part would cost a call for each entry; a table of counts
+WIDE_FUNCTIONS = {
+    *("create", "lead", "repair_ledger", "recover_bookies", "replicate_fragment", "renew_entries"),  # with keywords
+    *("pack_add_frames", "verify_records", "scan", "check_places", "package_entry"),
+    *("Handlers.__init__", "Namespace.__init__"),
+}
 
 # Who starts a process may bring in the real world.
 MAY_IMPORT_AIO = {
@@ -317,6 +324,30 @@ def test_functions_and_files_stay_short(path: pathlib.Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= 80, f"{node.name} is {length} lines long"
+
+
+def test_classes_and_signatures_stay_narrow() -> None:
+    """Of a class the attributes that its methods set count. Wide ones are to be divided, not listed."""
+    problems, listed = [], {*WIDE_CLASSES, *WIDE_FUNCTIONS}
+    for path in MODULES:
+        for owner in ast.walk(tree_of(path)):
+            if isinstance(owner, ast.ClassDef):
+                own = {node.attr for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_set(node)}
+                if len(own) > ATTRIBUTES_MAX:
+                    problems.append((owner.name, f"{path}:{owner.lineno} has {len(own)} attributes"))
+            for node in ast.iter_child_nodes(owner):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                    count = len(names) - (names[:1] in (["self"], ["cls"]))
+                    if count > PARAMETERS_MAX:
+                        name = f"{owner.name}.{node.name}" if node.name == "__init__" else node.name  # type: ignore[attr-defined]
+                        problems.append((name, f"{path}:{node.lineno} has {count} parameters"))
+    assert not [text for name, text in problems if name not in listed]
+    assert not listed - {name for name, _ in problems}, "listed for no reason"
+
+
+def _is_set(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
 def test_unit_tests_mirror_the_source() -> None:
