@@ -11,7 +11,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage slow-causes apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -59,8 +59,20 @@ chaos: $(VENV)/.dev
 chaos-storage: $(VENV)/.dev
 	@$(BIN)/python tests/chaos/storage_chaos.py $(ARGS)
 
+# The console in headless Chromium (Debian: chromium); screenshots in build/console.
+console: $(VENV)/.dev $(VENV)/.console
+	@$(BIN)/python -m tests.console.browser $(ARGS)
+
 slow-causes: $(VENV)/.dev
 	@$(BIN)/python tests/chaos/slow_causes.py $(ARGS)
+
+# Adds while the HTTP server is attacked; figures of a quiet machine.
+http-attack: $(VENV)/.dev
+	@$(BIN)/python tests/chaos/http_attack.py $(ARGS)
+
+# A real Prometheus beside a cluster, in calm (MINUTES) and in the states that alerts are about.
+observe: $(VENV)/.dev
+	@$(BIN)/python -m tests.observe.trial --minutes $(MINUTES) $(ARGS)
 
 # Apache's own bookie, in a Java process; its jars are kept where BOOKIES_APACHE_CACHE says.
 apache: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
@@ -137,6 +149,10 @@ $(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 $(VENV)/.fuzz: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the fuzzer ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[fuzz]' && touch $@
+
+$(VENV)/.console: pyproject.toml $(KERNELS) | $(VENV)/bin/python
+	@echo "installing what drives the browser ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[console]' && touch $@
 
 $(VENV)/.connect: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing what Spark Connect needs ..."

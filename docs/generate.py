@@ -5,9 +5,9 @@
 * `api.md` and `errors.md`: from the docstrings.
 * `events.md`: from the calls that log events.
 * `apache-config.md`: from the tables in `bookies.apache`.
-* `metrics.md` and the tables of `http.md`: from the tables in `bookies.metrics` and `bookies.web`, and from
-  `dashboards.json`: the names that public dashboards ask for, each with the reason if it is not answered.
-* `../observe/`: alerts for Prometheus and dashboards for Grafana, from the tables in `observe.py`.
+* `metrics.md` and the tables of `http.md`: from the tables in `bookies.metrics` and `bookies.web`.
+* `public-dashboards.md`: from `dashboards.json`: what public dashboards ask for, and why a name is not answered.
+* `../observe/` and `../howto/alerts.md`: alerts for Prometheus, dashboards for Grafana, and what to do; see `observe.py`.
 * `spec/rules.md`: from the chapters of the specification.
 * `../explanation/state-machines.md`: its tables, from the tables in the code.
 
@@ -136,6 +136,7 @@ def api_page() -> str:
     parts += ["## Functions\n", *(_function(name, found[name], "###") for name in ("connect", "local", "run"))]
     parts.append(_function("blocking.connect", bookies.blocking.connect, "###"))
     parts.append(_function("metrics.register", bookies.metrics.register, "###"))
+    parts.append(_function("metrics.trace", bookies.metrics.trace, "###"))
     parts.append(_function("apache.client_options", bookies.apache.client_options, "###"))
     parts.append(_class(bookies.apache.ClientOptions).replace("## ClientOptions", "### apache.ClientOptions", 1))
     for kind in kinds:
@@ -448,7 +449,7 @@ no requests.
 
 def metrics_page() -> str:
     """Every metric, from the tables, and the names that public dashboards ask for."""
-    from bookies.metrics import bookie_table, client_table, process_table, recovery_table, storage_table
+    from bookies.metrics import bookie_table, client_table, process_table, recovery_table, storage_table, stream_table
 
     parts = [METRICS_HEAD]
     for title, table in (
@@ -463,6 +464,7 @@ def metrics_page() -> str:
         ("Auto-recovery", recovery_table.TABLE),
         ("Process", process_table.TABLE),
         ("Client", client_table.TABLE),
+        ("Streaming queries of Spark", stream_table.TABLE),
     ):
         parts.append(f"## {title}\n\n| metric | type | unit | labels | meaning |\n|---|---|---|---|---|")
         parts += [
@@ -471,12 +473,7 @@ def metrics_page() -> str:
             for each in table
         ]
         parts.append("")
-    parts.append(
-        "## What public dashboards ask for\n\nThe dashboards of StreamNative and of lhotari, which Pulsar's chart "
-        "contains, and the alerts of Pulsar's charts.\n\n| name | answered |\n|---|---|"
-    )
-    asked: dict[str, str] = json.loads((HERE / "dashboards.json").read_text())
-    parts += [f"| `{name}` | {why_not or 'yes'} |" for name, why_not in asked.items()]
+    parts.append("[What public dashboards ask for](public-dashboards.md) has their queries.")
     return "\n".join(parts) + "\n"
 
 
@@ -491,6 +488,7 @@ def http_page() -> str:
         from bookies.web.apache_bookie import BookieEndpoints
         from bookies.web.apache_changes import BookieChanges, ClusterChanges
         from bookies.web.apache_cluster import ClusterEndpoints
+        from bookies.web.console.pages import Console
         from bookies.web.probes import Probes
         from bookies.web.site import Process
 
@@ -499,8 +497,9 @@ def http_page() -> str:
             "probes": Probes(nothing, nothing, nothing).routes,
             "bookie": BookieEndpoints(nothing, nothing).routes,
             "cluster": ClusterEndpoints(nothing, nothing, nothing).routes,
-            "changes": (*BookieChanges(nothing).routes, *ClusterChanges(nothing, nothing).routes),
-            "verbs": remote_api.routes(Process(nothing, object())),  # type: ignore[arg-type]
+            "changes": (*BookieChanges(nothing, nothing).routes, *ClusterChanges(nothing, nothing).routes),
+            "verbs": remote_api.verb_routes(Process(nothing, object())),  # type: ignore[arg-type]
+            "console": Console(nothing).routes,
         }
         rows = [
             f"| {each.method} `{each.path}` | {each.role.word} | "
@@ -576,7 +575,8 @@ PAGES = {
 def main() -> int:
     import observe  # beside this file
 
-    texts = {name: wrapped(page()) for name, page in PAGES.items()} | observe.files()
+    pages = PAGES | {"howto/alerts.md": observe.alerts_page, "reference/public-dashboards.md": observe.public_page}
+    texts = {name: wrapped(page()) for name, page in pages.items()} | observe.files()
     (HERE / "observe").mkdir(exist_ok=True)
     stale = [name for name, text in texts.items() if not (HERE / name).exists() or (HERE / name).read_text() != text]
     if "--check" in sys.argv:

@@ -60,6 +60,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "client": ("base", "transport", "write", "read", "repair", "log", "", "blocking"),
     "replication": ("base", "repair", "auditor", "operator", "daemon"),
     "distributedlog": ("formats", "model", "store", ""),
+    "web": ("", "console"),
     "spark": ("base", "read", "write", "", "jobs/shared", "jobs"),
     "admin": ("shared", "cluster", "remote", "verbs", "commands", ""),
     "lab": (

@@ -302,6 +302,10 @@ class SessionExpired(MetadataError):
     code = -9
 
 
+class RegisteredElsewhere(MetadataError):
+    """Another process keeps the bookie registered for longer than a session that has ended would."""
+
+
 class MetadataCorrupt(MetadataError):
     """A record of the metadata store cannot be read."""
 

@@ -151,6 +151,13 @@ class BookieInfo:
                 return endpoint.host, endpoint.port
         return None
 
+    def http_address(self) -> str | None:
+        """Return the address of the bookie's HTTP server, such as `https://b1:8080`; None: it has none."""
+        for endpoint in self.endpoints:
+            if endpoint.id == "httpserver":
+                return f"{endpoint.protocol}://{endpoint.host}:{endpoint.port}"
+        return None
+
 
 def fragments_of(metadata: LedgerMetadata, last_entry_id: int) -> Sequence[tuple[int, int, Ensemble]]:
     """Return (first, last, ensemble) of every non-empty fragment up to and including `last_entry_id`."""

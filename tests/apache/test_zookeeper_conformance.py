@@ -13,7 +13,7 @@ from tests.apache.zookeeper import ZooKeeperServer, zookeeper_server
 from tests.conformance import test_metadata as suite
 from tests.conformance import test_metadata_recovery as recovery_suite
 
-from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.kazoo_client import KazooZooKeeper
 from bookies.metadata.zookeeper.zk_layout import Manager
 from bookies.runtime import aio
@@ -46,8 +46,7 @@ class RealKind(suite.Kind):
             f"zk+{self.name}://{self._server.address}{self._root}",
             KazooZooKeeper(self._server.address, lease_ms),
             runtime,
-            self._root,
-            manager=Manager(self.name),
+            ZkCluster(self._root, Manager(self.name)),
             lease_ms=lease_ms,
         )
 

@@ -43,7 +43,7 @@ from bookies.metadata.interface.driver import (
     Versioned,
 )
 from bookies.metadata.shared.store_driver import StoreDriver
-from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_layout import Manager
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata, LedgerState
 from bookies.runtime import aio
@@ -111,7 +111,11 @@ class Kind:
         if self.name.startswith("zookeeper"):
             server, manager = Server("/ledgers"), Manager(self.name.partition("-")[2])
             return lambda: ZooKeeperDriver(
-                "zk://fake/ledgers", FakeZooKeeper(server), runtime, "/ledgers", manager=manager, lease_ms=lease_ms
+                "zk://fake/ledgers",
+                FakeZooKeeper(server),
+                runtime,
+                ZkCluster("/ledgers", manager),
+                lease_ms=lease_ms,
             )
         return lambda: PromptDriver(str(self._directory), runtime, lease_ms=lease_ms)
 

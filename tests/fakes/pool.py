@@ -20,6 +20,9 @@ from tests.fakes.world import LoopClock
 from bookies import errors
 from bookies.client.base.locations import policy_of
 from bookies.client.repair.recovery import RecoveryParts, recover_ledger
+from bookies.client.transport.client_counts import ClientCounts
+from bookies.client.transport.client_latency import ClientLatency
+from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
 from bookies.client.write import LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
 from bookies.client.write.write_context import WriteContext
@@ -109,6 +112,8 @@ class FakePool:
         self.batches: dict[tuple[str, int], list[int]] = {}  # sizes of what was added, by bookie and ledger
         self.is_closed = False
         self.connection_count = 0
+        self.counts = ClientCounts()
+        self.latency: ClientLatency | None = None
         self.add_timeout_ms = 1
         self._loop = asyncio.get_running_loop()
 
@@ -128,14 +133,12 @@ class FakePool:
         entry_ids: Sequence[int],
         frames: bytes,
         sink: Any,
-        *,
-        is_deferred_sync: bool = False,
-        proof: object = None,
+        options: AddOptions = NO_OPTIONS,
     ) -> None:
         if self.is_closed:
             raise errors.ClientClosed()
         peer = self.bookies[bookie]
-        kind = "recovery add" if frames[7] & 2 else "deferred add" if is_deferred_sync else "add"
+        kind = "recovery add" if frames[7] & 2 else "deferred add" if options.is_deferred_sync else "add"
         self.log.append((kind, bookie, list(entry_ids)))
         self.batches.setdefault((bookie, ledger_id), []).append(len(entry_ids))
         starts, need = scan_frames(frames, 0, 1 << 26)

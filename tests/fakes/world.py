@@ -11,6 +11,7 @@ from tests.fakes.scenes import scenes_of
 
 from bookies.client.client import Client
 from bookies.config import ClientConfig
+from bookies.errors import LedgerNotFound
 from bookies.lab.sim.world import Trace
 from bookies.lab.sim.world.disk import SimDisk
 from bookies.lab.sim.world.loop import SimLoop
@@ -18,6 +19,7 @@ from bookies.lab.sim.world.network import SimNetwork
 from bookies.lab.sim.world.workers import SimWorkers
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.runtime.ports import Listener, Runtime
 
@@ -34,6 +36,13 @@ class LoopClock:
 
     def monotonic(self) -> float:
         return self._loop.time()
+
+
+class LaggingDriver(MemoryDriver):
+    """A server that does not know the ledgers yet answers the plain reads."""
+
+    async def read_ledger(self, ledger_id: int) -> Versioned:
+        raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
 
 
 class World:

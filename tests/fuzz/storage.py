@@ -14,11 +14,12 @@ from tests.fuzz.target import Target, accepted, check, equal, numbers, pread, ro
 
 from bookies.errors import CorruptRecord
 from bookies.kernels import Records, crc32c
+from bookies.protocol.quorums import IdSet
 from bookies.storage.checkpoint import failover
 from bookies.storage.disks import directories, status_format
 from bookies.storage.engine import quarantine_format
 from bookies.storage.entry_log import entry_log_format
-from bookies.storage.identity import cookie
+from bookies.storage.identity import cookie, former_ledgers_format
 from bookies.storage.index import catalog_format, index_format, slot_scans
 from bookies.storage.journal import LogMark, journal_format, journal_place, journal_trailer, log_mark_format
 from bookies.storage.records import Batch, EndKind
@@ -308,6 +309,30 @@ def names(text: str) -> None:
     log_mark_format.parse_file_name(text)
 
 
+def former_ledgers(data: bytes) -> None:
+    """The list of former ledgers, as it is and with a right checksum."""
+    for file in (data, data + b"crc32c %08x\n" % crc32c(data)):
+        ids = accepted(CorruptRecord, former_ledgers_format.parse, file)
+        if ids is not None:
+            check(ids.runs == sorted(ids.runs), "the runs are not ascending", ids.runs)
+            again = former_ledgers_format.parse(former_ledgers_format.pack(ids))
+            equal((again.bound, again.runs), (ids.bound, ids.runs), "parse(pack(x)) is not x")
+
+
+def _former_ledgers() -> Sequence[bytes]:
+    ids = IdSet(1207)
+    for start, stop in ((500_000, 500_004), (700_000, 700_001)):
+        ids.add(start, stop)
+    packed = former_ledgers_format.pack(ids)
+    whole = former_ledgers_format.pack(IdSet(former_ledgers_format.ALL_LEDGERS))
+    return [
+        packed,
+        packed[: packed.index(b"crc32c")],
+        whole,
+        b"formerLedgers 1\nbelow %d\n%d\n" % (10**19 - 1, 10**19 - 1),
+    ]
+
+
 def _small_files() -> list[bytes]:
     removed = {7: quarantine_format.QuarantineRecord(quarantine_format.QuarantineState.PINNED, 5)}
     progress = scrub_format.Progress(1, 2, 3, logs={4: scrub_format.LogProgress(5)})
@@ -337,4 +362,5 @@ TARGETS = [
     Target("index-file", index_file, lambda: [*_golden("interleaved-v6-clean", ".idx", 1200)[:3]], 1200),
     Target("catalog", catalog, _catalogs, 1024),
     Target("small-files", small_files, _small_files, 1024),
+    Target("former-ledgers", former_ledgers, _former_ledgers, 1024),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz import frames, kernels, metadata, storage, texts
+from tests.fuzz import frames, kernels, logs, metadata, storage, texts
 
-TARGETS = {target.name: target for module in (frames, kernels, storage, metadata, texts) for target in module.TARGETS}
+MODULES = (frames, kernels, storage, metadata, texts, logs)
+TARGETS = {target.name: target for module in MODULES for target in module.TARGETS}

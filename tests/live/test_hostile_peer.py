@@ -48,10 +48,8 @@ async def hostile_bookie(
     driver = connect_driver(cluster.metadata_uri, runtime)
     await driver.open()
     name = f"hostile-{len(misdeeds)}-{misdeeds[0].replace(' ', '-')}"
-    bookie = HostileBookie(
-        runtime.network, driver, name, Random(1), host="127.0.0.1", misdeeds=misdeeds, honesty=honesty
-    )
-    await bookie.start()
+    bookie = HostileBookie(runtime.network, driver, name, Random(1), misdeeds=misdeeds, honesty=honesty)
+    await bookie.start("127.0.0.1")
     try:
         yield bookie
     finally:

@@ -533,10 +533,10 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     seal = EntryLogWriter._seal
 
-    def seal_only(self: EntryLogWriter) -> None:
+    def seal_only(self: EntryLogWriter, active: Any) -> None:
         with pytest.MonkeyPatch.context() as once:
             once.setattr(entry_log, "sync_data", lambda file: None)
-            seal(self)
+            seal(self, active)
 
     patch.setattr(EntryLogWriter, "_seal", seal_only)
     patch.setattr(EntryLogWriter, "sync", lambda self: self._sync_active())

@@ -25,7 +25,7 @@ from bookies.client.base import keys
 from bookies.client.base.budget import MemoryBudget
 from bookies.client.read import reader_state
 from bookies.client.repair import bookie_recovery, recovery, replica_tools, replication
-from bookies.client.transport.open_ledgers import NOT_ESTABLISHED, OpenLedgers
+from bookies.client.transport.open_ledgers import NOT_ESTABLISHED, OpenLedgers, OpenProof
 from bookies.client.write import LedgerWriter, adds, writer
 from bookies.client.write.send_scheduler import FifoLock
 from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
@@ -84,6 +84,11 @@ def mutant(
 def _(patch: Patch) -> None:
     original = OpenLedgers.proof
     patch.setattr(OpenLedgers, "proof", lambda self, record, point: original(self, record, NOT_ESTABLISHED))
+
+
+@mutant("a writer that was idle sends without a check", "X-84", profile=None)
+def _(patch: Patch) -> None:
+    patch.setattr(OpenProof, "covers", lambda self, number, now_s: number <= self.point)
 
 
 @mutant("a bookie stores adds of former ledgers without a check", "X-81", "X-82", profile="emptied-bookies")
@@ -633,7 +638,7 @@ def _(patch: Patch) -> None:
 
     def written(self, ledger, change, file_size):  # type: ignore[no-untyped-def]
         ledger.is_header_dirty = False
-        original(self, ledger, change, file_size)
+        return original(self, ledger, change, file_size)
 
     patch.setattr(LedgerIndex, "_written", written)
 

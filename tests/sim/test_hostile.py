@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from bookies.lab.sim.faults import Profile
 from bookies.lab.sim.faults.fault_schedule import FaultPlan
 from bookies.lab.sim.run import Simulation
 from bookies.lab.sim.world import SimClient
-from bookies.lab.sim.world.hostile import MISDEEDS, HostileBookie
-from bookies.lab.sim.world.loop import Participant
-from bookies.lab.sim.world.sim_metadata import SimDriver
+from bookies.lab.sim.world.hostile import MISDEEDS
 
 TIMEOUT_MS = 300
 DURATION_S = 1.5
@@ -29,7 +26,7 @@ RECOVERY_TRIES = 5
 QUORUMS = ((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2), (4, 4, 3), (2, 2, 2))
 
 
-def profile(wire: str) -> Profile:
+def profile(wire: str, **behaviour: Any) -> Profile:
     settings: dict[str, object] = {
         "add_timeout_ms": TIMEOUT_MS,
         "read_timeout_ms": TIMEOUT_MS,
@@ -42,6 +39,7 @@ def profile(wire: str) -> Profile:
         plan=Plan(quorums=QUORUMS, digests=("crc32c", "crc32", "hmac"), recovery_ms=300),
         faults=FaultPlan(weights={}),
         client_settings=settings,
+        hostile=behaviour,
     )
 
 
@@ -49,17 +47,10 @@ class HostileRun:
     """One seed. `misdeeds`: as for `HostileBookie`; none: all."""
 
     def __init__(self, seed: int, wire: str = "v2", misdeeds: tuple[str, ...] = (), honesty: float = 0.5) -> None:
-        self.simulation = Simulation(seed, profile(wire))
-        # What a bookie holds can only be looked up at honest ones, and what is said can only be read from those.
-        self.simulation.history.witness = self.simulation.cluster.witness = None
-        self.simulation.history.tap = self.simulation.cluster.network.on_join = None
-        cluster = self.simulation.cluster
-        self.participant = Participant(self.simulation.loop, "h1")
-        self.driver = SimDriver(cluster.store, cluster.memory, "h1")
-        self.hostile = HostileBookie(
-            cluster.network.port("h1"), self.driver, "h1", Random(f"{seed}/hostile"), host="h1", misdeeds=misdeeds,
-            honesty=honesty,
-        )  # fmt: skip
+        self.simulation = Simulation(seed, profile(wire, misdeeds=misdeeds, honesty=honesty))
+        assert self.simulation.hostile is not None
+        self.process = self.simulation.hostile
+        self.hostile = self.process.bookie
 
     def run(self) -> None:
         self.simulation.run(lambda _: self._scenario())
@@ -68,7 +59,7 @@ class HostileRun:
     async def _scenario(self) -> None:
         simulation = self.simulation
         await simulation.cluster.start()
-        await self.participant.create_task(self._start(), name="start hostile")
+        await self.process.start()
         simulation.workload.start()
         await asyncio.sleep(simulation.profile.duration_s)
         simulation.workload.stop()
@@ -83,15 +74,7 @@ class HostileRun:
             simulation.history.violated("I-19", f"{FINISH_S:g} s were not enough:\n{simulation.loop.describe_tasks()}")
             return
         await simulation.cluster.stop()
-        await self.participant.create_task(self._stop(), name="stop hostile")
-
-    async def _start(self) -> None:
-        await self.driver.open()
-        await self.hostile.start()
-
-    async def _stop(self) -> None:
-        await self.hostile.stop()
-        await self.driver.close()
+        await self.process.stop()
 
     async def _check(self, client: SimClient) -> None:
         """Every ledger is recovered and read back, past a bookie that is still hostile."""

@@ -169,6 +169,35 @@ def test_what_a_failure_leaves_is_removed_by_the_next_write(
     assert not made.failures
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("is_moving", [True, False])
+def test_a_file_that_has_its_name_when_another_fails_is_replaced_in_any_directory(
+    machine: Any, body: Body, count: int, is_moving: bool
+) -> None:
+    """The next write may choose another directory. An older file there would hide entries if the catalog were lost."""
+    made = fresh(machine, body)
+    some = range(10, 22)
+
+    async def during(store: LedgerStore, promises: Any) -> None:
+        await asyncio.gather(*(promises.add(store, each, {30: body(each, 30)}) for each in some))
+        if is_moving:
+            await store.checkpoint()
+            crowd(store)
+            await asyncio.gather(*(promises.add(store, each, {29: body(each, 29)}) for each in some))
+        made.disk.fail("rename", ".idx.new", lambda: OSError(1, "Operation not permitted"), skip=1, count=count)
+        for _ in range(count):
+            with pytest.raises(OSError, match="not permitted"):
+                await store.checkpoint()
+        await asyncio.gather(*(promises.add(store, each, {31: body(each, 31)}) for each in some))
+        await store.checkpoint()
+        await promises.check(store)
+
+    assert made.live(during)
+    assert index_files(made) == Counter({*ALL, *some})
+    made.check()
+    assert not made.failures
+
+
 def test_what_a_failure_has_left_of_a_deleted_ledger_does_not_come_back(machine: Any, body: Body) -> None:
     made = fresh(machine, body)
     gone = next(number for path in left_behind(made) if (number := index_format.parse_path(path)) not in (None, 2))

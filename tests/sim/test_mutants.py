@@ -26,7 +26,9 @@ from bookies.metadata.shared import table_store
 from bookies.metadata.shared.nodes import At
 from bookies.protocol.ledger import AddPipeline, fence, recover
 from bookies.protocol.ledger.add import ChangeEnsemble
+from bookies.protocol.ledger.offload import is_given_up, offload_of
 from bookies.storage.cache.write_cache import AddRun, Generation
+from bookies.storage.gc import deleted_ledgers
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.store import LedgerStore
 
@@ -243,6 +245,19 @@ def store_entries_in_the_wrong_ledger(patch: Patch) -> None:  # B-1, I-27
     patch.setattr(Generation, "_add_mixed", mutant)
 
 
+# -- ledgers in files ----------------------------------------------------------------------------------------------
+
+
+def forget_what_has_a_copy(patch: Patch) -> None:  # I-29
+    patch.setattr(
+        deleted_ledgers, "may_be_forgotten", lambda record: record.is_closed and offload_of(record) is not None
+    )
+
+
+def forget_what_is_being_restored(patch: Patch) -> None:  # I-29
+    patch.setattr(deleted_ledgers, "may_be_forgotten", is_given_up)
+
+
 MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one that caught it, so that it is quick
     (acknowledge_after_one_copy, "races", 1),
     (keep_acknowledgements_of_replaced_bookies, "races", 8),
@@ -262,17 +277,20 @@ MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one tha
     (end_at_the_first_negative, "races", 2),
     (accept_adds_when_fenced, "races", 1),
     (believe_every_digest, "rot", 1),
+    (believe_every_digest, "hostile", 1),
     (answer_before_the_journal, "crashes", 6),
     (sync_nothing, "crashes", 5),
     (sync_no_directory, "crashes", 1),
     (give_a_confirmed_end_to_another_ledger, "many-ledgers", 1),
     (answer_many_ledgers_before_the_sync, "many-ledgers", 11),
     (store_entries_in_the_wrong_ledger, "many-ledgers", 5),
+    (forget_what_has_a_copy, "offloading", 1),
+    (forget_what_is_being_restored, "offloading", 1),
 ]
 
 
 @pytest.mark.parametrize(
-    ("mutant", "profile", "first_seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS]
+    ("mutant", "profile", "first_seed"), MUTANTS, ids=[f"{mutant.__name__}-{profile}" for mutant, profile, _ in MUTANTS]
 )
 def test_mutant_is_caught(mutant: Mutant, profile: str, first_seed: int, monkeypatch: Patch) -> None:
     mutant(monkeypatch)

@@ -94,7 +94,7 @@ HTTP = (
     Counterpart("/api/v1/bookie/gc/suspend_compaction", "bk bookie gc", "--suspend"),
     Counterpart("/api/v1/bookie/gc/resume_compaction", "bk bookie gc", "--resume"),
     Counterpart("/api/v1/bookie/state", "bk bookie state"),
-    Counterpart("/api/v1/bookie/sanity", "bk doctor"),
+    Counterpart("/api/v1/bookie/sanity", "bk doctor", "or the endpoint itself, as an operator"),
     Counterpart("/api/v1/bookie/state/readonly", "bk bookie read-only", "and bk bookie read-write"),
     Counterpart("/api/v1/bookie/is_ready", "bk bookie state"),
     Counterpart("/api/v1/bookie/info", "bk bookie disks"),

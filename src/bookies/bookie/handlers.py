@@ -56,7 +56,7 @@ _LAC_PACKET = struct.Struct(">qq")
 
 
 class Handlers:
-    """Serves the requests of all connections of one bookie. See `connection.Service`."""
+    """Serves the requests of all connections of one bookie by `storage`. See `connection.Service`."""
 
     def __init__(
         self,
@@ -68,11 +68,12 @@ class Handlers:
         events: Events,
         served: Served | None = None,
     ) -> None:
-        self._store = store
+        self.storage = store
+        self.reads = reads
+        self.checks = checks
         self._served = served
         self._state = state
         self._intake = intake
-        self._checks = checks
         self._events = events
         self.on_add_latency: Callable[[float], None] | None = None  # of batches of ordinary adds, seconds
         self._handlers: Mapping[type, Callable[[Connection, Any], None]] = {
@@ -124,7 +125,7 @@ class Handlers:
 
     def _add_some(self, connection: Connection, request: AddRequest, adds: Adds) -> None:
         """Add some stretches of a request."""
-        refused = self._store.add(
+        refused = self.storage.add(
             adds,
             request.master_key,
             is_recovery=request.is_recovery,
@@ -152,7 +153,7 @@ class Handlers:
                 self._broken(connection, mistake)
 
         self._intake.accepted(part.records.size)
-        self._checks.hold(part.first_ledger_id, part.entry_ids[0], resume)
+        self.checks.hold(part.first_ledger_id, part.entry_ids[0], resume)
 
     def _added(
         self,
@@ -218,7 +219,7 @@ class Handlers:
             answer(Status.OK if error is None else self._status(error, Operation.WRITE_LAC))
 
         try:
-            self._store.write_lac(ledger_id, request.master_key, last_add_confirmed, request.body, done)
+            self.storage.write_lac(ledger_id, request.master_key, last_add_confirmed, request.body, done)
         except BookKeeperError as error:
             answer(status_of_error(error))
 
@@ -232,7 +233,7 @@ class Handlers:
             connection.respond(ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id))
 
         try:
-            self._store.force(request.ledger_id, done)
+            self.storage.force(request.ledger_id, done)
         except BookKeeperError as error:
             done(error)
 
@@ -242,7 +243,7 @@ class Handlers:
         response = GetBookieInfoResponse(request.version, request.txn_id, Status.OK)
         if request.requested & (INFO_TOTAL | INFO_FREE):
             try:
-                total, free = self._store.usage()
+                total, free = self.storage.usage()
             except (OSError, BookKeeperError) as error:
                 response.status = self._status(error, Operation.GET_BOOKIE_INFO)
             else:

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bookies.config import BookieConfig
 from bookies.protocol.latency import SlowRequests
-from bookies.runtime.activities import Activities
+from bookies.runtime.activities import Activities, LoopLag
 from bookies.runtime.events import Events
 from bookies.runtime.histogram import Distribution
 from bookies.runtime.ports import Clock
@@ -41,21 +42,42 @@ def is_timed(config: BookieConfig) -> bool:
     return config.http_port >= 0 or config.slow_request_ms > 0
 
 
+@dataclass(slots=True)
+class _Group:
+    """A journal group: when it began and was durable, its bytes.
+
+    `count`: entries of it that are answered; `queue_s`, `answer_s`: sums of their seconds in two stages.
+    """
+
+    began_s: float
+    durable_s: float
+    size: int
+    count: int = 0
+    queue_s: float = 0.0
+    answer_s: float = 0.0
+
+    def stages(self, decoded_s: float, now_s: float) -> tuple[float, float, float]:
+        """Return the seconds of queue, sync and answer of one of its adds. All three are 0 or more."""
+        began_s = min(max(self.began_s, decoded_s), now_s)
+        durable_s = min(max(self.durable_s, began_s), now_s)
+        return began_s - decoded_s, durable_s - began_s, now_s - durable_s
+
+
 class Latency:
-    """The stages of one bookie's requests. Times are those of the monotonic clock, in seconds."""
+    """The stages of one bookie's requests. Times are those of the monotonic clock, in seconds. `lag`: to be run."""
 
     def __init__(self, config: BookieConfig, clock: Clock, activities: Activities, events: Events) -> None:
         self.bound_s = (config.slow_request_ms or SLOW_MS) / 1000
         self.activities = activities
+        self.lag = LoopLag(activities, self.stalled)
         self.slow = SlowRequests()
         self.began_ms = clock.wall_ms()
         self._adds = {stage: Distribution() for stage in ADD_STAGES}
         self._reads = {stage: Distribution() for stage in READ_STAGES}
+        self.metadata: dict[str, Distribution] = {}  # seconds of requests to the metadata store, by name
         self._clock = clock
         self._events = events
-        self._group_count = 0  # entries of it that are answered, and sums of their seconds in two stages
-        self._queue_s = self._answer_s = 0.0
-        self._group = (0.0, 0.0, 0)  # of the journal group whose adds are being answered: began, durable, bytes
+        self._group = _Group(0.0, 0.0, 0)  # whose adds are being answered
         self._read: tuple[float, float, float] | None = None  # look-up began, log read began and ended: the last read
         self._batches = 0
         self._ledger_sizes: Counter[int] = Counter()  # bytes of sampled adds
@@ -64,33 +86,33 @@ class Latency:
     def group_durable(self, began_s: float, durable_s: float, size: int) -> None:
         """Learn the times of the journal group whose adds are answered next."""
         self._end_group()
-        self._group = began_s, durable_s, size
+        self._group = _Group(began_s, durable_s, size)
 
     def added(self, decoded_s: float, now_s: float, count: int, size: int, ledger_id: int, peer: str) -> None:
         """Record a batch of `count` entries, which is answered."""
-        began_s, durable_s, group_size = self._group
-        self._group_count += count
-        self._queue_s += (began_s - decoded_s) * count
-        self._answer_s += (now_s - durable_s) * count
+        group = self._group
+        group.count += count
+        group.queue_s += (group.began_s - decoded_s) * count
+        group.answer_s += (now_s - group.durable_s) * count
         self._batches += 1
         if not self._batches % SAMPLED:
             self._ledger_sizes[ledger_id] += size
             if len(self._ledger_sizes) > LEDGERS_MAX:
                 self._ledger_sizes = Counter(dict(self._ledger_sizes.most_common(LEDGERS_MAX // 2)))
         if now_s - decoded_s >= self.bound_s:
-            stages = dict(zip(ADD_STAGES, _add_stages(decoded_s, began_s, durable_s, now_s), strict=True))
-            facts = {"ledger": ledger_id, "entries": count, "peer": peer, "group_size": group_size}
+            stages = dict(zip(ADD_STAGES, group.stages(decoded_s, now_s), strict=True))
+            facts = {"ledger": ledger_id, "entries": count, "peer": peer, "group_size": group.size}
             self._keep("add", decoded_s, now_s, stages, facts)
 
     def _end_group(self) -> None:
         """Record the stages of the group's adds: their means, which count as often as the group has entries."""
-        if (count := self._group_count) == 0:
+        group = self._group
+        if (count := group.count) == 0:
             return
-        began_s, durable_s, _ = self._group
-        means = self._queue_s / count, durable_s - began_s, self._answer_s / count
+        means = group.queue_s / count, group.durable_s - group.began_s, group.answer_s / count
         for distribution, seconds in zip(self._adds.values(), means, strict=True):
             distribution.record(seconds, count)
-        self._group_count, self._queue_s, self._answer_s = 0, 0.0, 0.0
+        group.count, group.queue_s, group.answer_s = 0, 0.0, 0.0
 
     # -- reads ---------------------------------------------------------------------------------------------------
     def log_read(self, began_s: float, found_s: float, ended_s: float) -> None:
@@ -139,6 +161,7 @@ class Latency:
     def metadata_answered(self, name: str, began_s: float, ended_s: float) -> None:
         """Record a request to the metadata store."""
         self.activities.note("metadata", began_s, ended_s)
+        self.metadata.setdefault(name, Distribution()).record(ended_s - began_s)
         if ended_s - began_s >= self.bound_s:
             self._keep("metadata", began_s, ended_s, {"metadata": ended_s - began_s}, {"request": name})
 
@@ -175,10 +198,3 @@ class Latency:
         if request is not None:
             fields = {**facts, **{f"{stage}_ms": round(seconds * 1000) for stage, seconds in stages.items()}}
             self._events.info("request.slow", kind=kind, ms=round(request.seconds * 1000), **fields)
-
-
-def _add_stages(decoded_s: float, began_s: float, durable_s: float, now_s: float) -> tuple[float, float, float]:
-    """Return the seconds of queue, sync and answer. All three are 0 or more."""
-    began_s = min(max(began_s, decoded_s), now_s)
-    durable_s = min(max(durable_s, began_s), now_s)
-    return began_s - decoded_s, durable_s - began_s, now_s - durable_s

@@ -20,6 +20,7 @@ class LiveSettings:
         self.config = config
         self.sources: Mapping[str, str] = {}
         self._apply = apply
+        self.change_count = 0  # of settings
         self._changed: dict[str, None] = {}
 
     def rows(self) -> list[dict[str, object]]:
@@ -66,5 +67,6 @@ class LiveSettings:
         if not dry_run:
             self.config = config
             self._changed |= dict.fromkeys(new)
+            self.change_count += len(new)
             self._apply(config)
         return changes

@@ -1,6 +1,8 @@
 """Registration of a bookie: follows its mode, for as long as the bookie serves.
 
-Losing the metadata session is not a failure of the bookie: it serves its clients and registers again when it can.
+Losing the metadata session is not a failure of the bookie: it serves its clients and registers again when it can. It
+fails if another process is registered under its id meanwhile, for example a clone of its machine: each of the two would
+report entries as missing that the other has acknowledged.
 
 Source: metadata 6.1.
 """
@@ -14,7 +16,7 @@ from types import MappingProxyType
 from bookies.bookie.persisted_status import PersistedStatus
 from bookies.bookie.state import BookieState
 from bookies.config import BookieConfig
-from bookies.errors import BookKeeperError, MetadataCorrupt, MetadataError
+from bookies.errors import BookKeeperError, MetadataCorrupt, MetadataError, RegisteredElsewhere
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.bookie_places import BookiePlace, note_place
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
@@ -24,6 +26,7 @@ from bookies.runtime.ports import Runtime
 
 REGISTER_RETRY_S = 0.5  # first pause after a failed registration; doubles
 REGISTER_RETRY_S_MAX = 10.0
+REFUSALS_MAX = 2  # consecutive, each for longer than a session lasts
 UNREGISTER_S = 2.0  # of a stop; then the lease has to expire
 WAITING_S = 1.0  # of a start, for the registration; then a warning names what it waits for
 SETTLE_S = 5.0  # how long an operator's command waits for the registration to follow
@@ -69,7 +72,8 @@ class Registration:
             waiting.cancel()
 
     async def keep(self) -> None:
-        """Make the registration follow the mode for as long as the bookie serves."""
+        """Make the registration follow the mode for as long as the bookie serves. Raises `RegisteredElsewhere`."""
+        refusals = 0
         backoff = Backoff(REGISTER_RETRY_S, REGISTER_RETRY_S_MAX, self._runtime.random.uniform)
         while True:
             mode = self._state.registration_due()
@@ -84,11 +88,15 @@ class Registration:
             try:
                 await self._register(mode)
             except MetadataError as error:
+                refusals = refusals + 1 if isinstance(error, RegisteredElsewhere) else 0
+                if refusals == REFUSALS_MAX:
+                    raise
                 self._events.warning(
                     "registration.failed", bookie=self._bookie_id, retry_s=round(backoff.longest_s, 1), error=error
                 )
                 await asyncio.sleep(backoff.next_s())
             else:
+                refusals = 0
                 self._events.info("registration.made", bookie=self._bookie_id, mode=mode.value)
 
     async def note_place(self) -> None:

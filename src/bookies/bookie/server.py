@@ -67,7 +67,8 @@ class Reception:
     """The bookie's ports, and the connections that arrive at them.
 
     `address`, and `tls_address` where TLS begins with the first byte, are known once the ports are open. `intake`: what
-    the connections hold together. `may_serve`: whether connections are accepted at present.
+    the connections hold together. `may_serve`: whether connections are accepted at present. `http_address`: of the HTTP
+    server around the bookie.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Reception:
     ) -> None:
         self.address = (config.host, config.port)
         self.tls_address: tuple[str, int] | None = None
+        self.http_address: tuple[str, int] | None = None
         self.intake = surroundings.intake
         self.budget = ReadBudget(config.reads_in_progress_size_max)
         self._runtime = runtime
@@ -83,6 +85,7 @@ class Reception:
         self._may_serve = may_serve
         self.security: Security | None = None
         self._listeners: list[Listener] = []
+        self._control: ControlServer | None = None
 
     @property
     def is_open(self) -> bool:
@@ -98,8 +101,23 @@ class Reception:
             self._listeners.append(await listen(host, self._config.tls_port, self._accept_tls))
             self.tls_address = (host, self._listeners[-1].address[1])
 
+    async def open_control(self, calls: Mapping[str, Call], bookie_id: BookieId) -> None:
+        """Serve operators' calls. The bookie serves clients even if this fails."""
+        self._control = ControlServer(self._runtime, calls, bookie_id)
+        events = self._surroundings.events
+        try:
+            failed = await self._control.start(self._config.ledger_directories, self.http_address)
+        except (OSError, StorageError) as error:
+            events.warning("control.failed", bookie=bookie_id, error=error)
+            return
+        for directory, problem in failed.items():
+            events.warning("control.failed", bookie=bookie_id, directory=directory, error=problem)
+
     def close(self) -> None:
         """Release the ports; accepted connections stay. Idempotent."""
+        if self._control is not None:
+            self._control.stop()
+            self._control = None
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -166,17 +184,15 @@ class BookieServer:
         self.calls: dict[str, Call] = {}  # of operators, by name, from the start of the storage on
         self.state = BookieState()
         self.bookie_id = BookieId(identity(config))
-        self.http_address: tuple[str, int] | None = None  # of the HTTP server around this bookie
-        self.has_started = False  # it has served and was registered once
         self.store = LedgerStore(runtime, config, self._fail)
-        self.storage: Storage = self.store if wrap is None else wrap(self.store)
         self._runtime = runtime
         self._events = Events("bookie", runtime.clock)
-        self.latency = Latency(config, runtime.clock, self.store.activities, self._events) if is_timed(config) else None
-        self.lag = LoopLag() if self.latency is None else LoopLag(self.store.activities, self.latency.stalled)
-        if self.latency is not None:
-            driver = timed(driver, runtime.clock.monotonic, self.latency.metadata_answered)
-            self.store.on_log_read = self.latency.log_read
+        self.served: Served | None = None
+        if is_timed(config):
+            latency = Latency(config, runtime.clock, self.store.activities, self._events)
+            self.served = Served(runtime.clock.monotonic, latency)
+            driver = timed(driver, runtime.clock.monotonic, latency.metadata_answered)
+            self.store.on_log_read = latency.log_read
         self._driver = driver
         intake = Intake(
             config.adds_in_progress_size_max,
@@ -186,17 +202,14 @@ class BookieServer:
             now=runtime.clock.monotonic,
         )
         if self.latency is not None:
-            intake.on_resumed = self.latency.paused
-        self.served = None if self.latency is None else Served(runtime.clock.monotonic, self.latency)
-        self._reads = Reads(self.storage, config, runtime.clock, self._events, self.served)
-        self._checks = LedgerChecks(driver, self.bookie_id, self.storage.note_open, runtime, self._events)
-        self._handlers = Handlers(
-            self.storage, self.state, intake, self._reads, self._checks, self._events, self.served
-        )
+            intake.pauses.on_end = self.latency.paused
+        storage: Storage = self.store if wrap is None else wrap(self.store)
+        reads = Reads(storage, config, runtime.clock, self._events, self.served)
+        checks = LedgerChecks(driver, self.bookie_id, storage.note_open, runtime, self._events)
+        self._handlers = Handlers(storage, self.state, intake, reads, checks, self._events, self.served)
         surroundings = Surroundings(self._handlers, intake, self._events, config.frame_size_max)
         self._reception = Reception(runtime, config, surroundings, self.state.may_serve)
         self._registration = Registration(runtime, config, driver, self.bookie_id, self.state, self._events)
-        self._control: ControlServer | None = None
         self._tasks = Tasks(self._fail)
         self._cause: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()  # of the failure
 
@@ -206,6 +219,35 @@ class BookieServer:
         return self.settings.config
 
     @property
+    def storage(self) -> Storage:
+        """Return the storage that serves the requests."""
+        return self._handlers.storage
+
+    @property
+    def latency(self) -> Latency | None:
+        """Return the stages of the requests; None if the settings ask for none."""
+        return None if self.served is None else self.served.latency
+
+    @property
+    def lag(self) -> LoopLag | None:
+        """Return the delay of the event loop, measured with `latency`."""
+        return None if self.latency is None else self.latency.lag
+
+    @property
+    def has_started(self) -> bool:
+        """Report whether the bookie has served and was registered once."""
+        return self.state.has_started
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """Return the address of the HTTP server around this bookie, which sets it."""
+        return self._reception.http_address
+
+    @http_address.setter
+    def http_address(self, address: tuple[str, int] | None) -> None:
+        self._reception.http_address = address
+
+    @property
     def address(self) -> tuple[str, int]:
         return self._reception.address
 
@@ -213,6 +255,11 @@ class BookieServer:
     def tls_address(self) -> tuple[str, int] | None:
         """Return the address at which TLS begins with the first byte."""
         return self._reception.tls_address
+
+    @property
+    def security(self) -> Security | None:
+        """Return the demands on peers; None before the ports are open."""
+        return self._reception.security
 
     async def start(self) -> None:
         """Begin to serve, or raise and leave nothing behind.
@@ -243,7 +290,7 @@ class BookieServer:
                 self._time_storage(self.latency)
             self.calls |= self._operator_calls()
             if self.config.control:
-                await self._start_control()
+                await self._reception.open_control(self.calls, self.bookie_id)
             await self._registration.load()
             if self._cause.done():
                 raise self._cause.result()
@@ -259,7 +306,7 @@ class BookieServer:
         except BaseException:
             await self.abort()
             raise
-        self.has_started = True
+        self.state.has_started = True
         self._events.info(
             "bookie.serving",
             bookie=self.bookie_id,
@@ -275,12 +322,12 @@ class BookieServer:
             return
         was_serving = self.state.may_serve()
         self.state.stopping()
-        self._close_ports()
+        self._reception.close()
         await self._tasks.stop()
         if was_serving:
             await self._registration.end()
         self._reception.intake.stop()
-        await self._checks.stop()
+        await self._handlers.checks.stop()
         await self._reception.answer()
         try:
             await self.store.stop()
@@ -294,8 +341,8 @@ class BookieServer:
         """Release port and connections after a failure; the storage is left as it is."""
         self.state.stopping()
         self._reception.intake.stop()
-        self._close_ports()
-        await self._checks.stop()
+        self._reception.close()
+        await self._handlers.checks.stop()
         await self._tasks.stop()
         await self._reception.abort()
         self.store.abort()
@@ -318,7 +365,7 @@ class BookieServer:
         assert self.store.parts is not None
         for journal in self.store.parts.journals:
             journal.on_durable = latency.group_durable
-        self._tasks.start(self.lag.run(), "delay of the event loop")
+        self._tasks.start(latency.lag.run(), "delay of the event loop")
 
     def _tell_unclean(self) -> None:
         self._events.warning(
@@ -344,17 +391,6 @@ class BookieServer:
         if self.store.scrubber is not None:
             calls |= scrub_calls(self.store.scrubber)
         return calls
-
-    async def _start_control(self) -> None:
-        """Serve operators' calls. The bookie serves clients even if this fails."""
-        self._control = ControlServer(self._runtime, self.calls, self.bookie_id)
-        try:
-            failed = await self._control.start(self.config.ledger_directories, self.http_address)
-        except (OSError, StorageError) as error:
-            self._events.warning("control.failed", bookie=self.bookie_id, error=error)
-            return
-        for directory, problem in failed.items():
-            self._events.warning("control.failed", bookie=self.bookie_id, directory=directory, error=problem)
 
     def _mode_changed(self) -> None:
         self.state.storage_is(self.store.is_writable)
@@ -409,14 +445,14 @@ class BookieServer:
             "reads_size": budget.size,
             "reads_waiting": budget.waiting,
             "reads_in_background": sum(connection.task_count for connection in connections),
-            "long_polls": self._reads.long_polls,
+            "long_polls": self._handlers.reads.long_polls,
             "sessions_lost": self._registration.sessions_lost,
         }
 
     @property
     def pauses(self) -> Distribution:
         """Return the seconds for which reading from all sockets was paused."""
-        return self._reception.intake.pauses
+        return self._reception.intake.pauses.seconds
 
     @property
     def metadata(self) -> MetadataDriver:
@@ -441,12 +477,6 @@ class BookieServer:
         self.state.failed()
         self._reception.intake.stop()
         self._events.error("bookie.failed", bookie=self.bookie_id, error=cause)
-
-    def _close_ports(self) -> None:
-        if self._control is not None:
-            self._control.stop()
-            self._control = None
-        self._reception.close()
 
     def __repr__(self) -> str:
         return f"<BookieServer {self.bookie_id} at {self.address[0]}:{self.address[1]}, {self.state!r}>"

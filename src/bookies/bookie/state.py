@@ -45,10 +45,14 @@ TRANSITIONS = {
 
 
 class BookieState:
-    """The mode of one bookie. All inputs are facts: none may be missed, but any may be repeated."""
+    """The mode of one bookie. All inputs are facts: none may be missed, but any may be repeated.
+
+    `has_started`: it has served and was registered once.
+    """
 
     def __init__(self) -> None:
         self.phase = Phase.STARTING
+        self.has_started = False
         self.registered_as: BookieMode | None = None
         self._is_storage_writable = True
         self._is_held_read_only = False

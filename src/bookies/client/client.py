@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -32,7 +32,7 @@ from bookies.client.repair.ledger_access import LedgerAccess
 from bookies.client.repair.recovery import RecoveryParts, recover_ledger
 from bookies.client.repair.replica_tools import OWNER
 from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
-from bookies.client.transport.client_counts import ClientCounts, ClientUsage
+from bookies.client.transport.client_counts import ClientUsage
 from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
@@ -89,14 +89,9 @@ class Client:
             lambda bookie: self._pool.pending_size(bookie),
             self._free_space() if self.config.disk_weights else None,
         )
-        counts = ClientCounts()
-        self._pool = BookiePool(
-            runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed, counts=counts
-        )
+        self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._pool.latency = self._latency
-        self._writing = WriteContext.of(
-            runtime, self.config, self._pool, driver, self._watcher.candidates, counts, self._latency
-        )
+        self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher.candidates)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
         self._files: Worker | None = None  # reads files of offloaded ledgers, which blocks
@@ -165,6 +160,7 @@ class Client:
         ledger_id: int | None = None,
         advanced: bool = False,
         deferred_sync: bool = False,
+        bookies: Sequence[str] | None = None,
         timeout: float | None = None,
     ) -> Opening[LedgerWriter]:
         """Create a ledger and return its writer: `await store.create()` or `async with store.create() as ledger`.
@@ -181,12 +177,15 @@ class Client:
         * `advanced`: the caller chooses entry ids, in any order, with `write` (see `AdvancedLedgerWriter`).
         * `deferred_sync`: bookies acknowledge appends before they are on disk; `force` confirms them. The writer ends
           if a bookie fails.
+        * `bookies`: ids of the bookies of the first ensemble, in order, instead of the placement's choice; they replace
+          `ensemble`.
         * `timeout`: seconds.
 
         Leaving the `async with` block seals the ledger; leaving it by an exception closes the writer without sealing.
         Raises `InvalidArgument`, `NotEnoughBookies`, `LedgerExists`.
         """
-        ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
+        named = None if bookies is None else tuple(map(BookieId, bookies))
+        ensemble, write_quorum, ack_quorum = quorums(len(named) if named else ensemble, write_quorum, ack_quorum)
         digest_type = digest_type_of(digest)
         _check_password(password)
         custom = _packed_labels(labels)
@@ -196,23 +195,15 @@ class Client:
         async def make() -> LedgerWriter:
             self._check_open()
             size_min = write_quorum if self.config.opportunistic_striping else None
-            chosen = await self._watcher.choose_ensemble(
+            chosen = named or await self._watcher.choose_ensemble(
                 ensemble, size_min=size_min, write_quorum=write_quorum, ack_quorum=ack_quorum
             )
             token = self._runtime.random.getrandbits(TOKEN_BITS)
             point = self._pool.connection_count
             record = await self._create_record(
                 lambda number: new_ledger(
-                    number,
-                    chosen,
-                    write_quorum,
-                    ack_quorum,
-                    digest_type=digest_type,
-                    password=password,
-                    custom_metadata=custom,
-                    ctime_ms=self._runtime.clock.wall_ms(),
-                    creator_token=token,
-                ),
+                    number, chosen, write_quorum, ack_quorum, digest_type=digest_type, password=password
+                ).replace(custom_metadata=custom, ctime_ms=self._runtime.clock.wall_ms(), creator_token=token),
                 ledger_id,
             )
             writer = (AdvancedLedgerWriter if advanced else LedgerWriter)(
@@ -299,7 +290,14 @@ class Client:
             if ledger_id < 0:
                 raise LedgerNotFound("ledger ids are 0 or more", ledger_id=ledger_id)
             await self._watcher.locate()
-            parts = RecoveryParts(self._runtime, self.config, self._pool, self._driver, self._watcher.candidates)
+            parts = RecoveryParts(
+                self._runtime,
+                self.config,
+                self._pool,
+                self._driver,
+                self._watcher.candidates,
+                self._pool.counts.recoveries,
+            )
             versioned = await recover_ledger(
                 parts, ledger_id, password=password, digest_type=digest_type or DigestType.CRC32C
             )

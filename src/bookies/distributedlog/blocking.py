@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Concatenate, ParamSpec
 
-from bookies.client.blocking.blocking import LoopThread
-from bookies.client.blocking.blocking_iteration import Caller, next_or_none
+from bookies.client.blocking.blocking import Session, begun
+from bookies.client.blocking.blocking_iteration import BlockingBatches, Caller
 from bookies.client.blocking.delegation import Blocking, BlockingHandle, delegates, opens, waits
 from bookies.config import ClientConfig
 from bookies.distributedlog import dlog as asynchronous
 from bookies.distributedlog import namespace as opening
 from bookies.distributedlog.dlog_reader import DlogReader as AsyncDlogReader
-from bookies.distributedlog.dlog_reader import Record, RecordBatches
+from bookies.distributedlog.dlog_reader import Record
 from bookies.distributedlog.dlog_reader import Records as AsyncRecords
 from bookies.distributedlog.dlog_writer import DlogWriter as AsyncDlogWriter
 from bookies.distributedlog.formats.dlsn import Dlsn
@@ -21,25 +21,11 @@ from bookies.distributedlog.formats.segment import Segment
 P = ParamSpec("P")
 
 
-class Batches(Iterator[list[Record]]):
-    """An iteration over lists of records. After a `TimeoutError` it may be repeated."""
-
-    def __init__(self, thread: Caller, batches: RecordBatches) -> None:
-        self._thread = thread
-        self._batches = batches
-
-    def __next__(self) -> list[Record]:
-        batch = self._thread.call(next_or_none(self._batches))
-        if batch is None:
-            raise StopIteration
-        return batch
-
-
 class Records(Iterator[Record]):
     """An iteration over records, one call for each batch. After a `TimeoutError` it may be repeated."""
 
     def __init__(self, thread: Caller, records: AsyncRecords) -> None:
-        self._batches = Batches(thread, records.batches())
+        self._batches = BlockingBatches(thread, records.batches())
         self._records: Iterator[Record] = iter(())
 
     def batches(self) -> Iterator[list[Record]]:
@@ -140,24 +126,12 @@ class Dlog(Blocking[asynchronous.Dlog]):
     delete_cursor = waits(asynchronous.Dlog.delete_cursor)
 
 
-class Namespace(BlockingHandle[opening.Namespace]):
+class Namespace(Session[opening.Namespace]):
     """The logs of one place. See `bookies.distributedlog.Namespace`."""
-
-    def __init__(self, thread: LoopThread, namespace: opening.Namespace) -> None:
-        super().__init__(thread, namespace)
-        self._stop = thread.stop
-        thread.before_stop(namespace.close)
 
     log = delegates(opening.Namespace.log, Dlog, Dlog)
     logs = waits(opening.Namespace.logs)
     rename = waits(opening.Namespace.rename)
-
-    def close(self) -> None:
-        """Close connections and sessions. Idempotent."""
-        self._stop()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def open_namespace(
@@ -176,9 +150,4 @@ def open_namespace(
             uri, password=password, owner=owner, config=config, session_timeout=session_timeout, timeout=timeout
         )
 
-    thread = LoopThread()
-    try:
-        return Namespace(thread, thread.call(opened()))
-    except BaseException:
-        thread.stop()
-        raise
+    return begun(Namespace, opened)

@@ -17,14 +17,13 @@ import asyncio
 import contextlib
 import copy
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from bookies.client.base.arguments import TimeLimit, whole_number
-from bookies.client.base.metadata_loop import back_off
-from bookies.client.log.log_operations import PATIENCE_S, Patience
+from bookies.client.log.log_operations import FutileLedgers, Patience
 from bookies.client.log.log_writer import is_fenced
 from bookies.client.write import LedgerWriter
 from bookies.client.write.send_scheduler import FifoLock
@@ -81,7 +80,10 @@ _Batch = list[tuple[NewRecord, _Promise]]
 @dataclass(slots=True)
 class _Open:
     """The segment that receives records. `written`: user records sent; `last`: the end of those acknowledged;
-    `shown`: the last entry that readers can know of, because a later one carried the number."""
+    `shown`: the last entry that readers can know of, because a later one carried the number.
+
+    `failure`: of its ledger. `must_roll`: it is to be completed. `drained`: no entry is in flight, or it failed.
+    """
 
     segment: Segment
     ledger: LedgerWriter
@@ -92,6 +94,77 @@ class _Open:
     size: int = 0
     shown: int = -1
     in_flight: deque[tuple[int, _Batch]] = field(default_factory=deque)
+    failure: BaseException | None = None
+    must_roll: bool = False
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def has_unseen(self) -> bool:
+        """Report whether a record was acknowledged that no later entry has announced to readers."""
+        return self.last.entry > self.shown
+
+    async def drain(self) -> None:
+        """Wait until nothing is in flight, or an append has failed."""
+        while self.in_flight and self.failure is None:
+            self.drained.clear()
+            await self.drained.wait()
+
+
+class _Queue(RecordBuffer[_Promise]):
+    """The records that are not sent, about `limit` bytes at most. `turns`: of appends that wait for room."""
+
+    def __init__(self, entry_size: int, limit: int) -> None:
+        super().__init__(entry_size)
+        self.turns = FifoLock()
+        self.has_room = asyncio.Event()
+        self._limit = limit
+
+    @property
+    def is_crowded(self) -> bool:
+        return self.size >= self._limit
+
+    async def admit(self, has_ended: Callable[[], bool]) -> None:
+        """Wait until there is room, in the order of the calls."""
+        if self.turns.is_empty and not self.is_crowded:
+            return
+        async with self.turns:
+            while self.is_crowded and not has_ended():
+                self.has_room.clear()
+                await self.has_room.wait()
+
+
+class _PumpCalls:
+    """Calls of `pump(waited=...)`: at the end of this iteration of the event loop, and after `delay_s`.
+
+    `is_due`: the former comes.
+    """
+
+    def __init__(self, pump: Callable[..., None], delay_s: float) -> None:
+        self._pump = pump
+        self._delay_s = delay_s
+        self._loop = asyncio.get_running_loop()
+        self.is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def soon(self) -> None:
+        self.is_due = True
+        self._loop.call_soon(self._now)
+
+    def later(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._delay_s, self._delay_over)
+
+    def cancel_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _now(self) -> None:
+        self.is_due = False
+        self._pump()
+
+    def _delay_over(self) -> None:
+        self._timer = None
+        self._pump(waited=True)
 
 
 class DlogWriter:
@@ -106,21 +179,14 @@ class DlogWriter:
         self._options = options
         self._last_txid = last_txid
         self._loop = asyncio.get_running_loop()
-        self._buffer: RecordBuffer[_Promise] = RecordBuffer(options.entry_size)
+        self._buffer = _Queue(options.entry_size, parts.client.config.memory_limit)
         self._open: _Open | None = None
         self._error: BookKeeperError | None = None
-        self._failure: BaseException | None = None  # of the open segment's ledger
         self._is_ended = False  # the end-of-stream record was appended
-        self._must_roll = False
         self._tasks = Tasks(self._task_died)
         self._worker: asyncio.Task[None] | None = None
-        self._is_pump_due = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._futile_count = 0  # consecutive segments that failed before a record was acknowledged
-        self._futile_since_s = 0.0
-        self._turns = FifoLock()  # of appends that wait for room in the buffer
-        self._has_room = asyncio.Event()
-        self._drained = asyncio.Event()  # no entry is in flight, or the segment failed
+        self._pump_calls = _PumpCalls(self._pump, options.delay_s)
+        self._futile = FutileLedgers(parts.runtime)
 
     @property
     def name(self) -> str:
@@ -151,7 +217,7 @@ class DlogWriter:
         """
         check_record_size(len(payload))
         async with TimeLimit(timeout, f"append to log {self.name}"):
-            await self._admit()
+            await self._buffer.admit(self._has_ended)
             return await self._put(NewRecord(self._next_txid(txid), 0, bytes(payload)))
 
     def append_nowait(self, payload: bytes, *, txid: int | None = None) -> asyncio.Future[Dlsn]:
@@ -160,7 +226,7 @@ class DlogWriter:
         Raises `BookieBusy` if records of `memory_limit` bytes wait to be sent: use `append`, which waits.
         """
         check_record_size(len(payload))
-        if not self._turns.is_empty or self._is_crowded():
+        if not self._buffer.turns.is_empty or self._buffer.is_crowded:
             raise BookieBusy(f"records of {self._buffer.size:,} bytes wait to be sent to log {self.name}")
         return self._put(NewRecord(self._next_txid(txid), 0, bytes(payload)))
 
@@ -176,7 +242,7 @@ class DlogWriter:
             raise InvalidArgument("append_many needs at least one payload")
         check_record_size(max(map(len, batch)))
         async with TimeLimit(timeout, f"append to log {self.name}"):
-            await self._admit()
+            await self._buffer.admit(self._has_ended)
             first = self._next_txid(txid)
             last = self._next_txid(first + len(batch) - 1)
             for offset, payload in enumerate(batch[:-1]):
@@ -197,7 +263,7 @@ class DlogWriter:
         """
         packed = pack_set([bytes(payload) for payload in payloads], codec_of(compression))
         async with TimeLimit(timeout, f"append to log {self.name}"):
-            await self._admit()
+            await self._buffer.admit(self._has_ended)
             return await self._put(NewRecord(self._next_txid(txid), SET, packed, len(payloads)))
 
     async def seal(self, *, timeout: float | None = None) -> Dlsn:
@@ -209,18 +275,6 @@ class DlogWriter:
             position = await future
             await self.close()
             return position
-
-    async def _admit(self) -> None:
-        """Wait until the buffer has room, in the order of the calls."""
-        if self._turns.is_empty and not self._is_crowded():
-            return
-        async with self._turns:
-            while self._is_crowded() and self._error is None:
-                self._has_room.clear()
-                await self._has_room.wait()
-
-    def _is_crowded(self) -> bool:
-        return self._buffer.size >= self._parts.client.config.memory_limit
 
     def _next_txid(self, txid: int | None) -> int:
         self._check()
@@ -235,6 +289,9 @@ class DlogWriter:
         self._last_txid = txid
         return txid
 
+    def _has_ended(self) -> bool:
+        return self._error is not None
+
     def _check(self) -> None:
         if self._is_ended and (self._error is None or isinstance(self._error, LedgerClosed)):
             raise LogEnded(f"log {self.name} has its end-of-stream record")
@@ -246,25 +303,22 @@ class DlogWriter:
     def _put(self, record: NewRecord) -> asyncio.Future[Dlsn]:
         future: asyncio.Future[Dlsn] = self._loop.create_future()
         self._buffer.add(record, future)
-        if not self._is_pump_due:  # Records of one loop iteration share an entry.
-            self._is_pump_due = True
-            self._loop.call_soon(self._pump_due)
+        if not self._pump_calls.is_due:  # Records of one loop iteration share an entry.
+            self._pump_calls.soon()
         return future
 
     # -- sending -------------------------------------------------------------------------------------------------
-    def _pump_due(self) -> None:
-        self._is_pump_due = False
-        self._pump()
-
     def _pump(self, *, waited: bool = False) -> None:
         """Send what is due. While the worker changes the segment, it does nothing: the worker calls it at its end."""
         if self._worker is not None or self._error is not None:
             return
         segment = self._open
-        if self._failure is not None or (segment is None and self._buffer) or (segment is not None and self._is_full()):
-            self._work()
-            return
         if segment is None:
+            if self._buffer:
+                self._work()
+            return
+        if segment.failure is not None or self._is_full(segment):
+            self._work()
             return
         try:
             if self._lock is not None:
@@ -272,10 +326,10 @@ class DlogWriter:
             while self._buffer.is_due(len(segment.in_flight), waited):
                 waited = False
                 self._send(segment, self._buffer.take())
-                if self._is_full():
+                if self._is_full(segment):
                     self._work()
                     return
-            unseen = self._options.is_eager and segment.last.entry > segment.shown
+            unseen = self._options.is_eager and segment.has_unseen
             if needs_control(unseen and waited, len(self._buffer), len(segment.in_flight)):
                 self._send(segment, [(control_record(segment.last.txid), None)])
         except LogFenced as error:
@@ -284,23 +338,17 @@ class DlogWriter:
         except BookieBusy:
             pass  # The next acknowledgement, or the timer, tries again.
         except BookKeeperError as error:
-            self._fail(error)
+            self._fail(segment, error)
             return
-        has_more = bool(self._buffer) or (unseen_of(segment) and self._options.is_eager)
-        if has_more and self._timer is None:
-            self._timer = self._loop.call_later(self._options.delay_s, self._delay_over)
+        if self._buffer or (segment.has_unseen and self._options.is_eager):
+            self._pump_calls.later()
 
-    def _delay_over(self) -> None:
-        self._timer = None
-        self._pump(waited=True)
-
-    def _is_full(self) -> bool:
+    def _is_full(self, segment: _Open) -> bool:
         """Report whether the present segment is to be completed."""
-        segment = self._open
-        if segment is None or segment.next_entry == 0:
+        if segment.next_entry == 0:
             return False
         age_s = self._loop.time() - segment.started_s
-        return self._must_roll or segment.size >= self._options.roll_size or age_s >= self._options.roll_age_s
+        return segment.must_roll or segment.size >= self._options.roll_size or age_s >= self._options.roll_age_s
 
     def _send(self, segment: _Open, batch: _Batch) -> None:
         records = [record for record, _ in batch]
@@ -311,13 +359,13 @@ class DlogWriter:
         except BookKeeperError:
             self._buffer.put_back(batch)
             raise
-        self._has_room.set()
+        self._buffer.has_room.set()
         segment.shown = confirmed
         segment.in_flight.append((segment.next_entry, batch))
         segment.next_entry += 1
         segment.size += len(entry)
         segment.written += sum(record.user_count for record in records)
-        self._drained.clear()
+        segment.drained.clear()
         future.add_done_callback(lambda done: self._done(segment, done))
 
     def _done(self, segment: _Open, future: asyncio.Future[int]) -> None:
@@ -326,11 +374,11 @@ class DlogWriter:
         error = future.exception()
         if error is not None:
             if self._open is segment:
-                self._fail(error)
+                self._fail(segment, error)
             return
         self._acknowledge(segment)
         if not segment.in_flight:
-            self._drained.set()
+            segment.drained.set()
         self._pump()
 
     def _acknowledge(self, segment: _Open) -> None:
@@ -347,10 +395,10 @@ class DlogWriter:
             slot = end + 1
         segment.last = last
 
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = error
-            self._drained.set()
+    def _fail(self, segment: _Open, error: BaseException) -> None:
+        if segment.failure is None:
+            segment.failure = error
+            segment.drained.set()
             self._work()
 
     # -- changing the segment ------------------------------------------------------------------------------------
@@ -363,19 +411,22 @@ class DlogWriter:
         patience = Patience(self._parts.runtime)
         try:
             while True:
+                segment = self._open
                 try:
-                    if self._failure is not None:
-                        await self._replace()
-                    elif self._open is not None and self._is_full():
-                        await self._complete(self._open)
-                    elif self._open is None and self._buffer:
+                    if segment is None:
+                        if not self._buffer:
+                            break
                         await self._start()
+                    elif segment.failure is not None:
+                        await self._replace(segment, segment.failure)
+                    elif self._is_full(segment):
+                        await self._complete(segment)
                     else:
                         break
                     patience.reset()
                 except BookKeeperError as error:
-                    if self._open is not None and self._failure is None:
-                        self._failure = error  # Of the segment: recovery decides what is in it.
+                    if segment is not None and segment is self._open and segment.failure is None:
+                        self._fail(segment, error)  # Recovery decides what is in it.
                     await patience.pause(error)
         except BookKeeperError as error:
             self._end(error)
@@ -413,19 +464,13 @@ class DlogWriter:
 
     async def _complete(self, segment: _Open) -> None:
         """Complete the present segment: nothing is in flight at its end, which is a control entry."""
-        await self._drain(segment)
-        if self._failure is None:
+        await segment.drain()
+        if segment.failure is None:
             await self._send_control(segment)
-            await self._drain(segment)
-        if self._failure is None:
+            await segment.drain()
+        if segment.failure is None:
             await segment.ledger.seal()
             await self._write_end(segment)
-
-    async def _drain(self, segment: _Open) -> None:
-        """Wait until nothing is in flight, or an append has failed."""
-        while segment.in_flight and self._failure is None:
-            self._drained.clear()
-            await self._drained.wait()
 
     async def _send_control(self, segment: _Open) -> None:
         await segment.ledger.wait_writable()
@@ -438,12 +483,9 @@ class DlogWriter:
         now_ms = self._parts.runtime.clock.wall_ms()
         await self._ownership.complete(segment.segment, completed(segments, segment.segment, segment.last, now_ms))
         self._open = None
-        self._must_roll = False
 
-    async def _replace(self) -> None:
+    async def _replace(self, segment: _Open, failure: BaseException) -> None:
         """Recover the failed segment, and put the records that are not in it back into the buffer."""
-        segment, failure = self._open, self._failure
-        assert segment is not None
         if is_fenced(failure):
             raise LogFenced(f"another process is taking log {self.name} over") from failure
         await segment.ledger.close()
@@ -454,37 +496,25 @@ class DlogWriter:
         left = [item for _, batch in segment.in_flight for item in batch if not item[0].flags & CONTROL]
         segment.in_flight.clear()
         self._buffer.put_back(left)
-        await self._pause(ledger.last_add_confirmed, failure)
+        await self._futile.pause(ledger.last_add_confirmed, failure)
         if ledger.last_add_confirmed < 0:
             await self._parts.delete_ledger(segment.segment.ledger_id)
             await self._ownership.remove(segment.segment)
             self._open = None
         else:
             await self._write_end(segment)
-        self._failure = None
-
-    async def _pause(self, last_entry: int, failure: BaseException | None) -> None:
-        """Pause, so that empty segments do not follow one another. Raises the failure when it has lasted too long."""
-        if last_entry >= 0:
-            self._futile_count = 0
-            return
-        if self._futile_count == 0:
-            self._futile_since_s = self._loop.time()
-        self._futile_count += 1
-        if self._loop.time() - self._futile_since_s >= PATIENCE_S and failure is not None:
-            raise failure
-        await back_off(self._parts.runtime, self._futile_count)
 
     def _end(self, error: BookKeeperError) -> None:
         """End the writer: what waits may or may not be in the log if it was sent."""
         if self._error is not None:
             return
         self._error = error
-        self._has_room.set()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._drained.set()
-        sent = [item for _, batch in self._open.in_flight for item in batch] if self._open is not None else []
+        self._buffer.has_room.set()
+        self._pump_calls.cancel_later()
+        sent: list[tuple[NewRecord, _Promise]] = []
+        if self._open is not None:
+            self._open.drained.set()
+            sent = [item for _, batch in self._open.in_flight for item in batch]
         for (_, promise), fate in [(item, "may or may not be") for item in sent] + [
             (item, "is not") for item in self._buffer.clear()
         ]:
@@ -504,7 +534,7 @@ class DlogWriter:
         async with TimeLimit(timeout, f"flush log {self.name}"):
             await self._settle()
             segment = self._open
-            if segment is not None and unseen_of(segment):
+            if segment is not None and segment.has_unseen:
                 await self._send_control(segment)
                 await self._settle()
 
@@ -513,10 +543,11 @@ class DlogWriter:
         while self._error is None:
             if self._worker is not None:
                 await asyncio.wait([self._worker])
-            elif self._failure is None and self._open is not None and self._open.in_flight:
-                self._drained.clear()
+            elif self._open is not None and self._open.failure is None and self._open.in_flight:
+                segment = self._open
+                segment.drained.clear()
                 self._pump(waited=True)
-                await self._drained.wait()
+                await segment.drained.wait()
             elif self._buffer:
                 self._pump(waited=True)
                 await asyncio.sleep(0 if self._worker is None else self._options.delay_s)
@@ -529,7 +560,8 @@ class DlogWriter:
         self._check()
         async with TimeLimit(timeout, f"roll log {self.name}"):
             await self._settle()
-            self._must_roll = self._open is not None
+            if self._open is not None:
+                self._open.must_roll = True
             self._pump()
             await self._settle()
 
@@ -543,7 +575,7 @@ class DlogWriter:
                 async with TimeLimit(timeout, f"close the leader of log {self.name}"):
                     await self._settle()
                     while self._open is not None and self._open.next_entry > 0:
-                        self._must_roll = True
+                        self._open.must_roll = True
                         self._work()
                         await self._settle()
         finally:
@@ -569,11 +601,6 @@ class DlogWriter:
             await self.close()
         else:
             await self.abandon()
-
-
-def unseen_of(segment: _Open) -> bool:
-    """Report whether a record was acknowledged that no later entry has announced to readers."""
-    return segment.last.entry > segment.shown
 
 
 async def take_over(parts: LogParts, lock: LogLock | None, options: WriterOptions) -> DlogWriter:

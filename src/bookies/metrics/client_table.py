@@ -85,6 +85,14 @@ TABLE: tuple[Metric, ...] = (
         "times that a bookie did not answer in time or could not be reached",
         lambda usage: usage.counts.timeouts,
     ),
+    _row(
+        "bookies_client_recovery_stage_seconds",
+        Kind.HISTOGRAM,
+        "recoveries of ledgers by stage: announce, fence, read (writes run beside it), write, close",
+        lambda usage: usage.counts.recoveries.by_name,
+        "seconds",
+        ("stage",),
+    ),
     _row("bookies_client_connections", Kind.GAUGE, "connections to bookies", lambda usage: usage.connections),
     _row(
         "bookies_client_connections_opened_total",

@@ -49,6 +49,8 @@ def bookie_collection(
             "latency": lambda: server.latency,
             "bookie": lambda: server,
             "load": server.load,
+            "security": lambda: server.security,
+            "certificate": lambda: server.security and server.security.certificate_ends_s(clock.monotonic()),
             "storage": lambda: StorageFacts.of(store),
             "gc": lambda: CollectionFacts.of(store),
             "scrub": lambda: store.scrubber.gauges() if store.scrubber is not None and store.parts else None,

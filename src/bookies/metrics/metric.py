@@ -23,6 +23,7 @@ QUANTILES = (0.5, 0.75, 0.95, 0.99, 0.999, 0.9999, 1.0)
 BOUNDS_S = (*[digit * 10**power for power in range(-4, 2) for digit in (1, 2, 5)][:17], 60.0)  # 100 us to 60 s
 IN_NAME = "<path>"  # in the name of a metric that exists once for each directory
 
+_UNREADABLE = (BookKeeperError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[str, Labels, float]  # (name, labels, value)
 
@@ -87,15 +88,13 @@ class Collection:
 
     def families(self) -> Iterator[Family]:
         """Read every metric. The caller may pause between two of them."""
-        values: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         for metric in self._metrics:
             try:
-                if metric.part not in values:
-                    values[metric.part] = self._parts[metric.part]()
-                part = values[metric.part]
-                families = [] if part is None else list(families_of(metric, metric.read(part), self._now_s()))
-            except (BookKeeperError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError):
-                values.setdefault(metric.part, None)
+                value = self._read(metric, parts)
+                families = [] if value is None else list(families_of(metric, value, self._now_s()))
+            except _UNREADABLE:
+                parts.setdefault(metric.part, None)
                 self.failed += 1
                 continue
             yield from families
@@ -105,6 +104,27 @@ class Collection:
             "samples that could not be read and were left out",
             [("bookies_metrics_failed_total", (), self.failed)],
         )
+
+    def values(self, names: Sequence[str]) -> dict[str, Any]:
+        """Read some metrics by name: as their rows return them, without those that have no value now."""
+        parts: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for metric in self._metrics:
+            if metric.name in names and metric.name not in values:
+                try:
+                    value = self._read(metric, parts)
+                except _UNREADABLE:
+                    parts.setdefault(metric.part, None)
+                    continue
+                if value is not None:
+                    values[metric.name] = value
+        return values
+
+    def _read(self, metric: Metric, parts: dict[str, Any]) -> Any:
+        if metric.part not in parts:
+            parts[metric.part] = self._parts[metric.part]()
+        part = parts[metric.part]
+        return None if part is None else metric.read(part)
 
 
 def families_of(metric: Metric, value: Any, now_s: float) -> Iterator[Family]:

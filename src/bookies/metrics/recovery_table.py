@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bookies.metrics.metric import Kind, Metric, Sums
-from bookies.replication.auditor.checks import Listings, LostBookies, Placement, Replicas
+from bookies.replication.auditor.checks import SHORTAGES, Listings, LostBookies, Placement, Replicas
 from bookies.replication.daemon.daemon import AutoRecovery
 
 _WORKER = "replication_worker_"
@@ -28,14 +28,29 @@ def _pass_time(name: str, check: str, help: str) -> Metric:
     )
 
 
-def _fact(name: str, key: str, help: str) -> Metric:
-    """Return a finding of the last check of placement."""
+def _fact(name: str, check: str, key: str, help: str) -> Metric:
+    """Return a finding of the last complete pass with one check."""
 
     def read(recovery: AutoRecovery) -> Any:
-        report = recovery.auditor.last.get(Placement.name)
+        report = recovery.auditor.last.get(check)
         return None if report is None else report.facts.get(key)
 
-    return Metric(f"auditor_{name}", Kind.GAUGE, "recovery", help, read)
+    return Metric(name, Kind.GAUGE, "recovery", help, read)
+
+
+def _shortage(name: str, key: str) -> Metric:
+    help = f"ledgers of which {key}, by the last pass that read replicas; each is in one of three such counts"
+    return _fact(f"auditor_NUM_LEDGERS_HAVING_{name}_OF_AN_ENTRY", Replicas.name, key, help)
+
+
+def _passed_s(recovery: AutoRecovery) -> float | None:
+    """Return when the last pass ended, in seconds since 1970; None: this process has completed none."""
+    ends = [report.ended_ms / 1000 for report in recovery.auditor.last.values() if report.ended_ms is not None]
+    return max(ends, default=None)
+
+
+def _gauge(name: str, help: str, read: Callable[[AutoRecovery], Any], unit: str = "") -> Metric:
+    return Metric(f"bookies_{name}", Kind.GAUGE, "recovery", help, read, unit=unit)
 
 
 def _copied(name: str, kind: Kind, help: str, read: Callable[[AutoRecovery], Any], unit: str = "") -> Metric:
@@ -83,14 +98,68 @@ TABLE: tuple[Metric, ...] = (
     _pass_time("REPLICAS_CHECK_TIME", Listings.name, "passes that compare lists of entries"),
     _pass_time("PLACEMENT_POLICY_CHECK_TIME", Placement.name, "passes that check placement"),
     _fact(
-        "NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY",
+        "auditor_NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY",
+        Placement.name,
         "not adhering",
         "ledgers that violate the placement policy, by the last check",
     ),
     _fact(
-        "NUM_LEDGERS_SOFTLY_ADHERING_TO_PLACEMENT_POLICY",
+        "auditor_NUM_LEDGERS_SOFTLY_ADHERING_TO_PLACEMENT_POLICY",
+        Placement.name,
         "adhering, less than desired",
         "ledgers that meet the placement policy less than desired, by the last check",
+    ),
+    *map(
+        _shortage,
+        ("NO_REPLICA", "LESS_THAN_AQ_REPLICAS", "LESS_THAN_WQ_REPLICAS"),
+        SHORTAGES,
+    ),
+    _fact(
+        "bookies_ensemble_size_max",
+        LostBookies.name,
+        "largest ensemble of open ledgers",
+        "largest ensemble size of open ledgers, by the last pass that looked for ledgers of lost bookies",
+    ),
+    _gauge("audit_ended_seconds", "end of the auditor's last pass, since 1970", _passed_s, "seconds"),
+    _gauge(
+        "audit_interval_seconds",
+        "the setting audit_bookies_interval_s",
+        lambda recovery: recovery.config.audit_bookies_interval_s,
+        "seconds",
+    ),
+    _gauge("recovery_enabled", "1: repairs are allowed in the cluster", lambda recovery: int(recovery.is_enabled)),
+    _gauge(
+        "draining_bookies",
+        "bookies that are to be emptied",
+        lambda recovery: len(recovery.membership.draining),
+    ),
+    _gauge(
+        "ledgers_with_lost_entries",
+        "marked ledgers of which entries are on no bookie, by this process's last attempt to repair them",
+        lambda recovery: sum(bool(report.losses) for report in recovery.worker.reports.values()),
+    ),
+    _gauge(
+        "recovery_rate_bytes",
+        "bytes per second that copies may use now",
+        lambda recovery: recovery.pace.bytes_per_s,
+        "bytes",
+    ),
+    Metric(
+        "bookies_recovery_failures_total",
+        Kind.COUNTER,
+        "recovery",
+        "failures of the tasks of auto-recovery, which are started again",
+        lambda recovery: recovery.failures,
+        ("task",),
+    ),
+    Metric(
+        "bookies_repair_stage_seconds",
+        Kind.HISTOGRAM,
+        "recovery",
+        "repairs by stage: claim, check (once per ledger); read, write, rate (once per part of a copy); metadata",
+        lambda recovery: recovery.worker.stages.by_name,
+        ("stage",),
+        "seconds",
     ),
     _copied("rereplicate", Kind.SUMMARY, "repairs of one ledger", lambda r: r.worker.attempts, "ms"),
     _copied("NUM_ENTRIES_READ", Kind.COUNTER, "entries read for copies", lambda r: r.worker.totals.entries),

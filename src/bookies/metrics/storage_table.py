@@ -417,6 +417,14 @@ SCRUB: tuple[Metric, ...] = (
         "seconds",
     ),
     _scrub("damaged_entries", Kind.GAUGE, "damaged entries that the pass has found", "scrub_damaged_entries"),
+    Metric(
+        "bookies_scrub_period_seconds",
+        Kind.GAUGE,
+        "bookie",
+        "the setting scrub_period_ms: time in which the scrub verifies all data once; 0: never",
+        lambda bookie: bookie.config.scrub_period_ms / 1000,
+        unit="seconds",
+    ),
     _scrub("failures_total", Kind.COUNTER, "failures of the scrub itself", "scrub_failures"),
 )
 

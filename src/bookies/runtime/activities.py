@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from bookies.runtime.histogram import Distribution
 
@@ -85,6 +86,15 @@ def _times_of(directory: str) -> tuple[float, float]:
     return int(ran) / 1e9, int(waited) / 1e9
 
 
+class ProcessorTimes(NamedTuple):
+    """Seconds of the first thread, of the waits of all, as `thread_times` returns them, and of the process."""
+
+    ran_s: float
+    waited_s: float
+    all_waited_s: float
+    process_s: float
+
+
 class LoopLag:
     """Delay of the event loop: how much later than requested a timer fires. `run` it.
 
@@ -114,41 +124,33 @@ class LoopLag:
             gc.callbacks.append(self._collected)
         try:
             while True:
-                began_s, before = loop.time(), (*self._times(), self._process_s())
+                began_s, before = loop.time(), ProcessorTimes(*self._times(), self._process_s())
                 await asyncio.sleep(LAG_INTERVAL_S)
                 ended_s = loop.time()
                 delay_s = max(0.0, ended_s - began_s - LAG_INTERVAL_S)
                 self.delays.record(delay_s)
                 if self._activities is not None:
                     after = (*self._times(), self._process_s())
-                    differences = [now - then for now, then in zip(after, before, strict=True)]
-                    self.examine(self._activities, began_s, ended_s, delay_s, *differences)
+                    meanwhile = ProcessorTimes(*(now - then for now, then in zip(after, before, strict=True)))
+                    self.examine(self._activities, began_s, ended_s, delay_s, meanwhile)
         finally:
             if self._activities is not None:
                 gc.callbacks.remove(self._collected)
 
     def examine(
-        self,
-        activities: Activities,
-        began_s: float,
-        ended_s: float,
-        delay_s: float,
-        ran_s: float,
-        waited_s: float,
-        all_waited_s: float,
-        process_s: float,
+        self, activities: Activities, began_s: float, ended_s: float, delay_s: float, times: ProcessorTimes
     ) -> None:
-        """Record who had the processor between two times, by the seconds of threads and process meanwhile.
+        """Record who had the processor between two times, by the `times` that passed meanwhile.
 
         A request passes from thread to thread, so the waits of all threads count for it.
         """
-        activities.note("processor", ended_s - min(all_waited_s, ended_s - began_s), ended_s)
-        if ran_s >= BUSY_SHARE * (ended_s - began_s):
+        activities.note("processor", ended_s - min(times.all_waited_s, ended_s - began_s), ended_s)
+        if times.ran_s >= BUSY_SHARE * (ended_s - began_s):
             activities.note("loop", began_s, ended_s)
         if delay_s < LATE_S:
             return
-        waited_s = min(delay_s, waited_s)
-        own_s = min(delay_s - waited_s, max(ran_s, process_s))
+        waited_s = min(delay_s, times.waited_s)
+        own_s = min(delay_s - waited_s, max(times.ran_s, times.process_s))
         stopped_s = delay_s - waited_s - own_s
         if stopped_s < HALF_OF_DELAY * delay_s:
             own_s, stopped_s = own_s + stopped_s, 0.0  # a read of a file by the loop's thread, or the like

@@ -151,3 +151,17 @@ class Outcomes:
     def __init__(self) -> None:
         self.succeeded = Distribution()
         self.failed = Distribution()
+
+
+class Stages:
+    """Durations of the stages of one type of work, in seconds. The stages of one piece of work share their borders."""
+
+    __slots__ = ("by_name",)
+
+    def __init__(self, *names: str) -> None:
+        self.by_name = {name: Distribution() for name in names}
+
+    def end(self, name: str, began_s: float, now_s: float) -> float:
+        """Record a stage that ends now. Return `now_s`, at which the next one begins."""
+        self.by_name[name].record(now_s - began_s)
+        return now_s

@@ -1,13 +1,15 @@
-"""Registration of the data source, and functions that append DataFrames to a log and read a log as a DataFrame."""
+"""Registration of the data source and of metrics; functions that append DataFrames to a log and read one."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from bookies.spark.streams import StreamMetrics
 
 
 def register(spark: SparkSession) -> None:
@@ -19,6 +21,28 @@ def register(spark: SparkSession) -> None:
         # Spark would start `python3` from the path, which may lack this package.
         context.pythonExec = sys.executable
     spark.dataSource.register(BookKeeperDataSource)
+
+
+def register_metrics(
+    spark: SparkSession, registry: Any = None, *, labels: dict[str, str] | None = None
+) -> StreamMetrics:
+    """Add the figures of a session's streaming queries to a registry of `prometheus_client`. Return the listener.
+
+    * `registry`: a `CollectorRegistry`; None: the default one.
+    * `labels`: added to every sample.
+
+    Call it before the queries start. `spark.streams.removeListener(listener)` ends it.
+
+    Raises `NotSupported` without the package `prometheus_client` (extra `prometheus`).
+    """
+    from bookies.metrics.prometheus import add_collector
+    from bookies.metrics.stream_table import TABLE
+    from bookies.spark.streams import StreamMetrics
+
+    listener = StreamMetrics()
+    add_collector(TABLE, "stream", listener.usage, registry, labels)
+    spark.streams.addListener(listener)
+    return listener
 
 
 def prepare_for_log(df: DataFrame, n: int, key: str, *order: str) -> DataFrame:

@@ -42,6 +42,26 @@ JOURNAL_RETRY_S = 5.0  # seconds between attempts to open a journal whose disk h
 STOP_S = 60.0  # seconds that an orderly stop waits for its last checkpoint
 
 
+class _Callbacks:
+    """Calls that changes of the storage's state cause: of its mode every time, of the end of a congestion once."""
+
+    def __init__(self) -> None:
+        self.was_writable = True
+        self.of_modes: list[Callable[[], None]] = []
+        self.of_calm: list[Callable[[], None]] = []
+
+    def calmed(self) -> None:
+        callbacks, self.of_calm = self.of_calm, []
+        for callback in callbacks:
+            callback()
+
+    def mode_is(self, *, is_writable: bool) -> None:
+        if is_writable != self.was_writable:
+            self.was_writable = is_writable
+            for callback in self.of_modes:
+                callback()
+
+
 class LedgerStore(StoreWrites, StoreReads):
     """The storage of one bookie. All calls on the loop's thread.
 
@@ -58,9 +78,7 @@ class LedgerStore(StoreWrites, StoreReads):
         self.collector: CollectionLoop | None = None
         self.scrubber: Scrubber | None = None
         self._background: list[asyncio.Task[None]] = []  # collection and scrub: an orderly stop ends them first
-        self._was_writable = True
-        self._mode_callbacks: list[Callable[[], None]] = []
-        self._uncongested_callbacks: list[Callable[[], None]] = []
+        self._callbacks = _Callbacks()
 
     # -- start and stop ------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -88,7 +106,7 @@ class LedgerStore(StoreWrites, StoreReads):
         except BaseException:
             self.abort()
             raise
-        self._was_writable = self.is_writable
+        self._callbacks.was_writable = self.is_writable
 
     async def _keep_page_size(self) -> None:
         """Use the page size of the existing index, whose checksums are per page; the setting is for new bookies."""
@@ -260,7 +278,7 @@ class LedgerStore(StoreWrites, StoreReads):
 
     def on_mode_change(self, callback: Callable[[], None]) -> None:
         """Call `callback()` whenever `is_writable` has changed."""
-        self._mode_callbacks.append(callback)
+        self._callbacks.of_modes.append(callback)
 
     @property
     def is_congested(self) -> bool:
@@ -270,7 +288,7 @@ class LedgerStore(StoreWrites, StoreReads):
     def when_uncongested(self, callback: Callable[[], None]) -> None:
         """Call `callback()` once, when the write cache is not congested."""
         if self.is_congested:
-            self._uncongested_callbacks.append(callback)
+            self._callbacks.of_calm.append(callback)
         else:
             asyncio.get_running_loop().call_soon(callback)
 
@@ -284,18 +302,13 @@ class LedgerStore(StoreWrites, StoreReads):
     def _changed(self) -> None:
         """React to a changed state: a flush has ended, a directory has failed, or the mode may have changed."""
         if self._parts is not None and self._parts.health.has_new_failures and not self._is_stopping:
-            reacting = self._parts.failover.react(self._parts.checkpointer.worker)
+            reacting = self._parts.checkpointer.index_writer.failover.react(self._parts.checkpointer.worker)
             self._tasks.start(self._react(reacting), "giving up a directory")
         if self.collector is not None and self._parts is not None:
             self.collector.disks_changed()
         if not self.is_congested:
-            callbacks, self._uncongested_callbacks = self._uncongested_callbacks, []
-            for callback in callbacks:
-                callback()
-        if self.is_writable != self._was_writable:
-            self._was_writable = self.is_writable
-            for callback in self._mode_callbacks:
-                callback()
+            self._callbacks.calmed()
+        self._callbacks.mode_is(is_writable=self.is_writable)
 
     async def _react(self, reacting: Awaitable[None]) -> None:
         """Await a failover. A failed one is repeated by the next write that needs it, before data becomes durable."""

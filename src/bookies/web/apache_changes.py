@@ -5,12 +5,14 @@ A bookie carries them out by the calls of its operators (`bookie/control.py`), s
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bookies.bookie.server import BookieServer
 from bookies.errors import BookKeeperError
-from bookies.model import BookieId
+from bookies.model import BookieId, BookieMode
 from bookies.web.apache_bookie import API
 from bookies.web.jobs import Jobs
 from bookies.web.messages import Problem, Request, Response, json_response, text
@@ -18,6 +20,10 @@ from bookies.web.routes import Handler, Route
 from bookies.web.shared_client import Connected
 from bookies.web.users import Role
 
+SANITY_S = 10.0  # for a check of sanity
+SANITY_AGE_S = 5.0  # of a result that is shared
+SANITY_PASSWORD = b"sanity"
+SANITY_ENTRIES = [b"sanity %d" % number for number in range(10)]
 Open = Callable[[], Awaitable[Connected]]
 
 
@@ -37,10 +43,13 @@ def _user(request: Request) -> str:
 
 
 class BookieChanges:
-    """The endpoints that change the bookie of this process."""
+    """The endpoints that change the bookie of this process. `connect`: as of `ClusterChanges`."""
 
-    def __init__(self, server: BookieServer) -> None:
+    def __init__(self, server: BookieServer, connect: Open) -> None:
         self._server = server
+        self._connect = connect
+        self._sanity: asyncio.Task[dict[str, bool]] | None = None
+        self._sanity_at = 0.0  # when it began, by the loop's clock
         self.routes = (
             _put(
                 "/config/server_config",
@@ -68,6 +77,14 @@ class BookieChanges:
                 "resumeMajor=true, resumeMinor=true",
             ),
             _put("/bookie/state/readonly", "begin or end read-only", self._hold, "readOnly=true"),
+            Route(
+                f"{API}/bookie/sanity",
+                "write a ledger to this bookie, read it, delete it",
+                self._check_sanity,
+                "probe=true for 503 on failure",
+                role=Role.OPERATOR,
+                writes=True,
+            ),
             _put("/bookie/expand_storage", "409: a restart with allow_storage_expansion does it", self._expand),
             _put("/bookie/entry_location_compact", "nothing to do: index files need none", self._compact_locations),
         )
@@ -135,6 +152,36 @@ class BookieChanges:
         headers = {"X-Bk-Until": str(facts["until"])} if "until" in facts else {}
         return Response(200, response.body, response.content_type, headers, {"mode": before}, {"mode": facts["mode"]})
 
+    async def _check_sanity(self, request: Request) -> Response:
+        """One check runs at a time. Requests that arrive meanwhile, and shortly afterwards, share its result."""
+        loop = asyncio.get_running_loop()
+        if self._sanity is None or (self._sanity.done() and loop.time() - self._sanity_at >= SANITY_AGE_S):
+            self._sanity, self._sanity_at = loop.create_task(self._run_sanity(), name="sanity check"), loop.time()
+        facts = await asyncio.shield(self._sanity)
+        status = 503 if request.flag("probe") and not facts["passed"] else 200
+        return _with(json_response(facts, status), None, facts)
+
+    async def _run_sanity(self) -> dict[str, bool]:
+        """Add entries to this bookie as a client does, and read them. A read-only bookie passes, as with Apache."""
+        if self._server.state.mode is BookieMode.READ_ONLY:
+            return {"passed": True, "readOnly": True}
+        bookie, passed, ledger_id = self._server.bookie_id, False, None
+        with contextlib.suppress(BookKeeperError, TimeoutError):
+            client = (await self._connect()).client
+            try:
+                async with asyncio.timeout(SANITY_S):
+                    async with client.create(bookies=[bookie], password=SANITY_PASSWORD) as writer:
+                        ledger_id = writer.ledger_id
+                        await writer.append_many(SANITY_ENTRIES)
+                    async with client.open(ledger_id, password=SANITY_PASSWORD) as reader:
+                        payloads = [entry.payload async for entry in reader.read()]
+                    # A bookie that failed was replaced, and the entries are on another one.
+                    passed = payloads == SANITY_ENTRIES and (await client.metadata(ledger_id)).bookies == [bookie]
+            finally:
+                if ledger_id is not None:
+                    await client.delete(ledger_id)
+        return {"passed": passed, "readOnly": False}
+
     async def _expand(self, request: Request) -> Response:
         raise Problem(
             409,
@@ -187,6 +234,14 @@ class ClusterChanges:
                 role=Role.ADMINISTRATOR,
             ),
             Route(f"{API}/jobs", "jobs of this process: recoveries and decommissions", self._list_jobs),
+            Route(f"{API}/jobs/{{job}}", "one job", self._show_job),
+            Route(
+                f"{API}/jobs/{{job}}",
+                "cancel a job: what it has copied stays, and no ledger is left incomplete",
+                self._cancel_job,
+                method="DELETE",
+                role=Role.ADMINISTRATOR,
+            ),
         )
 
     async def _delete(self, request: Request) -> Response:
@@ -278,6 +333,14 @@ class ClusterChanges:
     async def _list_jobs(self, request: Request) -> Response:
         return json_response(list(self._jobs.rows.values()))
 
+    async def _show_job(self, request: Request) -> Response:
+        return json_response(self._jobs.row(request.values["job"]))
+
+    async def _cancel_job(self, request: Request) -> Response:
+        before = dict(self._jobs.row(request.values["job"]))
+        after = await self._jobs.cancel(request.values["job"])
+        return _with(json_response(after), before, after)
+
 
 async def _empty(connected: Connected, name: str, by: str, *, removes: bool) -> object:
     """Drain a bookie. If it is empty then and this is wanted, delete its cookie. Raises `BookKeeperError`."""
@@ -304,4 +367,6 @@ def _with(response: Response, before: object, after: object) -> Response:
 
 
 def _job(answer: str, job_id: str) -> Response:
-    return Response(200, answer.encode(), headers={"X-Bk-Job": job_id}, after={"job": job_id})
+    return Response(
+        200, answer.encode(), headers={"X-Bk-Job": job_id, "Location": f"{API}/jobs/{job_id}"}, after={"job": job_id}
+    )

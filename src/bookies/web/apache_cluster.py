@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bookies.errors import BookKeeperError, EntryNotFound
@@ -66,7 +67,7 @@ class ClusterEndpoints:
             Route(f"{API}/ledger/metadata", "metadata of a ledger", self._metadata, "ledger_id=N"),
             Route(
                 f"{API}/ledger/read",
-                "entries of a ledger, at most 1000 or 8 MiB",
+                "entries of a ledger, at most 1000 or 8 MiB; `X-Bk-Last`: the last confirmed entry",
                 self._entries,
                 "ledger_id=N, start_entry_id=0, end_entry_id=-1, page=N",
                 role=Role.OPERATOR,
@@ -218,11 +219,12 @@ class ClusterEndpoints:
         client = await self._client()
         rows: dict[str, str] = {"Entries for page: ": str(page)} if page else {}
         async with client.open(ledger_id, password=record.password or b"") as ledger:
+            headers = {"X-Bk-Last": str(ledger.last_add_confirmed)}
             end = ledger.last_add_confirmed if last < 0 else min(last, ledger.last_add_confirmed)
             if end - first >= ENTRIES_MAX:
                 raise _too_much(ledger_id, first)
             if first > end:
-                return json_response(rows)
+                return replace(json_response(rows), headers=headers)
             size = 0
             try:
                 async for batch in ledger.read_batches(first, end):
@@ -232,8 +234,8 @@ class ClusterEndpoints:
                             raise _too_much(ledger_id, entry_id)
                         rows[str(entry_id)] = payload_text(payload)
             except EntryNotFound as error:
-                raise Problem(404, str(error), f"bk ledger explain {ledger_id} {error.entry_id}") from error
-        return json_response(rows)
+                raise Problem(404, str(error), f"bk ledger explain {ledger_id}:{error.entry_id}") from error
+        return replace(json_response(rows), headers=headers)
 
     # -- auto-recovery -------------------------------------------------------------------------------------------
     async def _enabled(self, request: Request) -> Response:
@@ -241,6 +243,7 @@ class ClusterEndpoints:
 
     async def _marked(self, request: Request) -> Response:
         with_replicas = "printmissingreplica" in request.query
+        # pulsarctl sends both names in every request, without a value if it means all ledgers.
         marks = self._wanted_marks(request.query.get("missingreplica"), request.query.get("excludingmissingreplica"))
         first = await anext(marks, None)
         if first is None:
@@ -252,9 +255,7 @@ class ClusterEndpoints:
     async def _wanted_marks(self, missing: str | None, not_missing: str | None) -> AsyncIterator[Mark]:
         async for page in self._driver.recovery.marks():
             for mark in page:
-                if (missing is None or missing in mark.replicas) and (
-                    not_missing is None or not_missing not in mark.replicas
-                ):
+                if (not missing or missing in mark.replicas) and (not not_missing or not_missing not in mark.replicas):
                     yield mark
 
     async def _auditor(self, request: Request) -> Response:

@@ -31,6 +31,47 @@ SLOW_S = 60.0  # for a client to fetch a part of an answer
 Handle = Callable[[Request], Awaitable[Response]]
 
 
+class _Handshake:
+    """The TLS handshake of a connection. `is_due`: its first byte has not arrived.
+
+    `early`: what arrives between its end and its callback.
+    """
+
+    def __init__(self, encryption: Encryption) -> None:
+        self.encryption = encryption
+        self.is_due = True
+        self.early = b""
+        self.task: asyncio.Task[None] | None = None
+
+
+class _Incoming:
+    """A request that is arriving. `head`: the event of h11."""
+
+    def __init__(self, head: Any) -> None:
+        self.head = head
+        self.body = bytearray()
+
+
+class _Pause:
+    """A wait for the client, `since` a loop time. `is_in_request`: the first byte of the next request has arrived."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.since = loop.time()
+        self.is_in_request = False
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, seconds: float, timed_out: Callable[[], None]) -> None:
+        self.end()
+        self.since = self._loop.time()
+        self._timer = self._loop.call_later(seconds, timed_out)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class HttpConnection(asyncio.Protocol):
     """One accepted connection. `handle`: answers a request, and raises `Problem` alone. `date`: returns that header.
 
@@ -52,17 +93,11 @@ class HttpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_SIZE_MAX)
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._encryption = encryption
-        self._handshake: asyncio.Task[None] | None = None
-        self._is_plain = False  # the first byte of the handshake is due
-        self._early = b""  # what arrives between the handshake and its callback
+        self._tls = None if encryption is None else _Handshake(encryption)
         self._peer = ""
         self._subject: Any = None  # of the client's certificate
-        self._request: Any = None  # of h11, until its end has arrived
-        self._body = bytearray()
-        self.waits_since = self._loop.time()  # for the client
-        self._has_begun = False  # the first byte of the next request has arrived
+        self._request: _Incoming | None = None  # until its end has arrived
+        self._pause = _Pause(self._loop)
         self._answering: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -72,12 +107,16 @@ class HttpConnection(asyncio.Protocol):
         """Report whether a request is being answered."""
         return self._answering is not None
 
+    @property
+    def waits_since(self) -> float:
+        """Loop time since which the connection waits for the client."""
+        return self._pause.since
+
     # -- what the transport calls --------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self._peer = str(name[0]) if name else ""
-        self._is_plain = self._encryption is not None
         self._begin(self._transport)
 
     def _begin(self, transport: asyncio.Transport) -> None:
@@ -85,38 +124,38 @@ class HttpConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
         self._wait(FIRST_BYTE_S)
 
-    async def _encrypt(self, plain: asyncio.Transport, encryption: Encryption, received: bytes) -> None:
+    async def _encrypt(self, plain: asyncio.Transport, tls: _Handshake, received: bytes) -> None:
         try:
-            transport = await encryption.encrypt(plain, self, received=received)
+            transport = await tls.encryption.encrypt(plain, self, received=received)
         except TlsFailed as error:
-            self._handshake = None
+            tls.task = None
             self._events.info("http.no_tls", peer=self._peer, cause=error.message)
             self.connection_lost(error)  # no other callback will come
             return
-        self._handshake = None
+        tls.task = None
         if self._transport is None:  # lost meanwhile
             transport.abort()
             return
         certificate = transport.get_extra_info("peercert")
         self._subject = certificate.get("subject") if certificate else None
         self._begin(transport)
-        early, self._early = self._early, b""
+        early, tls.early = tls.early, b""
         if early:
             self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
-        if self._handshake is not None:
-            self._early += data
+        tls = self._tls
+        if tls is not None and tls.task is not None:
+            tls.early += data
             return
-        if self._is_plain and self._transport is not None and self._encryption is not None:
-            self._is_plain = False
-            self._cancel_timer()
+        if tls is not None and tls.is_due and self._transport is not None:
+            tls.is_due = False
+            self._pause.end()
             self._transport.pause_reading()
-            shaking = self._encrypt(self._transport, self._encryption, data)
-            self._handshake = self._loop.create_task(shaking, name="HTTPS")
+            tls.task = self._loop.create_task(self._encrypt(self._transport, tls, data), name="HTTPS")
             return
-        if not self._has_begun:
-            self._has_begun = True  # the time for a request counts from its first byte
+        if not self._pause.is_in_request:
+            self._pause.is_in_request = True  # the time for a request counts from its first byte
             self._wait(REQUEST_S)
         try:
             self._protocol.receive_data(data)
@@ -142,9 +181,9 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        if self._handshake is not None:
-            self._handshake.cancel()
-        self._cancel_timer()
+        if self._tls is not None and self._tls.task is not None:
+            self._tls.task.cancel()
+        self._pause.end()
         self._writable.set()
         if self._answering is not None:
             self._answering.cancel()
@@ -172,25 +211,24 @@ class HttpConnection(asyncio.Protocol):
                 if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > HEAD_SIZE_MAX:
                     self._refuse(Problem(431, f"request line and headers have more than {HEAD_SIZE_MAX:,} bytes"))
                     return
-                self._request = event
-                self._body.clear()
+                self._request = _Incoming(event)
                 if self._protocol.they_are_waiting_for_100_continue:
                     self._write(self._protocol.send(h11.InformationalResponse(status_code=100, headers=[])))
-            elif isinstance(event, h11.Data):
-                if len(self._body) + len(event.data) > BODY_SIZE_MAX:
+            elif isinstance(event, h11.Data) and self._request is not None:
+                if len(self._request.body) + len(event.data) > BODY_SIZE_MAX:
                     self._refuse(Problem(413, f"the body is larger than {BODY_SIZE_MAX:,} bytes"))
                     return
-                self._body += event.data
-            elif isinstance(event, h11.EndOfMessage):
+                self._request.body += event.data
+            elif isinstance(event, h11.EndOfMessage) and self._request is not None:
                 request, self._request = self._request, None
                 self._transport.pause_reading()
-                self._cancel_timer()
+                self._pause.end()
                 self._answering = self._loop.create_task(self._answer(request), name="HTTP request")
 
-    async def _answer(self, request: Any) -> None:
+    async def _answer(self, request: _Incoming) -> None:
         response: Response
-        parsed = replace(parse(request), body=bytes(self._body), peer=self._peer, subject=self._subject)
-        self._body.clear()
+        parsed = replace(parse(request.head), body=bytes(request.body), peer=self._peer, subject=self._subject)
+        request.body.clear()
         try:
             async with asyncio.timeout(REQUEST_S):
                 response = await self._handle(parsed)
@@ -217,18 +255,18 @@ class HttpConnection(asyncio.Protocol):
 
     async def _send(self, response: Response, *, is_head: bool) -> None:
         body = response.body
-        headers = [
-            ("Content-Type", response.content_type),
-            ("Date", self._date()),
-            ("Cache-Control", "no-store"),
-            ("X-Content-Type-Options", "nosniff"),
-            *response.headers.items(),
-        ]
-        if "Content-Security-Policy" not in response.headers:
-            headers.append(("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"))
-        if self._encryption is not None:
+        given = {
+            "Content-Type": response.content_type,
+            "Date": self._date(),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+            **response.headers,
+        }
+        headers = list(given.items())
+        if self._tls is not None:
             headers.append(("Strict-Transport-Security", "max-age=31536000"))
-        if isinstance(body, bytes):
+        if isinstance(body, bytes) and response.status != 304:
             headers.append(("Content-Length", str(len(body))))
         self._write(self._protocol.send(h11.Response(status_code=response.status, headers=headers)))
         if isinstance(body, bytes):
@@ -265,8 +303,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._protocol.start_next_cycle()
-        self._has_begun = bool(self._protocol.trailing_data[0])
-        self._wait(REQUEST_S if self._has_begun else IDLE_S)
+        self._pause.is_in_request = bool(self._protocol.trailing_data[0])
+        self._wait(REQUEST_S if self._pause.is_in_request else IDLE_S)
         self._transport.resume_reading()
         try:
             self._advance()
@@ -298,17 +336,10 @@ class HttpConnection(asyncio.Protocol):
     # -- time ----------------------------------------------------------------------------------------------------
     def _wait(self, seconds: float) -> None:
         """Close the connection unless it makes progress within this time."""
-        self._cancel_timer()
-        self.waits_since = self._loop.time()
-        self._timer = self._loop.call_later(seconds, self._timed_out)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._pause.begin(seconds, self._timed_out)
 
     def _timed_out(self) -> None:
-        if self._has_begun:
+        if self._pause.is_in_request:
             self._refuse(Problem(408, f"the request did not arrive within {REQUEST_S:.0f} s"))
         else:
             self.close()

@@ -58,6 +58,23 @@ class Jobs:
             self._tasks.pop(job_id, None)
             self._events.info("http.job_ended", job=row["job"], by=row["by"], state=row["state"])
 
+    def row(self, job_id: str) -> dict[str, Any]:
+        """Return the facts of a job. Raises `Problem`."""
+        if job_id not in self.rows:
+            raise Problem(404, f"there is no job {job_id}; /api/v1/jobs lists them")
+        return self.rows[job_id]
+
+    async def cancel(self, job_id: str) -> dict[str, Any]:
+        """Cancel a job and wait until it has ended. Return its facts. Raises `Problem` if it does not run."""
+        row = self.row(job_id)
+        task = self._tasks.get(job_id)
+        if task is None:
+            raise Problem(409, f"job {job_id} does not run: it is {row['state']}")
+        await asyncio.sleep(0)  # A task that has not begun would be cancelled without noting that.
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return row
+
     async def stop(self) -> None:
         """Cancel the jobs."""
         tasks = list(self._tasks.values())

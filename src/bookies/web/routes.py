@@ -24,7 +24,7 @@ class Route:
 
     `parameters`: of its query, and `body`: names of its JSON object, both as `name=values, name=values`. `role`: the
     lowest that may call it. `is_probe`: answered under any name of the host, and while many connections are open.
-    `is_list`: may be long, so few run at a time.
+    `is_list`: may be long, so few run at a time. `writes`: a GET that changes something nevertheless.
     """
 
     path: str
@@ -36,11 +36,12 @@ class Route:
     body: str = ""
     is_probe: bool = False
     is_list: bool = False
+    writes: bool = False
 
     @property
     def changes(self) -> bool:
         """Report whether a call may change something."""
-        return self.method != "GET"
+        return self.method != "GET" or self.writes
 
     @property
     def placeholders(self) -> list[str]:

@@ -6,9 +6,9 @@ The server listens before a bookie replays its journal, so that probes are answe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bookies.bookie.server import BookieServer
 from bookies.bookie.transport.security import server_files
@@ -16,9 +16,10 @@ from bookies.config import BookieConfig, ClientConfig, HttpConfig
 from bookies.errors import ConfigError
 from bookies.metrics.collections import bookie_collection, recovery_collection
 from bookies.metrics.health import BookieHealth, RecoveryHealth
+from bookies.metrics.samples import Samples
 from bookies.runtime.activities import LoopLag
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Encryption, Runtime
+from bookies.runtime.ports import Clock, Encryption, Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.web import openapi
 from bookies.web.access import Access
@@ -31,7 +32,7 @@ from bookies.web.probes import Probes, overview
 from bookies.web.routes import Route, Routes
 from bookies.web.server import HttpServer
 from bookies.web.shared_client import OpenDriver, SharedClient
-from bookies.web.users import UsersFile
+from bookies.web.users import Role, UsersFile
 
 if TYPE_CHECKING:
     from bookies.replication.daemon.daemon import AutoRecovery
@@ -40,31 +41,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The process of a server, for endpoints of other packages. `server`: None in a process of auto-recovery alone."""
+    """The process of a server, for endpoints of other packages. `server`: None in a process without a bookie.
+
+    `samples`: None in a process that takes none.
+    """
 
     client: SharedClient
     server: BookieServer | None
+    samples: Samples | None = None
 
 
 OtherRoutes = Callable[[Process], Sequence[Route]]
+Background = Callable[[], Coroutine[Any, Any, None]]
 
 
 def _with_overview(routes: list[Route]) -> list[Route]:
     async def show(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return Response(303, b"", headers={"Location": "/console"})
         return await overview(routes)
 
     async def describe(request: Request) -> Response:
         return json_response(openapi.document(routes, "bookies"))
 
-    return [Route("/", "this list", show), Route(openapi.PATH, "this list in OpenAPI", describe), *routes]
+    return [
+        Route("/", "this list; a browser is led to the console", show, role=Role.ANYONE),
+        Route(openapi.PATH, "this list in OpenAPI", describe),
+        *routes,
+    ]
 
 
 @contextlib.asynccontextmanager
-async def _serving(server: HttpServer, client: SharedClient, jobs: Jobs) -> AsyncIterator[None]:
+async def _serving(
+    server: HttpServer, client: SharedClient, jobs: Jobs, background: Iterable[Background], clock: Clock
+) -> AsyncIterator[None]:
+    """Serve, and run `background` meanwhile."""
+    events = Events("http", clock)
+    tasks = Tasks(lambda error: events.error("http.broken", path="background", error=error))
     await server.start()
+    for work in background:
+        tasks.start(work(), "background of the HTTP server")
     try:
         yield
     finally:
+        await tasks.stop()
         await server.stop()
         await jobs.stop()
         await client.close()
@@ -112,20 +132,20 @@ def beside_start(
         health = BookieHealth(server, runtime.clock.monotonic)
         metrics = bookie_collection(server, recovery, health, runtime.clock)
         client = SharedClient(runtime, open_driver, client_config)
-        jobs = Jobs(runtime.clock)
+        jobs, samples = Jobs(runtime.clock), Samples(metrics, runtime.clock)
         routes = _with_overview(
             [
                 *Probes(health, metrics, runtime.clock).routes,
                 *BookieEndpoints(server, health).routes,
-                *BookieChanges(server).routes,
+                *BookieChanges(server, client.connected).routes,
                 *ClusterEndpoints(lambda: server.metadata, client.get, runtime.clock).routes,
                 *ClusterChanges(client.connected, jobs).routes,
-                *other_routes(Process(client, server)),
+                *other_routes(Process(client, server, samples)),
             ]
         )
         names = [config.http_host, config.host, config.advertised_host, *config.http_names]
         http = http_server(runtime, config, config, Routes(routes, "bookie"), names)
-        async with _serving(http, client, jobs):
+        async with _serving(http, client, jobs, [samples.run], runtime.clock):
             server.http_address = http.address
             yield
 
@@ -152,22 +172,16 @@ async def around_recovery(
     cluster = ClusterEndpoints(
         lambda: None if process.current is None else process.current.driver, client.get, runtime.clock
     )
-    jobs = Jobs(runtime.clock)
+    jobs, samples = Jobs(runtime.clock), Samples(metrics, runtime.clock)
     routes = _with_overview(
         [
             *Probes(health, metrics, runtime.clock).routes,
             *cluster.routes,
             *ClusterChanges(client.connected, jobs).routes,
-            *other_routes(Process(client, None)),
+            *other_routes(Process(client, None, samples)),
         ]
     )
     names = [config.http_host, *config.http_names]
     http = http_server(runtime, config, client_config, Routes(routes, "the recovery process"), names)
-    events = Events("http", runtime.clock)
-    tasks = Tasks(lambda error: events.error("http.broken", path="loop lag", error=error))
-    async with _serving(http, client, jobs):
-        tasks.start(lag.run(), "delay of the event loop")
-        try:
-            yield http.address
-        finally:
-            await tasks.stop()
+    async with _serving(http, client, jobs, [lag.run, samples.run], runtime.clock):
+        yield http.address

@@ -18,13 +18,14 @@ from bookies.errors import (
     DirectoryInUse,
     DiskFull,
     MetadataError,
+    RegisteredElsewhere,
     Status,
     StorageError,
 )
 from bookies.lab.sim.world.disk import Loss
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
-from bookies.model import BookieId, BookieMode
+from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.wire.messages import ReadRequest
 
 from .conftest import World, adds
@@ -204,6 +205,29 @@ def test_a_lost_session_is_made_good_while_requests_are_served(world: World) -> 
         assert (await client.add(adds(1, [0])))[0].status is Status.OK
         await asyncio.sleep(30)
         assert await registered(world, BookieMode.WRITABLE) == ("b1",)
+
+    world.run(body)
+
+
+def test_a_bookie_ends_when_another_process_has_taken_its_id(world: World) -> None:
+    """Its session had ended while it was paused. A client could reach either process."""
+
+    async def body(world: World) -> None:
+        server = await world.start()
+        client = await world.connect(server)
+        (_, driver) = world._started[0]
+        driver.expire()
+        clone = MemoryDriver(world.metadata)
+        await clone.open()
+        await clone.register(
+            B1, BookieMode.WRITABLE, BookieInfo((Endpoint("bookie", "elsewhere", 3181, "bookie-rpc"),))
+        )
+        async with asyncio.timeout(60):
+            assert isinstance(await server.wait_failed(), RegisteredElsewhere)
+        assert not server.state.may_serve()
+        await world.on_bookie(server.abort())
+        await client.closed()
+        await clone.close()
 
     world.run(body)
 

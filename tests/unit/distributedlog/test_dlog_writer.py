@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.distributedlog import Place, in_namespace
+from tests.fakes.world import LaggingDriver
+from tests.fakes.zookeeper import FakeZooKeeper
 
 from bookies.client.base import Opening
 from bookies.client.client import Client
 from bookies.client.read import LedgerReader
-from bookies.distributedlog import Dlog, Dlsn
+from bookies.config import ClientConfig
+from bookies.distributedlog import Dlog, Dlsn, Namespace
 from bookies.distributedlog.formats.log_names import LAYOUT_VERSION
 from bookies.distributedlog.model.segment_list import started
 from bookies.distributedlog.parts import recover
@@ -57,6 +60,23 @@ def test_records_have_positions_in_order_of_the_calls(has_zookeeper: bool) -> No
         assert (segment.record_count, segment.last_txid, segment.last_dlsn) == (9, 20, Dlsn(1, 2, 1))
 
     in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+def test_a_segment_whose_ledger_a_lagging_server_does_not_know_is_not_taken_for_an_empty_one() -> None:
+    async def act(place: Place) -> None:
+        log = await place.log()
+        writer = await log.lead()
+        await writer.append(b"acknowledged")
+        await writer.abandon()
+        runtime = place.world.runtime("lagging")
+        client = Client(runtime, LaggingDriver(place.world.store, runtime), ClientConfig())
+        zookeeper = FakeZooKeeper(place.server)  # type: ignore[arg-type]
+        await asyncio.gather(client.open_session(), zookeeper.open())
+        async with Namespace(runtime, zookeeper, "/dl", client) as namespace:
+            await namespace.log("orders").recover()
+        assert await payloads(log) == [b"acknowledged"]
+
+    in_namespace(act)
 
 
 def test_the_znodes_are_those_of_the_specification() -> None:

@@ -22,7 +22,7 @@ from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.metadata.shared.nodes import INSTANCE_ID, Key, Put, Table
 from bookies.metadata.survey import objections, survey
 from bookies.metadata.transfer import MARK, Damaged, Difference, Filling, Item, copy, differences, read_items
-from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_layout import Manager
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata, LedgerState
 from bookies.runtime import aio
@@ -71,7 +71,7 @@ def memory(store: MemoryStore | None = None) -> MetadataDriver:
 def zookeeper(server: Server, manager: Manager | None = Manager.HIERARCHICAL) -> MetadataDriver:
     client = FakeZooKeeper(server)
     return ZooKeeperDriver(
-        "zk://fake/ledgers", client, aio.runtime(seed=4), "/ledgers", manager=manager, lease_ms=10_000
+        "zk://fake/ledgers", client, aio.runtime(seed=4), ZkCluster("/ledgers", manager), lease_ms=10_000
     )
 
 

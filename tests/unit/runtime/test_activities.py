@@ -7,7 +7,15 @@ import gc
 
 import pytest
 
-from bookies.runtime.activities import KEPT_MAX, LAG_INTERVAL_S, SHORTEST_S, Activities, LoopLag, thread_times
+from bookies.runtime.activities import (
+    KEPT_MAX,
+    LAG_INTERVAL_S,
+    SHORTEST_S,
+    Activities,
+    LoopLag,
+    ProcessorTimes,
+    thread_times,
+)
 
 
 def test_overlaps_add_up_by_name_and_include_work_in_progress() -> None:
@@ -47,7 +55,7 @@ def test_a_late_timer_is_examined(
 ) -> None:
     activities, stalls = Activities(lambda: 0.0), []
     lag = LoopLag(activities, lambda began, ended, parts: stalls.append((round(ended - began, 6), parts)))
-    lag.examine(activities, 0.0, LAG_INTERVAL_S + delay, delay, ran, waited, waited, process)
+    lag.examine(activities, 0.0, LAG_INTERVAL_S + delay, delay, ProcessorTimes(ran, waited, waited, process))
     rounded = [(seconds, {name: round(part, 6) for name, part in parts.items()}) for seconds, parts in stalls]
     assert rounded == ([] if stages is None else [(delay, stages)])
     assert {name: round(part, 6) for name, part in activities.overlaps(0.0, 2.0).items()} == noted

@@ -12,7 +12,11 @@ import pytest
 from bookies.client.client import Client
 from bookies.errors import LedgerNotFound
 from bookies.model import BookieId
+from bookies.web.apache_changes import SANITY_AGE_S, ClusterChanges
 from bookies.web.audit import VALUE_SIZE_MAX
+from bookies.web.jobs import Jobs
+from bookies.web.messages import Problem, Request
+from bookies.web.shared_client import Connected
 
 from .conftest import Site
 from .test_site import client_of
@@ -179,6 +183,54 @@ def test_jobs_of_recovery_and_decommission(serve: Serve) -> None:
         (job,) = (await site.call("viewer", "GET", f"{API}/jobs")).json
         assert (job["id"], job["by"], job["state"]) == (answer.headers["x-bk-job"], "administrator-user", "failed")
         assert "b1" in job["error"]  # it is writable
+
+    serve(body, users=True)
+
+
+def test_a_job_is_cancelled(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        async def endless() -> None:
+            await asyncio.sleep(1e9)
+
+        async def unused() -> Connected:
+            raise AssertionError
+
+        jobs = Jobs(site.world.runtime("bookie").clock)
+        (cancel,) = (route for route in ClusterChanges(unused, jobs).routes if "{job}" in route.path and route.changes)
+        job_id = jobs.start("endless", "test", endless())
+        request = Request("DELETE", f"{API}/jobs/{job_id}", {}, "localhost", values={"job": job_id})
+        answer = await cancel.handler(request)
+        assert isinstance(answer.body, bytes)
+        assert json.loads(answer.body)["state"] == "cancelled"
+        assert (answer.before, answer.after) != (None, None)
+        with pytest.raises(Problem, match="cancelled"):
+            await cancel.handler(request)
+        assert (await site.call("administrator", "DELETE", f"{API}/jobs/7")).status == 404
+        assert (await site.call("operator", "DELETE", f"{API}/jobs/7")).status == 403
+
+    serve(body, users=True)
+
+
+def test_sanity_writes_to_this_bookie_reads_and_deletes(serve: Serve) -> None:
+    path = f"{API}/bookie/sanity"
+
+    async def body(site: Site) -> None:
+        answers = await asyncio.gather(*(site.call("operator", "GET", path) for _ in range(3)))
+        assert [answer.json for answer in answers] == [{"passed": True, "readOnly": False}] * 3
+        assert site.server.store.stats()["entries_added"] == 10  # the three shared one check
+        client = await client_of(site)
+        assert [record async for record in client.ledgers()] == []
+        await client.close()
+        assert (await site.call("viewer", "GET", path)).status == 403
+
+        await asyncio.sleep(SANITY_AGE_S)
+        site.world.network.block("bookie", "bookie")  # the way on which its own client reaches it
+        failed = await site.call("operator", "GET", f"{path}?probe=true")
+        assert (failed.status, failed.json["passed"]) == (503, False)
+        site.world.network.unblock("bookie", "bookie")
+        await asyncio.sleep(SANITY_AGE_S)
+        await site.call("operator", "PUT", f"{API}/bookie/state/readonly", {"readOnly": True})
+        assert (await site.call("operator", "GET", path)).json == {"passed": True, "readOnly": True}
 
     serve(body, users=True)
 

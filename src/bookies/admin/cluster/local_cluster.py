@@ -175,6 +175,10 @@ class LocalCluster:
 
         return blocking.connect(self.metadata_uri)
 
+    def enable_http(self) -> None:
+        """Give the bookies that start from now on an HTTP server on any free port, unless the settings name one."""
+        self._settings.setdefault("http_port", 0)
+
     def pids(self) -> list[int]:
         """Return the process ids of the running bookies."""
         return [bookie.pid for bookie in self.bookies if bookie.pid is not None and bookie.is_running()]

@@ -215,16 +215,49 @@ def _write_ready_file(path: str, text: str) -> None:
 
 
 async def _list(session: Session, arguments: argparse.Namespace) -> Report:
-    bookies, notes = await session.client.bookies(), (await read_notes(session.driver)).by_bookie
-    rows = [_row(bookie) | announced_facts(notes.get(bookie.id)) for bookie in bookies]
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UsageError(f"--limit {arguments.limit}: must be at least 1")
+    notes = (await read_notes(session.driver)).by_bookie
+    bookies = [
+        bookie
+        for bookie in await session.client.bookies()
+        if arguments.mode in (None, bookie.mode) and bookie.id > arguments.after
+    ][: arguments.limit]
+    rows: list[dict[str, Any]] = [_row(bookie) | announced_facts(notes.get(bookie.id)) for bookie in bookies]
+    if arguments.space:
+        from bookies.admin.verbs.cluster_health import about_all
+
+        for row, facts in zip(rows, await about_all(session, bookies), strict=True):
+            row |= facts
     cells = [
-        (row["bookie"], row["mode"], row["address"] or "-", row["location"] or "-", announced_text(row)) for row in rows
+        (
+            row["bookie"],
+            row["mode"],
+            row["address"] or "-",
+            row["location"] or "-",
+            *([_space_text(row)] if arguments.space else []),
+            announced_text(row),
+        )
+        for row in rows
     ]
-    return Report(rows, [Table(("bookie", "mode", "address", "location", "announced"), cells)])
+    space = ("disk free",) if arguments.space else ()
+    return Report(rows, [Table(("bookie", "mode", "address", "location", *space, "announced"), cells)])
+
+
+def _space_text(row: Mapping[str, Any]) -> str:
+    if "disk_free" not in row:
+        return "-"
+    return f"{size_text(row['disk_free'])} of {size_text(row['disk_total'])}"
 
 
 def _row(bookie: BookieStatus) -> dict[str, object]:
-    return {"bookie": bookie.id, "mode": bookie.mode, "address": bookie.address, "location": bookie.location}
+    return {
+        "bookie": bookie.id,
+        "mode": bookie.mode,
+        "address": bookie.address,
+        "location": bookie.location,
+        "http": bookie.http,
+    }
 
 
 async def _show(session: Session, arguments: argparse.Namespace) -> Report:
@@ -232,14 +265,14 @@ async def _show(session: Session, arguments: argparse.Namespace) -> Report:
     if arguments.bookie not in known:
         raise UsageError(f"there is no bookie {arguments.bookie!r}; the cluster has {', '.join(known) or 'none'}")
     bookie = known[arguments.bookie]
-    row = _row(bookie)
-    if bookie.mode != "down":
-        total, free = await session.client.bookie_space(bookie.id)
-        row |= {"disk_total": total, "disk_free": free}
+    from bookies.admin.verbs.cluster_health import about_all
+
+    row = _row(bookie) | (await about_all(session, [bookie]))[0]
     facts = announced_facts((await read_notes(session.driver)).by_bookie.get(bookie.id))
     lines = [
         f"{name:12} {size_text(float(str(value))) if name.startswith('disk') else value}"
         for name, value in (row | {"announced": announced_text(facts)}).items()
+        if name != "reasons" or value
     ]
     return Report(row | facts, lines)
 
@@ -286,7 +319,16 @@ VERBS = (
         Option("--list-settings", "print every setting with default and help, and exit", bool),
         Option("--dry-run", "print the settings that differ from the default, and exit", bool),
     ),
-    verb("bookie list", "list the cluster's bookies with mode and address", "bk bookie list --json", on_session(_list)),
+    verb(
+        "bookie list",
+        "list the cluster's bookies with mode and address",
+        "bk bookie list --mode down",
+        on_session(_list),
+        Option("--mode", "list only bookies in this mode", choices=("writable", "read-only", "down")),
+        Option("--space", "also ask the bookies for the space on their disks", bool),
+        Option("--after ID", "list only bookies with a greater id", default=""),
+        Option("--limit COUNT", "list at most this number of bookies", int),
+    ),
     verb("bookie show", "show one bookie: address, mode, space", "bk bookie show b1", on_session(_show), BOOKIE),
     verb(
         "bookie repair",

@@ -1,4 +1,4 @@
-"""`bk up`, `bk down`, `bk status`, `bk cluster info`: a local cluster, and the state of any cluster."""
+"""`bk up`, `bk down`, `bk status`, `bk cluster`: a local cluster, and the state of any cluster."""
 
 from __future__ import annotations
 
@@ -46,9 +46,16 @@ def _up(arguments: argparse.Namespace) -> Report:
         print(
             f"the cluster has {len(cluster.bookies)} bookies; --bookies {wanted} does not remove any", file=sys.stderr
         )
+    if arguments.observe:
+        cluster.enable_http()
     failures: dict[str, BookKeeperError] = {}
+    observed: tuple[dict[str, str], list[str]] = {}, []
     with interruptible():
         started = cluster.start(failures=failures)
+        if arguments.observe:
+            from bookies.admin.cluster.monitoring import Monitoring
+
+            observed = Monitoring(cluster).start()
     for error in failures.values():
         print(f"bk up: {error}", file=sys.stderr)
     names = ", ".join(started)
@@ -58,7 +65,9 @@ def _up(arguments: argparse.Namespace) -> Report:
     else:
         text = f"started {names}" if started else "all bookies were running already"
     place = f"data in {directory}; metadata {cluster.metadata_uri}"
-    return Report(cluster.describe(), [text, place, _NEXT], int(bool(failures)))
+    addresses = [f"{name:10} {url}" for name, url in observed[0].items()]
+    facts = cluster.describe() | ({"observe": observed[0]} if arguments.observe else {})
+    return Report(facts, [text, place, *addresses, _NEXT], int(bool(failures)), observed[1])
 
 
 _NEXT = "next:  bk status    id=$(seq 1000 | bk ledger append --new)    bk ledger read $id | tail -1    bk down"
@@ -66,13 +75,14 @@ _NEXT = "next:  bk status    id=$(seq 1000 | bk ledger append --new)    bk ledge
 
 def _down(arguments: argparse.Namespace) -> Report:
     from bookies.admin.cluster import LocalCluster
+    from bookies.admin.cluster.monitoring import Monitoring
 
     directory = arguments.directory or find_data_directory()
     if directory is None:
         raise UsageError("no bk-data directory found from here upwards: name the cluster's with --directory DIR")
     cluster = LocalCluster.load(directory)
     with interruptible():
-        stopped = cluster.stop()
+        stopped = [*cluster.stop(), *Monitoring(cluster).stop()]
     text = f"stopped {', '.join(stopped)}" if stopped else "nothing was running"
     kept = f"the data is kept in {cluster.directory}; `bk up` starts it again"
     return Report({"stopped": stopped, "directory": cluster.directory}, [text, kept])
@@ -96,6 +106,12 @@ async def _status(session: Session, arguments: argparse.Namespace) -> Report:
     damaged = f", {counts['unreadable']} cannot be read: `bk metadata check`" if counts["unreadable"] else ""
     ledgers = f"{counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery{damaged}"
     return Report(status, [f"metadata  {status['metadata']}", table, f"ledgers   {ledgers}"])
+
+
+async def _health(session: Session, arguments: argparse.Namespace) -> Report:
+    from bookies.admin.verbs.cluster_health import health
+
+    return await health(session)
 
 
 async def _info(driver: MetadataDriver, arguments: argparse.Namespace) -> Report:
@@ -172,6 +188,11 @@ VERBS = (
             "metadata store of the bookies: zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: an embedded "
             "store in the directory)",
         ),
+        Option(
+            "--observe",
+            "with HTTP servers, and with Prometheus and Grafana if they are installed: dashboards and alerts",
+            bool,
+        ),
         shared=MACHINE,
     ),
     verb("down", "stop a local cluster", "bk down --json", _down, _DIRECTORY, shared=MACHINE),
@@ -181,5 +202,13 @@ VERBS = (
         "print instance id, layout, bookies by mode; reads only the metadata store",
         "bk cluster info --json",
         on_driver(_info),
+    ),
+    verb(
+        "cluster health",
+        "report whether all is well, and if not, why and what to do",
+        "bk cluster health",
+        on_session(_health),
+        description="Checks bookies, their disks, auto-recovery and ledgers that lack replicas, without reading "
+        "ledgers: a million of them take no longer than a few. Exit status 1 if a finding needs action now.",
     ),
 )

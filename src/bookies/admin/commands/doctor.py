@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option, verb
 from bookies.admin.shared.common import find_data_directory, size_text, with_session
-from bookies.admin.shared.report import Report
+from bookies.admin.shared.report import Finding, Report
 from bookies.admin.verbs import tls_doctor
-from bookies.admin.verbs.tls_doctor import Finding
 
 SYNC_COUNT = 50
 
@@ -133,28 +132,13 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Finding]:
     if uri is None and directory is None:
         yield Finding("ok", "no cluster here yet; start one with `bk up`")
         return
-    from bookies.admin.commands.cluster import gather_status
+    from bookies.admin.verbs.cluster_health import cluster_findings
     from bookies.errors import BookKeeperError
 
     try:
-        status = with_session(arguments, lambda session: gather_status(session))
+        yield from with_session(arguments, cluster_findings)
     except BookKeeperError as error:
         yield Finding("bad", f"metadata store: {error}", "start the cluster with `bk up`, or check the URI")
-        return
-    for bookie in status["bookies"]:
-        if bookie["mode"] == "down":
-            yield Finding(
-                "warn", f"bookie {bookie['bookie']} is down", "start it; `bk up` starts those of a local cluster"
-            )
-        else:
-            yield Finding("ok", f"bookie {bookie['bookie']} is {bookie['mode']} at {bookie['address']}")
-    writable = sum(bookie["mode"] == "writable" for bookie in status["bookies"])
-    if writable < 3:
-        yield Finding("warn", f"{writable} writable bookies", "start more: the default of three replicas needs three")
-    if status["ledgers"]["open"]:
-        yield Finding(
-            "ok", f"{status['ledgers']['open']} ledgers are open: being written, or not sealed by their writer"
-        )
 
 
 VERBS = (

@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, Option, Run, verb
-from bookies.admin.shared.common import on_client, opened_input, print_json, size_text, time_text, with_client
+from bookies.admin.shared.common import (
+    OnCluster,
+    on_client,
+    opened_input,
+    print_json,
+    size_text,
+    time_text,
+    with_client,
+)
 from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
 from bookies.admin.shared.report import Report, Table
 from bookies.errors import LogTruncated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from bookies.client.base import EntryBatch
     from bookies.client.base.iteration import Entries
@@ -187,7 +195,9 @@ async def _reap(client: Client, arguments: argparse.Namespace) -> Report:
 
 
 async def _list(client: Client, arguments: argparse.Namespace) -> Report:
-    names = await client.logs(arguments.prefix)
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UsageError(f"--limit {arguments.limit}: must be at least 1")
+    names = [name for name in await client.logs(arguments.prefix) if name > arguments.after][: arguments.limit]
     return Report(names, names)
 
 
@@ -221,16 +231,55 @@ async def _cursors(client: Client, arguments: argparse.Namespace) -> Report:
     if arguments.delete:
         await log.delete_cursor(arguments.delete)
     manifest = await log.manifest()
-    rows = [
-        (cursor.name, str(cursor.position), cursor.moved_ms, is_lost(cursor.position, manifest))
-        for cursor in (await log.cursors()).values()
-    ]
-    facts = [dict(zip(("cursor", "position", "moved_ms", "is_truncated"), row, strict=True)) for row in rows]
-    cells = [
-        (name, f"{position} (truncated)" if is_truncated else position, time_text(moved_ms))
+    cursors = (await log.cursors()).values()
+    ends = await _open_ends(client, manifest) if cursors else {}
+    rows = [(cursor.name, cursor.position, cursor.moved_ms, is_lost(cursor.position, manifest)) for cursor in cursors]
+    facts = [
+        {"cursor": name, "position": str(position), "moved_ms": moved_ms, "is_truncated": is_truncated}
+        | {"entries_behind": None if is_truncated else _behind(position, manifest, ends)}
         for name, position, moved_ms, is_truncated in rows
     ]
-    return Report(facts, [Table(("cursor", "position", "moved"), cells)])
+    cells = [
+        (
+            row["cursor"],
+            f"{row['position']} (truncated)" if row["is_truncated"] else row["position"],
+            "unknown" if row["entries_behind"] is None else f"{row['entries_behind']:,}",
+            time_text(moved_ms),
+        )
+        for row, (_, _, moved_ms, _) in zip(facts, rows, strict=True)
+    ]
+    return Report(facts, [Table(("cursor", "position", "entries behind", "moved"), cells, (2,))])
+
+
+async def _open_ends(client: Client, manifest: Manifest) -> dict[int, int]:
+    """Return the last confirmed entries of ledgers without an end in the list, but for those that cannot be read."""
+    from bookies.errors import BookKeeperError
+
+    ends: dict[int, int] = {}
+    for extent in manifest.extents:
+        if extent.last is None:
+            try:
+                async with client.open(extent.ledger_id) as ledger:
+                    ends[extent.ledger_id] = ledger.last_add_confirmed
+            except BookKeeperError:
+                continue  # It has a password, or its bookies do not answer.
+    return ends
+
+
+def _behind(position: Position, manifest: Manifest, ends: Mapping[int, int]) -> int | None:
+    """Return the number of entries from a position to the end of the log; None if the end is unknown."""
+    target = manifest.find(position)
+    if target is None:
+        return None
+    count = 0
+    for extent in manifest.extents:
+        if extent.seq >= target.seq:
+            last = ends.get(extent.ledger_id) if extent.last is None else extent.last
+            if last is None:
+                return None
+            first = max(extent.first, position.entry_id) if extent is target else extent.first
+            count += max(0, last - first + 1)
+    return count
 
 
 async def _delete(client: Client, arguments: argparse.Namespace) -> Report | int:
@@ -258,7 +307,7 @@ def _either(own: Run, other: str) -> Run:
 
         return namespace_log.on_namespace(arguments, getattr(namespace_log, other))
 
-    return run
+    return OnCluster(run, own.within) if isinstance(own, OnCluster) else run
 
 
 def _append_to_either(arguments: argparse.Namespace) -> Report | int:
@@ -385,6 +434,8 @@ VERBS = (
         _either(on_client(_list), "names"),
         _NAMESPACE,
         Option("--prefix", "list only names with this prefix", default=""),
+        Option("--after NAME", "list only names after this one, in alphabetical order", default=""),
+        Option("--limit COUNT", "list at most this number of logs", int),
     ),
     verb(
         "log delete",

@@ -141,7 +141,11 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
     locks = await driver.recovery.locks()
     reports = latest_reports(await read_processes(driver))
     rows: list[dict[str, Any]] = []
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UsageError(f"--limit {arguments.limit}: must be at least 1")
     async for marks in driver.recovery.marks():
+        if arguments.limit is not None and len(rows) >= arguments.limit:
+            break
         for mark in marks:
             report = reports.get(mark.ledger_id)
             rows.append(
@@ -153,6 +157,7 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> Report
                     "report": report,
                 }
             )
+    rows = rows[: arguments.limit]
     cells = [
         (row["ledger"], ", ".join(row["missing"]) or "-", row["locked_by"] or "-", _reason(row["report"]))
         for row in rows
@@ -237,6 +242,7 @@ VERBS = (
         "list marked ledgers, the workers that repair them, and the reasons of failed repairs",
         "bk recovery list",
         on_driver(_list),
+        Option("--limit COUNT", "list at most this number of ledgers", int),
     ),
     verb(
         "recovery repair",

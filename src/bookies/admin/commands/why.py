@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option, verb
+from bookies.admin.shared.common import OnBookie
 from bookies.admin.shared.report import Report
 from bookies.admin.verbs.control import CONTROLLED, Unreachable, ask, control_files
 from bookies.units import duration_text, parse_duration
@@ -25,13 +26,24 @@ SHOWN_SHARE = 0.01  # of the seconds, from which a cause is shown
 
 
 def _slow(arguments: argparse.Namespace) -> Report:
-    from bookies.protocol.latency import rank_causes
+    remarks: list[str] = []
+    return explained(arguments, list(_bookies(arguments, since_s_of(arguments), remarks)), remarks)
 
+
+def since_s_of(arguments: argparse.Namespace) -> float:
+    """Return how many seconds to look back. Raises `UsageError`."""
     since_s = parse_duration(arguments.since)
     if not since_s:
         raise UsageError(f"--since {arguments.since}: must be a duration such as 30s, 10m or 2h")
-    remarks: list[str] = []
-    reports = [*_bookies(arguments, since_s, remarks), *_clients(arguments.client or [])]
+    return since_s
+
+
+def explained(arguments: argparse.Namespace, reports: list[ProcessReport], remarks: list[str]) -> Report:
+    """Return the causes in the reports of bookies, and in those of clients that the options name."""
+    from bookies.protocol.latency import rank_causes
+
+    since_s = since_s_of(arguments)
+    reports = [*reports, *_clients(arguments.client or [])]
     causes = rank_causes(reports)
     total_s = sum(cause.seconds for cause in causes)
     facts = {
@@ -101,11 +113,16 @@ VERBS = (
         "why slow",
         "explain why requests were slow: the most likely cause first, with its figure and the next step",
         "bk why slow --since 10m",
-        _slow,
+        OnBookie(
+            _slow,
+            lambda arguments: [("slow", {"since_s": since_s_of(arguments)})],
+            lambda answer: [f"{len(answer['requests'])} slow requests"],
+        ),
         Option("--since DURATION", "how far to look back (default 10m)", default="10m"),
         Option("--client FILE", "report of a client, from Client.slow_report; may be repeated", may_repeat=True),
         description="Asks running bookies for the slow requests that they have kept, which needs the setting "
-        "slow_request_ms or http_port.",
+        "slow_request_ms or http_port. With --server it asks all bookies of the cluster that have an HTTP server, each "
+        "at its own address.",
         shared=CONTROLLED,
     ),
 )

@@ -15,6 +15,7 @@ from bookies.web.users import Role
 REPORT = "application/vnd.bookies.report+json"  # facts and text of a report, for `bk --server`
 THIS_BOOKIE = "-"  # the bookie that answers
 PAGE_SIZE, PAGE_SIZE_MAX = 100, 1000  # rows of a page
+PAGED = {"ledger list": "ledger", "bookie list": "bookie", "log list": ""}  # with the field that orders their rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,9 @@ def _change(
 _BOOKIE, _LEDGER = "/bookies/{bookie}", "/ledgers/{ledger}"
 EXPOSED = (
     Exposed("GET", "/status", "status", is_list=True),
+    Exposed("GET", "/health", "cluster health", is_list=True),
     Exposed("GET", "/cluster", "cluster info"),
-    Exposed("GET", "/bookies", "bookie list"),
+    Exposed("GET", "/bookies", "bookie list", ("mode", "space", "after", "limit"), is_list=True),
     Exposed("GET", _BOOKIE, "bookie show"),
     Exposed("GET", f"{_BOOKIE}/state", "bookie state"),
     Exposed("GET", f"{_BOOKIE}/disks", "bookie disks"),
@@ -70,6 +72,7 @@ EXPOSED = (
     _change(f"{_BOOKIE}/read-write", "bookie read-write", watched="bookie state"),
     _change(f"{_BOOKIE}/undelete/{{ledger}}", "bookie undelete"),
     Exposed("GET", f"{_BOOKIE}/entry-logs/{{log}}/why", "bookie why-not-deleted"),
+    Exposed("GET", f"{_BOOKIE}/slow", "why slow", ("since",)),
     Exposed("GET", "/drains", "bookie drain", is_list=True),
     _change(f"{_BOOKIE}/drain", "bookie drain", "seal_open cancel dry_run", watched="bookie drain"),
     Exposed("GET", "/maintenance", "bookie maintenance"),
@@ -84,8 +87,11 @@ EXPOSED = (
     Exposed("GET", f"{_LEDGER}/explain", "ledger explain"),
     Exposed("GET", f"{_LEDGER}/entries/{{entry}}/explain", "ledger explain"),
     _change(_LEDGER, "ledger delete", "dry_run yes", watched="ledger show", method="DELETE", role=Role.ADMINISTRATOR),
+    Exposed("GET", "/logs", "log list", ("prefix", "after", "limit"), is_list=True),
+    Exposed("GET", "/logs/{log}", "log show"),
+    Exposed("GET", "/logs/{log}/cursors", "log cursors"),
     Exposed("GET", "/recovery", "recovery status"),
-    Exposed("GET", "/recovery/ledgers", "recovery list", is_list=True),
+    Exposed("GET", "/recovery/ledgers", "recovery list", ("limit",), is_list=True),
     Exposed("GET", "/recovery/ledgers/{ledger}", "recovery why"),
     _change("/recovery/enable", "recovery enable"),
     _change("/recovery/disable", "recovery disable"),

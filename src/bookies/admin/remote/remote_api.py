@@ -10,6 +10,7 @@ from bookies.admin.remote.exposed import (
     EXPOSED,
     PAGE_SIZE,
     PAGE_SIZE_MAX,
+    PAGED,
     REPORT,
     THIS_BOOKIE,
     Exposed,
@@ -21,13 +22,19 @@ from bookies.admin.shared.common import OnBookie, OnCluster, _jsonable
 from bookies.admin.shared.nouns import verb_of
 from bookies.admin.shared.report import Report, Table
 from bookies.model import BookieId
+from bookies.web.console.pages import Console
 from bookies.web.messages import Problem, Request, Response
 from bookies.web.routes import Route
 from bookies.web.site import Process
 
 
 def routes(process: Process) -> list[Route]:
-    """Return the endpoints that this process can answer."""
+    """Return the endpoints that this process can answer, and those of the console."""
+    return [*verb_routes(process), *Console(process).routes]
+
+
+def verb_routes(process: Process) -> list[Route]:
+    """Return the endpoints of verbs that this process can answer."""
     has_bookie = process.server is not None
     return [_route(row, process) for row in EXPOSED if has_bookie or not isinstance(verb_of(row.words).run, OnBookie)]
 
@@ -75,8 +82,8 @@ class _Endpoint:
             raise Problem(409, "; ".join(line for line in report.text if isinstance(line, str)))
         after = (await self._watched(given) if row.watched else facts) if changes else None
         headers = {"X-Bk-Status": str(report.status)} if report.status else {}
-        if row.words == "ledger list" and len(facts) == given["limit"]:
-            following = urlencode({**request.query, "after": facts[-1]["ledger"]})
+        if (key := PAGED.get(row.words)) is not None and len(facts) == given["limit"]:
+            following = urlencode({**request.query, "after": facts[-1][key] if key else facts[-1]})
             headers["Link"] = f'<{row.full_path}?{following}>; rel="next"'
         body: object = facts
         content_type = "application/json"
@@ -100,7 +107,7 @@ class _Endpoint:
             given["what"] = ":".join(filter(None, (given.pop("ledger"), given.pop("entry", ""))))
         elif row.words == "ledger delete":
             given["yes"] = True  # the method is the confirmation
-        elif row.words == "ledger list":
+        elif row.words in PAGED:
             given["limit"] = request.number("limit", PAGE_SIZE)
             if not 1 <= given["limit"] <= PAGE_SIZE_MAX:
                 raise Problem(400, f"limit={given['limit']}: 1 to {PAGE_SIZE_MAX}")
@@ -149,14 +156,13 @@ class _Endpoint:
         server = self._process.server
         assert server is not None
         info = await server.metadata.bookie_info(BookieId(bookie))
-        endpoints = [] if info is None else [point for point in info.endpoints if point.id == "httpserver"]
         if info is None:
             raise Problem(404, f"bookie {bookie} is not registered", "bk bookie list")
-        where = [f"{point.protocol}://{point.host}:{point.port}" for point in endpoints]
+        where = info.http_address()
         raise Problem(
             404,
-            f"this is the server of {server.bookie_id}; {bookie} has {where[0] if where else 'no HTTP server'}",
-            f"--server {where[0]}" if where else "start it with http_port",
+            f"this is the server of {server.bookie_id}; {bookie} has {where or 'no HTTP server'}",
+            f"--server {where}" if where else "start it with http_port",
         )
 
 

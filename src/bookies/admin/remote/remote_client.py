@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from bookies.admin.remote.exposed import EXPOSED, PAGE_SIZE_MAX, REPORT, THIS_BOOKIE, Exposed, options_of, unset
+from bookies.admin.remote.exposed import EXPOSED, PAGE_SIZE_MAX, PAGED, REPORT, THIS_BOOKIE, Exposed, options_of, unset
 from bookies.admin.shared.nouns import verb_of
 from bookies.admin.shared.operators import is_deletion_confirmed
 from bookies.admin.shared.report import Report, Table
 from bookies.admin.shared.usage import UsageError
 from bookies.errors import BookKeeperError
+from bookies.web.apache_bookie import API
 
 TIMEOUT_S = 60.0
 LOCAL = ("json", "debug", "metadata", "ledger_dir")  # fields that are not sent
@@ -32,6 +33,10 @@ class Server:
         self._parts = parts
         self._token = token
         self._authority = authority
+
+    def at(self, url: str) -> Server:
+        """Return the server at another address, for the same user. Raises `UsageError`."""
+        return Server(url, self._token, self._authority)
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Return the answer's JSON. Raises `UsageError` and `BookKeeperError` with the server's words."""
@@ -79,13 +84,15 @@ def call(url: str, token_file: str, authority: str, arguments: argparse.Namespac
         if field not in LOCAL and getattr(arguments, field) != unset(option)
     }
     server = Server(url, _token(token_file), authority)
+    if words == "why slow":
+        return _why_slow(server, arguments)
     if words == "ledger explain":
         ledger, entry = given.pop("what")
         given |= {"ledger": ledger} | ({} if entry is None else {"entry": entry})
-    if words == "ledger list":
+    if words in PAGED:
         if given.get("limit", 1) < 1:
             raise UsageError(f"--limit {given['limit']}: must be at least 1")
-        return _all_pages(server, given)
+        return _all_pages(server, words, given)
     row = _row(words, given)
     if words == "ledger delete" and not (given.pop("yes", False) or given.get("dry_run")):
         name = str(given["ledger"])
@@ -131,22 +138,50 @@ def _ask(server: Server, row: Exposed, given: Mapping[str, Any]) -> Any:
     return server.ask(row.method, path + query, rest)
 
 
-def _all_pages(server: Server, given: dict[str, Any]) -> Report:
+def _all_pages(server: Server, words: str, given: dict[str, Any]) -> Report:
     """Fetch page after page, up to the limit."""
-    row, wanted, after = _row("ledger list", given), given.get("limit"), given.get("after", -1)
+    row, wanted, key = _row(words, given), given.get("limit"), PAGED[words]
     pages: list[Report] = []
     facts: list[Any] = []
     while True:
         size = PAGE_SIZE_MAX if wanted is None else min(PAGE_SIZE_MAX, wanted - len(facts))
-        pages.append(_report(_ask(server, row, given | {"after": after, "limit": size})))
+        pages.append(_report(_ask(server, row, given | {"limit": size})))
         page: Any = pages[-1].facts
         facts += page
         if len(page) < size or len(facts) == wanted:
             break
-        after = page[-1]["ledger"]
+        given = given | {"after": page[-1][key] if key else page[-1]}
     tables = [part for page in pages for part in page.text if isinstance(part, Table)]
-    table = Table(tables[0].headers, [row for part in tables for row in part.rows], tables[0].right)
-    return Report(facts, [table], max(page.status for page in pages), [line for page in pages for line in page.remarks])
+    text: list[str | Table] = [part for page in pages for part in page.text if not isinstance(part, Table)]
+    if tables:
+        text.append(Table(tables[0].headers, [row for part in tables for row in part.rows], tables[0].right))
+    return Report(facts, text, max(page.status for page in pages), [line for page in pages for line in page.remarks])
+
+
+def _why_slow(server: Server, arguments: argparse.Namespace) -> Report:
+    """Ask every bookie with an HTTP server, or the named one, at its own address, and explain all reports together."""
+    from bookies.admin.commands.why import explained, since_s_of
+    from bookies.protocol.latency import Report as ProcessReport
+
+    since_s_of(arguments)
+    remarks, reports = [], []
+    for row in server.ask("GET", f"{API}/bookies")["facts"]:
+        name, url = row["bookie"], row["http"]
+        if arguments.bookie not in (None, name):
+            continue
+        if url is None:
+            remarks.append(f"{name} is {row['mode']} and has no HTTP server: start it with http_port")
+            continue
+        try:
+            answer = server.at(url).ask("GET", f"{API}/bookies/-/slow?{urlencode({'since': arguments.since})}")
+        except BookKeeperError as error:
+            remarks.append(f"{name}: {error}")
+            reports.append(ProcessReport(name, is_reachable=False))
+        else:
+            reports += [ProcessReport.of_facts(facts) for facts in answer["facts"].values()]
+    if not reports and not arguments.client:
+        raise UsageError("; ".join(remarks) or f"there is no bookie {arguments.bookie}")
+    return explained(arguments, reports, remarks)
 
 
 def _report(answer: Mapping[str, Any]) -> Report:

@@ -51,7 +51,7 @@ COMMANDS = {
     "cookie": ("bookies.admin.commands.cookie", "cookies of bookies: list, get, create, update, delete, generate"),
     "cluster": (
         "bookies.admin.commands.cluster",
-        "info: print the cluster's instance id, layout and number of bookies",
+        "info: print instance id, layout, number of bookies; health: report what is wrong, and what to do",
     ),
     "inspect": (
         "bookies.admin.commands.inspect",

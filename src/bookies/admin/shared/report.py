@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from bookies.admin.shared.common import print_json, print_table
@@ -28,6 +29,16 @@ class Report(NamedTuple):
     text: Iterable[str | Table] = ()
     status: int = 0
     remarks: Iterable[str] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check. `level`: ok, warn or bad. `about`: its subject, such as `bookie b3` or `ledger 17`."""
+
+    level: str
+    what: str
+    remedy: str = ""
+    about: str = ""
 
 
 def print_report(report: Report, *, as_json: bool) -> int:

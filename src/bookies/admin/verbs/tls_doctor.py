@@ -13,9 +13,9 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from bookies.admin.shared.common import run_async
+from bookies.admin.shared.report import Finding
 from bookies.config import ClientConfig, from_environment
 from bookies.errors import BookKeeperError, InvalidArgument, Status
 from bookies.model import FRAME_SIZE_MAX
@@ -29,15 +29,6 @@ SOON = datetime.timedelta(days=30)
 RSA_BITS_MIN = 2048
 OWN = "if it requires client certificates, set BK_TLS=true, BK_TLS_CERTIFICATE and BK_TLS_KEY; see the bookie's log"
 RENEW = "renew it: replace the files, a running bookie reloads them"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of one check. `level`: ok, warn or bad."""
-
-    level: str
-    what: str
-    remedy: str = ""
 
 
 def findings(arguments: argparse.Namespace) -> Iterator[Finding]:

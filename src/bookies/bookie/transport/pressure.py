@@ -67,6 +67,29 @@ class PartialFrames:
             oldest.abort()
 
 
+class Pauses:
+    """The pauses of an intake. `seconds`: their durations. `now`: a monotonic clock, in seconds.
+
+    `on_end`: called with a pause's beginning and end in seconds, and "cache" (congestion) or "intake".
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.seconds = Distribution()
+        self.on_end: Callable[[float, float, str], None] | None = None
+        self._now = now
+        self._began_s = 0.0
+        self._reason = ""
+
+    def begin(self, reason: str) -> None:
+        self._began_s, self._reason = self._now(), reason
+
+    def end(self) -> None:
+        now_s = self._now()
+        self.seconds.record(now_s - self._began_s)
+        if self.on_end is not None:
+            self.on_end(self._began_s, now_s, self._reason)
+
+
 class Intake:
     """Decides whether the bookie accepts more input: all its connections, and the reasons to pause them.
 
@@ -74,8 +97,7 @@ class Intake:
     `is_congested()` and resumes when half of that is answered and congestion has ended. Requests read by then are
     served, never refused: a busy bookie must not look like a failing one. So the bound is `adds_size_max`, the read
     that exceeded it with the request it completed, and one read of each connection that came later (see
-    `Connection.data_received`). `on_resumed`: called after a pause with its beginning and end in seconds, and "cache"
-    (congestion) or "intake".
+    `Connection.data_received`).
     """
 
     def __init__(
@@ -86,14 +108,10 @@ class Intake:
         partial_size_max: int | None = None,
         now: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._now = now
         self.adds_size = 0
         self.adds_size_max = adds_size_max
         self.is_paused = False
-        self.pauses = Distribution()  # seconds
-        self.on_resumed: Callable[[float, float, str], None] | None = None
-        self._paused_at_s = 0.0
-        self._pause_reason = "intake"
+        self.pauses = Pauses(now)
         self.partial_frames = PartialFrames(adds_size_max if partial_size_max is None else partial_size_max)
         self._connections: dict[Reader, None] = {}
         self._is_congested = is_congested
@@ -152,8 +170,7 @@ class Intake:
 
     def _pause(self) -> None:
         self.is_paused = True
-        self._paused_at_s = self._now()
-        self._pause_reason = "cache" if self._is_congested() else "intake"
+        self.pauses.begin("cache" if self._is_congested() else "intake")
         for connection in self._connections:
             connection.update_reading()
         if self._is_congested() and not self._is_stopped:
@@ -166,10 +183,7 @@ class Intake:
             self._when_uncongested(self._maybe_resume)
             return
         self.is_paused = False
-        now_s = self._now()
-        self.pauses.record(now_s - self._paused_at_s)
-        if self.on_resumed is not None:
-            self.on_resumed(self._paused_at_s, now_s, self._pause_reason)
+        self.pauses.end()
         for connection in self._connections:
             connection.update_reading()
 

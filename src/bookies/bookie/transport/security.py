@@ -7,6 +7,7 @@ Users and their passwords are read once, when the bookie starts; certificates ag
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 from bookies.config import BookieConfig, ClientConfig
 from bookies.encoding.documents import parse_toml
@@ -18,6 +19,7 @@ from bookies.wire.certificate import parse_certificate, pem_blocks
 from bookies.wire.digest_md5 import DigestMd5Server
 
 NONCE_BITS = 192
+CERTIFICATE_AGE_S = 600.0  # longest age of the end of the certificate's validity in metrics
 REMEMBERED_MAX = 10_000  # pairs of peer and reason; above this number they are dropped, and logged again
 
 
@@ -34,6 +36,7 @@ class Security:
         self._users = read_users(runtime.disk, config.sasl_users_file) if config.authentication == "sasl" else {}
         self._is_allowed = re.compile(config.sasl_allowed_ids).fullmatch
         self._told: dict[tuple[str, str], None] = {}
+        self._ends: tuple[float, datetime | None] = (float("-inf"), None)  # when read, and what
 
     @property
     def is_needed(self) -> bool:
@@ -64,18 +67,27 @@ class Security:
         if config.tls_client_certificates:
             offers += ", with certificates of both sides"
         if (until := self._certificate_ends()) is not None:
-            offers += f"; its certificate is valid until {until}"
+            offers += f"; its certificate is valid until {until:%Y-%m-%d %H:%M}"
         refused = ", ".join(f"{count:,} times: {reason}" for reason, count in self.refusals.items())
         return {"tls": offers, "authentication": config.authentication, "peers_refused": refused or None}
 
-    def _certificate_ends(self) -> str | None:
+    def certificate_ends_s(self, now_s: float) -> float | None:
+        """Return when the certificate expires, in seconds since 1970; None without one.
+
+        `now_s`: the monotonic clock. The file is read again after `CERTIFICATE_AGE_S` only.
+        """
+        if self._config.tls_certificate and now_s - self._ends[0] >= CERTIFICATE_AGE_S:
+            self._ends = now_s, self._certificate_ends()
+        return None if self._ends[1] is None else self._ends[1].timestamp()
+
+    def _certificate_ends(self) -> datetime | None:
         """Return when the current certificate file expires, in UTC."""
         try:
             blocks = pem_blocks(self._disk.read_bytes(self._config.tls_certificate).decode("latin-1"))
             ends = [parse_certificate(data).ends for label, data in blocks if label == "CERTIFICATE"]
         except (OSError, InvalidArgument):
             return None  # Not loaded either; the log has the reason.
-        return f"{ends[0]:%Y-%m-%d %H:%M}" if ends else None
+        return ends[0] if ends else None
 
     def _exchange(self) -> Exchange | None:
         match self._config.authentication:

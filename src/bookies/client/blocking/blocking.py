@@ -15,10 +15,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
 from bookies.client import client as asynchronous
 from bookies.client import connect as connecting
+from bookies.client.base.opening import Handle
 from bookies.client.blocking.blocking_administration import Administration
 from bookies.client.blocking.blocking_iteration import run
 from bookies.client.blocking.blocking_ledger import LedgerReader as LedgerReader
@@ -30,6 +31,16 @@ from bookies.errors import ClientClosed, InvalidArgument
 from bookies.model import DigestType
 
 T = TypeVar("T")
+B = TypeVar("B")
+
+
+class Closable(Handle, Protocol):
+    """A handle that can be closed."""
+
+    async def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=Closable)
 
 
 class LoopThread:
@@ -139,13 +150,36 @@ async def _end(loop: asyncio.AbstractEventLoop, cleanups: list[Callable[[], Coro
         await loop.shutdown_asyncgens()
 
 
-class Client(BlockingHandle[asynchronous.Client]):
-    """The ledgers of one cluster. See `bookies.client.client.Client`."""
+class Session(BlockingHandle[S]):
+    """A handle whose thread ends with it."""
 
-    def __init__(self, thread: LoopThread, client: asynchronous.Client) -> None:
-        super().__init__(thread, client)
+    def __init__(self, thread: LoopThread, inner: S) -> None:
+        super().__init__(thread, inner)
         self._stop = thread.stop
-        thread.before_stop(client.close)
+        thread.before_stop(inner.close)
+
+    def close(self) -> None:
+        """Close connections and session; open writers are not sealed. Idempotent."""
+        self._stop()
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def begun(session: Callable[[LoopThread, S], B], begin: Callable[[], Coroutine[Any, Any, S]]) -> B:
+    """Return the session that `begin` opens on a thread of its own."""
+    thread = LoopThread()
+    try:
+        return session(thread, thread.call(begin()))
+    except BaseException:
+        thread.stop()
+        raise
+
+
+class Client(Session[asynchronous.Client]):
+    """The ledgers of one cluster. See `bookies.client.client.Client`."""
 
     create = opens(asynchronous.Client.create, LedgerWriter, "Create a ledger and return its writer.")
     open = opens(asynchronous.Client.open, LedgerReader)
@@ -171,15 +205,6 @@ class Client(BlockingHandle[asynchronous.Client]):
         making = partial(self._inner.administration, password=password, digest=digest, owner=owner)
         return Administration(self._thread, self._thread.call(run(making)))
 
-    def close(self) -> None:
-        """Close connections and session; open writers are not sealed. Idempotent."""
-        self._stop()
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 @connecting.lists_settings
 def connect(
@@ -194,9 +219,4 @@ def connect(
     async def connected() -> asynchronous.Client:
         return await connecting.connect(uri, config=config, timeout=timeout, **settings)
 
-    thread = LoopThread()
-    try:
-        return Client(thread, thread.call(connected()))
-    except BaseException:
-        thread.stop()
-        raise
+    return begun(Client, connected)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 from bookies.client.base import Entry, EntryBatch
-from bookies.client.base.iteration import Batches
 
 T = TypeVar("T")
 
@@ -27,14 +26,14 @@ async def next_or_none(items: AsyncIterator[T]) -> T | None:
     return await anext(items, None)
 
 
-class BlockingBatches(Iterator[EntryBatch]):
+class BlockingBatches(Iterator[T]):
     """An iteration over batches. After a `TimeoutError` it may be repeated."""
 
-    def __init__(self, thread: Caller, batches: Batches) -> None:
+    def __init__(self, thread: Caller, batches: AsyncIterator[T]) -> None:
         self._thread = thread
         self._batches = batches
 
-    def __next__(self) -> EntryBatch:
+    def __next__(self) -> T:
         batch = self._thread.call(next_or_none(self._batches))
         if batch is None:
             raise StopIteration

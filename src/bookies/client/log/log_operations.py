@@ -211,3 +211,25 @@ class Patience:
     def reset(self) -> None:
         """Note that a step succeeded."""
         self._count = 0
+
+
+class FutileLedgers:
+    """Consecutive ledgers that failed before an entry was confirmed."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._count = 0
+        self._since = 0.0
+
+    async def pause(self, last_add_confirmed: int, failure: BaseException) -> None:
+        """Pause after a ledger, so that empty ones do not fill the list. Raises the failure when it lasts too long."""
+        if last_add_confirmed >= 0:
+            self._count = 0
+            return
+        now = asyncio.get_running_loop().time()
+        if self._count == 0:
+            self._since = now
+        if now - self._since >= PATIENCE_S:
+            raise failure
+        self._count += 1
+        await back_off(self._runtime, self._count)

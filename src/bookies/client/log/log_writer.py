@@ -23,8 +23,15 @@ from types import TracebackType
 from typing import Self
 
 from bookies.client.base.arguments import TimeLimit, position, seconds, switch
-from bookies.client.base.metadata_loop import back_off
-from bookies.client.log.log_operations import PATIENCE_S, LogContext, discard, new_ledger, sweep, take_over, truncate
+from bookies.client.log.log_operations import (
+    FutileLedgers,
+    LogContext,
+    discard,
+    new_ledger,
+    sweep,
+    take_over,
+    truncate,
+)
 from bookies.client.write import LedgerWriter
 from bookies.client.write.manifest import ManifestLoop
 from bookies.client.write.writer import BATCH_SIZE_MAX, Payload
@@ -41,7 +48,6 @@ from bookies.errors import (
 )
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import LedgerEnd, ended, rolled
-from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
 OVERHEAD_MAX = 128  # bytes that an entry takes beside its payload, at most
@@ -142,28 +148,6 @@ class _RollSchedule:
             self._timer.cancel()
 
 
-class _FutileLedgers:
-    """Consecutive ledgers that failed before an entry was confirmed."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._count = 0
-        self._since = 0.0
-
-    async def pause(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
-        """Pause, so that empty ledgers do not fill the list. Raises their error when it has lasted too long."""
-        now = asyncio.get_running_loop().time()
-        if ledger.last_add_confirmed >= 0:
-            self._count = 0
-            return
-        if self._count == 0:
-            self._since = now
-        if now - self._since >= PATIENCE_S:
-            raise cause.__cause__ if isinstance(cause.__cause__, BookKeeperError) else cause
-        self._count += 1
-        await back_off(self._runtime, self._count)
-
-
 class LogWriter:
     """The one writer of a log, until another process takes over. Made by `Log.lead`."""
 
@@ -179,7 +163,7 @@ class LogWriter:
         self._next: LedgerWriter | None = None  # the next ledger of a roll: created, perhaps listed, not written to yet
         self._error: BookKeeperError | None = None  # the error that ended this writer
         self._schedule = _RollSchedule(roll_size, roll_age_s, self._aged)
-        self._futile = _FutileLedgers(parts.runtime)
+        self._futile = FutileLedgers(parts.runtime)
         self._install(ledger)
         if self._records.current.deleting:
             self._tasks.start(self._sweep(), f"sweep up after log {self.name}")
@@ -345,7 +329,7 @@ class LogWriter:
                     if is_fenced(cause):
                         raise LogFenced(f"another process is taking log {self.name} over") from cause
                     await ledger.close()
-                    await self._futile.pause(ledger, cause)
+                    await self._futile.pause(ledger.last_add_confirmed, failure_of(cause))
                     following = await take_over(self._parts, leader=self._epoch)
                 except BookKeeperError as error:
                     self._end(error)
@@ -514,6 +498,11 @@ class LogWriter:
             await self.close()
         else:
             await self.abandon()
+
+
+def failure_of(cause: BookKeeperError) -> BookKeeperError:
+    """Return the failure that ended a ledger's writer, if that is the cause of this error."""
+    return cause.__cause__ if isinstance(cause.__cause__, BookKeeperError) else cause
 
 
 def is_fenced(error: BaseException | None) -> bool:

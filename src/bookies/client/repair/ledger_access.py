@@ -67,7 +67,9 @@ class LedgerAccess:
         """Return the record, after a recovery unless it was closed before. Raises as `recover_ledger`."""
         record = (await self.read(ledger_id)).metadata
         await self.locate()
-        parts = RecoveryParts(self.runtime, self.config, self.pool, self.driver, self.candidates)
+        parts = RecoveryParts(
+            self.runtime, self.config, self.pool, self.driver, self.candidates, self.pool.counts.recoveries
+        )
         return await recover_ledger(parts, ledger_id, password=self._password_of(record), digest_type=self.digest_type)
 
     def replicas(self, record: LedgerMetadata) -> LedgerReplicas:

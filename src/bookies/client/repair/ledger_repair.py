@@ -140,10 +140,13 @@ class LedgerRepair:
     async def _rounds(self, ledger_id: int, known: Sequence[Loss]) -> Outcome:
         failed: dict[int, list[Problem]] = {}  # by the first entry of the fragment
         written: Versioned | None = None
+        loop = asyncio.get_running_loop()
         for _ in range(ROUNDS_MAX):
             ledger = written or await self._tools.record(ledger_id)
             written = None
+            began_s = loop.time()
             assessment, verdicts = await self._check(ledger)
+            self._account.stages.end("check", began_s, loop.time())
             grace_s = 0.0
             if assessment.wants_sealing and self._rules.grace is not None:
                 grace_s = self._rules.grace(ledger)

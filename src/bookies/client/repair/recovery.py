@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.transport.client_counts import RECOVERY_STAGES
 from bookies.client.write.adds import AddChannel, AddPool, LedgerFrames, SendWindow
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -33,7 +34,9 @@ from bookies.errors import (
     DataUnknown,
     DigestMismatch,
     LedgerClosed,
+    LedgerNotFound,
     LocalProtocolError,
+    MetadataCorrupt,
     NotEnoughBookies,
     Unauthorized,
 )
@@ -62,6 +65,7 @@ from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.ledger.recover import EndOfLedger, EntryRead, TailScan, Undecided, Verdict, recovery_error
 from bookies.protocol.placement.placement import replace_failed
 from bookies.protocol.quorums import write_set
+from bookies.runtime.histogram import Stages
 from bookies.runtime.ports import Runtime
 from bookies.wire.digest import EntryHeader, mac_key, master_key, verify_entry
 from bookies.wire.messages import ReadResponse
@@ -107,13 +111,17 @@ class RecoveryPool(AddPool, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryParts:
-    """Parts of a client that a recovery uses. `candidates`: writable bookies in order of preference."""
+    """Parts of a client that a recovery uses.
+
+    `candidates`: writable bookies in order of preference. `stages`: durations of its steps.
+    """
 
     runtime: Runtime
     config: ClientConfig
     pool: RecoveryPool
     driver: MetadataDriver
     candidates: Callable[[], Sequence[BookieId]]
+    stages: Stages = field(default_factory=lambda: Stages(*RECOVERY_STAGES))
 
 
 async def recover_ledger(
@@ -128,7 +136,7 @@ async def recover_ledger(
     Raises `LedgerNotFound`; `Unauthorized` (wrong password); `ClientClosed`; `BookieTimeout` and `RecoveryFailed` (with
     its cause): the end is undecided and no data is lost, repeat when more bookies answer.
     """
-    versioned = await parts.driver.read_ledger(ledger_id)
+    versioned = await _read_record(parts.driver, ledger_id)
     stored = versioned.metadata.password
     if stored is not None and stored != password:
         raise Unauthorized("the password is not the ledger's", ledger_id=ledger_id)
@@ -144,6 +152,22 @@ async def recover_ledger(
         raise error from cause
     finally:
         await recovery.stop()
+
+
+async def _read_record(driver: MetadataDriver, ledger_id: int) -> Versioned:
+    """Return the ledger's record. Raises `LedgerNotFound` only if a majority of the store's servers has none.
+
+    Callers give up a ledger that does not exist, so a server that lags behind must not report it.
+    """
+    try:
+        return await driver.read_ledger(ledger_id)
+    except LedgerNotFound:
+        [record] = await driver.current_ledgers([ledger_id])
+        if record is None:
+            raise
+    if isinstance(record, MetadataCorrupt):
+        raise record
+    return record
 
 
 class _Entries(NamedTuple):
@@ -187,11 +211,15 @@ class _Recovery:
         self._write_back: _WriteBack | None = None
 
     async def run(self) -> Versioned:
+        stages, now_s = self._parts.stages, self._parts.runtime.clock.monotonic
+        began_s = now_s()
         announced = await self._record.update(announcement_needed, in_recovery)  # S1
         metadata = announced.metadata
         if metadata.is_closed:
             return announced
+        began_s = stages.end("announce", began_s, now_s())
         fenced = await self._fence(metadata)  # S2
+        began_s = stages.end("fence", began_s, now_s())
         start = recovery_start(metadata, fenced.last_add_confirmed)  # S3
         pipeline = AddPipeline(metadata, recovery_start=start)
         frames = LedgerFrames(
@@ -205,13 +233,17 @@ class _Recovery:
         write_back = _WriteBack(self._parts, pipeline, frames)
         self._write_back = write_back
         end = await self._read_tail(metadata, start, write_back)  # S4
+        began_s = stages.end("read", began_s, now_s())
         await write_back.wait_confirmed()  # S5
+        began_s = stages.end("write", began_s, now_s())
         length = write_back.length_at(end) if end > start else await self._length_at(metadata, end, fenced.length)
         fragments = write_back.fragments
-        return await self._record.update(  # S6
+        closed = await self._record.update(  # S6
             recovery_close_needed,
             lambda record: close_recovered(record, metadata.last_fragment_first_entry, fragments, end, length),
         )
+        stages.end("close", began_s, now_s())
+        return closed
 
     async def stop(self) -> None:
         """Cancel everything pending. Late answers to fencing requests matter only to the bookies."""
@@ -401,7 +433,7 @@ class _WriteBack:
         frames: LedgerFrames,
     ) -> None:
         self._pipeline = pipeline
-        self._channel = AddChannel(parts.pool, pipeline, self, frames, timeout_s=parts.config.add_timeout_ms / 1000)
+        self._channel = AddChannel(parts.pool, pipeline, self, frames, parts.config.add_timeout_ms / 1000)
         self._candidates = parts.candidates
         self._limit = parts.config.memory_limit
         self._held = 0  # bytes of frames not answered by every replica

@@ -36,8 +36,10 @@ from bookies.protocol.repair.replicate import (
     renewals,
     replaced_in,
 )
+from bookies.runtime.histogram import Stages
 from bookies.runtime.throttle import pause, throttle
 
+STAGES = ("claim", "check", "read", "write", "rate", "metadata")  # of a repair
 COPIED_AT_ONCE = 8  # ledgers; most are small, so each copy mostly waits
 
 
@@ -133,7 +135,8 @@ class Account:
     """The running totals of one operation, its rate limit, and its progress callback.
 
     `pace`: a limit shared with other operations, or bytes per second of this one alone; None: unlimited. `ledgers`: how
-    many the operation has to do. `totals`: shared with other operations.
+    many the operation has to do. `totals`: shared with other operations. `stages`: durations, of a ledger for claim and
+    check, of a part of a copy for read, write and rate (the wait for the rate limit), of a fragment for metadata.
     """
 
     def __init__(
@@ -146,6 +149,7 @@ class Account:
     ) -> None:
         self.pace = pace if isinstance(pace, RateLimit) else RateLimit(pace)
         self.totals = totals or Totals()
+        self.stages = Stages(*STAGES)
         self.ledgers = ledgers
         self.ledgers_done = 0
         self.locked: dict[int, str] = {}
@@ -256,7 +260,7 @@ async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence
     """
     access, account, update = copying
     assert update is not None
-    pool, loop = access.pool, asyncio.get_running_loop()
+    pool, stages, loop = access.pool, account.stages, asyncio.get_running_loop()
     copy = FragmentCopy(fragment, replacements)
     copy.swap.check_unchanged(update.current.metadata)
     replicas = access.replicas(update.current.metadata)
@@ -271,6 +275,7 @@ async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence
                 has_turn = True
             update.check_lock()
             ids = copy.next_ids()
+            begun = loop.time()
             if fragment.is_striped:
                 bodies = await replicas.read_each(
                     [(pool.health.order(copy.sources(entry_id)), entry_id) for entry_id in ids]
@@ -279,14 +284,18 @@ async def replicate(copying: Copying, fragment: Fragment, replacements: Sequence
                 bodies = await replicas.read_from_any(pool.health.order(copy.sources(ids[0])), ids)
             ids = ids[: len(bodies)]
             shares = copy.shares(ids)
-            begun = loop.time()
+            begun = stages.end("read", begun, loop.time())
             await replicas.write(shares, ids, bodies)
-            account.pace.observe_copy(loop.time() - begun, loop.time())
+            written = stages.end("write", begun, loop.time())
+            account.pace.observe_copy(written - begun, written)
             size = sum(map(len, bodies))
             copy.copied(ids[-1], len(ids), size)
             account.copied(fragment.ledger_id, sum(len(share) for _, share in shares), size * len(shares))
             await throttle(account.pace, size * len(shares))
+            stages.end("rate", written, loop.time())
+    begun = loop.time()
     await update.update(copy.swap.needed, copy.swap.apply)
+    stages.end("metadata", begun, loop.time())
     account.store_failed(fragment.ledger_id, None)
     return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bookies.model import BookieId
-from bookies.runtime.histogram import Outcomes
+from bookies.runtime.histogram import Outcomes, Stages
+
+RECOVERY_STAGES = ("announce", "fence", "read", "write", "close")
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class ClientCounts:
     * `replicas_sent`, `bytes_sent`: entries sent to bookies, once for each replica, and their bytes.
     * `timeouts`: bookies that did not answer in time or could not be reached.
     * `fetches`: requests of readers.
+    * `recoveries`: stages of the recovery of ledgers: announce, fence, read (writes run beside it), write, close.
     """
 
     appends: Outcomes = field(default_factory=Outcomes)
@@ -45,6 +48,7 @@ class ClientCounts:
     connections_opened: int = 0
     connections_lost: int = 0
     fetches: FetchCounts = field(default_factory=FetchCounts)
+    recoveries: Stages = field(default_factory=lambda: Stages(*RECOVERY_STAGES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
+from typing import Protocol, cast
 
 from bookies.client.transport.open_ledgers import NOT_ESTABLISHED, OpenProof
 from bookies.client.transport.unanswered import (
@@ -170,24 +170,29 @@ class _Input:
         return self._decoder.received(size)
 
 
+class ConnectionOwner(Protocol):
+    """The pool, as a connection sees it."""
+
+    def established(self, connection: Connection) -> None:
+        """Set the connection's `number`."""
+
+    def ended(self, connection: Connection, error: BookKeeperError) -> None:
+        """Learn, once, that the connection closes, before any of its requests fails."""
+
+    def suspect(self, bookie: BookieId) -> None:
+        """Learn that a request was not answered in time."""
+
+
 class Connection(asyncio.BufferedProtocol):
     """One connection to one bookie; the module describes its states.
 
-    `number`: see `open_ledgers`. `on_established(connection)` sets it. `on_end(connection, error)` is called once, when
-    it closes, before any request fails; `on_timeout(bookie)` when a request was not answered in time. `scratch`:
-    receive buffer for short responses, which the connections of one loop can share. It is a view because asyncio's TLS
-    fills views piece by piece, and a slice of any other buffer would be a copy.
+    `number`: see `open_ledgers`. `scratch`: receive buffer for short responses, which the connections of one loop can
+    share. It is a view because asyncio's TLS fills views piece by piece, and a slice of any other buffer would be a
+    copy.
     """
 
     def __init__(
-        self,
-        bookie: BookieId,
-        wire: str,
-        frame_size_max: int,
-        on_established: Callable[[Connection], None],
-        on_end: Callable[[Connection, BookKeeperError], None],
-        on_timeout: Callable[[BookieId], None],
-        scratch: memoryview,
+        self, bookie: BookieId, wire: str, frame_size_max: int, owner: ConnectionOwner, scratch: memoryview
     ) -> None:
         self.bookie = bookie
         self.wire = wire
@@ -196,16 +201,13 @@ class Connection(asyncio.BufferedProtocol):
         self.error: BookKeeperError | None = None  # why it is closed
         self._has_answered = False  # at least one response was received
         self._loop = asyncio.get_running_loop()
-        self._on_established = on_established
-        self._on_end = on_end
-        self._on_timeout = on_timeout
+        self._owner = owner
         self._input = _Input(ResponseDecoder(wire, frame_size_max), scratch)
         self._output = _Output(self._loop)
         self._held = HeldAdds()
         self._adds = UnansweredAdds()
         self._requests = UnansweredRequests()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
 
     def __repr__(self) -> str:
         return f"<Connection {self.bookie} {self.wire} {self.state.value} unanswered={self.adds_size:,} bytes of adds>"
@@ -298,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._output.drop()
-        self._on_end(self, error)
+        self._owner.ended(self, error)
         unanswered, requests = [*self._adds.take_all(), *self._held.take_all()], self._requests.take_all()
         for adds in unanswered:
             adds.sink.on_failed(self.bookie, adds.entry_ids, error)
@@ -317,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.state is not State.OPEN:
             stream.abort()
             return
-        self._on_established(self)
+        self._owner.established(self)
         for proof in self._held.proofs():
             proof.demand(self)
         self._output.connected(stream)
@@ -387,13 +389,13 @@ class Connection(asyncio.BufferedProtocol):
     # -- deadlines -----------------------------------------------------------------------------------------------
     def _watch_deadlines(self) -> None:
         if self._timer is None and self.error is None:
-            self._timer_due = self._loop.time() + CHECK_INTERVAL
-            self._timer = self._loop.call_at(self._timer_due, self._check_deadlines)
+            due = self._loop.time() + CHECK_INTERVAL
+            self._timer = self._loop.call_at(due, self._check_deadlines, due)
 
-    def _check_deadlines(self) -> None:
+    def _check_deadlines(self, due: float) -> None:
         self._timer = None
         now = self._loop.time()
-        if now - self._timer_due > CHECK_INTERVAL:
+        if now - due > CHECK_INTERVAL:
             # This process was stalled, so responses may be waiting in the socket: read them before expiring requests.
             self._watch_deadlines()
             return
@@ -407,7 +409,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.error is not None:
             return  # A sink closed the client when its adds failed.
         if has_timed_out:
-            self._on_timeout(self.bookie)
+            self._owner.suspect(self.bookie)
         if has_timed_out and self._output.is_stuck:
             # The bookie does not read the socket. Unsent bytes would be memory that no budget accounts for.
             self._drop("the bookie accepts no more bytes")

@@ -6,6 +6,10 @@ numbered as they are established. A writer has the number of connections that ex
 metadata store began that found its ledger open, and sends on these at once: one comparison. On any other connection its
 adds wait for a read of the record. Writers that wait at the same time share reads.
 
+Apache's bookies delete the fence of a ledger that was deleted, or moved to other bookies. So a writer that was idle for
+`IDLE_S` needs a new proof on every connection. If the store does not answer within `IDLE_READ_S`, its adds go out on
+the connections that its last proof covers: without the store, writers go on.
+
 Recovery does not ask: its adds are to be stored in spite of fences.
 
 Source: client-protocol 2.21.
@@ -16,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.errors import BookKeeperError, LocalProtocolError, MetadataError
@@ -31,6 +35,8 @@ from bookies.runtime.tasks import Tasks
 READS_AT_ONCE = 64  # by a client whose loop is busy: each read waits for some of its iterations
 SETTLE_S = 1.0  # of a client that closes, for reads in progress
 RETRY_S, RETRY_S_MAX = 0.02, 1.0  # pauses after failed reads
+IDLE_S = 30.0  # far less than the period of Apache's collection
+IDLE_READ_S = 1.0
 NOT_ESTABLISHED = 1 << 62  # number of a connection that is not established yet
 
 
@@ -50,14 +56,25 @@ class Holder(Protocol):
 
 
 class OpenProof:
-    """One writer's proof: the ledger was open when the first `point` connections existed."""
+    """One writer's proof: the ledger was open when the first `point` connections existed.
 
-    __slots__ = ("_ledgers", "point", "record")
+    `last_point`: of the proof before a pause of the writer.
+    """
+
+    __slots__ = ("_ledgers", "_used_s", "last_point", "point", "record")
 
     def __init__(self, ledgers: OpenLedgers, record: MetadataLoop, point: int) -> None:
         self._ledgers = ledgers
+        self._used_s = asyncio.get_running_loop().time()
         self.record = record
-        self.point = point
+        self.point = self.last_point = point
+
+    def covers(self, number: int, now_s: float) -> bool:
+        """Report whether adds may be sent on this connection, at this loop time; they are sent or held then."""
+        if now_s - self._used_s > IDLE_S:
+            self.last_point, self.point = max(self.point, self.last_point), -1
+        self._used_s = now_s
+        return number <= self.point
 
     @property
     def ledger_id(self) -> int:
@@ -66,6 +83,20 @@ class OpenProof:
     def demand(self, holder: Holder) -> None:
         """Begin to read the record. `holder`: an established connection that has begun to hold adds."""
         self._ledgers.demand(self, holder)
+
+
+class AddOptions(NamedTuple):
+    """Options of adds. `is_deferred_sync`: the bookie may answer before they are durable; only v3 can express it.
+
+    `proof`: the writer's; adds are held until the ledger was found open after the connection was established, and since
+    a pause of the writer. None in a recovery, which may add to a ledger that has ended.
+    """
+
+    proof: OpenProof | None = None
+    is_deferred_sync: bool = False
+
+
+NO_OPTIONS = AddOptions()
 
 
 class OpenLedgers:
@@ -122,8 +153,11 @@ class OpenLedgers:
             point = self._connection_count()
             try:
                 known = [proof.record.current for proof in proofs]
-                records = await self._driver.current_ledgers([proof.ledger_id for proof in proofs], known)
-            except MetadataError:
+                async with asyncio.timeout(IDLE_READ_S if any(proof.point < 0 for proof in proofs) else None):
+                    records = await self._driver.current_ledgers([proof.ledger_id for proof in proofs], known)
+            except (MetadataError, TimeoutError):
+                for proof in proofs:
+                    self._holders[proof] = self._release(proof, proof.last_point)
                 await asyncio.sleep(backoff.next_s())
                 continue
             except BookKeeperError as error:  # The client closes.
@@ -148,14 +182,17 @@ class OpenLedgers:
             last = record.last_entry_id if isinstance(record, LedgerMetadata) and record.is_closed else -1
             self._end(proof, error, last)
             return
+        for holder in self._release(proof, point):  # Their connections were established after the read had begun.
+            self.demand(proof, holder)
+
+    def _release(self, proof: OpenProof, point: int) -> list[Holder]:
+        """Extend the proof, and release those whom it covers; return the others, who still wait."""
         proof.point = max(proof.point, point)
         holders = self._holders.pop(proof, [])
         for holder in holders:
             if holder.number <= proof.point:
                 holder.release(proof)
-        for holder in holders:
-            if holder.number > proof.point:  # It was established after the read had begun.
-                self.demand(proof, holder)
+        return [holder for holder in holders if holder.number > proof.point]
 
     def _end(self, proof: OpenProof, error: BookKeeperError, last: int = -1) -> None:
         for holder in self._holders.pop(proof, ()):

@@ -17,10 +17,10 @@ from typing import TypeVar
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
 from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.client_latency import ClientLatency
-from bookies.client.transport.connection import Connection
+from bookies.client.transport.connection import Connection, ConnectionOwner
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
-from bookies.client.transport.open_ledgers import OpenProof
+from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
 from bookies.client.transport.unanswered import AddSink, Outcome, PendingAdds
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -82,6 +82,48 @@ class _Peer:
         self.read_count = 0
 
 
+class _Connector:
+    """Opens connections: finds the bookie, encrypts and authenticates as configured. See `BookiePool`."""
+
+    def __init__(
+        self, runtime: Runtime, config: ClientConfig, resolve: Callable[[BookieId], Awaitable[tuple[str, int]]]
+    ) -> None:
+        self._network = runtime.network
+        self._config = config
+        self._resolve = resolve
+        self._security = ClientSecurity(runtime, config)
+        self._scratch = memoryview(bytearray(RECEIVE_SIZE))
+
+    def connection(self, bookie: BookieId, wire: str, owner: ConnectionOwner) -> Connection:
+        """Return a connection that is to be opened by `open`."""
+        return Connection(bookie, wire, self._config.frame_size_max + ANSWER_SLACK, owner, self._scratch)
+
+    async def open(self, connection: Connection) -> None:
+        """Open the connection, or report to it why that failed."""
+        bookie = connection.bookie
+        where, handshake = "", None
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+                host, port = await self._resolve(bookie)
+                if not self._security.is_needed:
+                    where = f" at {host}:{port}"
+                    await self._network.connect(host, port, lambda: connection)
+                else:
+                    port = self._security.tls_port or port
+                    where = f" at {host}:{port}"
+                    handshake = Handshake(connection, self._security, host)
+                    await self._network.connect(host, port, lambda: handshake)
+                    await handshake.wait()
+        except (OSError, BookKeeperError) as cause:  # TimeoutError is an OSError.
+            reason = cause.message if isinstance(cause, BookKeeperError) else str(cause) or type(cause).__name__
+            if handshake is not None and isinstance(cause, TimeoutError):
+                reason = f"no answer in time while the client waited for {handshake.waits_for}"
+            error_type = type(cause) if isinstance(cause, TlsFailed | Unauthorized) else BookieUnreachable
+            error = error_type(f"cannot connect{where}: {reason}", bookie=bookie)
+            error.__cause__ = cause
+            connection.refused(error)
+
+
 class BookiePool:
     """All connections of one client. Raises `ConfigError` for certificates and credentials that cannot be read.
 
@@ -99,20 +141,17 @@ class BookiePool:
         resolve: Callable[[BookieId], Awaitable[tuple[str, int]]],
         *,
         on_suspect: Callable[[BookieId], None] | None = None,
-        counts: ClientCounts | None = None,
     ) -> None:
-        self.counts = counts or ClientCounts()
+        self.counts = ClientCounts()
         self.latency: ClientLatency | None = None  # set before the first request, if the client keeps slow ones
-        self._runtime = runtime
+        self._random = runtime.random
         self._config = config
-        self._resolve = resolve
         self._on_suspect = on_suspect
         self.health = BookieHealth(config, self._probe)
         self.batch_support = BatchSupport()
         self.copy_admission = CopyAdmission(self.bookie_info)
         self.connection_count = 0
-        self._security = ClientSecurity(runtime, config)
-        self._scratch = memoryview(bytearray(RECEIVE_SIZE))
+        self._connector = _Connector(runtime, config, resolve)
         self._peers: dict[BookieId, _Peer] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._connect_task_failed)
@@ -124,7 +163,7 @@ class BookiePool:
 
     def any_below(self, count: int) -> int:
         """Return a random number of 0..count-1, for choices that should differ from handle to handle."""
-        return self._runtime.random.randrange(count)
+        return self._random.randrange(count)
 
     # -- adds ----------------------------------------------------------------------------------------------------
     def send_adds(
@@ -134,16 +173,13 @@ class BookiePool:
         entry_ids: Sequence[int],
         frames: bytes,
         sink: AddSink,
-        *,
-        is_deferred_sync: bool = False,
-        proof: OpenProof | None = None,
+        options: AddOptions = NO_OPTIONS,
     ) -> None:
         """Send v2 ADD frames, as from `kernels.pack_add_frames`, that add these entries. Never blocks.
 
-        `sink` receives the outcome of every entry exactly once, never before this call returns. `is_deferred_sync`: the
-        bookie may answer before the entries are durable; only v3 can express it. `proof`: of the writer; the adds are
-        held until the ledger was found open after the connection was established. Raises `ClientClosed`.
+        `sink` receives the outcome of every entry exactly once, never before this call returns. Raises `ClientClosed`.
         """
+        proof, is_deferred_sync = options
         is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
         self.counts.replicas_sent += len(entry_ids)
         self.counts.bytes_sent += len(frames)
@@ -154,9 +190,10 @@ class BookiePool:
         else:
             keys = txn_ids = connection.next_txn_ids(len(entry_ids))
             buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
-        deadline = self._loop.time() + self._config.add_timeout_ms / 1000
+        now_s = self._loop.time()
+        deadline = now_s + self._config.add_timeout_ms / 1000
         adds = PendingAdds(ledger_id, keys, entry_ids, sink, deadline, len(frames))
-        if proof is not None and connection.number > proof.point:
+        if proof is not None and not proof.covers(connection.number, now_s):
             connection.hold_adds(adds, buffers, proof)
         else:
             connection.send_adds(adds, buffers, is_recovery=is_recovery)
@@ -462,38 +499,10 @@ class BookiePool:
         peer = self._peer(bookie)
         connection = peer.connections.get(wire)
         if connection is None:
-            frame_size_max = self._config.frame_size_max + ANSWER_SLACK
-            connection = Connection(
-                bookie, wire, frame_size_max, self._established, self._ended, self.suspect, self._scratch
-            )
-            peer.connections[wire] = connection
+            connection = peer.connections[wire] = self._connector.connection(bookie, wire, self)
             self.counts.connections_opened += 1
-            self._tasks.start(self._connect(connection), f"connect to {bookie}")
+            self._tasks.start(self._connector.open(connection), f"connect to {bookie}")
         return connection
-
-    async def _connect(self, connection: Connection) -> None:
-        bookie = connection.bookie
-        where, handshake = "", None
-        try:
-            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
-                host, port = await self._resolve(bookie)
-                if not self._security.is_needed:
-                    where = f" at {host}:{port}"
-                    await self._runtime.network.connect(host, port, lambda: connection)
-                else:
-                    port = self._security.tls_port or port
-                    where = f" at {host}:{port}"
-                    handshake = Handshake(connection, self._security, host)
-                    await self._runtime.network.connect(host, port, lambda: handshake)
-                    await handshake.wait()
-        except (OSError, BookKeeperError) as cause:  # TimeoutError is an OSError.
-            reason = cause.message if isinstance(cause, BookKeeperError) else str(cause) or type(cause).__name__
-            if handshake is not None and isinstance(cause, TimeoutError):
-                reason = f"no answer in time while the client waited for {handshake.waits_for}"
-            error_type = type(cause) if isinstance(cause, TlsFailed | Unauthorized) else BookieUnreachable
-            error = error_type(f"cannot connect{where}: {reason}", bookie=bookie)
-            error.__cause__ = cause
-            connection.refused(error)
 
     def _start_v3(
         self, bookie: BookieId, request: Callable[[int], Request], timeout_ms: int | None
@@ -503,11 +512,12 @@ class BookiePool:
         timeout_ms = self._config.read_timeout_ms if timeout_ms is None else timeout_ms
         return connection.request(encode_request(request(txn_id)), timeout_ms, txn_id=txn_id)
 
-    def _established(self, connection: Connection) -> None:
+    def established(self, connection: Connection) -> None:
+        """See `ConnectionOwner`."""
         self.connection_count += 1
         connection.number = self.connection_count
 
-    def _ended(self, connection: Connection, error: BookKeeperError) -> None:
+    def ended(self, connection: Connection, error: BookKeeperError) -> None:
         """Forget a closed connection before its requests fail, so that a retry opens another one."""
         peer = self._peers[connection.bookie]
         peer.ended_count += connection.wire == "v3"

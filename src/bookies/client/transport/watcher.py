@@ -36,7 +36,7 @@ class BookieStatus:
     """One bookie as the metadata store shows it.
 
     `mode`: "writable", "read-only", or "down" if it is not registered. `address`: "host:port"; None if the bookie is
-    down or its registration cannot be read. `location`: for placement; None if unknown.
+    down or its registration cannot be read. `location`: for placement; None if unknown. `http`: of its HTTP server.
     """
 
     id: BookieId
@@ -44,6 +44,7 @@ class BookieStatus:
     address: str | None
     properties: Mapping[str, str]
     location: str | None = None
+    http: str | None = None
 
 
 class BookieWatcher:
@@ -246,7 +247,8 @@ class BookieWatcher:
             address = info.rpc_address() if info else None
             text = f"{address[0]}:{address[1]}" if address else None
             location = self.topology.location(bookie)
-            statuses.append(BookieStatus(bookie, mode, text, info.properties if info else {}, location))
+            properties, http = (info.properties, info.http_address()) if info else ({}, None)
+            statuses.append(BookieStatus(bookie, mode, text, properties, location, http))
         return statuses
 
     async def _info_of(self, bookie: BookieId) -> BookieInfo | None:

@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from bookies.client.transport.open_ledgers import OpenProof
+from bookies.client.transport.client_counts import ClientCounts
+from bookies.client.transport.client_latency import ClientLatency
+from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
 from bookies.errors import BookieBusy, BookKeeperError, ClientClosed, NotEnoughBookies
 from bookies.kernels import pack_add_frames
 from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata
@@ -35,9 +37,11 @@ _I64 = struct.Struct(">q")
 
 
 class AddPool(Protocol):
-    """The methods of a `BookiePool` that adds need."""
+    """The parts of a `BookiePool` that adds need."""
 
     connection_count: int
+    counts: ClientCounts
+    latency: ClientLatency | None
 
     def send_adds(
         self,
@@ -46,9 +50,7 @@ class AddPool(Protocol):
         entry_ids: Sequence[int],
         frames: bytes,
         sink: AddReplica,
-        *,
-        is_deferred_sync: bool = False,
-        proof: OpenProof | None = None,
+        options: AddOptions = ...,
     ) -> None: ...
 
     async def force(self, bookie: BookieId, ledger_id: int) -> None: ...
@@ -170,7 +172,7 @@ class LedgerFrames:
         self.window = window
         self.length = length
         self.overhead = FRAME_OVERHEAD + digest_type.size
-        self._ledger_id = ledger_id
+        self.ledger_id = ledger_id
         self._digest_type = digest_type
         self._mac_key = mac_key(password)
         self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
@@ -180,7 +182,7 @@ class LedgerFrames:
         frames: bytes
         frames, starts, self.length = pack_add_frames(
             self._head,
-            self._ledger_id,
+            self.ledger_id,
             first,
             last_add_confirmed,
             self.length,
@@ -272,10 +274,7 @@ class Unforced:
 
 
 class AddChannel:
-    """An `AddPipeline` with bytes. `timeout_s`: seconds; a bookie that has been busy for this time has failed.
-
-    `proof`: the writer's; None in a recovery, which may add to a ledger that has ended.
-    """
+    """An `AddPipeline` with bytes. `timeout_s`: seconds; a bookie that has been busy for this time has failed."""
 
     def __init__(
         self,
@@ -283,18 +282,14 @@ class AddChannel:
         pipeline: AddPipeline,
         owner: AddOwner,
         frames: LedgerFrames,
-        *,
         timeout_s: float,
-        proof: OpenProof | None = None,
-        is_deferred_sync: bool = False,
+        options: AddOptions = NO_OPTIONS,
     ) -> None:
         self._pool = pool
-        self._proof = proof
+        self._options = options
         self._owner = owner
         self.timeout_s = timeout_s
-        self._ledger_id = pipeline.metadata.ledger_id
         self._replicas = [AddReplica(self, position, bookie) for position, bookie in enumerate(pipeline.ensemble)]
-        self._is_deferred_sync = is_deferred_sync
         self._failures: dict[str, BookKeeperError] = {}  # last failure of each bookie
         self.unforced = Unforced(pool)
         self.frames = frames
@@ -403,18 +398,10 @@ class AddChannel:
         replica = self._replicas[position]
         if replica.bookie != bookie:
             replica = self._replicas[position] = AddReplica(self, position, bookie)
-        if self._is_deferred_sync:
+        if self._options.is_deferred_sync:
             self.unforced.sent(bookie)
         try:
-            self._pool.send_adds(
-                bookie,
-                self._ledger_id,
-                entry_ids,
-                frames,
-                replica,
-                is_deferred_sync=self._is_deferred_sync,
-                proof=self._proof,
-            )
+            self._pool.send_adds(bookie, self.frames.ledger_id, entry_ids, frames, replica, self._options)
         except ClientClosed as error:
             self.loop.call_soon(replica.on_failed, bookie, entry_ids, error)
 

@@ -17,6 +17,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from bookies.client.base.arguments import whole_number
+from bookies.client.transport.open_ledgers import AddOptions
 from bookies.client.write.adds import FRAME_OVERHEAD, AddChannel, LedgerFrames
 from bookies.client.write.quorum_timeout import deadline_of
 from bookies.client.write.write_context import WriteContext
@@ -95,9 +96,8 @@ class AdvancedLedgerWriter(LedgerWriter):
             self._pipeline,
             self,
             LedgerFrames(metadata.ledger_id, digest_type, password, window),
-            timeout_s=context.config.add_timeout_ms / 1000,
-            proof=self._proof,
-            is_deferred_sync=self._rules.is_deferred_sync,
+            context.config.add_timeout_ms / 1000,
+            AddOptions(self._proof, self._rules.is_deferred_sync),
         )
 
     async def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Self
 
 from bookies.client.base.budget import MemoryBudget
-from bookies.client.transport.client_counts import ClientCounts
-from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.transport.open_ledgers import OpenLedgers
 from bookies.client.write.adds import AddPool
 from bookies.client.write.lac_announcer import LacAnnouncer
@@ -32,8 +30,6 @@ class WriteContext:
     announcer: LacAnnouncer
     scheduler: SendScheduler
     open_ledgers: OpenLedgers
-    counts: ClientCounts
-    latency: ClientLatency | None = None
 
     @classmethod
     def of(
@@ -43,14 +39,9 @@ class WriteContext:
         pool: AddPool,
         driver: MetadataDriver,
         candidates: Callable[[], Sequence[BookieId]],
-        counts: ClientCounts | None = None,
-        latency: ClientLatency | None = None,
     ) -> Self:
         """Return the context of a new client, with the parts that are its own."""
         announcer = LacAnnouncer(config.explicit_lac_interval_ms / 1000)
         budget = MemoryBudget(config.memory_limit)
         open_ledgers = OpenLedgers(runtime, driver, lambda: pool.connection_count)
-        scheduler, counts = SendScheduler(), counts or ClientCounts()
-        return cls(
-            runtime, config, pool, driver, candidates, budget, announcer, scheduler, open_ledgers, counts, latency
-        )
+        return cls(runtime, config, pool, driver, candidates, budget, announcer, SendScheduler(), open_ledgers)

@@ -34,6 +34,7 @@ from typing import Self, TypeVar
 
 from bookies.client.base.arguments import TimeLimit, seconds, switch
 from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.transport.open_ledgers import AddOptions
 from bookies.client.write.adds import AddChannel, LedgerFrames, SendWindow
 from bookies.client.write.closing import LedgerCloser, OpenLedger
 from bookies.client.write.quorum_timeout import QuorumTimeout, deadline_of, force_everywhere
@@ -110,8 +111,8 @@ class LedgerWriter:
         self._is_held = False  # queued entries wait for those in flight
         self._send_lac = announce
         self._announcer = context.announcer
-        self._counts = context.counts
-        self._latency = context.latency
+        self._counts = context.pool.counts
+        self._latency = context.pool.latency
         self._timed_last = -1  # last entry of the batch that is being timed; -1: none
         self._timed_s = 0.0
         self._failed_bookie: BookieId | None = None  # while the timed batch was sent
@@ -128,9 +129,8 @@ class LedgerWriter:
             self._pipeline,
             self,
             LedgerFrames(metadata.ledger_id, metadata.digest_type or DigestType.CRC32C, password, window),
-            timeout_s=context.config.add_timeout_ms / 1000,
-            proof=self._proof,
-            is_deferred_sync=self._rules.is_deferred_sync,
+            context.config.add_timeout_ms / 1000,
+            AddOptions(self._proof, self._rules.is_deferred_sync),
         )
 
     # -- state ---------------------------------------------------------------------------------------------------

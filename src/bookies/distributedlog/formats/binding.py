@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from bookies.encoding.documents import parse_json
 from bookies.errors import MetadataCorrupt
 
 _HEADER = "1\nBKDL\n"
@@ -60,7 +61,7 @@ def parse_binding(data: bytes, path: str) -> Binding:
     if not text.startswith(_HEADER):
         raise MetadataCorrupt(f"{path} holds no binding of DistributedLog: it begins with {text[:12]!r}")
     try:
-        fields = json.loads(text[len(_HEADER) :])
+        fields = parse_json(text[len(_HEADER) :])
         values: dict[str, Any] = {
             name: _KINDS[kind](fields[str(number)][kind]) for number, kind, name in _FIELDS if str(number) in fields
         }

@@ -12,7 +12,7 @@ from bookies.errors import InvalidArgument
 
 _LONGS = struct.Struct(">qqq")
 _SIZES = {0: 200, 1: 25}  # bytes by version; version 0 is padded, because Apache computed its length in bits
-_TEXT = re.compile(r"(\d+):(-?\d+):(-?\d+)")
+_TEXT = re.compile(r"(\d{1,19}):(-?\d{1,19}):(-?\d{1,19})")
 NUMBER_MAX = (1 << 63) - 1
 
 

@@ -19,10 +19,8 @@ async def live(arguments: argparse.Namespace) -> int:
     driver = connect(arguments.metadata, runtime, lease_ms=arguments.lease_ms)
     await driver.open()
     try:
-        bookie = HostileBookie(
-            runtime.network, driver, arguments.name, random.Random(arguments.seed), host=HOST, honesty=0.7
-        )
-        await bookie.start()
+        bookie = HostileBookie(runtime.network, driver, arguments.name, random.Random(arguments.seed), honesty=0.7)
+        await bookie.start(HOST)
         await input_ends()
         await driver.unregister(bookie.bookie_id)
         await bookie.stop()

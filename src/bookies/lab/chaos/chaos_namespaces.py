@@ -34,6 +34,18 @@ NETWORK = "10.77.0"
 DISK_SIZE = 1 << 30  # of each sparse image
 DISKS = ("journal", "ledgers")
 SETTINGS = {"disk_check_interval_ms": 500}  # full disks are noticed, and noticed to be free again, in time
+WEIGHTS = {
+    "partition": 1.0,
+    "bridge": 0.6,
+    "isolated writer": 1.5,
+    "isolated store": 0.6,
+    "one-way cut": 2.0,
+    "bad link": 4.0,
+    "kill store": 0.4,
+    "stop store": 0.4,
+    "full disk": 1.5,
+    "read-only disk": 1.5,
+}
 IMPAIRMENTS_MAX = 2  # of the network at a time, so that work goes on between them
 ISOLATION_S = (8.0, 20.0)  # longer than a lease and the lost-bookie delay
 STORE_START_S, POLL_S = 60.0, 0.1
@@ -118,6 +130,7 @@ class Store:
             self._command += ["--advertise-client-urls", url, "--listen-peer-urls", "http://127.0.0.1:2380"]
         else:
             raise UsageError("--namespaces needs a metadata store: install etcd, or name Apache's jars with --jars DIR")
+        self.is_healthy = True  # no fault of the run is in progress
         self._process: Program | None = None
 
     def start(self) -> None:
@@ -145,25 +158,25 @@ class Store:
 
 
 class Namespaces:
-    """See `Surroundings`. `clients`, `healers`: names of the nodes besides the bookies. `apache`: Apache's bookies."""
+    """See `Surroundings`. `others`: names of the nodes besides the bookies. `apache`: number of Apache's bookies."""
 
     gap_s = 1.0
+    weights: Mapping[str, float] = WEIGHTS
 
     def __init__(
         self,
         directory: pathlib.Path,
         seed: int,
         bookies: int,
-        clients: Sequence[str],
-        healers: Sequence[str],
+        others: Sequence[str],
         jars: str | None,
         apache: int = 0,
     ) -> None:
         self._directory, self._seed, self._jars = directory, seed, jars
         self._apache = [f"a{number}" for number in range(1, apache + 1)]
         self._bookies = [*(f"b{number}" for number in range(1, bookies + 1)), *self._apache]
-        self._writers = [name for name in clients if name.startswith("writer")]
-        self._nodes = [*self._bookies, *clients, *healers]
+        self._writers = [name for name in others if name.startswith("writer")]
+        self._nodes = [*self._bookies, *others]
         names = [HUB, STORE, *self._nodes]
         self._addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, 1)}
         self._store = Store(directory / STORE, self._addresses[STORE], jars, self.prefix(STORE))
@@ -171,19 +184,6 @@ class Namespaces:
         self._switch: OrderedProcess | None = None
         self._faults = 0
         self._impairments = 0
-        self._is_store_healthy = True
-        self.weights: Mapping[str, float] = {
-            "partition": 1.0,
-            "bridge": 0.6,
-            "isolated writer": 1.5,
-            "isolated store": 0.6,
-            "one-way cut": 2.0,
-            "bad link": 4.0,
-            "kill store": 0.4,
-            "stop store": 0.4,
-            "full disk": 1.5,
-            "read-only disk": 1.5,
-        }
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self, bookies: Sequence[LocalBookie]) -> None:
@@ -319,14 +319,14 @@ class Namespaces:
         return Hit(f"{arrow.join(map(' '.join, groups))}  {facts}", seconds, end)
 
     def _hit_store(self, fault: str, choices: random.Random) -> Hit | None:
-        if not self._is_store_healthy:
+        if not self._store.is_healthy:
             return None
-        self._is_store_healthy = False
+        self._store.is_healthy = False
         self._store.send(signal.SIGSTOP) if fault == "stop store" else self._store.kill()
 
         def end() -> None:
             self._store.send(signal.SIGCONT) if fault == "stop store" else self._store.start()
-            self._is_store_healthy = True
+            self._store.is_healthy = True
 
         return Hit("", duration_s(choices), end)
 

@@ -94,9 +94,14 @@ class Rate:
 
 @dataclass
 class Samples:
-    """Values over time, by name. `rows`: seconds -> values."""
+    """Values over time, by name. `rows`: seconds since `began_s` -> values."""
 
     rows: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began_s
 
     def summary(self) -> list[tuple[str, float, float, float, str]]:
         """Return (name, first, last, slope per minute over the second half, sparkline) for each name."""
@@ -133,6 +138,18 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[round(peak / top * (len(BARS) - 1))] for peak in peaks)
 
 
+@dataclass
+class _Log:
+    """A log of the run: the numbers of its first entry, before which all are truncated, and of the next one.
+
+    `positions`: numbers of entries with their positions, ascending.
+    """
+
+    first: int = 0
+    next: int = 0
+    positions: deque[tuple[int, Position]] = field(default_factory=deque)
+
+
 class Soak:
     """One run in `directory`. `violations` of the checker: broken promises. `samples`: also in `directory/soak.csv`."""
 
@@ -153,12 +170,9 @@ class Soak:
         self._ledgers_max = ledgers_max
         self._cluster = LocalCluster(directory / "bk-data", bookies, lease_ms=LEASE_MS, settings=SETTINGS)
         self._sealed: deque[tuple[int, int]] = deque()  # (ledger, its last entry), oldest first
-        self._log_positions: dict[str, deque[tuple[int, Position]]] = {}  # number of an entry, and its position
-        self._log_next: Counter[str] = Counter()
-        self._log_first: Counter[str] = Counter()  # entries before it are truncated
+        self._logs = {f"soak{number}": _Log() for number in range(1, LOGS + 1)}
         self._rate = Rate()
         self._stopping = asyncio.Event()
-        self._began_s = time.monotonic()
         self.took_s = 0.0
 
     async def run(self) -> None:
@@ -168,11 +182,11 @@ class Soak:
         try:
             await asyncio.to_thread(self._cluster.start)
             async with connect(self._cluster.metadata_uri, timeout=OPERATION_S) as client:
-                self._began_s = time.monotonic()
+                self.samples.began_s = time.monotonic()
                 await self._live(client)
                 await self._verify(client)
         finally:
-            self.took_s = time.monotonic() - self._began_s
+            self.took_s = self.samples.elapsed_s
             self.samples.write(self.directory / "soak.csv")
             await asyncio.to_thread(self._cluster.stop)
 
@@ -182,11 +196,12 @@ class Soak:
                 group.create_task(self._write_ledgers(client, random.Random(self._random.random() + number)))
             for _ in range(READERS):
                 group.create_task(self._read_ledgers(client))
-            for number in range(1, LOGS + 1):
-                group.create_task(self._write_log(client, f"soak{number}"))
-                group.create_task(self._tail_log(client, f"soak{number}"))
+            for name in self._logs:
+                group.create_task(self._write_log(client, name))
+                group.create_task(self._tail_log(client, name))
             await asyncio.sleep(CALIBRATE_S)
-            peak = (self.checker.counts["entries acknowledged"] + self._log_next.total()) / CALIBRATE_S
+            of_logs = sum(log.next for log in self._logs.values())
+            peak = (self.checker.counts["entries acknowledged"] + of_logs) / CALIBRATE_S
             self._rate.per_s = LOAD * peak
             self.progress(f"peak {peak:,.0f} entries/s; going on with {self._rate.per_s:,.0f}")
             group.create_task(self._sample())
@@ -277,7 +292,6 @@ class Soak:
     async def _write_log(self, client: Client, name: str) -> None:
         log = client.log(name)
         await self._create_log(client, name)
-        self._log_positions[name] = deque()
 
         async def lead() -> None:
             async with log.lead(roll_size=ROLL_SIZE, timeout=OPERATION_S) as writer:
@@ -291,16 +305,16 @@ class Soak:
 
     async def _append_to_log(self, name: str, writer: LogWriter) -> None:
         await self._rate.wait(BATCH)
-        first = self._log_next[name]
-        numbers = range(first, first + BATCH)
+        log = self._logs[name]
+        numbers = range(log.next, log.next + BATCH)
         last = await writer.append_many([_log_payload(name, number) for number in numbers], timeout=OPERATION_S)
-        self._log_next[name] += BATCH
-        positions = self._log_positions[name]
+        log.next += BATCH
+        positions = log.positions
         positions.append((numbers[-1], last))
         if numbers[-1] - positions[0][0] > LOG_KEPT:
             while numbers[-1] - positions[0][0] > LOG_KEPT // 2:
                 number, position = positions.popleft()
-            self._log_first[name] = number + 1
+            log.first = number + 1
             await writer.truncate(position.next, timeout=OPERATION_S)
             self.counts["truncations of logs"] += 1
 
@@ -329,19 +343,19 @@ class Soak:
 
     async def _verify_log(self, client: Client, name: str) -> None:
         """Read a log from its beginning to its end: what was acknowledged and not truncated is there, in order."""
-        following = None
+        following, log = None, self._logs[name]
         async with client.log(name).open(timeout=OPERATION_S) as reader:
             async for entry in reader.read():
                 number = _log_number(name, bytes(entry.payload))
                 if number is None or (following is not None and number > following):
                     self.checker.violated("none lost", f"log {name}: entry {number} is where {following} was expected")
                     return
-                if following is None and number > self._log_first[name]:
-                    self.checker.violated("none lost", f"log {name} begins at {number}, not {self._log_first[name]}")
+                if following is None and number > log.first:
+                    self.checker.violated("none lost", f"log {name} begins at {number}, not {log.first}")
                 following = max(following or 0, number + 1)
-        self.counts["entries of logs verified"] += (following or 0) - self._log_first[name]
-        if (following or 0) < self._log_next[name]:
-            text = f"log {name} ends before {following}, but {self._log_next[name]:,} were acknowledged"
+        self.counts["entries of logs verified"] += (following or 0) - log.first
+        if (following or 0) < log.next:
+            text = f"log {name} ends before {following}, but {log.next:,} were acknowledged"
             self.checker.violated("none lost", text)
 
     # -- operators -----------------------------------------------------------------------------------------------
@@ -409,7 +423,7 @@ class Soak:
     async def _sample(self) -> None:
         while True:
             row = await asyncio.to_thread(self._measure)
-            self.samples.rows.append((time.monotonic() - self._began_s, row))
+            self.samples.rows.append((self.samples.elapsed_s, row))
             self.show("")
             if await self._stops_within(SAMPLE_S):
                 return
@@ -425,12 +439,22 @@ class Soak:
             row[f"{name}: memory, MB"] = _sum(pids, lambda pid: memory_kib(pid, "VmRSS") / 1_000)
             row[f"{name}: descriptors"] = _sum(pids, lambda pid: len(os.listdir(f"/proc/{pid}/fd")))
             row[f"{name}: threads"] = _sum(pids, lambda pid: len(os.listdir(f"/proc/{pid}/task")))
-        folders = [folder for bookie in self._cluster.bookies for folder in os.walk(bookie.directory)]
-        files = [os.path.join(folder, name) for folder, _, names in folders for name in names if name != "bookie.log"]
-        row["bookies: folders"], row["bookies: files"] = len(folders), len(files)
-        row["bookies: data, MB"] = _sum(files, lambda path: os.stat(path).st_size / 1e6)
+        row |= self._measure_files()
         row["metadata records"] = self._metadata_records()
         return row
+
+    def _measure_files(self) -> dict[str, float]:
+        """Count without a list of all paths: it would be the largest and growing part of this process's memory."""
+        folders = files = size = 0
+        for bookie in self._cluster.bookies:
+            for folder, _, names in os.walk(bookie.directory):
+                folders += 1
+                for name in names:
+                    if name != "bookie.log":
+                        files += 1
+                        with contextlib.suppress(FileNotFoundError):
+                            size += os.stat(os.path.join(folder, name)).st_size
+        return {"bookies: folders": folders, "bookies: files": files, "bookies: data, MB": round(size / 1e6, 1)}
 
     def _metadata_records(self) -> int:
         path = self.directory / "bk-data" / "metadata" / FILE_NAME
@@ -441,7 +465,7 @@ class Soak:
     def show(self, step: str) -> None:
         counts = self.checker.counts
         self.progress(
-            f"{time.monotonic() - self._began_s:6.0f} s  {counts['entries acknowledged']:>10,} entries acknowledged  "
+            f"{self.samples.elapsed_s:6.0f} s  {counts['entries acknowledged']:>10,} entries acknowledged  "
             f"{len(self._sealed):>5,} ledgers  {self.counts['ledgers deleted']:>5,} deleted  "
             f"{len(self.checker.violations)} violations  {step}".rstrip()
         )
@@ -451,7 +475,7 @@ class Soak:
         self.show(f"verifying {len(self.checker.stories):,} ledgers and {LOGS} logs")
         last_check = LastCheck(self.checker, LABEL)
         await last_check.run(client)
-        for name in self._log_positions:
+        for name in self._logs:
             await self._verify_log(client, name)
         records = [record async for record in client.ledgers(label=LABEL)]
         await check_healing(HealingCheck(self.checker), client, self._cluster.metadata_uri, records)

@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> Report:
         surroundings: Proxied | chaos_namespaces.Namespaces = Proxied(directory)
         if arguments.namespaces:
             surroundings = chaos_namespaces.Namespaces(
-                directory, arguments.seed, arguments.bookies, CLIENTS, HEALERS, arguments.jars, arguments.apache
+                directory, arguments.seed, arguments.bookies, (*CLIENTS, *HEALERS), arguments.jars, arguments.apache
             )
         chaos = Chaos(
             directory, arguments.seed, arguments.bookies, seconds, _show, surroundings, arguments.hostile, heals

@@ -25,6 +25,7 @@ from bookies.lab.sim.faults.fault_schedule import Injected
 from bookies.lab.sim.faults.profiles import profile_of
 from bookies.lab.sim.faults.targeted_faults import TargetedFaultPlan, TargetedFaults
 from bookies.lab.sim.world import SimCluster, Trace
+from bookies.lab.sim.world.hostile_process import HostileProcess
 from bookies.lab.sim.world.loop import Deadlock, Halted, Livelock, Overdue, SimLoop, current_participant
 from bookies.lab.sim.world.witness import Witness
 
@@ -102,6 +103,11 @@ class Simulation:
             self.history.tap.memory_limit = MemoryLimitChecker(
                 self.history.violated, self.loop.time, settings.memory_limit, settings.add_timeout_ms / 1000
             )
+        self.hostile = HostileProcess(self.cluster, **profile.hostile) if profile.hostile is not None else None
+        if self.hostile is not None:
+            # What a bookie holds and says can only be told of honest ones.
+            self.history.witness = self.cluster.witness = None
+            self.history.tap = self.cluster.network.on_join = None
         self.history.writer_settings = WriterSettingsChecker(self.cluster, self.history.violated)
         self.history.record_of = self.cluster.store.record
         self.cluster.store.on_commit = self.history.committed
@@ -152,6 +158,8 @@ class Simulation:
         self.faults.stop()
         self.targeted_faults.stop()
         self.workload.stop()
+        if self.hostile is not None:
+            self.hostile.reform()
         await self.cluster.heal()
         try:
             async with asyncio.timeout(HEALED_DEADLINE_S):
@@ -166,11 +174,15 @@ class Simulation:
         check_commits(self.cluster, self.history)
         check_order(self.history)
         await self.cluster.stop()
+        if self.hostile is not None:
+            await self.hostile.stop()
 
 
 async def mixed(simulation: Simulation) -> None:
     """Run the random workload under random faults, then heal and check: the scenario of the sweeps."""
     await simulation.cluster.start()
+    if simulation.hostile is not None:
+        await simulation.hostile.start()
     if simulation.profile.targeted_faults is not None:
         simulation.targeted_faults.start()
     simulation.workload.start()

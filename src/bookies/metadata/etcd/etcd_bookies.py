@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from bookies.errors import MetadataCorrupt, MetadataError, SessionExpired
+from bookies.errors import MetadataCorrupt, MetadataError, RegisteredElsewhere, SessionExpired
 from bookies.metadata.etcd.etcd_layout import bookies_among
 from bookies.metadata.etcd.etcd_port import (
     Delete,
@@ -61,7 +61,7 @@ class Bookies:
             if deadline is None:
                 deadline = loop.time() + PATIENCE * self._session.ttl_s
             if loop.time() >= deadline:
-                raise unknown or MetadataError(
+                raise unknown or RegisteredElsewhere(
                     "another process keeps this bookie registered: stop that process", bookie=bookie
                 )
             if holder is not None:

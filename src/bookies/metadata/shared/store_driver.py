@@ -27,6 +27,7 @@ from bookies.errors import (
     LedgerNotFound,
     MetadataCorrupt,
     MetadataError,
+    RegisteredElsewhere,
     SessionExpired,
     StorageError,
 )
@@ -401,7 +402,9 @@ class StoreDriver(MetadataDriver):
             if deadline is None:
                 deadline = loop.time() + max(wait_ms, self.lease_ms) / 1000 + PREDECESSOR_INTERVAL_S
             if loop.time() >= deadline:
-                raise MetadataError("another process keeps this bookie registered: stop that process", bookie=bookie)
+                raise RegisteredElsewhere(
+                    "another process keeps this bookie registered: stop that process", bookie=bookie
+                )
             await asyncio.sleep(min(wait_ms / 1000 + 0.001, PREDECESSOR_INTERVAL_S))
 
     async def unregister(self, bookie: BookieId) -> None:

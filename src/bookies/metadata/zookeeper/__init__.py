@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bookies.metadata.zookeeper.zookeeper_driver import ZooKeeperDriver
+from bookies.metadata.zookeeper.zookeeper_driver import ZkCluster, ZooKeeperDriver
 
-__all__ = ["ZooKeeperDriver"]
+__all__ = ["ZkCluster", "ZooKeeperDriver"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from bookies.errors import MetadataError, SessionExpired
+from bookies.errors import MetadataError, RegisteredElsewhere, SessionExpired
 from bookies.metadata.formats.serde import pack_bookie_info, parse_bookie_info
 from bookies.metadata.interface.driver import BookieSet
 from bookies.metadata.zookeeper.zk_layout import bookies_among, parent_of
@@ -59,7 +59,7 @@ class Bookies:
             if deadline is None:
                 deadline = loop.time() + PATIENCE * self._lease_s
             if loop.time() >= deadline:
-                raise unknown or MetadataError(
+                raise unknown or RegisteredElsewhere(
                     "another process keeps this bookie registered: stop that process", bookie=bookie
                 )
             if holder != bookie:

@@ -28,6 +28,7 @@ from bookies.metadata.zookeeper.zk_layout import (
 )
 from bookies.metadata.zookeeper.zk_nodes import ATTEMPTS_MAX, Nodes
 from bookies.metadata.zookeeper.zookeeper_port import (
+    ANY_VERSION,
     Check,
     Create,
     Delete,
@@ -154,26 +155,30 @@ class Ledgers:
         """Read a record, see `MetadataDriver.current_ledgers`. `known`: the caller's copy, which is only checked.
 
         A leader that a majority has deposed answers `sync` and reads until it notices. It cannot carry out a
-        transaction, so one that only checks the version follows the read.
+        transaction, or refuse one, so one that only checks the version, or that there is a record, follows the read.
         """
         path = self.path(ledger_id)
         if path is not None and known is not None:
             version = self._nodes.znode_version(path, known.version)
             if version is not None and await self._is_current(path, version):
                 return known
-        while path is not None and (node := await self._nodes.read(path)) is not None:
-            try:
-                if await self._is_current(path, node[1].version):
+        while path is not None:
+            node = await self._nodes.read(path)
+            is_current = await self._is_current(path, ANY_VERSION if node is None else node[1].version)
+            if node is None and not is_current:
+                break
+            if node is not None and is_current:
+                try:
                     return self._versioned(path, ledger_id, *node)
-            except MetadataCorrupt as error:
-                return error
+                except MetadataCorrupt as error:
+                    return error
         return None
 
     async def _is_current(self, path: str, version: int) -> bool:
         try:
             await self._groups.multi([Check(path, version)])
         except Refusal:
-            return False  # It has changed since.
+            return False  # It has changed since, or there is none.
         return True
 
     async def create(self, metadata: LedgerMetadata) -> Versioned:

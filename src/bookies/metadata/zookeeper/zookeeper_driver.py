@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from bookies.errors import (
@@ -56,30 +57,30 @@ from bookies.runtime.tasks import Tasks, all_of
 T = TypeVar("T")
 
 
-class ZooKeeperDriver(SessionDriver):
-    """One session with the cluster below `root`. `manager`: the layout that the URI names; None: the cluster's.
-    `is_secure`: only the identity that the session authenticates as has access to znodes that the driver creates.
+@dataclass(frozen=True, slots=True)
+class ZkCluster:
+    """A cluster below the path `root`. `manager`: the layout that the URI names; None: the cluster's.
+
+    `may_create`: the first session stores the layout of a cluster that has none. `is_secure`: only the identity that
+    the session authenticates as has access to znodes that the driver creates.
     """
 
-    def __init__(
-        self,
-        uri: str,
-        zookeeper: ZooKeeper,
-        runtime: Runtime,
-        root: str,
-        *,
-        manager: Manager | None = None,
-        lease_ms: int,
-        may_create: bool = True,
-        is_secure: bool = False,
-    ) -> None:
+    root: str
+    manager: Manager | None = None
+    may_create: bool = True
+    is_secure: bool = False
+
+
+class ZooKeeperDriver(SessionDriver):
+    """One session with a cluster."""
+
+    def __init__(self, uri: str, zookeeper: ZooKeeper, runtime: Runtime, cluster: ZkCluster, *, lease_ms: int) -> None:
         self.zookeeper = zookeeper
-        self._wanted = manager
-        self._may_create = may_create
-        self._paths = Paths(root)
+        self._cluster = cluster
+        self._paths = Paths(cluster.root)
         operations = RequestCounts()
         self._requests = CountedZooKeeper(zookeeper, operations, self._paths.kind)
-        self._nodes = Nodes(self._requests, self._paths, Acl.CREATOR if is_secure else Acl.OPEN)
+        self._nodes = Nodes(self._requests, self._paths, Acl.CREATOR if cluster.is_secure else Acl.OPEN)
         self._spent = SpentIds(self._nodes)
         self._ledgers = Ledgers(self._nodes, self._spent, Groups(self._requests, self._require_open))
         self._ids = LedgerIds(self._nodes, self._require_open)
@@ -133,10 +134,10 @@ class ZooKeeperDriver(SessionDriver):
     # -- the cluster ---------------------------------------------------------------------------------------------
     async def _open_layout(self) -> None:
         """Read the cluster's layout; store it if the cluster has none. Source: metadata 2.2."""
-        wanted = self._wanted or Manager.HIERARCHICAL
+        wanted = self._cluster.manager or Manager.HIERARCHICAL
         record = await self._nodes.read(self._paths.layout)
         if record is None and await self._nodes.stat(self._paths.root) is None:
-            if not self._may_create:
+            if not self._cluster.may_create:
                 raise self._no_cluster()
             self._ledgers.manager = wanted  # stored when the cluster is created
             return
@@ -144,7 +145,7 @@ class ZooKeeperDriver(SessionDriver):
             await self._check_no_ledgers()
             await self._store_layout(wanted)
         self._ledgers.manager = parse_layout(record[0]) if record is not None else wanted
-        if self._wanted not in (None, self._ledgers.manager):
+        if self._cluster.manager not in (None, self._ledgers.manager):
             raise ConfigError(
                 f"{self.uri} asks for the layout {wanted.value}, but the cluster has {self._ledgers.manager.value}: "
                 "write zk:// to use the cluster's layout"
@@ -158,7 +159,7 @@ class ZooKeeperDriver(SessionDriver):
         """Raise `MetadataCorrupt` if LAYOUT is lost: under a wrong layout, all ledgers would appear deleted."""
         listed = await self._nodes.children(self._paths.root)
         fitting = managers_of(listed[0] if listed is not None else ())
-        if not fitting or self._wanted in fitting:
+        if not fitting or self._cluster.manager in fitting:
             return
         names = " or ".join(manager.value for manager in fitting)
         raise MetadataCorrupt(

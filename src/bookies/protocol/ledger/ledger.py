@@ -22,7 +22,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from types import MappingProxyType
 
 from bookies.errors import InvalidArgument, LedgerFenced, LocalProtocolError, VersionConflict
 from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata, LedgerState
@@ -44,9 +43,6 @@ def new_ledger(
     *,
     digest_type: DigestType,
     password: bytes,
-    custom_metadata: Mapping[str, bytes] | None = None,
-    ctime_ms: int | None = None,
-    creator_token: int = 0,
 ) -> LedgerMetadata:
     """Return the record of a ledger without entries. Raises `InvalidArgument`. Source: client-protocol 2.2."""
     check_quorums(len(ensemble), write_quorum, ack_quorum)
@@ -60,9 +56,6 @@ def new_ledger(
         ensembles=((0, ensemble),),
         digest_type=digest_type,
         password=password,
-        custom_metadata=MappingProxyType(dict(custom_metadata or {})),
-        ctime_ms=ctime_ms,
-        creator_token=creator_token,
     )
 
 

@@ -346,17 +346,5 @@ def judge(
     return Judgement(adherence, tuple(findings), problems)
 
 
-def acks_adhere(
-    topology: Topology, policy: PlacementPolicy, acked: Collection[BookieId], write_quorum: int, ack_quorum: int
-) -> bool:
-    """Report whether acknowledgements from these bookies alone span as many fault domains as the policy asks for."""
-    places = [topology.place(bookie, policy.kind) for bookie in acked]
-    if len(places) < ack_quorum:
-        return False
-    spreads = [rule for rule in policy.minimum(write_quorum, ack_quorum) if isinstance(rule, Spread)]
-    regions = policy.regions_min if policy.kind.levels[0] == "region" else 0
-    return distinct(places, 0) >= regions and all(spread.holds(places, 0) for spread in spreads)
-
-
 def _where(place: Place) -> str:
     return name_of(place[-2]) if len(place) > 1 else name_of(place[-1])

@@ -261,7 +261,11 @@ class FragmentVerdict(NamedTuple):
     @property
     def fewest_replicas(self) -> int:
         """Return how many replicas known to be good the entry with the fewest has."""
-        good = self.positions(ReplicaState.OK)
+        return self.fewest(ReplicaState.OK)
+
+    def fewest(self, *states: ReplicaState) -> int:
+        """Return how many replicas in any of these states the entry with the fewest has."""
+        good = self.positions(*states)
         return min(sum(position in good for position in members) for members in self.fragment.write_sets)
 
 

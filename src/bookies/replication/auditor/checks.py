@@ -7,18 +7,31 @@ has not lost an entry. Source: metadata 8.3.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from bookies.client.repair import Administration
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound
 from bookies.metadata.interface.driver import Versioned
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.placement.placement_policy import Adherence
 from bookies.protocol.repair.absence import is_endangered
-from bookies.protocol.repair.fragments import ReplicaState, fragments_on, fragments_to_check, is_stored_on
+from bookies.protocol.repair.fragments import (
+    FragmentVerdict,
+    ReplicaState,
+    fragments_on,
+    fragments_to_check,
+    is_stored_on,
+)
 from bookies.replication.base import Membership
+
+SHORTAGES = (
+    "an entry has no replica",
+    "an entry has less than its ack quorum",
+    "an entry has less than its write quorum",
+)
 
 
 class Check(Protocol):
@@ -46,14 +59,17 @@ class LostBookies:
     def __init__(self, lost: Collection[BookieId]) -> None:
         self._lost = lost
         self.named: dict[BookieId, None] = {}
+        self._ensemble_size = 0  # the largest of ledgers that may be written to
 
     async def inspect(self, ledger: Versioned) -> Sequence[BookieId] | None:
+        if ledger.metadata.state is LedgerState.OPEN:
+            self._ensemble_size = max(self._ensemble_size, ledger.metadata.ensemble_size)
         if not is_given_up(ledger.metadata):  # No bookie has to return for a ledger in files.
             self.named.update(dict.fromkeys(ledger.metadata.bookies))
         return [bookie for bookie in self._lost if is_stored_on(ledger.metadata, bookie)] or None
 
     def facts(self) -> dict[str, object]:
-        return {"lost": list(self._lost)}
+        return {"lost": list(self._lost), "largest ensemble of open ledgers": self._ensemble_size}
 
 
 class Endangered:
@@ -88,6 +104,7 @@ class Replicas:
         self._membership = membership
         self._percentage = percentage
         self._unknown = 0
+        self._few = Counter[str]()  # ledgers by the entry with the fewest replicas
 
     async def inspect(self, ledger: Versioned) -> Sequence[BookieId] | None:
         try:
@@ -104,6 +121,8 @@ class Replicas:
             for verdict in check.fragments
             for replica in verdict.replicas
         )
+        if (shortage := _shortage(ledger.metadata, check.fragments)) is not None:
+            self._few[shortage] += 1
         missing = {
             replica.bookie: None
             for verdict in check.fragments
@@ -114,7 +133,23 @@ class Replicas:
         return list(missing) or None
 
     def facts(self) -> dict[str, object]:
-        return {"ledgers with replicas of which nothing is known": self._unknown}
+        counts = {shortage: self._few[shortage] for shortage in SHORTAGES}
+        return {"ledgers with replicas of which nothing is known": self._unknown, **counts}
+
+
+def _shortage(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict]) -> str | None:
+    """Return which of `SHORTAGES` the entry with the fewest replicas has. One of unknown state counts as good."""
+    left = min(
+        (
+            verdict.fewest(ReplicaState.OK, ReplicaState.CANNOT_TELL)
+            for verdict in verdicts
+            if verdict.fragment.is_finished
+        ),
+        default=record.write_quorum,
+    )
+    if left >= record.write_quorum:
+        return None
+    return SHORTAGES[0 if left == 0 else 1 if left < record.ack_quorum else 2]
 
 
 class Listings:

@@ -129,6 +129,20 @@ class AutoRecovery:
                     ) from error
 
     @property
+    def config(self) -> RecoveryConfig:
+        return self._config
+
+    @property
+    def is_enabled(self) -> bool:
+        """Report whether repairs are allowed, as far as this process knows."""
+        return self._switch.is_on
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Return how often each task has failed."""
+        return {task.name: task.failures for task in self._tasks}
+
+    @property
     def driver(self) -> MetadataDriver:
         """Return the session with the metadata store."""
         return self._driver

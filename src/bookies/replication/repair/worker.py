@@ -34,7 +34,7 @@ from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.agenda import Agenda, Item, Share
 from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
 from bookies.replication.base.task_parts import TaskParts
-from bookies.runtime.histogram import Outcomes
+from bookies.runtime.histogram import Outcomes, Stages
 from bookies.runtime.tasks import all_of
 from bookies.runtime.throttle import throttle
 
@@ -123,6 +123,11 @@ class Worker:
     def totals(self) -> Totals:
         """Return the counts of what this worker has repaired."""
         return self._account.totals
+
+    @property
+    def stages(self) -> Stages:
+        """Return the durations of the stages of its repairs."""
+        return self._account.stages
 
     @property
     def waiting_count(self) -> int:
@@ -302,12 +307,14 @@ class Worker:
         """Lock a ledger and repair it; delete its mark, or record why not."""
         store, ledger_id = self._parts.driver.recovery, item.ledger_id
         version = None if item.version == UNREAD else item.version
+        began_s = self._now()
         lock = await store.lock(ledger_id, self._parts.owner, needs_mark=True, mark_version=version)
         if lock is None:  # Another process repairs it, or has done so; the next listing shows which.
             self._agenda.postpone(ledger_id, self._now(), for_s=HELD_S * self._parts.runtime.random.uniform(0.5, 1.5))
             self._agenda.stale(ledger_id)
             self._signals.wants_listing.set()
             return
+        self._account.stages.end("claim", began_s, self._now())
         try:
             await self._repair(item, lock)
         finally:

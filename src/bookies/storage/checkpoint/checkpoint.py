@@ -40,6 +40,7 @@ from bookies.storage.cache import WriteCache
 from bookies.storage.checkpoint.flushes import Flusher
 from bookies.storage.checkpoint.index_writes import IndexWriter
 from bookies.storage.checkpoint.mark_files import MarkFiles, Marks
+from bookies.storage.disks.directories import current
 from bookies.storage.disks.durable_files import SyncFailed, run_last
 from bookies.storage.journal import Journal
 
@@ -81,13 +82,13 @@ class Checkpointer:
         config: BookieConfig,
         cache: WriteCache,
         index_writer: IndexWriter,
-        directories: Sequence[str],
         on_change: Callable[[], None],
         activities: Activities,
     ) -> None:
         self.times = Distribution()  # seconds
         self.persisted: Marks = ()
-        self.mark_files = MarkFiles(runtime.disk, directories, len(config.journal_directories))
+        ledgers = [current(path) for path in config.ledger_directories]
+        self.mark_files = MarkFiles(runtime.disk, ledgers, len(config.journal_directories))
         self.worker = index_writer.worker
         self.log = index_writer.log
         self.index_writer = index_writer

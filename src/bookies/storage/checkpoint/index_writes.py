@@ -15,8 +15,8 @@ from bookies.storage.checkpoint.failover import Failover
 from bookies.storage.checkpoint.indexed_log import IndexedLog
 from bookies.storage.checkpoint.mark_files import Marks
 from bookies.storage.disks import DirectoryHealth
-from bookies.storage.disks.durable_files import unlink_all
 from bookies.storage.entry_log.entry_log import LogLost
+from bookies.storage.index.index_files import remove_index_files
 from bookies.storage.index.index_moves import move_from_crowded
 from bookies.storage.index.index_readers import Readers
 
@@ -84,10 +84,10 @@ class IndexWriter:
                 extent = await log.worker.run(log.writer.sync)
                 index.catalog.note_synced(*extent, marks)
                 self.observer.index_write_begins()
-                await index.write(frozen, self.worker)
+                has_saved_rebuilt = await index.write(frozen, self.worker)
             finally:
                 index.unfreeze(frozen)
-            if not index.has_saved_rebuilt:
+            if not has_saved_rebuilt:
                 break
         if marks is not None:
             # The first log that may have uncounted copies: see `Contents`. Replay writes only after the cut.
@@ -106,7 +106,7 @@ class IndexWriter:
             files = [path for path in paths.values() if path is not None and not self._health.is_failed(path)]
             await index.catalog_writer.forget(ledger_ids, self.worker)
             await self.worker.run(index.forget_files, files)
-            await self.worker.run(unlink_all, self._disk, files)
+            await self.worker.run(remove_index_files, self._disk, files)
             for ledger_id in ledger_ids:
                 index.remove(ledger_id)
         for ledger_id, path in paths.items():

@@ -60,9 +60,9 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
         events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
     await worker.run(_check_journals, runtime.disk, directories)
-    catalog = await worker.run(parts.index.catalog_file.load, returned)
+    catalog = await worker.run(parts.index.catalog_writer.file.load, returned)
     if returned:
-        count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_file.path)
+        count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_writer.file.path)
         events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
     parts.index.adopt_files(paths, catalog, parts.removals.is_deleted)
     unsettled = parts.index.catalog.unsettled()
@@ -80,7 +80,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explain_disk_full(parts, stores, size):
         if not parts.index.catalog.is_trusted:
-            await worker.run(parts.index.catalog_file.replace, list(pack(parts.index.catalog.contents())))
+            await worker.run(parts.index.catalog_writer.file.replace, list(pack(parts.index.catalog.contents())))
         for number, directory in enumerate(directories.journals):
             marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
     parts.report = restorer.report

@@ -157,14 +157,14 @@ class Rebuilder:
 
     async def wait_idle(self) -> None:
         """Wait until no ledger is waiting to be rebuilt."""
-        while self._is_busy or self._index.rebuild_wanted.is_set():
+        while self._is_busy or self._index.rebuilds.wanted.is_set():
             self._ended.clear()
             await self._ended.wait()
 
     async def run(self) -> None:
         """Rebuild index files on request until cancelled."""
         while True:
-            await self._index.rebuild_wanted.wait()
+            await self._index.rebuilds.wanted.wait()
             self._is_busy = True
             try:
                 await self._rebuild()
@@ -177,7 +177,7 @@ class Rebuilder:
 
     async def _rebuild(self) -> None:
         wanted: dict[int, LedgerSlots] = {}
-        for ledger_id in self._index.take_rebuilds():
+        for ledger_id in self._index.rebuilds.take():
             try:
                 await self._index.load(ledger_id)
             except LedgerUnknownToBookie:
@@ -186,7 +186,7 @@ class Rebuilder:
                 self._events.error("storage.rebuild_failed", ledger=ledger_id, error=error)
             else:
                 wanted[ledger_id] = LedgerSlots()
-        wanted |= {ledger_id: LedgerSlots() for ledger_id in self._index.take_rebuilds()}
+        wanted |= {ledger_id: LedgerSlots() for ledger_id in self._index.rebuilds.take()}
         if not wanted:
             return
         self._events.info("storage.rebuild_begins", ledgers=len(wanted))

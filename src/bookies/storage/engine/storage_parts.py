@@ -52,12 +52,10 @@ class StorageParts:
         self.readers = Readers(runtime, config, directories.ledgers)
         self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health)
         stores = [*directories.ledgers, *directories.indexes]
-        self.failover = Failover(runtime, stores, self.health, self.index)
+        failover = Failover(runtime, stores, self.health, self.index)
         log = IndexedLog(runtime, directories.ledgers, config, self.health, self.index)
-        index_writer = IndexWriter(runtime, log, self.readers, self.health, self.failover)
-        self.checkpointer = Checkpointer(
-            runtime, config, self.cache, index_writer, directories.ledgers, on_change, activities
-        )
+        index_writer = IndexWriter(runtime, log, self.readers, self.health, failover)
+        self.checkpointer = Checkpointer(runtime, config, self.cache, index_writer, on_change, activities)
         self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
         self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
         self.report = ReplayReport()

@@ -26,7 +26,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bookies import kernels
 from bookies.config import BookieConfig
@@ -59,14 +59,19 @@ class LogLost(StorageError):
 
 
 @dataclass
-class _Sealed:
-    """A log to be synced. `runs`: the unsynced runs, with their ledger ids; they begin at `synced`."""
+class _Log:
+    """A log that is written or to be synced. `runs`: the unsynced runs, with their ledger ids; they begin at `synced`.
+
+    `position`: its end. `sizes`: bytes by ledger. `dropped`: what has left the page cache.
+    """
 
     file: File
     log_id: int
-    runs: list[tuple[int, Run] | AddRun]
-    synced: int
-    cached: tuple[int, int]  # (offset, bytes) of the part that was not dropped from the page cache
+    position: int = layout.HEADER_SIZE
+    synced: int = layout.HEADER_SIZE
+    sizes: dict[int, int] = field(default_factory=dict)
+    runs: list[tuple[int, Run] | AddRun] = field(default_factory=list)
+    dropped: DroppedPrefix = field(default_factory=lambda: DroppedPrefix(DROP_STEP))
 
 
 class NoWritableDirectory(DiskFull):
@@ -98,15 +103,9 @@ class EntryLogWriter:
         self._size_max = config.entry_log_size_max
         self._last_id: int | None = None
         self._is_last_id_certain = False  # all directories were listed
-        self._file: File | None = None
-        self._log_id = -1
-        self._position = 0
-        self._synced = 0
-        self._dropped = DroppedPrefix(DROP_STEP)
+        self._active: _Log | None = None
         self._cached_size = config.entry_log_cached_size
-        self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
-        self._recent: list[tuple[int, Run] | AddRun] = []  # unsynced runs in the active log
-        self._unsynced: list[_Sealed] = []
+        self._unsynced: list[_Log] = []  # sealed logs
         self.lost_ends: dict[int, int] = {}  # lost log -> offset of the end of its synced part
         self._lost: list[tuple[int, int, Run]] = []  # (lost log, ledger id, run) to be written again
         self._unnamed: list[str] = []  # paths of logs that no durable index slot can name yet
@@ -120,16 +119,16 @@ class EntryLogWriter:
         """
         for ledger_id, run in runs:
             _check_run(ledger_id, run)
-        position = self._append_somewhere(
+        log, position = self._append_somewhere(
             [_buffer_of(run) for _, run in runs], sum(run.records.size for _, run in runs)
         )
         slots = []
         for ledger_id, run in runs:
-            slots.append(kernels.pack_locations(self._log_id, position, run.records.starts))
+            slots.append(kernels.pack_locations(log.log_id, position, run.records.starts))
             position += run.records.size
-            self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + run.records.size
-        self._recent.extend(runs)
-        self._sync_when_due()
+            log.sizes[ledger_id] = log.sizes.get(ledger_id, 0) + run.records.size
+        log.runs.extend(runs)
+        self._sync_when_due(log)
         return slots
 
     def write_mixed(self, entries: kernels.SortedEntries, first: int) -> tuple[AddRun, bytes]:
@@ -143,49 +142,47 @@ class EntryLogWriter:
             # R-24: verify ledger and entry id of each entry when it is moved from the cache to the log.
             raise StorageError("the write cache holds another entry in its place") from None
         mixed = AddRun(ledger_ids, entry_ids, records)
-        position = self._append_somewhere([records.data], records.size)
-        slots = kernels.pack_locations(self._log_id, position, records.starts)
+        log, position = self._append_somewhere([records.data], records.size)
+        slots = kernels.pack_locations(log.log_id, position, records.starts)
         for ledger_id, start, stop in mixed.stretches():
             size = records.starts[stop] - records.starts[start]
-            self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + size
-        self._recent.append(mixed)
-        self._sync_when_due()
+            log.sizes[ledger_id] = log.sizes.get(ledger_id, 0) + size
+        log.runs.append(mixed)
+        self._sync_when_due(log)
         return mixed, slots
 
-    def _append_somewhere(self, buffers: list[Buffer], size: int) -> int:
-        """Write to the active log or, if that is full or fails, to the next one; return the offset."""
-        if self._file is not None and self._sizes and self._should_roll(size):
-            self._seal()
+    def _append_somewhere(self, buffers: list[Buffer], size: int) -> tuple[_Log, int]:
+        """Write to the active log or, if that is full or fails, to the next one; return it and the offset."""
+        active = self._active
+        if active is not None and active.sizes and self._should_roll(active, size):
+            self._seal(active)
         try:
             return self._append(buffers, size)
         except (OSError, DiskFull):
             return self._append(buffers, size)  # into another log, perhaps on another disk
 
-    def _sync_when_due(self) -> None:
-        if self._position - self._synced >= SYNC_STEP:
+    def _sync_when_due(self, active: _Log) -> None:
+        if active.position - active.synced >= SYNC_STEP:
             self._sync_active()
 
-    def _should_roll(self, size: int) -> bool:
+    def _should_roll(self, active: _Log, size: int) -> bool:
         """Report whether another `size` bytes exceed the log's maximum, or another directory has more free space."""
-        assert self._file is not None
-        directory = posixpath.dirname(self._file.path)
-        return self._position + size > self._size_max or self._health.should_leave(directory, self._directories)
+        directory = posixpath.dirname(active.file.path)
+        return active.position + size > self._size_max or self._health.should_leave(directory, self._directories)
 
-    def _append(self, buffers: list[Buffer], size: int) -> int:
-        """Write at the end of the active log and return the offset. After a failure the log is sealed."""
-        if self._file is None:
-            self._open_next()
-        assert self._file is not None
-        position = self._position
+    def _append(self, buffers: list[Buffer], size: int) -> tuple[_Log, int]:
+        """Write at the end of the active log; return it and the offset. After a failure the log is sealed."""
+        active = self._active = self._active or self._open_next()
+        position = active.position
         try:
-            self._file.pwritev(buffers, position)
+            active.file.pwritev(buffers, position)
         except (OSError, DiskFull):
-            self._abandon()
+            self._abandon(active)
             raise
-        self._position += size
-        return position
+        active.position += size
+        return active, position
 
-    def _open_next(self) -> None:
+    def _open_next(self) -> _Log:
         """Create the next log in the first directory, in turn, that accepts it."""
         if self._is_discarded:
             raise NoWritableDirectory("the entry logs of the failed start were discarded")
@@ -215,17 +212,13 @@ class EntryLogWriter:
                     raise
                 continue
             self._unnamed.append(file.path)
-            self._file, self._log_id = file, log_id
-            self._position = self._synced = layout.HEADER_SIZE
-            self._dropped = DroppedPrefix(DROP_STEP)
-            self._sizes = {}
-            return
+            return _Log(file, log_id)
         raise NoWritableDirectory("no ledger directory accepts a new entry log") from failure
 
     def first_unfinished_id(self) -> int:
         """Return the id of the active or next log: all logs with smaller ids are sealed."""
-        if self._file is not None:
-            return self._log_id
+        if self._active is not None:
+            return self._active.log_id
         return self._find_last_id() + 1
 
     def _find_last_id(self) -> int:
@@ -238,18 +231,18 @@ class EntryLogWriter:
 
     def extent(self) -> tuple[int, int]:
         """Return (id of the active log, its synced bytes); (-1, 0) without one."""
-        return (self._log_id, self._synced) if self._file is not None else (-1, 0)
+        return (self._active.log_id, self._active.synced) if self._active is not None else (-1, 0)
 
     def active_sizes(self) -> dict[int, int]:
         """Return the bytes of each ledger in the active log; empty without one."""
-        return dict(self._sizes) if self._file is not None else {}
+        return dict(self._active.sizes) if self._active is not None else {}
 
     def roll(self) -> int | None:
         """Seal the active log and return its id; None without one."""
-        if self._file is None:
+        if (active := self._active) is None:
             return None
-        self._seal()
-        return self._log_id
+        self._seal(active)
+        return active.log_id
 
     def allocate(self) -> tuple[int, str]:
         """Return an id and a directory for a log that another component writes. Raises: OSError, DiskFull."""
@@ -263,42 +256,37 @@ class EntryLogWriter:
         replace_copies(self._disk, paths, layout.pack_last_id(self._last_id))
         return self._last_id
 
-    def _seal(self) -> None:
+    def _seal(self, active: _Log) -> None:
         """Write the ledgers map and add the log to the list of logs to be synced."""
-        assert self._file is not None
-        file = self._file
-        self._file = None
-        self._unsynced.append(self._sealed(file))
-        self._recent = []
+        self._active = None
+        self._unsynced.append(active)
         try:
-            if ledgers_map := layout.pack_ledgers_map(self._sizes.items()):
-                file.pwrite(ledgers_map, self._position)
-                sync_data(file)
-            file.pwrite(layout.pack_map_fields(self._position, len(self._sizes)), layout.MAP_FIELDS_OFFSET)
+            if ledgers_map := layout.pack_ledgers_map(active.sizes.items()):
+                active.file.pwrite(ledgers_map, active.position)
+                sync_data(active.file)
+            active.file.pwrite(layout.pack_map_fields(active.position, len(active.sizes)), layout.MAP_FIELDS_OFFSET)
         except (OSError, DiskFull, SyncFailed) as error:
-            if isinstance(error, SyncFailed) and not self._health.is_failed(file.path):
+            if isinstance(error, SyncFailed) and not self._health.is_failed(active.file.path):
                 raise
             # Its entries are intact: a log without a map is scanned.
 
-    def _abandon(self) -> None:
+    def _abandon(self, active: _Log) -> None:
         """Seal the log after a failed write, and truncate it at the last good offset if that is possible.
 
         A log without an entry is deleted; otherwise every attempt on a full disk would leave one.
         """
-        assert self._file is not None
-        if self._position == layout.HEADER_SIZE:
-            self._file.close()
-            remove(self._disk, self._file.path)
-            self._unnamed = [path for path in self._unnamed if path != self._file.path]
-            self._file = None
+        file, self._active = active.file, None
+        if active.position == layout.HEADER_SIZE:
+            file.close()
+            remove(self._disk, file.path)
+            self._unnamed = [path for path in self._unnamed if path != file.path]
             return
         try:
-            self._file.truncate(self._position)
+            file.truncate(active.position)
         except (OSError, DiskFull):
-            self._unsynced.append(self._sealed(self._file))
-            self._file, self._recent = None, []
+            self._unsynced.append(active)
         else:
-            self._seal()
+            self._seal(active)
 
     def sync(self) -> tuple[int, int, int]:
         """Make every byte written so far durable; return (the active log, its end, the greatest id allocated).
@@ -315,8 +303,8 @@ class EntryLogWriter:
             except SyncFailed as error:
                 self._lose(sealed, error)
             else:
-                if sum(sealed.cached) > self._cached_size:
-                    sealed.file.drop_cache(*sealed.cached)
+                if sealed.position > self._cached_size:
+                    sealed.file.drop_cache(sealed.dropped.size, sealed.position - sealed.dropped.size)
             self._unsynced.pop(0)
             sealed.file.close()
         if self._lost:
@@ -331,32 +319,28 @@ class EntryLogWriter:
         return last_id if self._is_last_id_certain else layout.LOG_ID_MAX
 
     def _sync_active(self) -> None:
-        if self._file is None or self._position == self._synced:
+        active = self._active
+        if active is None or active.position == active.synced:
             return
         try:
-            sync_data(self._file)
+            sync_data(active.file)
         except SyncFailed as error:
-            self._lose(self._sealed(self._file), error)
-            self._file.close()
-            self._file = None
-        self._recent = []
-        self._synced = self._position
-        if self._file is not None:
-            self._dropped.grow(self._file, self._synced - self._cached_size)
+            self._lose(active, error)
+            active.file.close()
+            self._active = None
+            return
+        active.runs = []
+        active.synced = active.position
+        active.dropped.grow(active.file, active.synced - self._cached_size)
 
-    def _sealed(self, file: File) -> _Sealed:
-        """Return the active log as one to be synced."""
-        cached = self._dropped.size, self._position - self._dropped.size
-        return _Sealed(file, self._log_id, self._recent, self._synced, cached)
-
-    def _lose(self, sealed: _Sealed, error: SyncFailed) -> None:
+    def _lose(self, log: _Log, error: SyncFailed) -> None:
         """Give up a log whose sync has failed. Raises the error unless its directory has failed."""
-        if not self._health.is_failed(sealed.file.path):
+        if not self._health.is_failed(log.file.path):
             raise error
-        self.lost_ends = {**self.lost_ends, sealed.log_id: sealed.synced}  # replaced, as another thread reads it
-        for lost_run in sealed.runs:
+        self.lost_ends = {**self.lost_ends, log.log_id: log.synced}  # replaced, as another thread reads it
+        for lost_run in log.runs:
             runs = lost_run.runs() if isinstance(lost_run, AddRun) else (lost_run,)
-            self._lost += [(sealed.log_id, ledger_id, run) for ledger_id, run in runs]
+            self._lost += [(log.log_id, ledger_id, run) for ledger_id, run in runs]
 
     def rescue(self) -> list[tuple[int, int, Run, bytes]]:
         """Write some of the lost runs again; return (lost log, ledger id, run, new slots) of each; empty when done.
@@ -375,8 +359,8 @@ class EntryLogWriter:
 
     def close(self) -> None:
         """Seal the active log durably, so that no scan of it is needed."""
-        if self._file is not None:
-            self._seal()
+        if self._active is not None:
+            self._seal(self._active)
         self.sync()
 
     def discard(self) -> None:
@@ -389,10 +373,10 @@ class EntryLogWriter:
 
     def abort(self) -> None:
         """Close the files without sealing or syncing them."""
-        for file in [*(sealed.file for sealed in self._unsynced), *([self._file] if self._file else [])]:
-            file.close()
+        for log in (*self._unsynced, *([self._active] if self._active else [])):
+            log.file.close()
         self._unsynced.clear()
-        self._file = None
+        self._active = None
 
 
 def _check_run(ledger_id: int, run: Run) -> None:

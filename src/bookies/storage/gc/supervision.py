@@ -36,7 +36,7 @@ class Supervision:
             await work
             is_done = True
         except Exception as error:
-            if isinstance(error, SyncFailed) and not self._parts.failover.covers(error):
+            if isinstance(error, SyncFailed) and not self._parts.checkpointer.index_writer.failover.covers(error):
                 raise
             self.failure_count += 1
             self._events.error("gc.job_failed", job=job, error=error)

@@ -61,5 +61,10 @@ def parse(data: bytes, *, path: str = FILE_NAME) -> IdSet:
     ids = IdSet(int(match[1]))
     for line in match[2].split():
         first, _, last = line.partition(b"-")
-        ids.add(int(first), int(last or first) + 1)
+        start, stop = int(first), int(last or first) + 1
+        if start >= stop:
+            raise CorruptRecord(f"{line.decode()} is not a run of ledgers", path=path, offset=match.start(2))
+        ids.add(start, stop)
+    if max(ids.bound, *(stop for _, stop in ids.runs), 0) > ALL_LEDGERS:
+        raise CorruptRecord("there are no ledgers with such ids", path=path, offset=match.start(1))
     return ids

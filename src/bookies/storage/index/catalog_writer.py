@@ -25,7 +25,7 @@ class CatalogWriter:
         self, catalog: Catalog, file: CatalogFile, directories: Sequence[str], health: DirectoryHealth
     ) -> None:
         self._catalog = catalog
-        self._file = file
+        self.file = file
         self._directories = directories
         self._health = health
         self._must_move = False
@@ -33,7 +33,7 @@ class CatalogWriter:
 
     def directory_failed(self, directory: str) -> None:
         """Schedule a move of the file if it is in this directory, which has failed."""
-        self._must_move = self._must_move or self._file.path.startswith(directory + "/")
+        self._must_move = self._must_move or self.file.path.startswith(directory + "/")
 
     async def move(self, worker: Worker) -> None:
         """Move the file out of a failed directory, if it is in one. Raises: DiskFull, OSError."""
@@ -42,7 +42,7 @@ class CatalogWriter:
         directory = self._health.pick(self._directories, 0)
         notes = self._catalog.take()  # the whole contains them too
         try:  # Pages listed here that a crash leaves unwritten look damaged, and are rebuilt.
-            await worker.run(self._file.move, directory, self._whole())
+            await worker.run(self.file.move, directory, self._whole())
         except BaseException:
             self._catalog.give_back(notes)
             raise
@@ -59,10 +59,10 @@ class CatalogWriter:
         self._catalog.settle(marks, uncounted_from)
         notes = self._catalog.take()
         try:
-            if self._file.is_bloated:
-                await worker.run(self._file.replace, self._whole())
+            if self.file.is_bloated:
+                await worker.run(self.file.replace, self._whole())
             else:
-                await worker.run(partial(self._file.append, notes, is_durable=named != self._noted))
+                await worker.run(partial(self.file.append, notes, is_durable=named != self._noted))
         except BaseException:
             self._catalog.give_back(notes)
             raise
@@ -76,7 +76,7 @@ class CatalogWriter:
         if not (notes := self._catalog.take()):
             return
         try:
-            await worker.run(partial(self._file.append, notes, is_durable=True))
+            await worker.run(partial(self.file.append, notes, is_durable=True))
         except BaseException:
             self._catalog.give_back(notes)
             raise

@@ -43,14 +43,13 @@ from bookies.storage.index.index_ledger import Ledger, lac_of
 from bookies.storage.index.index_pages import PageCache
 from bookies.storage.index.index_places import IndexPlaces
 from bookies.storage.index.index_readers import Readers
-from bookies.storage.index.rebuild_states import RebuildEvent, RebuildState
+from bookies.storage.index.rebuild_states import RebuildEvent, RebuildQueue, RebuildState
 from bookies.storage.index.slots import by_page, pieces, replaced
 
 T = TypeVar("T")
 
 LEDGERS_MAX = 50_000  # ledgers kept in memory; above it, unused ones are dropped
-WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
-WRITE_SIZE_MAX = 8 << 20  # bytes, likewise
+WRITE_SIZE_MAX = 8 << 20  # bytes written to index files by one call of the worker
 PREPARED_AT_ONCE = 32  # files prepared in one iteration of the event loop
 SCAN_TRIES = 5  # a page that is written while it is read looks damaged
 
@@ -71,18 +70,14 @@ class LedgerIndex:
     ) -> None:
         self.cache = PageCache(config.index_cache_size)
         self.damaged_count = 0  # files and pages that turned out to be damaged
-        self.has_saved_rebuilt = False  # rebuilt slots have become durable since the last freeze
-        self._page_size = config.index_page_size
-        self.slots_per_page = self._per_page = layout.slots_per_page(config.index_page_size)
+        self.slots_per_page = layout.slots_per_page(config.index_page_size)
         self.places = places = IndexPlaces(directories, health, runtime.random)
         self._readers = readers
         self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
-        self._write_files_max = min(WRITE_FILES_MAX, config.open_files_max)
         self.catalog = Catalog(config.index_page_size)
-        self.catalog_file = CatalogFile(runtime.disk, places.directories, config.index_page_size)
-        self.catalog_writer = CatalogWriter(self.catalog, self.catalog_file, places.directories, places.health)
-        self.rebuild_wanted = asyncio.Event()
-        self._to_rebuild: dict[int, None] = {}
+        catalog_file = CatalogFile(runtime.disk, places.directories, config.index_page_size)
+        self.catalog_writer = CatalogWriter(self.catalog, catalog_file, places.directories, places.health)
+        self.rebuilds = RebuildQueue()
         self._events = Events("storage.index", runtime.clock)
         self._ledgers: dict[int, Ledger] = {}
         self._loading: dict[int, asyncio.Future[LoadedIndex]] = {}
@@ -104,7 +99,7 @@ class LedgerIndex:
             elif ledger_id not in paths:
                 self.file_missing(ledger_id)
             elif (header := known.index_header()) is not None and header.is_rebuilding:
-                self._want_rebuild(ledger_id)
+                self.rebuilds.want(ledger_id)
 
     def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
         """Return the checksums of these pages in the files. On the checkpoint's worker. Raises: OSError."""
@@ -117,7 +112,7 @@ class LedgerIndex:
     def file_missing(self, ledger_id: int) -> None:
         """Schedule the rebuild of a ledger that exists and whose index file is missing."""
         self.places.expect(ledger_id)
-        self._want_rebuild(ledger_id)
+        self.rebuilds.want(ledger_id)
 
     async def rebuild_lost_ledger(self, ledger_id: int) -> None:
         """Do as `file_missing`, and set fenced and limbo: the logs may lack entries too. Raises: ReadFailed."""
@@ -140,7 +135,7 @@ class LedgerIndex:
             if ledger is not None and ledger.path is not None:
                 self._distrust_file(ledger, "its directory has failed")
             elif ledger is None or ledger.header.is_rebuilding:
-                self._want_rebuild(ledger_id)
+                self.rebuilds.want(ledger_id)
         return len(ledger_ids)
 
     async def rebuild_if_missing(self, ledger_id: int) -> None:
@@ -162,17 +157,7 @@ class LedgerIndex:
         """Have the ledger rebuilt, and report none of its entries as missing until then."""
         ledger.take(RebuildEvent.DOUBT)
         self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
-        self._want_rebuild(ledger.ledger_id)
-
-    def _want_rebuild(self, ledger_id: int) -> None:
-        self._to_rebuild[ledger_id] = None
-        self.rebuild_wanted.set()
-
-    def take_rebuilds(self) -> list[int]:
-        """Return the ledgers whose slots have to be found in the entry logs, and clear the list."""
-        self.rebuild_wanted.clear()
-        wanted, self._to_rebuild = list(self._to_rebuild), {}
-        return wanted
+        self.rebuilds.want(ledger.ledger_id)
 
     def ledger_ids(self) -> Iterator[int]:
         """Yield every ledger, in no particular order."""
@@ -278,7 +263,7 @@ class LedgerIndex:
             self.set_header(ledger, header)
         if header.is_rebuilding and ledger.rebuild is not RebuildState.DOUBTED:
             ledger.take(RebuildEvent.DOUBT)
-            self._want_rebuild(ledger_id)
+            self.rebuilds.want(ledger_id)
 
     def _distrust_file(self, ledger: Ledger, damage: str) -> None:
         """Stop using the ledger's file. A new one is built from memory and the entry logs."""
@@ -307,7 +292,7 @@ class LedgerIndex:
         """
         assert ledger.path is not None
         for first_entry_id, data in pages:
-            if (number := first_entry_id // self._per_page) not in ledger.pages:
+            if (number := first_entry_id // self.slots_per_page) not in ledger.pages:
                 self.cache.add(ledger, number, data)
             self._change(ledger, number)
         self.places.moving[ledger.ledger_id] = ledger.path
@@ -333,10 +318,10 @@ class LedgerIndex:
         missing: list[int] = []
         known = self.catalog.ledgers.get(ledger_id)
         is_vouched = ledger.path is None or (known is not None and not known.is_partial)
-        for first, start, count in pieces(entry_ids, self._per_page):
+        for first, start, count in pieces(entry_ids, self.slots_per_page):
             present = await self.slots(ledger, first, count)
-            if not is_vouched and first // self._per_page in ledger.pages:
-                self._change(ledger, first // self._per_page)  # The write gives it a checksum.
+            if not is_vouched and first // self.slots_per_page in ledger.pages:
+                self._change(ledger, first // self.slots_per_page)  # The write gives it a checksum.
             for index in range(count):
                 slot = present[index * layout.SLOT_SIZE : (index + 1) * layout.SLOT_SIZE]
                 if not slot.strip(b"\0"):
@@ -362,12 +347,12 @@ class LedgerIndex:
 
     def path_of(self, ledger_id: int) -> str | None:
         """Return the path of the ledger's file, if it has one."""
-        return self.places.paths.get(ledger_id)
+        return self.places.moving.get(ledger_id, self.places.paths.get(ledger_id))
 
     def remove(self, ledger_id: int) -> None:
         """Drop a ledger whose file was removed. No write is in progress."""
         self.places.forget(ledger_id)
-        self._to_rebuild.pop(ledger_id, None)
+        self.rebuilds.forget(ledger_id)
         self.catalog.delete(ledger_id)
         self._loading.pop(ledger_id, None)
         self._dirty.pop(ledger_id, None)
@@ -402,13 +387,13 @@ class LedgerIndex:
     # -- slots ---------------------------------------------------------------------------------------------------
     def cached_slots(self, ledger: Ledger, first: int, count: int) -> bytes | None:
         """Return the slots of up to `count` entries from `first` on, within one page; None if it has to be read."""
-        number, index = divmod(first, self._per_page)
+        number, index = divmod(first, self.slots_per_page)
         page = ledger.pages.get(number)
         if page is None:
             return None if self._is_in_file(ledger, number) else b""
         if not page.is_dirty:
             self.cache.touch(ledger, number)
-        count = min(count, self._per_page - index)
+        count = min(count, self.slots_per_page - index)
         return bytes(page.data[index * layout.SLOT_SIZE : (index + count) * layout.SLOT_SIZE])
 
     async def slots(self, ledger: Ledger, first: int, count: int) -> bytes:
@@ -417,7 +402,7 @@ class LedgerIndex:
             if ledger.is_deleted:
                 break
             try:
-                await self._load_page(ledger, first // self._per_page)
+                await self._load_page(ledger, first // self.slots_per_page)
             except FileNotFoundError:
                 pass  # `_page_loaded` handles it
             except OSError as error:
@@ -430,7 +415,7 @@ class LedgerIndex:
     async def install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> None:
         """Set the slots of entries (ascending ids), also those set before. Raises: OSError; LedgerUnknownToBookie."""
         ledger = self._ledgers.get(ledger_id)
-        for number, start, stop in by_page(entry_ids, self._per_page):
+        for number, start, stop in by_page(entry_ids, self.slots_per_page):
             part = slots[start * layout.SLOT_SIZE : stop * layout.SLOT_SIZE]
             while ledger is None or ledger.is_deleted or not self._set(ledger, number, entry_ids[start:stop], part):
                 if ledger is None or ledger.is_deleted:
@@ -439,8 +424,8 @@ class LedgerIndex:
 
     def try_install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> bool:
         """Do as `install` if all slots are on one page that need not be read; otherwise return False."""
-        ledger, number = self._ledgers.get(ledger_id), entry_ids[0] // self._per_page
-        is_one_page = ledger is not None and entry_ids[-1] // self._per_page == number
+        ledger, number = self._ledgers.get(ledger_id), entry_ids[0] // self.slots_per_page
+        is_one_page = ledger is not None and entry_ids[-1] // self.slots_per_page == number
         return is_one_page and self._set(ledger, number, entry_ids, slots)  # type: ignore[arg-type]
 
     def _set(self, ledger: Ledger, number: int, entry_ids: Sequence[int], slots: bytes) -> bool:
@@ -453,9 +438,9 @@ class LedgerIndex:
             page = ledger.pages[number]
         self._change(ledger, number)
         if last - first == len(entry_ids) - 1:
-            self.cache.set_slots(page, first - number * self._per_page, slots)
+            self.cache.set_slots(page, first - number * self.slots_per_page, slots)
         else:
-            self.cache.scatter_slots(page, entry_ids, number * self._per_page, slots)
+            self.cache.scatter_slots(page, entry_ids, number * self.slots_per_page, slots)
         ledger.last_entry_id = max(ledger.last_entry_id, last)
         return True
 
@@ -473,7 +458,7 @@ class LedgerIndex:
             newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
             known = self.catalog.ledgers.get(ledger.ledger_id)
             pages = sorted(known.pages) if known is not None and ledger.path is not None else []
-            is_right, path = catalog_format.checker(known, self._page_size), ledger.path
+            is_right, path = catalog_format.checker(known, self._files.page_size), ledger.path
             try:
                 return await self._readers.scan_slots(ledger.ledger_id, path, newer, pages, is_right, visit, *arguments)
             except WrongPage as error:
@@ -482,7 +467,7 @@ class LedgerIndex:
                     self.damaged_count += 1
                     self._events.error("storage.index_page_restored", path=ledger.path, page=error.page)
                     self._change(ledger, error.page)  # The page in memory is intact: write it again.
-                await self.slots(ledger, error.page * self._per_page, 1)  # loads and checks the page
+                await self.slots(ledger, error.page * self.slots_per_page, 1)  # loads and checks the page
             except OSError as error:
                 if ledger.path != path or ledger.is_deleted:
                     continue  # The file has moved, or was removed with the ledger.
@@ -501,10 +486,12 @@ class LedgerIndex:
         prefix = log_id.to_bytes(4, "big")
         ledger.users += 1
         try:
-            for entry_id, start, count in pieces(range(first, first + len(slots) // layout.SLOT_SIZE), self._per_page):
+            for entry_id, start, count in pieces(
+                range(first, first + len(slots) // layout.SLOT_SIZE), self.slots_per_page
+            ):
                 if not await self.slots(ledger, entry_id, 1):
                     continue  # There is no such page, or its rest is missing.
-                number, index = divmod(entry_id, self._per_page)
+                number, index = divmod(entry_id, self.slots_per_page)
                 page, at, size = ledger.pages[number], index * layout.SLOT_SIZE, count * layout.SLOT_SIZE
                 new = slots[start * layout.SLOT_SIZE : start * layout.SLOT_SIZE + size]
                 old = bytes(page.data[at : at + size])
@@ -518,7 +505,7 @@ class LedgerIndex:
             ledger.users -= 1
 
     def _is_in_file(self, ledger: Ledger, number: int) -> bool:
-        return layout.page_offset(number, self._page_size) < ledger.size
+        return layout.page_offset(number, self._files.page_size) < ledger.size
 
     async def _load_page(self, ledger: Ledger, number: int) -> None:
         key = (ledger.ledger_id, number)
@@ -569,7 +556,6 @@ class LedgerIndex:
 
     def freeze(self) -> list[Ledger]:
         """Fix the dirty pages as they are now, for `write`. Only one freeze at a time."""
-        self.has_saved_rebuilt = False
         dirty = list(self._dirty.values())
         for ledger in dirty:
             assert ledger.frozen is None
@@ -581,11 +567,13 @@ class LedgerIndex:
                 ledger.frozen[number] = page.data
         return dirty
 
-    async def write(self, frozen: list[Ledger], worker: Worker) -> None:
+    async def write(self, frozen: list[Ledger], worker: Worker) -> bool:
         """Make frozen pages and dirty headers durable, in slices. Remove from `frozen` what is done.
 
+        Return whether rebuilt slots are among them; then the headers of their ledgers have to be written once more.
         R-2: the entry logs that the slots name must be synced. Raises: DiskFull, OSError; SyncFailed, which is final.
         """
+        has_saved_rebuilt = False
         await self.catalog_writer.move(worker)
         while frozen or self.catalog.has_pending:
             ledgers: list[Ledger] = []
@@ -593,7 +581,7 @@ class LedgerIndex:
             notes = b""
             size = 0
             try:
-                while frozen and len(writes) < self._write_files_max and size < WRITE_SIZE_MAX:
+                while frozen and len(writes) < self._files.written_max and size < WRITE_SIZE_MAX:
                     writes.append(self._write_of(frozen[-1]))
                     ledgers.append(frozen.pop())
                     size += writes[-1].size
@@ -605,13 +593,16 @@ class LedgerIndex:
                 self.catalog.give_back(notes)
                 for ledger, change in zip(ledgers, writes, strict=True):
                     ledger.is_header_dirty = ledger.is_header_dirty or change.header is not None
+                    if change.path in self._files.placed:
+                        self.places.note_placed(ledger.ledger_id, change.path)
                 frozen.extend(ledgers)
                 raise
             for ledger, change, file_size in zip(ledgers, writes, sizes, strict=True):
-                self._written(ledger, change, file_size)
+                has_saved_rebuilt |= self._written(ledger, change, file_size)
             self.cache.evict()
         if self._files.stray_count:
             await worker.run(self._files.tidy, self.places.health.is_failed)
+        return has_saved_rebuilt
 
     @property
     def stray_count(self) -> int:
@@ -621,7 +612,7 @@ class LedgerIndex:
     def _write(self, notes: bytes, writes: list[IndexWrite]) -> list[int]:
         """Make the catalog's records durable, then write the files. On the checkpoint's worker."""
         if notes:
-            self.catalog_file.append(notes, is_durable=True)
+            self.catalog_writer.file.append(notes, is_durable=True)
         return self._files.write(writes)
 
     def _write_of(self, ledger: Ledger) -> IndexWrite:
@@ -631,22 +622,22 @@ class LedgerIndex:
         packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
         pages: list[tuple[int, Buffer]] = [
-            (number, data if len(data) == self._page_size else bytes(data).ljust(self._page_size, b"\0"))
+            (number, data if len(data) == self._files.page_size else bytes(data).ljust(self._files.page_size, b"\0"))
             for number, data in ledger.frozen.items()
         ]
         change = IndexWrite(path, ledger.path is None, packed, pages, moved_from)
         self.catalog.stage(ledger.ledger_id, change, header)
         return change
 
-    def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> None:
-        """Mark pages clean that were written and have not changed since."""
+    def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> bool:
+        """Mark pages clean that were written and have not changed since. Return whether rebuilt slots were saved."""
         assert ledger.frozen is not None
         if ledger.path is None and not change.is_new:
             # The file became distrusted during the write, so its pages stay dirty.
             for number in ledger.frozen:
                 ledger.pages[number].is_frozen = False
             ledger.frozen = None
-            return
+            return False
         if change.is_new:
             self._readers.forget_index(ledger.ledger_id, change.path)
             if (moved_from := self.places.moving.pop(ledger.ledger_id, None)) is not None:
@@ -660,10 +651,10 @@ class LedgerIndex:
         was_saving = ledger.rebuild is RebuildState.SAVING
         ledger.take(RebuildEvent.WRITTEN)
         if was_saving:
-            self.has_saved_rebuilt = True
             self.set_header(ledger, ledger.header)  # Drops STATE_REBUILDING from the file.
         if not ledger.is_header_dirty and not any(page.is_dirty for page in ledger.pages.values()):
             self._dirty.pop(ledger.ledger_id, None)
+        return was_saving
 
     def unfreeze(self, frozen: list[Ledger]) -> None:
         """Give up the write of these ledgers. Their pages stay dirty."""
@@ -676,4 +667,4 @@ class LedgerIndex:
     def close_files(self) -> None:
         """Close index files and catalog. On the checkpoint's worker."""
         self._files.close()
-        self.catalog_file.close()
+        self.catalog_writer.file.close()

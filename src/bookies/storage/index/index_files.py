@@ -9,6 +9,7 @@ Invariants
   between the rename and the sync of the directory; then a power failure can still remove the name.
 - F-43: the failure to read a header is remembered. The ledger restarts as uncertain, never with an empty header.
 - A replaced damaged file stays beside the new one, under another name.
+- Empty folders are removed with their last file. One worker removes and writes, so no write loses its folder.
 - A failed write or move may leave an incomplete or moving file. `IndexFiles` remembers its path and removes it when the
   ledger's file is at its final place (`tidy`). Until then it may be the only one.
 
@@ -17,6 +18,7 @@ Source: storage 4.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,8 @@ from bookies.storage.index.catalog_format import checksum_of
 
 T = TypeVar("T")
 
+WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
+LEVELS = 2  # folders between a directory and an index file
 NEW_SUFFIX = ".new"  # of an incomplete file; readers of the format ignore it
 MOVING_SUFFIX = ".rloc"  # of a complete file, while the file that it replaces is removed
 DAMAGED_SUFFIX = ".damaged"  # of a damaged file that was replaced by a rebuilt one
@@ -114,18 +118,50 @@ def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
     return paths
 
 
+def remove_index_files(disk: Disk, paths: Sequence[str]) -> None:
+    """Remove index files durably, and their folders (`g/p`) where these are empty then. Missing files are skipped.
+
+    No index file may be written meanwhile: a write expects the folders that it has made. Raises: OSError, SyncFailed.
+    """
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(path)
+    folders = dict.fromkeys(map(posixpath.dirname, paths))
+    changed: list[str] = []
+    for _ in range(LEVELS):
+        removed = {folder: _is_folder_removed(disk, folder) for folder in folders}
+        changed += [folder for folder, is_removed in removed.items() if not is_removed]
+        folders = dict.fromkeys(posixpath.dirname(folder) for folder, is_removed in removed.items() if is_removed)
+    sync_many(disk, (), list(dict.fromkeys([*changed, *folders])))
+
+
+def _is_folder_removed(disk: Disk, path: str) -> bool:
+    try:
+        disk.remove_directory(path)
+    except FileNotFoundError:
+        return True  # by an attempt that ended before its sync
+    except (OSError, DiskFull):
+        return False  # It is not empty. If it is broken, its sync reports that.
+    return True
+
+
 def _subdirectories(disk: Disk, path: str) -> list[str]:
     """Return the names that can be a level of an index path. Everything else in `current` is a file."""
     return [name for name in disk.list(path) if len(name) <= 2 and disk.is_directory(posixpath.join(path, name))]
 
 
 class IndexFiles:
-    """Reader of index files, and writer if `mode` is "r+" rather than "r". `page_size` in bytes."""
+    """Reader of index files, and writer if `mode` is "r+" rather than "r". `page_size` in bytes.
+
+    `written_max`: files for one call of `write`, which syncs them together.
+    """
 
     def __init__(self, disk: Disk, page_size: int, open_files_max: int, mode: str) -> None:
         self._disk = disk
         self._mode = mode
-        self._page_size = page_size
+        self.page_size = page_size
+        self.written_max = min(WRITE_FILES_MAX, open_files_max)
+        self.placed: set[str] = set()  # new files of the last write, if it failed, that have their names already
         self._synced: dict[str, None] = {}  # directories whose older names are durable
         self._leftovers: dict[str, None] = {}  # of failed writes whose ledger's file is not in place yet
         self._strays: dict[str, None] = {}  # leftovers to remove
@@ -140,12 +176,12 @@ class IndexFiles:
         except CorruptRecord as error:
             problem = error
         size = file.size()
-        page = (max(0, size - layout.HEADER_SIZE) - 1) // self._page_size
+        page = (max(0, size - layout.HEADER_SIZE) - 1) // self.page_size
         while page >= 0:
             data = self.read_page(path, page)
             used = len(data.rstrip(b"\0"))
             if used:
-                last = page * layout.slots_per_page(self._page_size) + (used - 1) // layout.SLOT_SIZE
+                last = page * layout.slots_per_page(self.page_size) + (used - 1) // layout.SLOT_SIZE
                 return LoadedIndex(header, size, last, page, data, problem)
             page -= 1
         return LoadedIndex(header, size, problem=problem)
@@ -153,13 +189,13 @@ class IndexFiles:
     def read_page(self, path: str, page: int) -> bytes:
         """Return a page, shorter if the file ends within it. Raises: OSError."""
         file = self._files.get(path, self._mode)
-        data = file.pread(self._page_size, layout.page_offset(page, self._page_size))
+        data = file.pread(self.page_size, layout.page_offset(page, self.page_size))
         return data[: len(data) - len(data) % layout.SLOT_SIZE]
 
     def checksums(self, path: str, pages: Sequence[int]) -> dict[int, int] | None:
         """Return the crc32 of these pages as in the catalog, by page number; None without a file. Raises: OSError."""
         try:
-            return {page: checksum_of(self.read_page(path, page), self._page_size) for page in pages}
+            return {page: checksum_of(self.read_page(path, page), self.page_size) for page in pages}
         except FileNotFoundError:
             return None
 
@@ -177,7 +213,7 @@ class IndexFiles:
         `newer`: pages that replace those of the file. `pages`: known to be in the file, ascending; it may have others.
         Raises: OSError; `WrongPage`.
         """
-        per_page = layout.slots_per_page(self._page_size)
+        per_page = layout.slots_per_page(self.page_size)
         checked = self._pages(path, newer, pages, is_right)
         return visit(((page * per_page, data) for page, data in checked), *arguments)
 
@@ -222,11 +258,11 @@ class IndexFiles:
         if path is None:
             return sys.maxsize
         file = self._files.get(path, self._mode)
-        offset = layout.page_offset(page, self._page_size)
+        offset = layout.page_offset(page, self.page_size)
         data_offset = file.next_data(offset)
         if data_offset >= file.size():
             return sys.maxsize
-        return page + (data_offset - offset) // self._page_size
+        return page + (data_offset - offset) // self.page_size
 
     def write(self, writes: Sequence[IndexWrite]) -> list[int]:
         """Make all changes durable and return the new sizes of the files. At most as many files as may be open.
@@ -234,6 +270,7 @@ class IndexFiles:
         Raises: DiskFull, OSError, after which any part may have been written; SyncFailed, which is final.
         """
         new = [change for change in writes if change.is_new]
+        self.placed = set()
         if new:
             self._disk.make_directories(*dict.fromkeys(posixpath.dirname(change.path) for change in new))
         files: list[File] = []
@@ -266,6 +303,7 @@ class IndexFiles:
                 else:
                     self._replace_elsewhere(change.path, change.moved_from)
             except (OSError, DiskFull):
+                self.placed = {other.path for other in new[:index]}
                 self._remember([change.path + MOVING_SUFFIX, *(other.path + NEW_SUFFIX for other in new[index:])])
                 raise
             self._release_leftovers(change.path)

@@ -37,6 +37,11 @@ class IndexPlaces:
         self.paths.pop(ledger_id, None)
         self.moving.pop(ledger_id, None)
 
+    def note_placed(self, ledger_id: int, path: str) -> None:
+        """Note a new file whose write has failed with that of others: the next one may choose another directory."""
+        if self.paths.get(ledger_id) != path:
+            self.moving[ledger_id] = path
+
     def abandon(self, directory: str) -> list[int]:
         """Return the ledgers whose file is in this directory, which has failed, and is not about to leave it."""
         paths = {

@@ -1,4 +1,4 @@
-"""The states of an index file between doubts about it and its rebuilt slots on disk, as a table.
+"""The states of an index file between doubts about it and its rebuilt slots on disk, as a table; files to rebuild.
 
 A file is doubted when it is missing, damaged or unreadable, when its directory has failed, or when its header says
 that a rebuild has not ended. Until the entry logs have been read no entry of the ledger is reported as missing. The
@@ -9,6 +9,7 @@ Source: storage 4.6, F-43.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 
 
@@ -71,3 +72,24 @@ TRANSITIONS: dict[tuple[RebuildState, RebuildEvent], RebuildState] = {
 def after(state: RebuildState, event: RebuildEvent) -> RebuildState:
     """Return the next state. Raises KeyError for an event that cannot happen: two writes never overlap."""
     return TRANSITIONS[state, event]
+
+
+class RebuildQueue:
+    """Ledgers whose slots have to be found in the entry logs. `wanted`: set while there are any."""
+
+    def __init__(self) -> None:
+        self.wanted = asyncio.Event()
+        self._ledger_ids: dict[int, None] = {}
+
+    def want(self, ledger_id: int) -> None:
+        self._ledger_ids[ledger_id] = None
+        self.wanted.set()
+
+    def forget(self, ledger_id: int) -> None:
+        self._ledger_ids.pop(ledger_id, None)
+
+    def take(self) -> list[int]:
+        """Return the ledgers, and clear the queue."""
+        self.wanted.clear()
+        taken, self._ledger_ids = list(self._ledger_ids), {}
+        return taken

@@ -130,7 +130,7 @@ class Spares:
             file.close()
 
     def _filled(self, done: asyncio.Future[None], path: str, position: int) -> None:
-        # The failure is looked at even after a close: asyncio logs a traceback for one that nobody has asked for.
+        # The failure is looked at even after a close: asyncio logs a traceback for one that was never retrieved.
         if done.cancelled() or _failure(done) is not None or self._is_closed:
             return
         if position < self._size:

@@ -101,12 +101,17 @@ def index_files_of(disk: Disk, path: str) -> list[tuple[int, str]]:
 def _walk(disk: Disk, directory: str) -> Iterator[str]:
     """Yield `g/p/x` of all names two levels down."""
     for group in disk.list(directory):
-        if group in _ROCKSDB or not disk.is_directory(os.path.join(directory, group)):
-            continue
-        for part in disk.list(os.path.join(directory, group)):
-            if disk.is_directory(os.path.join(directory, group, part)):
-                for name in disk.list(os.path.join(directory, group, part)):
-                    yield f"{group}/{part}/{name}"
+        for part in _listed(disk, os.path.join(directory, group)) if group not in _ROCKSDB else ():
+            for name in _listed(disk, os.path.join(directory, group, part)):
+                yield f"{group}/{part}/{name}"
+
+
+def _listed(disk: Disk, path: str) -> list[str]:
+    """Return the names in a folder; none if it is a file, or if the bookie, which runs, has removed it."""
+    try:
+        return disk.list(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def journal_rows(

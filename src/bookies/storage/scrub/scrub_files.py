@@ -103,7 +103,7 @@ class IndexScrub:
     async def check_catalog(self) -> None:
         """Check the catalog's file, and rewrite a damaged one at once. Raises: OSError, StorageError."""
         checkpointer = self._parts.checkpointer
-        size, problem = await checkpointer.worker.run(self._index.catalog_file.verify)
+        size, problem = await checkpointer.worker.run(self._index.catalog_writer.file.verify)
         self.counts.index_read += size
         await self._pay(size)
         if problem:

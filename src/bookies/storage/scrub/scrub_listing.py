@@ -1,13 +1,25 @@
-"""Listing of entry logs for the scrub, and the copies of its progress. Blocks; runs on the scrub's worker."""
+"""The list of entry logs for the scrub, and the copies of its progress. The scrub's worker reads and writes them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import posixpath
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bookies.runtime.ports import Disk
+from bookies.errors import DiskFull
+from bookies.protocol.pacing import RateLimit
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Disk, Runtime, Worker
+from bookies.storage.disks.durable_files import replace_copies
+from bookies.storage.engine import StorageParts
 from bookies.storage.entry_log.log_usage import find_logs
+from bookies.storage.scrub import scrub_format
+from bookies.storage.scrub.scrub_format import Progress
+from bookies.storage.scrub.scrub_plan import Plan
+
+LIST_S = 10.0  # between two listings of the directories, and updates of the pace, while logs are checked
 
 
 class Listing(NamedTuple):
@@ -21,6 +33,41 @@ class Listing(NamedTuple):
     active_id: int = -1
     extent: int = 0
     is_whole: bool = True
+
+
+class LogList:
+    """The entry logs of a bookie, as last listed by `update`, which also sets the pace: the rate of `limit`."""
+
+    def __init__(self, runtime: Runtime, parts: StorageParts, worker: Worker, plan: Plan, limit: RateLimit) -> None:
+        self.listing = Listing({}, {})
+        self._clock = runtime.clock
+        self._disk = runtime.disk
+        self._plan = plan
+        self._limit = limit
+        self._parts = parts
+        self._worker = worker
+        self._listed_s = 0.0
+
+    @property
+    def is_old(self) -> bool:
+        return asyncio.get_running_loop().time() - self._listed_s > LIST_S
+
+    async def update(self) -> None:
+        """List the directories, and set the pace. Raises: OSError."""
+        log = self._parts.checkpointer.log
+        active_id, extent = await log.worker.run(log.writer.extent)
+        known = {log_id: size for log_id, size in self.listing.sizes.items() if log_id != self.listing.active_id}
+        directories = self._parts.directories.ledgers
+        good = self._parts.health.healthy(directories)
+        paths, sizes, is_listed = await self._worker.run(measure, self._disk, good, known)
+        if active_id in sizes:
+            sizes[active_id] = min(sizes[active_id], extent)
+        is_whole = is_listed and len(good) == len(directories)
+        self._listed_s = asyncio.get_running_loop().time()
+        self.listing = Listing(paths, sizes, active_id, extent, is_whole)
+        now_ms = self._clock.wall_ms()
+        self._plan.update_logs(paths, now_ms, is_new_pass=False, is_whole=is_whole)
+        self._limit.rate = self._plan.rate(now_ms, sizes)
 
 
 def measure(
@@ -62,3 +109,38 @@ def read_copies(disk: Disk, paths: Sequence[str]) -> list[tuple[str, bytes]]:
         with contextlib.suppress(OSError):
             copies.append((path, disk.read_bytes(path)))
     return copies
+
+
+class ProgressFiles:
+    """The copies of the scrub's progress, one in each healthy ledger directory. `is_loaded`: set by `load`."""
+
+    def __init__(self, disk: Disk, parts: StorageParts, worker: Worker, events: Events) -> None:
+        self.is_loaded = asyncio.Event()
+        self._disk = disk
+        self._parts = parts
+        self._worker = worker
+        self._events = events
+        self._sequence = 0
+
+    def _paths(self) -> list[str]:
+        good = self._parts.health.healthy(self._parts.directories.ledgers)
+        return [posixpath.join(directory, scrub_format.FILE_NAME) for directory in good]
+
+    async def load(self) -> Progress | None:
+        """Return the newest progress; None without any."""
+        copies = await self._worker.run(read_copies, self._disk, self._paths())
+        self._sequence, progress, damaged = scrub_format.newest(copies)
+        for error in damaged:
+            self._events.error(
+                "scrub.progress_damaged", path=error.path, error=error, consequence="the scrub starts over"
+            )
+        return progress
+
+    async def save(self, progress: Progress) -> None:
+        """Make progress and findings durable. A failed write is logged and does not stop the scrub."""
+        self._sequence += 1
+        data = scrub_format.pack(self._sequence, progress)
+        try:
+            await self._worker.run(replace_copies, self._disk, self._paths(), data)
+        except (OSError, DiskFull) as error:
+            self._events.warning("scrub.progress_not_kept", error=error)

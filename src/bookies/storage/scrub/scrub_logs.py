@@ -160,7 +160,7 @@ class LogScrub:
         self._parts = parts
         self._index = parts.index
         self._worker = worker
-        self._digest_types = digest_types
+        self.digest_types = digest_types
         self._pay = pay
         self._size_max = record_size_max
         self._log: _Log | None = None
@@ -228,7 +228,7 @@ class LogScrub:
 
     async def _check_part(self, log: _Log, part: Part) -> None:
         """Count what is proven and what cannot be checked. Add the rest to the spans."""
-        digest_types = await self._digest_types.types_of(part.ledger_ids)
+        digest_types = await self.digest_types.types_of(part.ledger_ids)
         checked, sizes = await self._worker.run(check, part, digest_types)
         if log.sizes is not None:
             for ledger_id, size in sizes.items():
@@ -314,7 +314,7 @@ class LogScrub:
 
     async def _check_places(self, log: _Log, places: Sequence[Place]) -> list[Finding]:
         """Return findings for the places that are damaged. The last place only ends the one before it."""
-        digest_types = await self._digest_types.types_of(place.ledger_id for place in places[:-1])
+        digest_types = await self.digest_types.types_of(place.ledger_id for place in places[:-1])
         records_stop = log.stop if log.is_active else self._index.catalog.torn.get(log.log_id)
         check = functools.partial(check_places, records_stop=records_stop)
         wrong, size = await self._worker.run(
@@ -371,7 +371,7 @@ class LogScrub:
         paths = await self._worker.run(find_logs, self._disk, good)
         if log_id not in paths:
             return "its entry log is missing" if len(good) == len(directories) else "its directory has failed"
-        digest_types = await self._digest_types.types_of([place.ledger_id])
+        digest_types = await self.digest_types.types_of([place.ledger_id])
         await self._pay(CHUNK_SIZE >> 8)
         return await self._worker.run(_check_place, self._disk, paths[log_id], place, digest_types, self._size_max)
 

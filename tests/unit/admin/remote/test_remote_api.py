@@ -13,6 +13,7 @@ from tests.unit.web.test_site import client_of
 
 from bookies.admin.remote.exposed import EXPOSED, PAGE_SIZE, options_of
 from bookies.admin.shared.nouns import verb_of
+from bookies.model import BookieId
 
 __all__ = ["serve"]
 API = "/api/v1"
@@ -83,6 +84,48 @@ def test_ledgers_come_in_pages(serve: Serve) -> None:
         )
         for limit in (0, 1001):
             assert (await site.get(f"{API}/ledgers?limit={limit}")).status == 400
+        await client.close()
+
+    serve(body)
+
+
+def test_bookies_come_in_pages_with_their_space_and_conditions(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await site.server.metadata.create_cookie(BookieId("b0"), b"cookie")
+        first = await site.get(f"{API}/bookies?limit=1&space=true")
+        assert (first.json[0]["bookie"], first.headers["link"]) == (
+            "b0",
+            f'<{API}/bookies?limit=1&space=true&after=b0>; rel="next"',
+        )
+        assert "disk_total" not in first.json[0]  # it is down
+        (row,) = (await site.get(f"{API}/bookies?after=b0&space=true")).json
+        assert (row["bookie"], row["reasons"], row["http"]) == ("b1", [], "http://bookie:8080")
+        assert 0 < row["disk_free"] <= row["disk_total"]
+        assert [row["bookie"] for row in (await site.get(f"{API}/bookies?mode=down")).json] == ["b0"]
+        assert (await site.get(f"{API}/bookies?mode=odd")).status == 422
+
+    serve(body)
+
+
+def test_logs_and_how_far_their_cursors_are_behind(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        client = await client_of(site)
+        for name in ("audit", "orders", "orders-2"):
+            await client.log(name).create(ensemble=1, write_quorum=1, ack_quorum=1)
+        log = client.log("orders")
+        async with log.lead(roll_size=300) as writer:
+            positions = [await writer.append(b"x" * 100) for _ in range(10)]
+            await log.move_cursor("billing", positions[2])
+            await log.move_cursor("search", positions[9].next)
+            cursors = (await site.get(f"{API}/logs/orders/cursors")).json
+            assert cursors[0]["entries_behind"] in (7, 8)  # readers may not know the last entry yet
+        cursors = (await site.get(f"{API}/logs/orders/cursors")).json
+        assert {row["cursor"]: row["entries_behind"] for row in cursors} == {"billing": 8, "search": 0}
+        page = await site.get(f"{API}/logs?prefix=orders&limit=1")
+        assert (page.json, "after=orders" in page.headers["link"]) == (["orders"], True)
+        assert (await site.get(f"{API}/logs?after=orders")).json == ["orders-2"]
+        assert len((await site.get(f"{API}/logs/orders")).json["extents"]) > 1
+        assert (await site.get(f"{API}/logs/none")).status == 500
         await client.close()
 
     serve(body)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from tests.fakes.pool import PASSWORD, Stage, on_stage, play
+from tests.fakes.world import LaggingDriver
 
 from bookies import errors
 from bookies.client.write import LedgerWriter
@@ -63,6 +65,25 @@ async def test_writer_crashed_idle(stage: Stage, quorums: str, has_batch_reads: 
     assert 9 in [entry_id for _, ids in stage.pool.asked("recovery add") for entry_id in ids]
     replicated(stage, record)
     assert (await stage.recover(ledger.ledger_id)) == record, "at once, when it is closed"
+
+
+@on_stage()
+async def test_a_server_that_lags_behind_does_not_answer_that_there_is_no_such_ledger(stage: Stage) -> None:
+    ledger = await abandoned(stage)
+    async with lagging(stage):
+        assert (await stage.recover(ledger.ledger_id)).last_entry_id == 9
+        with pytest.raises(errors.LedgerNotFound):
+            await stage.recover(ledger.ledger_id + 1)
+
+
+@asynccontextmanager
+async def lagging(stage: Stage) -> AsyncIterator[None]:
+    """Let recoveries read from a server that lags behind."""
+    fresh, stage.driver = stage.driver, LaggingDriver(stage.store, stage.runtime)
+    await stage.driver.open()
+    yield
+    await stage.driver.close()
+    stage.driver = fresh
 
 
 @on_stage()

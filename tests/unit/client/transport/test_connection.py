@@ -78,6 +78,22 @@ def deadline(timeout_ms: int) -> float:
     return asyncio.get_running_loop().time() + timeout_ms / 1000
 
 
+class Owner:
+    """Notes in its bench what a connection reports."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def established(self, connection: Connection) -> None:
+        self._bench.established.append(connection)
+
+    def ended(self, connection: Connection, error: BookKeeperError) -> None:
+        self._bench.ended.append(error)
+
+    def suspect(self, bookie: BookieId) -> None:
+        self._bench.timeouts.append(bookie)
+
+
 class Bench:
     """A connection and what it talks to."""
 
@@ -87,15 +103,7 @@ class Bench:
         self.timeouts: list[BookieId] = []
         self.sink = Sink()
         self.transport = Transport()
-        self.connection = Connection(
-            B1,
-            wire,
-            1 << 20,
-            self.established.append,
-            lambda connection, error: self.ended.append(error),
-            self.timeouts.append,
-            memoryview(bytearray(4096)),
-        )
+        self.connection = Connection(B1, wire, 1 << 20, Owner(self), memoryview(bytearray(4096)))
         if is_connected:
             self.connection.connection_made(self.transport)
 

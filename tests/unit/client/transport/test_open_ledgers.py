@@ -106,6 +106,51 @@ def test_a_ledger_that_is_sealed_at_once_reaches_all_replicas(wire: str) -> None
     play(act)
 
 
+@pytest.mark.parametrize("idle_s", [29, 31])
+def test_a_writer_that_was_idle_checks_its_record_on_connections_that_never_broke(idle_s: float) -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await store.create(ensemble=3, ack_quorum=3)
+        await writer.append(b"0")
+        before = checks_of(store)
+        await asyncio.sleep(idle_s)
+        await asyncio.gather(*(writer.append(b"%d" % number) for number in range(1, 4)))
+        await writer.append(b"4")
+        assert checks_of(store) - before == (idle_s > 30)
+        assert all(ids == [0, 1, 2, 3, 4] for ids in added(world, writer.ledger_id).values())
+        await store.delete(writer.ledger_id)
+        await asyncio.sleep(idle_s)
+        if idle_s > 30:
+            with pytest.raises(LedgerNotFound):
+                await writer.append(b"5")
+
+    play(act)
+
+
+@pytest.mark.parametrize("delay_s", [0.05, 60])
+def test_a_writer_that_was_idle_goes_on_without_the_store(delay_s: float) -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await store.create(ensemble=3, ack_quorum=3)
+        await writer.append(b"0")
+        broken = Broken(store, delay_s)
+        broken.is_broken = True
+        await asyncio.sleep(31)
+        begun = world.loop.time()
+        await asyncio.gather(writer.append(b"1"), writer.append(b"2"))
+        assert world.loop.time() - begun < 1.1
+        await asyncio.sleep(31)
+        broken.delay_s = 0.05
+        await reconnect(world, *world.bookies)  # A new connection needs the store.
+        appending = asyncio.ensure_future(writer.append(b"3"))
+        await asyncio.sleep(3)
+        broken.is_broken = False
+        assert await appending == 3
+        assert all(ids == [0, 1, 2, 3] for ids in added(world, writer.ledger_id).values())
+
+    play(act)
+
+
 def test_a_deleted_ledger_is_reported_as_missing() -> None:
     async def act(world: World) -> None:
         store = await world.client()
@@ -120,9 +165,10 @@ def test_a_deleted_ledger_is_reported_as_missing() -> None:
 
 
 class Broken:
-    """The store does not answer checks."""
+    """The store fails checks, after a delay in seconds."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, delay_s: float = 0.05) -> None:
+        self.delay_s = delay_s
         self.driver: Any = client._driver
         self.is_broken = False
         self._read = self.driver.current_ledgers
@@ -130,7 +176,7 @@ class Broken:
 
     async def current_ledgers(self, ledger_ids: list[int], known: list[Any]) -> Any:
         if self.is_broken:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(self.delay_s)
             raise MetadataError("not now")
         return await self._read(ledger_ids, known)
 

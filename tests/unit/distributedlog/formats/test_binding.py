@@ -29,7 +29,12 @@ def test_optional_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"2\nBKDL\n{}", b"1\nOTHER\n{}", b"1\nBKDL\n", b"1\nBKDL\n[]", b"1\nBKDL\n{}", b'1\nBKDL\n{"1":{}}']
+    "data",
+    [
+        *(b"", b"2\nBKDL\n{}", b"1\nOTHER\n{}", b"1\nBKDL\n", b"1\nBKDL\n[]", b"1\nBKDL\n{}", b'1\nBKDL\n{"1":{}}'),
+        b'1\nBKDL\n{"1":{"str":"h"},"2":{"str":"/l"},"9":{"i64":1e999}}',
+        b"1\nBKDL\n" + b"[" * 100_000,
+    ],
 )
 def test_damage_is_refused(data: bytes) -> None:
     with pytest.raises(MetadataCorrupt, match="/dl"):

@@ -36,7 +36,9 @@ def test_another_version_or_length_is_refused(data: bytes) -> None:
         unpack_dlsn(data)
 
 
-@pytest.mark.parametrize("text", ["", "1:2", "1:2:3:4", "-1:0:0", "AQAA", "!!!!", f"{1 << 63}:0:0"])
+@pytest.mark.parametrize(
+    "text", ["", "1:2", "1:2:3:4", "-1:0:0", "AQAA", "!!!!", f"{1 << 63}:0:0", "9" * 5000 + ":0:0"]
+)
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="is not a position"):
         parse_dlsn(text)

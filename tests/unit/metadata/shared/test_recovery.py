@@ -15,7 +15,7 @@ from bookies.metadata.embedded.memory import MemoryStore
 from bookies.metadata.etcd import EtcdDriver
 from bookies.metadata.interface import MetadataDriver, RecoveryStore
 from bookies.metadata.interface.recovery_store import LedgerLock
-from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.model import BookieId
 from bookies.runtime import aio
 
@@ -58,7 +58,7 @@ def make(name: str) -> tuple[Server, Callable[[], MetadataDriver]]:
         return keys, lambda: EtcdDriver("etcd://fake/x", etcd.FakeEtcd(keys), runtime, "/x", lease_ms=10_000)
     server = zookeeper.Server("/x")
     return server, lambda: ZooKeeperDriver(
-        "zk://fake/x", zookeeper.FakeZooKeeper(server), runtime, "/x", lease_ms=10_000
+        "zk://fake/x", zookeeper.FakeZooKeeper(server), runtime, ZkCluster("/x"), lease_ms=10_000
     )
 
 

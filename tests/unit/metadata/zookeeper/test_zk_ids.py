@@ -11,7 +11,7 @@ from tests.fakes.zookeeper import Server, driven
 from tests.fakes.zookeeper_requests import NotedZooKeeper, settle
 
 from bookies.errors import ClientClosed, MetadataError
-from bookies.metadata.zookeeper import ZooKeeperDriver, zk_ids
+from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver, zk_ids
 from bookies.metadata.zookeeper.zk_ids import FETCHED_IDS_MAX
 from bookies.metadata.zookeeper.zk_layout import SHORT_ID_STOP, Manager
 from bookies.metadata.zookeeper.zookeeper_port import Acl, Create
@@ -26,7 +26,7 @@ class World:
     def client(self, **changes: Any) -> tuple[NotedZooKeeper, ZooKeeperDriver]:
         zookeeper = NotedZooKeeper(self.server)
         driver = ZooKeeperDriver(
-            "zk://fake/ledgers", zookeeper, aio.runtime(seed=1), "/ledgers", lease_ms=2000, **changes
+            "zk://fake/ledgers", zookeeper, aio.runtime(seed=1), ZkCluster("/ledgers", **changes), lease_ms=2000
         )
         return zookeeper, driver
 

@@ -12,9 +12,9 @@ from tests.fakes.zookeeper_requests import NotedZooKeeper, settle
 
 from bookies.errors import LedgerExists, LedgerNotFound, VersionConflict
 from bookies.metadata.interface.driver import Versioned
-from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_nodes import ATTEMPTS_MAX
-from bookies.metadata.zookeeper.zookeeper_port import Stat
+from bookies.metadata.zookeeper.zookeeper_port import NodeMissing, Stat
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.runtime import aio
 
@@ -30,7 +30,8 @@ class World:
 
     def client(self) -> tuple[NotedZooKeeper, ZooKeeperDriver]:
         zookeeper = NotedZooKeeper(self.server)
-        return zookeeper, ZooKeeperDriver("zk://fake/ledgers", zookeeper, aio.runtime(1), "/ledgers", lease_ms=2000)
+        cluster = ZkCluster("/ledgers")
+        return zookeeper, ZooKeeperDriver("zk://fake/ledgers", zookeeper, aio.runtime(1), cluster, lease_ms=2000)
 
     async def create(self, ledger_ids: Iterable[int]) -> list[Any]:
         """At once; what became of each."""
@@ -229,6 +230,27 @@ def test_a_deposed_leader_does_not_answer_for_the_current_record() -> None:
         before = len(zookeeper.requests)
         assert await other.current_ledgers(ids) == changed
         assert len(zookeeper.requests) - before == 1 + COUNT + 1  # together, refused; one by one, refused; together
+
+    play(body)
+
+
+def test_a_deposed_leader_does_not_answer_that_there_is_no_record() -> None:
+    """The collection deletes the entries of such a ledger for good."""
+
+    async def body(world: World) -> None:
+        created = await world.create(range(FIRST, FIRST + 3))
+        get, left = world.zookeeper.get, {path: 2 for path in world.server.nodes if "/L" in path}
+
+        async def lagging(path: str, *, sync: bool = False) -> tuple[bytes, Stat]:
+            if left.get(path, 0) > 0:
+                left[path] -= 1
+                raise NodeMissing(path)
+            return await get(path, sync=sync)
+
+        world.zookeeper.get = lagging  # type: ignore[method-assign]
+        ids = [each.metadata.ledger_id for each in created]
+        assert await world.driver.read_ledgers(ids) == [None] * 3
+        assert await world.driver.current_ledgers([*ids, FIRST + 99]) == [*created, None]
 
     play(body)
 

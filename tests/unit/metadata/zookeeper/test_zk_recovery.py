@@ -14,7 +14,7 @@ from tests.fakes.zookeeper import FakeZooKeeper, Node, Server
 
 from bookies.errors import MetadataCorrupt
 from bookies.metadata.interface.recovery_store import AuditKind, LedgerLock
-from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_layout import RecoveryPaths
 from bookies.metadata.zookeeper.zookeeper_port import Acl, Create, Delete, SetData
 from bookies.model import BookieId
@@ -62,7 +62,7 @@ class World:
 
     async def driver(self) -> ZooKeeperDriver:
         client = FakeZooKeeper(self.server)
-        driver = ZooKeeperDriver("zk://fake/auto", client, aio.runtime(seed=1), ROOT, lease_ms=2000)
+        driver = ZooKeeperDriver("zk://fake/auto", client, aio.runtime(seed=1), ZkCluster(ROOT), lease_ms=2000)
         await driver.open()
         self.drivers.append(driver)
         return driver

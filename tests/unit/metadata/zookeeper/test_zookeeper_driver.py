@@ -28,7 +28,7 @@ from bookies.errors import (
 from bookies.metadata.formats import parse_ledger
 from bookies.metadata.formats.serde import parse_bookie_info
 from bookies.metadata.interface.driver import RecordWrite
-from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper import ZkCluster, ZooKeeperDriver
 from bookies.metadata.zookeeper.zk_layout import SHORT_ID_STOP, Manager, ledger_id_of, pack_layout
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
@@ -51,8 +51,9 @@ WRITABLE, READ_ONLY = BookieMode.WRITABLE, BookieMode.READ_ONLY
 
 def driver_of(server: Server, root: str = "/ledgers", **changes: Any) -> ZooKeeperDriver:
     runtime: Runtime = changes.pop("runtime", None) or aio.runtime(seed=1)
-    given = {"lease_ms": 2000, **changes}
-    return ZooKeeperDriver(f"zk://fake{root}", FakeZooKeeper(server), runtime, root, **given)
+    lease_ms: int = changes.pop("lease_ms", 2000)
+    cluster = ZkCluster(root, **changes)
+    return ZooKeeperDriver(f"zk://fake{root}", FakeZooKeeper(server), runtime, cluster, lease_ms=lease_ms)
 
 
 def play(body: Callable[[Server, ZooKeeperDriver], Coroutine[Any, Any, None]], *paths: str, **changes: Any) -> None:

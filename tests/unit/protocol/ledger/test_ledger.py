@@ -24,7 +24,7 @@ CLOSED = ledger.closed(RECOVERING, 12, 130)
 
 
 def test_new_ledger_is_open_and_empty() -> None:
-    made = ledger.new_ledger(7, members("abc"), 3, 2, digest_type=DigestType.CRC32C, password=b"p", ctime_ms=5)
+    made = ledger.new_ledger(7, members("abc"), 3, 2, digest_type=DigestType.CRC32C, password=b"p")
     assert (made.state, made.ensembles, made.last_entry_id, made.length) == (
         LedgerState.OPEN,
         ((0, members("abc")),),

@@ -15,7 +15,6 @@ from bookies.protocol.placement import PlacementPolicy, Topology, choose_ensembl
 from bookies.protocol.placement.candidates import Candidates, Cluster
 from bookies.protocol.placement.placement import (
     Change,
-    acks_adhere,
     choose_replacements,
     fewest_changes,
     judge,
@@ -219,16 +218,6 @@ def test_regions() -> None:
     with pytest.raises(NotEnoughBookies, match="any 2 replicas of an entry have to be in 2 regions, so at most 1 of 3"):
         choose_ensemble(candidates("abcde", durable, REGIONS), 3, 3, 2)
     assert sorted(choose_ensemble(candidates("abcdef", durable, REGIONS), 3, 3, 2)) == ["a", "d", "f"]
-
-
-def test_which_acknowledgements_do() -> None:
-    topology = Topology(RACKS)
-    assert acks_adhere(topology, RULE, ids("ac"), 3, 2)
-    assert not acks_adhere(topology, RULE, ids("ab"), 3, 2)
-    assert not acks_adhere(topology, RULE, ids("ax"), 3, 2)
-    assert not acks_adhere(topology, RULE, ids("a"), 3, 2), "no ack quorum"
-    assert acks_adhere(Topology(REGIONS), PlacementPolicy(Kind.REGION, regions_min=2), ids("ad"), 3, 2)
-    assert not acks_adhere(Topology(REGIONS), PlacementPolicy(Kind.REGION, regions_min=2), ids("ab"), 3, 2)
 
 
 def test_a_policy_that_contradicts_itself() -> None:

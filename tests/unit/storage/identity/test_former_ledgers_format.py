@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.errors import CorruptRecord
+from bookies.kernels import crc32c
 from bookies.protocol.quorums import IdSet
 from bookies.storage.identity.former_ledgers_format import RUNS_MAX, pack, parse, union
 
@@ -51,6 +52,13 @@ def test_the_lowest_runs_of_too_many_join() -> None:
 def test_a_file_that_is_cut_off_does_not_count(length: int) -> None:
     with pytest.raises(CorruptRecord):
         parse(EXAMPLE[:length])
+
+
+@pytest.mark.parametrize("lines", [b"below 9223372036854775809", b"below 0\n9-5", b"below 0\n9223372036854775808"])
+def test_ids_that_no_ledger_has_are_refused(lines: bytes) -> None:
+    data = b"formerLedgers 1\n" + lines + b"\n"
+    with pytest.raises(CorruptRecord):
+        parse(data + b"crc32c %08x\n" % crc32c(data))
 
 
 @pytest.mark.parametrize("at", range(len(EXAMPLE)))

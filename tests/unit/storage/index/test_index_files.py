@@ -12,7 +12,7 @@ from bookies.lab.sim.world.loop import Crashed
 from bookies.runtime.files import OsDisk
 from bookies.storage.disks.durable_files import SyncFailed
 from bookies.storage.index import index_format as layout
-from bookies.storage.index.index_files import IndexFiles, IndexWrite, WrongPage, find_index_files
+from bookies.storage.index.index_files import IndexFiles, IndexWrite, WrongPage, find_index_files, remove_index_files
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.index.slot_scans import entry_runs
 
@@ -91,6 +91,49 @@ def test_failures_say_whether_they_are_final(disk: SimDisk) -> None:
     disk.fail("fsync", ".idx", lambda: OSError(5, "Input/output error"))
     with pytest.raises(SyncFailed):
         index.write([IndexWrite("/i0/0/7/7.idx", False, HEADER, [])])
+
+
+def test_empty_folders_are_removed_with_their_last_file(disk: SimDisk) -> None:
+    index = files(disk)
+    paths = [f"/i0/{layout.path_of(ledger_id)}" for ledger_id in (0x107, 0x10107, 0x108, 0x207)]
+    changes = [IndexWrite(path, True, HEADER, [(0, slots(9))]) for path in paths]
+    index.write(changes)
+    for path in paths[:1] + paths[2:]:
+        index.forget(path)
+    remove_index_files(disk, [*paths[2:], paths[0], "/i0/3/3/303.idx"])
+    assert [disk.exists(path) for path in ("/i0/1", "/i0/1/7", "/i0/1/8", "/i0/2")] == [True, True, False, False]
+    disk.crash(NOTHING_SURVIVES)
+    assert find_index_files(disk, ["/i0"]) == {0x10107: paths[1]}
+    index.write(changes[2:])
+    disk.crash(NOTHING_SURVIVES)
+    assert find_index_files(disk, ["/i0"]) == {0x10107: paths[1], 0x108: paths[2], 0x207: paths[3]}
+
+
+def test_a_removal_that_fails_or_ends_at_any_call_is_repeated() -> None:
+    for fault in ("crash", "error"):
+        number = 1
+        while True:
+            disk = SimDisk()
+            disk.make_directories("/i0")
+            changes = [IndexWrite(f"/i0/0/{part}/{part}.idx", True, HEADER, []) for part in (7, 8)]
+            files(disk).write(changes)
+            end = disk.call_count + number
+            if fault == "crash":
+                disk.crash_at = end
+            else:
+                disk.fail("", "/i0", lambda: OSError(5, "Input/output error"), skip=number - 1)
+            try:
+                remove_index_files(disk, [change.path for change in changes])
+            except (Crashed, OSError, SyncFailed):
+                pass
+            if disk.call_count < end:
+                break
+            disk.crash(NOTHING_SURVIVES)
+            remove_index_files(disk, list(find_index_files(disk, ["/i0"]).values()))
+            disk.crash(NOTHING_SURVIVES)
+            assert not find_index_files(disk, ["/i0"])
+            number += 1
+        assert number > 5
 
 
 def test_finds_files_in_all_directories_by_hexadecimal_names(disk: SimDisk) -> None:

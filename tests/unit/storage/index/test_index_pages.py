@@ -39,7 +39,7 @@ class Bench:
         runtime = Runtime(cast(Clock, None), cast(Network, None), self.disk, self.workers, Random(0))
         self.index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, ["/l"]))
         self.index.adopt_files(find_index_files(self.disk, ["/l"]), None)
-        self.index.catalog_file.replace(list(pack(self.index.catalog.contents())))
+        self.index.catalog_writer.file.replace(list(pack(self.index.catalog.contents())))
         self.worker = self.workers.start("checkpoint")
 
     def create(self, ledger_id: int = 1) -> Ledger:

@@ -169,6 +169,12 @@ def test_directory_rows(disk: SimDisk) -> None:
     json.dumps(rows)
 
 
+def test_a_folder_that_the_running_bookie_removes_meanwhile_is_empty(disk: SimDisk) -> None:
+    before = inspection.index_files_of(disk, "d")
+    disk.fail("list", before[0][1].rpartition("/")[0], lambda: FileNotFoundError(2, "No such file or directory"))
+    assert inspection.index_files_of(disk, "d") == before[1:]
+
+
 def test_files_of_our_own(disk: SimDisk) -> None:
     """Apache's bookie has none of these."""
     removals = {7: QuarantineRecord(QuarantineState.QUARANTINED, 1)}

@@ -63,6 +63,8 @@ class Plan:
     repairs: bool = False  # operators also repair ledgers and renew entries
     emptiers: int = 0  # operators that empty bookies, which return under their ids
     empty_ms: float = 500.0  # mean, before each of these actions
+    offloaders: int = 0  # jobs that offload ledgers, let the bookies delete them, and restore them
+    offload_ms: float = 100.0  # mean, before each of these actions
     trusting: str = ""  # prefix of the hosts that, like Apache's, do not check records before adds
     healer_settings: Settings = field(default_factory=dict)  # of a `RecoveryConfig`
     is_replaced: bool = True

@@ -28,13 +28,14 @@ class Readers:
         self._roles = roles
         self._history = roles.history
         self._random = roles.random
+        self._tier = "bookies" if plan.offloaders else "auto"  # there are no files
         self._ways, self._weights = tuple(plan.reads), tuple(plan.reads.values())
 
     async def read(self, client: SimClient, story: Story) -> None:
         """Open a ledger and read it in a randomly chosen way."""
         story.handles[client.name] = None
         try:
-            async with client.client.open(story.ledger_id, password=story.password) as ledger:
+            async with client.client.open(story.ledger_id, password=story.password, tier=self._tier) as ledger:
                 await self._read_somehow(client, story, ledger)
         except BookKeeperError as error:
             self._history.failed(client.name, f"read of {story.ledger_id}", error)

@@ -20,6 +20,7 @@ from bookies.lab.sim.clients.emptying import EMPTIER, Emptiers
 from bookies.lab.sim.clients.final_checks import check_ledgers, recover_ledgers
 from bookies.lab.sim.clients.foreign_replicas import plant
 from bookies.lab.sim.clients.healing import HEALER, LAST_HEALER, Healers
+from bookies.lab.sim.clients.offloading import OFFLOADER, Offloaders
 from bookies.lab.sim.clients.operating import OPERATOR, Operators
 from bookies.lab.sim.clients.plan import Plan
 from bookies.lab.sim.clients.reading import Readers
@@ -44,6 +45,7 @@ class Workload(Roles):
         self._intruders = Intruders(self)
         self._healers = Healers(cluster, history, plan)
         self._operators = Operators(self, cluster, history, plan.operate_ms, repairs=plan.repairs)
+        self._offloaders = Offloaders(self, cluster, history, self.readers, plan.offload_ms)
         self._emptiers = Emptiers(self, cluster, history, plan.empty_ms)
         if plan.trusting:
             cluster.store.trusts = lambda host: host.startswith(plan.trusting)
@@ -62,6 +64,7 @@ class Workload(Roles):
         self.fill(HEALER, plan.healers, self._healers.heal)
         self.fill(OPERATOR, plan.operators, self._operators.operate)
         self.fill(EMPTIER, plan.emptiers, self._emptiers.empty)
+        self._offloading = self.fill(OFFLOADER, plan.offloaders, self._offloaders.offload)
 
     async def check(self) -> None:
         """Recover and read every ledger and check its replicas, while the clients finish their work."""
@@ -69,6 +72,8 @@ class Workload(Roles):
         finishing = asyncio.create_task(self.finish())
         if self._plan.healers:
             await self._wait_healed()
+        if self._plan.offloaders:
+            await self._restore_all()
         await check_ledgers(self.cluster, self.history, self.readers)
         await finishing
         if self._plan.healers:
@@ -92,6 +97,18 @@ class Workload(Roles):
         await judge.participant.create_task(watch(), name="judge")
         self._healers.is_over.set()
         await healing
+
+    async def _restore_all(self) -> None:
+        """Restore what the bookies were allowed to delete, so that the final checks find it on them."""
+        for task in self._offloading:
+            await asyncio.shield(task)
+        last = self.cluster.new_client(f"{OFFLOADER}0")
+
+        async def restore() -> None:
+            await self.cluster.open_client(last)
+            await self._offloaders.settle(last)
+
+        await last.participant.create_task(restore(), name="the last restores")
 
     def stop(self) -> None:
         super().stop()

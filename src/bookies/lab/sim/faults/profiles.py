@@ -38,6 +38,7 @@ class Profile:
     stall_ms: float = 300.0
     lease_s: float = 2.0  # of a bookie's registration
     defers_syncs: bool = False
+    hostile: Settings | None = None  # behaviour of one more bookie, which is hostile
     collects: bool = False  # at the end bookies must release all the space that they can
     bookie_settings: dict[str, object] = field(default_factory=dict)
     client_settings: dict[str, object] = field(default_factory=lambda: timeouts(800, 800, 1_000))
@@ -284,6 +285,16 @@ many-ledgers: clients that fill many ledgers in turn, so that nearly every add o
     faults   gap_ms 250, crash bookie 1, crash bookie in a disk call 4, slow disk 1, kill client at an await 1
     clients  HASTY
 
+offloading: ledgers are copied to files, deleted by the bookies and restored, by jobs that are killed
+    run      bookies 5, duration_s 4, collects True
+    plan     writers 2, recoverers 1, readers 1, deleters 1, replicators 1, offloaders 3,
+             quorums 3/3/2 3/2/2 4/3/2 2/2/2, entries_min 1, entries_max 20, pause_ms 20, recovery_ms 300, read_ms 100
+    faults   gap_ms 150, crash bookie 3, crash bookie in a disk call 2, metadata trouble 2, isolate from the store 1,
+             expire session 1, slow disk 1, kill client 1, kill client at an await 4, pause client 2
+    bookies  checkpoint_interval_ms 100, entry_log_size_max 4096, COLLECTING, gc_interval_ms 150, gc_quarantine_ms 150,
+             gc_surplus_ms 400, major_compaction_interval_ms 400, major_compaction_threshold 95
+    clients  HASTY
+
 emptied: bookies are emptied and return under their ids, while writers are idle
     run      bookies 6, duration_s 8, lease_s 0.3
     plan     EMPTIED
@@ -301,6 +312,14 @@ emptied-bookies: the same with writers that do not check records, like Apache's
     plan     EMPTIED, trusting writer
     faults   gap_ms 400, EMPTYING
     clients  HASTY
+
+hostile: one more bookie garbles, invents, repeats and withholds its answers
+    run      bookies 3, duration_s 1.5
+    plan     quorums 3/3/2 3/3/2 4/3/2 3/2/2 4/4/3 2/2/2, recovery_ms 300
+    faults   gap_ms 200, crash bookie 2, cut connection 3, slow host 1, metadata trouble 1, kill client 1,
+             kill client at an await 2, pause client 1
+    clients  HASTY
+    hostile  honesty 0.5
 
 rot: durable data of one bookie is damaged
     plan     quorums 3/3/2 3/2/2 4/3/2 5/3/2
@@ -352,6 +371,7 @@ _ROWS: dict[str, tuple[str, Any]] = {
     "targeted": ("targeted_faults", TargetedFaultPlan),
     "bookies": ("bookie_settings", dict),
     "clients": ("client_settings", dict),
+    "hostile": ("hostile", dict),
 }
 
 

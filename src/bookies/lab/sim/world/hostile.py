@@ -78,15 +78,13 @@ class HostileBookie:
         name: str,
         random: Random,
         *,
-        host: str,
-        port: int = 0,
         misdeeds: Sequence[str] = (),
         honesty: float = 0.5,
     ) -> None:
         unknown = [misdeed for misdeed in misdeeds if misdeed not in MISDEEDS]
         assert not unknown, unknown
         self.bookie_id = BookieId(name)
-        self.address = (host, port)
+        self.address = ("", 0)  # known from `start` on
         self.counts: dict[str, int] = dict.fromkeys(("honest", *MISDEEDS), 0)
         self.misdeeds = tuple(misdeeds) or tuple(MISDEEDS)
         self.honesty = honesty
@@ -97,10 +95,10 @@ class HostileBookie:
         self._listener: Listener | None = None
         self.connections: dict[HostileConnection, None] = {}
 
-    async def start(self) -> None:
+    async def start(self, host: str, port: int = 0) -> None:
         """Listen and register as any bookie does. The driver is already open; the caller closes it."""
-        self._listener = await self._network.listen(*self.address, lambda: HostileConnection(self))
-        self.address = (self.address[0], self._listener.address[1])
+        self._listener = await self._network.listen(host, port, lambda: HostileConnection(self))
+        self.address = (host, self._listener.address[1])
         endpoint = Endpoint("bookie", *self.address, "bookie-rpc")
         await self._driver.register(self.bookie_id, BookieMode.WRITABLE, BookieInfo((endpoint,)))
 

@@ -10,8 +10,9 @@ committed records it checks promises at the moment they are made, not only when 
     I-18   a bookie that replaces another in a finished fragment holds all that its position stores
     I-25   an ack quorum has synced every entry that a force confirmed
     I-28   no bookie acknowledges an ordinary add of a ledger that it has fenced
-    I-29   no bookie deletes a ledger that exists, unless it is closed and no ensemble lists the bookie; after it has
-           deleted a ledger without a record, the bookie acknowledges no further add of that ledger
+    I-29   no bookie deletes a ledger that exists, unless it is closed and no ensemble lists the bookie, or its entries
+           are in files and the record allows it; after it has deleted a ledger without a record, the bookie
+           acknowledges no further add of that ledger
 
 Source: client-protocol 8.2.
 """
@@ -28,6 +29,7 @@ from bookies.kernels import Adds
 from bookies.lab.sim.world.sim_metadata import Commit, SimStore, write_set_of
 from bookies.lab.sim.world.storage_wrapper import StorageWrapper
 from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.protocol.ledger.offload import may_be_forgotten
 from bookies.protocol.quorums.quorum import stored_ids
 from bookies.storage.engine.store_writes import AddsDone, RefusedAdds
 from bookies.storage.journal.journal import Done
@@ -145,11 +147,13 @@ class Witness:
             self._forget(bookie, ledger_id)
 
     def _must_keep(self, bookie: str, ledger_id: int) -> bool:
-        """Report whether the bookie must keep the ledger: it is open, or its committed record lists the bookie."""
+        """Report whether the bookie must keep the ledger: it is open, or its committed record lists the bookie and does
+        not let bookies delete it.
+        """
         record = self._store.record(ledger_id)
-        return record is not None and not (
-            record.is_closed and all(bookie not in ensemble for _, ensemble in record.ensembles)
-        )
+        if record is None or may_be_forgotten(record):
+            return False
+        return not (record.is_closed and all(bookie not in ensemble for _, ensemble in record.ensembles))
 
     def emptied(self, bookie: str) -> None:
         """Forget what a bookie held that was emptied: no record names it."""

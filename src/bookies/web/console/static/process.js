@@ -1,0 +1,60 @@
+// The process of this server: plots of its last hours, settings with their provenance, and jobs.
+
+import { API, get, getOwn, session } from "./api.js";
+import { button } from "./actions.js";
+import { duration, h, moment, prose, state, table } from "./dom.js";
+import { plots } from "./plots.js";
+
+export const plotsPage = {
+  title: () => (session.user?.bookie ? `Bookie ${session.user.bookie}, last hours` : "This process, last hours"),
+  every: 10000,
+  load: (ctx, signal) => get(`${API}/samples`, {}, { signal }),
+  view: (ctx, samples) => h("div", {}, plots(samples),
+    h("p", { class: "aside" }, `A sample every ${samples.interval_s} s, kept for ${duration(samples.kept_s)} and until the process ends.`)),
+};
+
+const SETTINGS = `${API}/bookies/{bookie}/settings`;
+const text = (value) => (Array.isArray(value) ? value.join(", ") : String(value ?? "none"));
+
+export const settings = {
+  title: () => "Settings",
+  every: 30000,
+  load: (ctx, signal) => (session.user.bookie ? getOwn(`${API}/bookies/-/settings`, { signal }) : null),
+  view: (ctx, rows) => {
+    if (rows === null) return h("p", {}, prose("This process has no bookie. Its settings are its `BK_...` variables."));
+    const { filter = "", changed = false } = ctx.kept;
+    const set = (name, value) => {
+      ctx.kept[name] = value;
+      ctx.redraw();
+    };
+    const shown = rows.filter((row) => `${row.name} ${row.help}`.toLowerCase().includes(filter.toLowerCase()) && (!changed || row.source !== "default"));
+    return h("div", {},
+      h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
+        h("label", {}, "Name or meaning", h("input", { type: "search", value: filter, oninput: (event) => set("filter", event.target.value) })),
+        h("label", { class: "check" }, h("input", { type: "checkbox", onchange: (event) => set("changed", event.target.checked) }), " only those that are set")),
+      table([
+        ["Setting", (row) => [h("code", {}, row.name), h("p", { class: "help" }, prose(row.help))]],
+        ["Value", (row) => h("code", {}, text(row.value))],
+        ["From", (row) => (row.source === "default" ? "default" : h("span", {}, h("strong", {}, row.source), `, default ${text(row.default)}`))],
+        ["Change", (row) => (row.changeable ? change(ctx, row) : "needs a restart")],
+      ], shown, { caption: "Settings", empty: "No setting matches." }));
+  },
+};
+
+function change(ctx, row) {
+  return button({ label: "Change ...", title: `Change ${row.name}`, verb: "Change it", method: "PATCH", path: SETTINGS, values: { bookie: "-" },
+    fields: [{ name: "value", label: row.help, value: text(row.value) }], collect: ({ value }) => ({ set: [`${row.name}=${value}`] }),
+    effect: "The value applies until the bookie stops. A restart uses the file, the environment or the default again.", done: ctx.refresh });
+}
+
+export const jobs = {
+  title: () => "Jobs",
+  load: (ctx, signal) => get(`${API}/jobs`, {}, { signal }),
+  view: (ctx, rows) => h("div", {},
+    table([
+      ["Job", (row) => row.job], ["State", (row) => state(row.state)], ["By", (row) => row.by], ["Began", (row) => moment(row.began_ms)],
+      ["Took", (row) => duration(((row.ended_ms ?? Date.now()) - row.began_ms) / 1000)],
+      ["Result", (row) => row.error ?? (row.result === undefined ? "" : h("code", {}, JSON.stringify(row.result).slice(0, 300)))],
+    ], rows.toReversed(), { caption: "Jobs", empty: "No job has run since the process started." }),
+    h("p", { class: "aside" }, prose("Jobs of this process: recoveries and decommissions. Jobs on Spark run elsewhere; their reports are what `bk spark` prints."))),
+};
