@@ -48,10 +48,10 @@ sim: $(VENV)/.dev
 	@$(BIN)/bk sim $(if $(SEED),--seed $(SEED),--profile small --minutes $(MINUTES) --jobs $(JOBS)) $(ARGS)
 
 mutants: $(VENV)/.dev
-	@$(BIN)/python tests/sim/mutant_table.py --write $(ARGS)
+	@$(BIN)/python -m tests.sim.mutant_table --write $(ARGS)
 
 museum: $(VENV)/.dev
-	@$(BIN)/python tests/museum/run.py --write --steps 250000 $(ARGS)
+	@$(BIN)/python -m tests.museum.run --write --steps 250000 $(ARGS)
 
 chaos: $(VENV)/.dev
 	@$(BIN)/bk chaos $(ARGS)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import os
 import pathlib
 import signal
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+EXAMPLES = int(os.environ.get("BK_EXAMPLES", "30"))
 # How long an example takes says more about what else the machine is doing than about the code.
-settings.register_profile("bookies", deadline=None)
+settings.register_profile("bookies", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 # A few examples, always the same: `make coverage` gives the same answer each time, in a third of the time.
-settings.register_profile("brief", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("brief", settings.get_profile("bookies"), derandomize=True, max_examples=10)
 settings.load_profile("bookies")
 
 # What a shell starts in the background ignores SIGINT, and what `nohup` starts SIGHUP; so would every process that a
@@ -35,6 +40,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ranks[item.path] = min(rank(item), ranks.get(item.path, rank(item)))
     absent = set(left_out)
     items[:] = sorted((item for item in items if item not in absent), key=lambda item: ranks[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the tests and what they import from garbage collection, which would visit all of it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give whole files to the processes, and to one of them all files that use the Spark session."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            name: str = super()._split_scope(nodeid)
+            return "the Spark session" if has_session(config.rootpath / name) else name
+
+    return ByFile(config, log)
+
+
+@functools.cache
+def has_session(path: pathlib.Path) -> bool:
+    """Report whether tests of the file use the fixture `spark`, whose Java takes long to start."""
+    return "spark: Any" in path.read_text()
 
 
 def is_requested(item: pytest.Item, expression: str) -> bool:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.distributedlog import ROOT, Place, in_namespace
+from tests.fakes.examples import scaled
 from tests.fakes.zookeeper import FakeZooKeeper, Server
 
 from bookies.distributedlog.formats.log_names import STREAM
@@ -59,7 +60,7 @@ async def content(tree: Tree) -> dict[str, tuple[bytes, int, tuple[str, ...]]]:
 
 
 @given(st.lists(st.lists(OPERATIONS, min_size=1, max_size=4), max_size=12))
-@settings(max_examples=60, deadline=None)
+@scaled(60)
 def test_transactions_have_the_same_outcome(transactions: list[list[Operation]]) -> None:
     async def act(place: Place) -> None:
         client = await place.world.client()

@@ -1,7 +1,7 @@
 """Queries as Spark runs them, without Spark: the same calls in the same order, everything pickled and spelled as JSON.
 
 Batch: `schema`, `reader`, `partitions`, then `read` for each task. Stream: a process that asks for offsets and
-partitions, and tasks; `checkpoint` is what a restart begins from. Source: spark 1.3.
+partitions, and tasks; `checkpoint` is what a restart begins from. Source: spark 1.3. Writing: `save`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
@@ -64,8 +65,6 @@ def schema_of(options: dict[str, Any], value_fields: Any = None) -> Any:
     """What Spark makes of the DDL that the source says; `value_fields`: Arrow fields of what is in `valueSchema`."""
     columns = arrow.columns_of(read_options(checked(source(options).options)))
     fields = list(arrow.arrow_schema([name for name in columns if name != "value" or value_fields is None]))
-    import pyarrow as pa
-
     return from_arrow_schema(pa.schema([*fields, *(value_fields or [])]))
 
 
@@ -85,6 +84,17 @@ def batch(options: dict[str, Any], value_fields: Any = None) -> list[Row]:
     made.schema()
     reader = pickle.loads(cloudpickle.dumps(made)).reader(schema=schema_of(options, value_fields))
     return rows_of(reader, reader.partitions())
+
+
+def save(options: dict[str, Any], table: pa.Table) -> None:
+    """Write a batch of one task, or abort it."""
+    writer = source(options).writer(from_arrow_schema(table.schema), overwrite=False)
+    task, driver = (pickle.loads(cloudpickle.dumps(writer)) for _ in range(2))
+    try:
+        driver.commit([pickle.loads(cloudpickle.dumps(task.write(iter(table.to_batches()))))])
+    except BookKeeperError:
+        driver.abort([None])
+        raise
 
 
 class Stream:

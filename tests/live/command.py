@@ -24,6 +24,7 @@ import bookies
 from bookies.admin import cli
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
+PATIENCE_S = 120  # for what takes a second on a quiet machine
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Family:
                 continue  # It has ended meanwhile.
         return found
 
-    def wait_gone(self, timeout_s: float = 30) -> None:
+    def wait_gone(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until nobody is left; then kill whoever still is, and say so."""
         deadline = time.monotonic() + timeout_s
         while members := self.members():
@@ -136,7 +137,7 @@ def started(
             process.kill()
 
 
-def finish(process: subprocess.Popen[str], number: int | None = None, timeout_s: float = 60) -> Done:
+def finish(process: subprocess.Popen[str], number: int | None = None, timeout_s: float = PATIENCE_S) -> Done:
     """Wait for the end, after a signal if one is given."""
     if number is not None:
         process.send_signal(number)
@@ -148,7 +149,7 @@ def finish(process: subprocess.Popen[str], number: int | None = None, timeout_s:
 def bk_process(*words: object, cwd: pathlib.Path | None = None, stdin: str = "", **options: Any) -> Done:
     """Run a command as a process to its end."""
     with started(*words, cwd=cwd, **options) as process:
-        out, err = process.communicate(stdin, timeout=60)
+        out, err = process.communicate(stdin, timeout=PATIENCE_S)
     assert "Traceback" not in err, err
     return Done(process.returncode, out, err)
 
@@ -191,7 +192,7 @@ async def wait_stopped(uri: str, bookie: str) -> None:
         watch = store.administration().watch_bookies(
             bookies.BookieMode.WRITABLE, lambda bookies: gone.set() if bookie not in bookies.bookies else None
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await gone.wait()
         watch.cancel()
 

@@ -1,8 +1,14 @@
-"""Marks and settings that the files of Spark tests share."""
+"""Marks, settings and patience that the files of Spark tests share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import pytest
+
+T = TypeVar("T")
+STARTS_MAX = 5
 
 SPARK_MARKS = [
     pytest.mark.live,
@@ -13,3 +19,18 @@ SPARK_MARKS = [
 # PySpark warns about the next version of pandas.
 PANDAS_MARKS = [*SPARK_MARKS, pytest.mark.filterwarnings("ignore::FutureWarning")]
 SMALL_BOOKIES = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
+
+
+def persistently(make: Callable[[], T]) -> T:
+    """Return what `make` returns. Spark gives the process of a streaming source ten seconds to start, which on a busy
+    machine may be too few. Then `make` is called again.
+    """
+    from pyspark.errors import PySparkException
+
+    for _ in range(STARTS_MAX - 1):
+        try:
+            return make()
+        except PySparkException as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+    return make()

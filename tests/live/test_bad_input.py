@@ -85,7 +85,7 @@ def test_garbage_on_the_port_ends_that_connection_only(cluster: LocalCluster, ur
         for number, data in enumerate(garbage):
             for bookie in cluster.bookies:
                 assert bookie.host is not None
-                with socket.create_connection((bookie.host, bookie.port), timeout=20) as peer:
+                with socket.create_connection((bookie.host, bookie.port), timeout=120) as peer:
                     peer.sendall(data)
                     peer.shutdown(socket.SHUT_WR)
                     while peer.recv(65536):
@@ -400,7 +400,7 @@ def test_a_reader_that_goes_away_is_no_error(uri: str) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "payload 0 of a ledger\n"
         process.stdout.close()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
 

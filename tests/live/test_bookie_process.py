@@ -25,6 +25,7 @@ pytestmark = pytest.mark.live
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # of linux/prctl.h and linux/capability.h
 KEY = digest.master_key(b"")
+PATIENCE_S = 120
 FAST = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20, "write_cache_size": 4 << 20}
 
 
@@ -41,7 +42,7 @@ class Wire:
     def __init__(self, cluster: LocalCluster, index: int = 0) -> None:
         bookie = cluster.bookies[index]
         assert bookie.host is not None
-        self.socket = socket.create_connection((bookie.host, bookie.port), timeout=20)
+        self.socket = socket.create_connection((bookie.host, bookie.port), timeout=PATIENCE_S)
         self._file = self.socket.makefile("rb")
 
     def add(self, ledger_id: int, entry_id: int, payload: bytes = b"payload") -> int:
@@ -97,8 +98,8 @@ def test_sigterm_ends_it_within_seconds_and_cleanly(cluster: LocalCluster) -> No
     assert process is not None
     began = time.monotonic()
     cluster.kill(0, signal.SIGTERM)
-    assert process.wait(10) == 0
-    assert time.monotonic() - began < 5
+    assert process.wait(PATIENCE_S) == 0
+    assert time.monotonic() - began < 20
     assert wire.is_closed()
     wire.close()
     assert not (pathlib.Path(cluster.directory) / "b1" / "ledgers" / "current" / "DIRTY").exists()
@@ -142,7 +143,7 @@ def test_a_cluster_ends_with_its_owner(tmp_path: pathlib.Path) -> None:
     owner.wait()
     owner.stdout.close()
     for descriptor in descriptors:
-        assert select.select([descriptor], [], [], 20)[0], "a bookie outlived its owner"
+        assert select.select([descriptor], [], [], PATIENCE_S)[0], "a bookie outlived its owner"
         os.close(descriptor)
 
 
@@ -165,10 +166,10 @@ def test_a_detached_cluster_is_found_again(tmp_path: pathlib.Path) -> None:
         stopped = LocalCluster.load(directory).stop()
         for process in processes:
             assert process is not None
-            process.wait(10)
+            process.wait(PATIENCE_S)
             process.stdout.close()  # type: ignore[union-attr]
         for bookie in third.bookies[2:]:
-            bookie.process.wait(10)  # type: ignore[union-attr]
+            bookie.process.wait(PATIENCE_S)  # type: ignore[union-attr]
             bookie.process.stdout.close()  # type: ignore[union-attr]
     assert stopped == ["b1", "b2", "b3"]
     assert LocalCluster.load(directory).pids() == []
@@ -185,7 +186,7 @@ def run_bookie(directory: pathlib.Path, *options: str, **environment: str) -> su
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         env=os.environ | environment,
         preexec_fn=obey_permissions,
     )

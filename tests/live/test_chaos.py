@@ -25,7 +25,7 @@ def run_chaos(family: Family, directory: pathlib.Path, *words: object) -> Done:
 
 def test_every_promise_holds(tmp_path: pathlib.Path, family: Family) -> None:
     data = tmp_path / "data"
-    done = run_chaos(family, tmp_path, "--minutes", 0.12, "--bookies", 3, "--hostile", "--json", "--directory", data)
+    done = run_chaos(family, tmp_path, "--minutes", 0.06, "--bookies", 3, "--hostile", "--json", "--directory", data)
     report = done.json()
     assert done.status == 0, done.out
     assert report["violations"] == []
@@ -40,7 +40,7 @@ def test_every_promise_holds(tmp_path: pathlib.Path, family: Family) -> None:
 
 
 def test_everything_is_whole_in_the_end(tmp_path: pathlib.Path, family: Family) -> None:
-    done = run_chaos(family, tmp_path, "--minutes", 0.12, "--bookies", 4, "--json")
+    done = run_chaos(family, tmp_path, "--minutes", 0.06, "--bookies", 4, "--json")
     report = done.json()
     assert done.status == 0, done.out
     assert report["violations"] == []
@@ -51,7 +51,7 @@ def test_everything_is_whole_in_the_end(tmp_path: pathlib.Path, family: Family) 
 @needs_namespaces
 def test_every_promise_holds_in_networks_that_break(tmp_path: pathlib.Path, family: Family) -> None:
     data = tmp_path / "data"
-    done = run_chaos(family, tmp_path, "--namespaces", "--minutes", 0.1, "--bookies", 3, "--json", "--directory", data)
+    done = run_chaos(family, tmp_path, "--namespaces", "--minutes", 0.06, "--bookies", 3, "--json", "--directory", data)
     report = done.json()
     assert done.status == 0, done.out
     assert report["violations"] == []

@@ -181,7 +181,7 @@ def test_reads_over_both_protocols_of_replicated_and_striped_ledgers(
             ledger.append_many(payloads(1500))
         with store.open(ledger.ledger_id, password=password) as reader:
             for _ in range(2):
-                assert [entry.payload for entry in reader.read(timeout=20)] == payloads(1500)
+                assert [entry.payload for entry in reader.read(timeout=60)] == payloads(1500)
             assert [entry.payload for entry in reader.read(700, 702)] == payloads(1500)[700:703]
             batch = reader.read_batch(100, size_max=4096)
             assert batch.payloads() == payloads(1500)[100 : 100 + len(batch)]
@@ -194,7 +194,7 @@ def test_blocking_twin(uri: str) -> None:
     threads = threading.active_count()
     with bk.blocking.connect(uri) as store:
         with store.create(password=b"pw", labels={"app": "twin"}) as ledger:
-            assert ledger.append(b"first", timeout=20) == 0
+            assert ledger.append(b"first", timeout=60) == 0
             assert ledger.append_many(payloads(2000)) == 2000
             assert ledger.last_add_confirmed == 2000
             assert repr(ledger).startswith(f"<Ledger {ledger.ledger_id} open E3/Qw3/Qa2 last_add_confirmed=2000")
@@ -210,7 +210,7 @@ def test_blocking_twin(uri: str) -> None:
             assert reader.is_sealed
             assert reader.length == reader.metadata.length
             assert reader.read_batch(7, count_max=3).payloads() == payloads(2000)[6:9]
-            assert [entry.payload for entry in reader.read_unconfirmed(1999, 2000, timeout=20)] == payloads(2000)[1998:]
+            assert [entry.payload for entry in reader.read_unconfirmed(1999, 2000, timeout=60)] == payloads(2000)[1998:]
             assert reader.try_read_last_add_confirmed() == 2000
             assert reader.read_last_add_confirmed_and_entry(2001) == (2000, None)
             found = reader.read_last_add_confirmed_and_entry(0, parallel=True)
@@ -241,10 +241,10 @@ def test_blocking_appends_that_do_not_wait(uri: str) -> None:
                 try:
                     futures.append(ledger.append_nowait(b"%d" % number * 2000))
                 except bk.BookieBusy:
-                    ledger.wait_writable(timeout=20)
+                    ledger.wait_writable(timeout=60)
                     futures.append(ledger.append_nowait(b"%d" % number * 2000))
-            assert [future.result(20) for future in futures] == list(range(300))
-            assert ledger.push_many(payloads(100)).result(20) == 399
+            assert [future.result(60) for future in futures] == list(range(300))
+            assert ledger.push_many(payloads(100)).result(60) == 399
             assert ledger.pending_count == 0
             ledger.allow_ensemble_changes(False)
             store.allow_ensemble_changes(True)
@@ -275,7 +275,7 @@ def test_the_blocking_administration_watches(uri: str) -> None:
             seen.set()
 
         watch = store.administration().watch_bookies(bk.BookieMode.WRITABLE, changed)
-        assert seen.wait(20)
+        assert seen.wait(60)
         assert len(sets[0].bookies) == 3
         watch.cancel()
         watch.cancel()
@@ -324,9 +324,9 @@ def test_a_blocking_tail_that_is_closed_says_so(uri: str, who: str) -> None:
 
     thread = threading.Thread(target=tail)
     thread.start()
-    assert has_one.wait(20)
+    assert has_one.wait(60)
     (store if who == "client" else reader).close()
-    thread.join(20)
+    thread.join(60)
     assert len(outcome) == 1
     assert outcome[0] is None or isinstance(outcome[0], bk.ClientClosed | bk.LedgerClosed), outcome
     store.close()

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes.certificates import Authority, Files
+from tests.live.command import Done, bk, bk_process
 
 import bookies
 from bookies.admin.cluster import LocalCluster
@@ -45,7 +46,7 @@ def address_of(cluster: LocalCluster) -> tuple[str, int]:
 
 
 def get(address: tuple[str, int], path: str, method: str = "GET") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(*address, timeout=30)
+    connection = http.client.HTTPConnection(*address, timeout=120)
     try:
         connection.request(method, path)
         response = connection.getresponse()
@@ -98,14 +99,17 @@ def test_a_bookie_is_scraped_and_probed(cluster: LocalCluster) -> None:
     assert (status, "bk token add" in json.loads(body)["next"]) == (401, True)
 
 
-def test_users_are_known_by_token_and_certificate_over_tls(tmp_path: pathlib.Path) -> None:
+def test_users_are_known_by_token_and_certificate_over_tls(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     authority = Authority(tmp_path)
     files, alice, stranger = authority.issue("server"), authority.issue("alice"), authority.issue("mallory")
     users = tmp_path / "users"
-    done = bk(tmp_path, "token", "add", "root", "--role", "administrator", "--users", str(users), "--json")
-    token = json.loads(done.stdout)["token"]
+    done = bk("token", "add", "root", "--role", "administrator", "--users", str(users), "--json")
+    token = json.loads(done.out)["token"]
     add = ("token", "add", "alice", "--role", "viewer", "--certificate", "commonName=alice", "--users", "users")
-    assert bk(tmp_path, *add).returncode == 0
+    assert bk(*add).status == 0
     assert token not in users.read_text()
     cluster = LocalCluster(
         tmp_path / "bk-data",
@@ -123,7 +127,7 @@ def test_users_are_known_by_token_and_certificate_over_tls(tmp_path: pathlib.Pat
             context = ssl.create_default_context(cafile=authority.path)
             if certificate is not None:
                 context.load_cert_chain(certificate.certificate, certificate.key)
-            connection = http.client.HTTPSConnection(*address, timeout=30, context=context)
+            connection = http.client.HTTPSConnection(*address, timeout=120, context=context)
             try:
                 connection.request("GET", path, headers=headers)
                 response = connection.getresponse()
@@ -136,19 +140,19 @@ def test_users_are_known_by_token_and_certificate_over_tls(tmp_path: pathlib.Pat
         (tmp_path / "token").write_text(f"{token}\n")
         server = ("--server", url, "--token-file", "token", "--authority", authority.path)
 
-        def remote(*words: str) -> subprocess.CompletedProcess[str]:
-            return bk(tmp_path, *server, *words)
+        def remote(*words: str) -> Done:
+            return bk(*server, *words)
 
         near = ("--metadata", cluster.metadata_uri)
         for words in (("bookie", "list"), ("cluster", "info", "--json"), ("ledger", "list")):
-            assert remote(*words).stdout == bk(tmp_path, *words, *near).stdout
-        assert remote("bookie", "gc").returncode == 0
-        assert remote("bookie", "settings", "--set", "gc_share_max=20").returncode == 0
-        shown = remote("bookie", "settings", "--bookie", cluster.bookies[0].id).stdout
+            assert remote(*words).out == bk(*words, *near).out
+        assert remote("bookie", "gc").status == 0
+        assert remote("bookie", "settings", "--set", "gc_share_max=20").status == 0
+        shown = remote("bookie", "settings", "--bookie", cluster.bookies[0].id).out
         assert "gc_share_max = 20 (run time" in shown
-        new = bk(tmp_path, "ledger", "create", "--ensemble", "1", "--ack-quorum", "1", *near).stdout.strip()
-        assert "would delete" in remote("ledger", "delete", new, "--dry-run").stdout
-        assert remote("ledger", "delete", new, "--yes").returncode == 0
+        new = bk("ledger", "create", "--ensemble", "1", "--ack-quorum", "1", *near).out.strip()
+        assert "would delete" in remote("ledger", "delete", new, "--dry-run").out
+        assert remote("ledger", "delete", new, "--yes").status == 0
         for words, problem in (
             (("ledger", "show", new), "no such ledger"),
             (("ledger", "read", "1"), "does not work with --server"),
@@ -156,7 +160,7 @@ def test_users_are_known_by_token_and_certificate_over_tls(tmp_path: pathlib.Pat
             (("bookie", "state", "--bookie", "b7"), "is not registered"),
         ):
             done = remote(*words)
-            assert (done.returncode in (1, 2), problem in done.stderr) == (True, True), done.stderr
+            assert (done.status in (1, 2), problem in done.err) == (True, True), done.err
         reading, entries = f"{API}/bookie/info", f"{API}/ledger/read?ledger_id=77"
         assert [ask("/livez"), ask(reading), ask(reading, stranger)] == [200, 401, 401]
         assert [ask(reading, alice), ask(entries, alice)] == [200, 403]
@@ -164,8 +168,8 @@ def test_users_are_known_by_token_and_certificate_over_tls(tmp_path: pathlib.Pat
         with contextlib.suppress(ConnectionError, http.client.HTTPException):
             get(address, "/livez")  # plain text
             raise AssertionError("the server answered plain text")
-        assert bk(tmp_path, "token", "revoke", "root", "--users", "users").returncode == 0
-        deadline = time.monotonic() + 30
+        assert bk("token", "revoke", "root", "--users", "users").status == 0
+        deadline = time.monotonic() + 120
         while ask(entries, Authorization=f"Bearer {token}") != 401:
             assert time.monotonic() < deadline
     finally:
@@ -175,25 +179,13 @@ def test_users_are_known_by_token_and_certificate_over_tls(tmp_path: pathlib.Pat
 def test_a_port_in_use_prevents_the_start(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
     _, port = address_of(cluster)
     command = ["bookie", "run", "--bookie-id", "b9", "--port", "0", "--journal-dir", "j", "--ledger-dir", "l"]
-    done = bk(tmp_path, *command, "--metadata", cluster.metadata_uri, "--set", f"http_port={port}")
-    assert done.returncode == 1
-    assert f"http_port = {port}: cannot listen on 127.0.0.1" in done.stderr
-    done = bk(
-        tmp_path, *command, "--metadata", cluster.metadata_uri, "--set", "http_port=0", "--set", "http_host=0.0.0.0"
-    )
-    assert done.returncode == 2
-    assert "which has no users; name them with http_users_file" in done.stderr
-
-
-def bk(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bookies", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command += ["--metadata", cluster.metadata_uri]
+    done = bk_process(*command, "--set", f"http_port={port}", cwd=tmp_path)
+    assert done.status == 1
+    assert f"http_port = {port}: cannot listen on 127.0.0.1" in done.err
+    done = bk_process(*command, "--set", "http_port=0", "--set", "http_host=0.0.0.0", cwd=tmp_path)
+    assert done.status == 2
+    assert "which has no users; name them with http_users_file" in done.err
 
 
 def test_auto_recovery_alone_is_scraped_and_probed(cluster: LocalCluster) -> None:
@@ -225,15 +217,15 @@ def test_auto_recovery_alone_is_scraped_and_probed(cluster: LocalCluster) -> Non
         assert get(address, "/readyz")[0] == 200
         assert json.loads(get(address, f"{API}/autorecovery/status")[1]) == {"enabled": True}
         url = f"http://{address[0]}:{address[1]}"
-        assert "b1" in bk(pathlib.Path("/"), "--server", url, "bookie", "list").stdout
-        refused = bk(pathlib.Path("/"), "--server", url, "recovery", "disable")
-        assert (refused.returncode, "bk token add" in refused.stderr) == (1, True)
+        assert "b1" in bk("--server", url, "bookie", "list").out
+        refused = bk("--server", url, "recovery", "disable")
+        assert (refused.status, "bk token add" in refused.err) == (1, True)
         status, body = get(address, f"{API}/bookie/info")
         assert status == 404
         assert "not served by the recovery process" in json.loads(body)["detail"]
     finally:
         os.kill(process.pid, signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def test_without_the_setting_no_library_of_http_is_loaded(tmp_path: pathlib.Path) -> None:
@@ -241,5 +233,5 @@ def test_without_the_setting_no_library_of_http_is_loaded(tmp_path: pathlib.Path
         "import sys, bookies.bookie.main, bookies.admin.commands.bookie, bookies.client.client\n"
         "print([name for name in sys.modules if name in ('h11', 'prometheus_client', 'bookies.web')])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "[]\n"

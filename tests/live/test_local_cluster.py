@@ -134,7 +134,7 @@ def test_a_bookie_serves_whoever_listens_to_it(tmp_path: pathlib.Path, family: F
             assert line, "it has ended"
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert "Error" not in process.stderr.read()
 
 

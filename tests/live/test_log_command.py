@@ -127,7 +127,7 @@ def test_a_tail_goes_on_from_leader_to_leader(uri: str, tmp_path: pathlib.Path) 
             assert json.loads(tail.stdout.readline())["payload"] == f"{number}"
     finally:
         tail.terminate()
-        assert tail.wait(20) == 130
+        assert tail.wait(120) == 130
         tail.stdout.close()
 
 

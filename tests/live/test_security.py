@@ -218,7 +218,7 @@ def hello_in_pieces(address: tuple[str, int], before: bytes, pieces: int) -> str
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(received, sent)
-    with socket.create_connection(address, timeout=5) as connection:
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(before)
         answer = b"" if not before else connection.recv(1000)

@@ -319,21 +319,11 @@ def test_passwords_are_given_by_reference(store: Any, load: Any, tmp_path: pathl
     [
         ({"ledger": 424242}, "(ledger 424242)"),
         ({"ledgr": 1}, "unknown option 'ledgr'; did you mean ledger?"),
-        ({}, "choose what to read with exactly one of subscribe"),
-        ({"ledger": 1, "label": "a=b"}, "got ledger and label"),
-        ({"ledger": "seven"}, "ledgers are named by number"),
-        ({"assign": '{"ledgers": {"1": 5}}'}, "option assign="),
-        ({"assign": '{"ledgers": [1]}'}, "option assign="),
-        ({"assign": '{"ledgers": {"0": [5, 2]}}'}, "entries 5 to 2 of ledger 0 are not a range"),
         ({"assign": '{"ledgers": {"0": [0, 999999]}}'}, "option assign asks for 999999"),
-        ({"ledger": 0, "columns": "value,nonsense"}, "no column 'nonsense'"),
-        ({"ledger": 0, "includeValue": "maybe"}, "expected true or false"),
-        ({"ledger": 0, "minPartitions": 0}, "expected a whole number above 0"),
-        ({"ledger": 0, "bookkeeper__metadataServiceUri": "file:/nowhere"}, "no metadata store at /nowhere"),
-        ({"ledger": 0, "bookkeeper__metadataServiceUri": "nonsense"}, "is not a metadata URI"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(store: Any, load: Any, options: dict[str, object], sentence: str) -> None:
+    """By the process that plans, and by the one that knows the options. More of them: `test_spark_source.py`."""
     assert sentence in refusal(load, **options)
 
 

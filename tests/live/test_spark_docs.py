@@ -1,4 +1,4 @@
-"""Snippets of docs/reference/spark.md and of how-to pages, in order, in a real session on a real cluster."""
+"""Snippets of docs/reference/spark.md and of how-to pages, and the tutorial, in a real session on a real cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pathlib
 import re
 from typing import Any
 
-from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS
+import pytest
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, persistently
+from tests.live.tutorial_page import tutorial
 
 from bookies.admin.cluster import LocalCluster
 
@@ -19,21 +21,20 @@ PAGES = [
 ]
 
 
-STARTS_MAX = 4  # Spark gives a streaming source's process ten seconds to start, which a busy machine may not keep
+def test_every_snippet_runs(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    persistently(lambda: run_snippets(spark, tmp_path_factory.mktemp("snippets")))
 
 
-def test_every_snippet_runs(spark: Any, tmp_path: pathlib.Path) -> None:
-    from pyspark.errors import PySparkException
+def test_the_tutorial_runs(
+    spark: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> None:
+        directory = tmp_path_factory.mktemp("tutorial")
+        monkeypatch.chdir(directory)
+        with tutorial("spark.md", directory) as page:
+            page.run()
 
-    for attempt in range(STARTS_MAX):
-        directory = tmp_path / str(attempt)
-        directory.mkdir()
-        try:
-            run_snippets(spark, directory)
-            return
-        except PySparkException as error:
-            if "Python worker failed to connect back" not in str(error) or attempt == STARTS_MAX - 1:
-                raise
+    persistently(run)
 
 
 def run_snippets(spark: Any, directory: pathlib.Path) -> None:

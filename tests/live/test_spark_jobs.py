@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import pathlib
 import re
-import sys
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.fakes.scripts import load_script
+from tests.live.command import bk
 from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
 from bookies.admin.cluster import LocalCluster
@@ -32,15 +31,9 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
+def bench() -> Any:
     """`benchmarks/scrub.py`, which knows how to damage files and to judge what was found."""
-    spec = importlib.util.spec_from_file_location("scrub_benchmark", ROOT / "benchmarks/scrub.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/scrub.py")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def records(cluster: LocalCluster, bench: ModuleType) -> list[LedgerMetadata]:
+def records(cluster: LocalCluster, bench: Any) -> list[LedgerMetadata]:
     """Write eight ledgers and one log of one ledger. Every replica is stored, so a scrub finds only what is damaged."""
     found: list[LedgerMetadata] = bench.write(cluster, 8, 200, 100)
     with cluster.connect() as store:
@@ -108,7 +101,7 @@ def test_tables_say_what_the_metadata_says(spark: Any, cluster: LocalCluster, re
 
 
 def test_what_is_damaged_is_found_and_mended(
-    spark: Any, cluster: LocalCluster, bench: ModuleType, records: list[LedgerMetadata], tmp_path: pathlib.Path
+    spark: Any, cluster: LocalCluster, bench: Any, records: list[LedgerMetadata], tmp_path: pathlib.Path
 ) -> None:
     cluster.stop()
     done = bench.damage(cluster, records, 40, 4, 7)
@@ -299,6 +292,12 @@ def test_the_snippets_of_the_page_run(
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
+def keep_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands use the session, which they would stop at their end, as under spark-submit."""
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "0")
+
+
 def test_the_command_uses_the_session_that_there_is(
     spark: Any,
     cluster: LocalCluster,
@@ -307,8 +306,7 @@ def test_the_command_uses_the_session_that_there_is(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # The session is shared by the tests.
-    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "0")  # As under spark-submit.
+    keep_session(spark, monkeypatch)
 
     def run(*words: str) -> tuple[int, str]:
         parser = argparse.ArgumentParser()
@@ -325,3 +323,17 @@ def test_the_command_uses_the_session_that_there_is(
     assert {json.loads(line)["outcome"] for line in out.splitlines()} <= {"lost", "single", "reduced", "stuck"}
     status, out = run("scrub", "--plan-only")
     assert (status, "nothing was done" in out) == (0, True)
+
+
+def test_a_sentence_of_a_task_is_the_commands(
+    spark: Any, cluster: LocalCluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_session(spark, monkeypatch)
+    (tmp_path / "bad.jsonl").write_text("5\n")
+    with cluster.connect() as store:
+        store.log("refused").create(ensemble=1, write_quorum=1, ack_quorum=1)
+    done = bk("spark", "import", tmp_path / "bad.jsonl", "--log", "refused", metadata=cluster.metadata_uri)
+    assert done.status == 2, done.err
+    assert "bk spark: file " in done.err
+    assert "bad.jsonl: a line is not a JSON object: 5 (it is not an object)" in done.err
+    assert "this is a bug" not in done.err

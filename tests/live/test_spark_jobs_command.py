@@ -17,22 +17,6 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 TIMEOUT_S = 600  # a machine that does many other things takes minutes to start Java
 
 
-def test_a_sentence_of_a_task_is_the_commands(tmp_path: pathlib.Path) -> None:
-    family = Family()
-    (tmp_path / "bad.jsonl").write_text("5\n")
-    with LocalCluster(tmp_path / "bk-data", 1, settings=SMALL_BOOKIES) as cluster:
-        with cluster.connect() as store:
-            store.log("orders").create(ensemble=1, write_quorum=1, ack_quorum=1)
-        words = ["spark", "import", "bad.jsonl", "--log", "orders", "--metadata", cluster.metadata_uri]
-        with started(*words, cwd=tmp_path, family=family) as process:
-            _, err = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 2, err
-        assert "bk spark: file " in err
-        assert "bad.jsonl: a line is not a JSON object: 5 (it is not an object)" in err
-        assert "this is a bug" not in err
-        family.wait_gone(120)
-
-
 def test_an_interrupted_scrub_leaves_nothing_behind_and_goes_on(tmp_path: pathlib.Path) -> None:
     family = Family()
     with LocalCluster(tmp_path / "bk-data", 3, settings=SMALL_BOOKIES) as cluster:

@@ -185,29 +185,14 @@ def refusal(save: Any, frame: Any, mode: str = "append", **options: object) -> s
     ("query", "options", "sentence"),
     [
         ("'v' AS value", {"log": "nowhere"}, "there is no log nowhere: create it with `bk log create nowhere`"),
-        ("'v' AS value", {}, "choose the log to write: option log=NAME"),
-        ("'v' AS value", {"log": "a", "topic": "b"}, "options log and topic both name the log"),
-        ("'v' AS value", {"log": "../x"}, "is no name of a log"),
-        ("1 AS value", {"log": "mistakes"}, "column 'value' is INT; a log accepts BINARY or STRING: cast it"),
-        ("'v' AS valeu", {"log": "mistakes"}, "column 'valeu': a log accepts the columns value, key"),
-        ("'v' AS key", {"log": "mistakes"}, "column 'value', which holds the entry's payload, is missing"),
-        ("'v' AS value, 'k' AS key", {"log": "mistakes"}, "keeps raw values, without key: drop the column"),
         ("CAST(NULL AS STRING) AS value", {"log": "mistakes"}, "column 'value' is null in 1 of 1 rows"),
-        ("'v' AS value, CAST(NULL AS STRING) AS log", {}, "column 'log' is null in a row"),
-        ("'v' AS value, 'nowhere' AS log", {}, "there is no log nowhere"),
-        ("'v' AS value", {"log": "mistakes", "txnAppId": "x"}, "options txnAppId and txnVersion belong together"),
-        ("'v' AS value", {"log": "mistakes", "txnAppId": "x", "txnVersion": "-1"}, "expected a whole number of 0"),
-        ("'v' AS value", {"log": "mistakes", "onOpenTail": "wait"}, "option onOpenTail='wait': expected fail or fence"),
-        ("'v' AS value", {"log": "mistakes", "orphanGrace": "soon"}, "expected a whole number and s, m, h or d"),
-        ("'v' AS value", {"log": "mistakes", "recordFormat": "avro"}, "expected one of raw, envelope"),
-        ("'v' AS value", {"log": "mistakes", "recordFormat": "envelope"}, "has record format raw, not envelope"),
         ("'v' AS value", {"log": "mistakes", "maxLedgerByte": 1}, "unknown option"),
-        ("'v' AS value", {"log": "mistakes", "ensembleSize": 9}, "9"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(
     spark: Any, store: Any, save: Any, query: str, options: dict[str, object], sentence: str
 ) -> None:
+    """By the process that plans and by tasks. More of them: `test_spark_source.py`."""
     store.log("mistakes").create(ensemble=1, exist_ok=True)
     assert sentence in refusal(save, spark.sql(f"SELECT {query}"), **options)
     assert entries(store.log("mistakes")) == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, source
+from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, save, source
 from tests.live.spark_marks import SMALL_BOOKIES
 
 import bookies as bk
@@ -482,6 +482,17 @@ def test_an_idle_query_costs_little(store: Any, uri: dict[str, Any]) -> None:
         ({"subscribe": "numbered", "bookkeeper.readTimoutMs": "5"}, "did you mean bookkeeper.readTimeoutMs?"),
         ({"subscribe": "numbered", "bookkeeper.readTimeoutMs": "x"}, "expected a whole number"),
         ({"subscribe": "numbered", "columns": "value,nonsense"}, "no column 'nonsense'"),
+        ({}, "choose what to read with exactly one of subscribe"),
+        ({"ledger": 1, "label": "a=b"}, "got ledger and label"),
+        ({"ledger": "seven"}, "ledgers are named by number"),
+        ({"assign": '{"ledgers": {"1": 5}}'}, "option assign="),
+        ({"assign": '{"ledgers": [1]}'}, "option assign="),
+        ({"assign": '{"ledgers": {"0": [5, 2]}}'}, "entries 5 to 2 of ledger 0 are not a range"),
+        ({"ledger": 0, "columns": "value,nonsense"}, "no column 'nonsense'"),
+        ({"ledger": 0, "includeValue": "maybe"}, "expected true or false"),
+        ({"ledger": 0, "minPartitions": 0}, "expected a whole number above 0"),
+        ({"ledger": 0, "bookkeeper.metadataServiceUri": "file:/nowhere"}, "no metadata store at /nowhere"),
+        ({"ledger": 0, "bookkeeper.metadataServiceUri": "nonsense"}, "is not a metadata URI"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(uri: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
@@ -518,3 +529,48 @@ def test_passwords(store: Any, uri: dict[str, Any], tmp_path: pathlib.Path) -> N
     assert numbers(Stream(options | {"startingOffsets": "earliest"}).trigger()) == [0, 1, 2]
     path.write_text("guess")
     assert "wrong password: pass the one the ledger was created with" in refusal(options)
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+ONE: dict[str, Any] = {"value": ["v"]}
+NULL = pa.array([None], pa.string())
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "sentence"),
+    [
+        (ONE, {}, "choose the log to write: option log=NAME"),
+        (ONE, {"log": "a", "topic": "b"}, "options log and topic both name the log"),
+        (ONE, {"log": "../x"}, "is no name of a log"),
+        (
+            {"value": pa.array([1], pa.int32())},
+            {"log": "mistakes"},
+            "column 'value' is INT; a log accepts BINARY or STRING: cast it",
+        ),
+        ({"valeu": ["v"]}, {"log": "mistakes"}, "column 'valeu': a log accepts the columns value, key"),
+        ({"key": ["v"]}, {"log": "mistakes"}, "column 'value', which holds the entry's payload, is missing"),
+        ({"value": ["v"], "key": ["k"]}, {"log": "mistakes"}, "keeps raw values, without key: drop the column"),
+        ({"value": ["v"], "log": NULL}, {}, "column 'log' is null in a row"),
+        ({"value": ["v"], "log": ["nowhere"]}, {}, "there is no log nowhere"),
+        (ONE, {"log": "mistakes", "txnAppId": "x"}, "options txnAppId and txnVersion belong together"),
+        (ONE, {"log": "mistakes", "txnAppId": "x", "txnVersion": "-1"}, "expected a whole number of 0"),
+        (ONE, {"log": "mistakes", "onOpenTail": "wait"}, "option onOpenTail='wait': expected fail or fence"),
+        (ONE, {"log": "mistakes", "orphanGrace": "soon"}, "expected a whole number and s, m, h or d"),
+        (ONE, {"log": "mistakes", "recordFormat": "avro"}, "expected one of raw, envelope"),
+        (ONE, {"log": "mistakes", "recordFormat": "envelope"}, "has record format raw, not envelope"),
+        (ONE, {"log": "mistakes", "ensembleSize": 9}, "9"),
+    ],
+)
+def test_mistakes_of_writers(
+    store: Any, uri: dict[str, Any], columns: dict[str, Any], options: dict[str, Any], sentence: str
+) -> None:
+    log = store.log("mistakes")
+    log.create(ensemble=1, exist_ok=True)
+    with pytest.raises(BookKeeperError) as caught:
+        save(uri | options, pa.table(columns))
+    assert sentence in str(caught.value)
+    with log.open() as reader:
+        assert list(reader.read()) == []
+    assert all(each.outcome == "deleted" for each in log.reap(orphan_grace=0, replay_grace=0))
+    assert {each.ledger_id for each in store.ledgers(("sink.log", log.name))} <= set(log.manifest().ledger_ids)

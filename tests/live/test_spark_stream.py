@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS
+from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS, persistently
 
 import bookies.spark
 from bookies.admin.cluster import LocalCluster
 from bookies.protocol.log import Position
 
 pytestmark = SPARK_MARKS
-STARTS_MAX = 5
 WAIT_S = 240  # for a query to end; the first one of a session takes seconds on a quiet machine
 
 
@@ -51,21 +50,6 @@ def start(spark: Any, cluster: LocalCluster, place: pathlib.Path, trigger: dict[
         .trigger(**trigger)
         .start()
     )
-
-
-def persistently(make: Callable[[], Any]) -> Any:
-    """What `make` does. Spark gives the process of a streaming source ten seconds to start, which on a busy machine may
-    be too few; then the query has not begun, and is begun again.
-    """
-    from pyspark.errors import PySparkException
-
-    for _ in range(STARTS_MAX - 1):
-        try:
-            return make()
-        except PySparkException as error:
-            if "Python worker failed to connect back" not in str(error):
-                raise
-    return make()
 
 
 def run_to_end(spark: Any, cluster: LocalCluster, place: pathlib.Path, **options: object) -> Any:

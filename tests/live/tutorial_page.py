@@ -21,11 +21,14 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
+from tests.live.command import Family, bk_process, write_state
 from tests.live.page import Block, Command, blocks_of, is_shown
 
+TUTORIALS = pathlib.Path(__file__).parents[2] / "docs" / "tutorial"
 QUERY = re.compile(
     r"bk (status|bookie list|ledger (show|explain|read)|log (show|read|cursors)|recovery (status|list))\b"
     r"|python read\.py$"
@@ -169,3 +172,16 @@ class Page:
             assert time.monotonic() < deadline, problem
             time.sleep(QUERY_INTERVAL_S)
             terminal.begin(command.line)
+
+
+@contextmanager
+def tutorial(name: str, directory: pathlib.Path) -> Iterator[Page]:
+    """Open a page below docs/tutorial in a directory of its own. End every process that it starts."""
+    family = Family()
+    write_state(directory, lease_ms=2000)  # so that the commands notice a lost bookie soon
+    try:
+        with Page(TUTORIALS / name, directory, family.environment()) as opened:
+            yield opened
+    finally:
+        bk_process("down", "--directory", directory / "bk-data", family=family)
+        family.wait_gone()

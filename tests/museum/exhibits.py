@@ -10,15 +10,13 @@ defects without an exhibit, with the reason.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import pathlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.sim import conftest as lives
+from tests.sim import mutant_table as mutants
 
 from bookies import kernels
 from bookies.bookie import reads
@@ -43,23 +41,6 @@ Patch = pytest.MonkeyPatch
 Script = Callable[[LedgerStore, Any], Any]
 ISSUES = "https://github.com/apache/bookkeeper/issues/"
 JIRA = "https://issues.apache.org/jira/browse/BOOKKEEPER-"
-
-
-def load_neighbour(path: str) -> ModuleType:
-    """Load a module of the tests by its path below `tests`."""
-    name = "museum_" + pathlib.Path(path).stem
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).parent.parent / path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-mutants = load_neighbour("sim/mutant_table.py")
-lives = load_neighbour("sim/conftest.py")
 
 
 @dataclass(frozen=True)
@@ -611,7 +592,3 @@ def _(patch: Patch) -> None:
 
     patch.setattr(MarkFiles, "__init__", initialize)
     patch.setattr(marks, "credible_mark", lambda disk, directory, found, size_max: found[0] if found else LogMark())
-
-
-load_neighbour("museum/restarts.py")
-load_neighbour("museum/space.py")

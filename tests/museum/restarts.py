@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
+from tests.museum import exhibits
 
 from bookies.errors import BookieBusy, StorageError
 from bookies.kernels import Records
@@ -23,7 +23,6 @@ from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.journal import Journal
 from bookies.storage.store import LedgerStore
 
-exhibits = sys.modules["museum_exhibits"]
 exhibit, issue, some = exhibits.exhibit, exhibits.issue, exhibits.some
 CrashSweep, Lives = exhibits.CrashSweep, exhibits.Lives
 Patch = pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Run the exhibits: `python tests/museum/run.py [NAME ..] [--write]`.
+"""Run the exhibits: `python -m tests.museum.run [NAME ..] [--write]`.
 
 Runs each exhibit with its mistake until the mistake is detected; then runs the same seeds or disk calls without it, and
 continues for `--steps` steps. `--write` puts the results into docs/internals/museum.md and keeps the sections of
@@ -8,16 +8,15 @@ exhibits that are not named. The exit status is 0 if each mistake was detected a
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import pathlib
 import re
 import sys
 import textwrap
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.museum import exhibits, restarts, rows, space  # noqa: F401  (`restarts` adds its exhibits to the list)
 
 from bookies.lab.sim.run import simulate
 from bookies.lab.sim.scenario import read_scenario, run_scenario
@@ -34,27 +33,10 @@ Widely used systems have lost data, or nearly lost it, by mistakes that are hard
 Each exhibit repeats one of them: a patch makes one decision of this code wrong in the same way, and
 the [simulator](simulator.md) must detect it. Without the patch every promise must hold.
 
-`make museum` writes this page. `python tests/museum/run.py NAME --verbose` reproduces an exhibit. A
+`make museum` writes this page. `python -m tests.museum.run NAME --verbose` reproduces an exhibit. A
 *step* is an event of the simulated world. In a crash sweep it is a disk call, at which the power
 fails.
 """
-
-
-def load_exhibits() -> ModuleType:
-    name = "museum_exhibits"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).parent / "exhibits.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # for `tests.sim` and `tests.fakes`
-exhibits = load_exhibits()
-rows = exhibits.load_neighbour("museum/rows.py")
 
 
 @dataclass
@@ -111,7 +93,7 @@ def sweep(where: Any, calls: range) -> Seen:
 def sweep_space(where: Any, calls: range) -> Seen:
     """Crash a bookie that collects or compacts, with the kinds of loss and the checks of `space_world`."""
     seen = Seen()
-    crashes = exhibits.space.sweep_of(where.script, dict(where.settings))
+    crashes = space.sweep_of(where.script, dict(where.settings))
     for number in calls:
         seen.histories += 1
         seen.steps = number

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tests.fakes.records import BOOKIE, FakeRecords
+from tests.museum import exhibits
 from tests.sim import space_world as world
 from tests.sim.space_world import GONE, SpaceSweep, collect, compact, fill, logs_of
 
@@ -26,8 +26,6 @@ from bookies.storage.index import LedgerIndex, index
 from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.store import LedgerStore
 
-exhibits = sys.modules["museum_exhibits"]
-exhibits.space = sys.modules[__name__]
 exhibit, issue = exhibits.exhibit, exhibits.issue
 Lives, Reclaim = exhibits.Lives, exhibits.Reclaim
 Patch = pytest.MonkeyPatch

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pathlib
-import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.museum import run as museum
 
-
-def load_run() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("museum_run", pathlib.Path(__file__).parent / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["museum_run"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-museum = load_run()
 EXHIBITS = museum.exhibits.EXHIBITS
 SHORT_S = 1.0  # virtual seconds of the run without the mistake
 
@@ -45,7 +31,7 @@ def test_exhibit(each: Any) -> None:
 def test_the_page_shows_every_exhibit() -> None:
     text = museum.PAGE.read_text()
     for each in (*EXHIBITS, *museum.rows.NOT_MADE):
-        assert each.title in text, f"run tests/museum/run.py --write: {each.title!r} is missing"
+        assert each.title in text, f"run `make museum`: {each.title!r} is missing"
     assert "**not found**" not in text
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.adds import add_request
+from tests.fakes.examples import scaled
 
 from bookies.errors import Status
 from bookies.kernels import Records
@@ -103,7 +104,7 @@ def play(gate: BookieGate, moves: Sequence[object]) -> None:
             return
 
 
-@settings(max_examples=400)
+@scaled(400)
 @given(steps, st.booleans())
 def test_nobody_comes_in_without_the_password(moves: list[object], requires_tls: bool) -> None:
     exchange = SaslExchange(DigestMd5Server({"bookkeeper": SECRET}.get, "nonce"), lambda user: True)
@@ -112,7 +113,7 @@ def test_nobody_comes_in_without_the_password(moves: list[object], requires_tls:
     assert not gate.is_open
 
 
-@settings(max_examples=300)
+@scaled(300)
 @given(steps)
 def test_nobody_comes_in_without_a_role(moves: list[object]) -> None:
     gate = BookieGate(RoleExchange(["admin"]), requires_tls=False)
@@ -120,7 +121,7 @@ def test_nobody_comes_in_without_a_role(moves: list[object]) -> None:
     assert not gate.is_open
 
 
-@settings(max_examples=200)
+@scaled(200)
 @given(st.lists(requests, max_size=25))
 def test_nobody_comes_in_without_encryption(moves: list[object]) -> None:
     gate = BookieGate(None, requires_tls=True)
@@ -137,7 +138,6 @@ harmless = st.one_of(
 )
 
 
-@settings(max_examples=100)
 @given(st.lists(harmless, max_size=6), st.lists(harmless, max_size=6), v2_or_3)
 def test_who_has_the_password_comes_in_whatever_else_he_says(
     before: list[Request], between: list[Request], version: int

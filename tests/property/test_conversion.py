@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.databases import FakeDatabases, pack, parse
+from tests.fakes.examples import scaled
 
 from bookies.config import BookieConfig
 from bookies.lab.sim.world.disk import SimDisk
@@ -29,7 +30,7 @@ entry_ids = st.sets(st.integers(min_value=0, max_value=40) | st.sampled_from([30
 ledgers = st.dictionaries(st.integers(min_value=0, max_value=9) | st.just(1 << 40), st.tuples(headers, entry_ids))
 
 
-@settings(max_examples=40)
+@scaled(40)
 @given(ledgers, st.integers(min_value=1, max_value=3), st.integers(min_value=0, max_value=1 << 30))
 def test_there_and_back(found: dict[int, tuple[IndexHeader, set[int]]], count: int, seed: int) -> None:
     names = tuple("abc"[:count])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.examples import scaled
 
 from bookies.kernels import Records
 from bookies.storage.cache import WriteCache, write_cache
@@ -67,7 +68,7 @@ def test_records_of_one_size_stay_so() -> None:
         assert found[1].starts == range(0, 145, 12)
 
 
-@settings(max_examples=40, deadline=None)
+@scaled(40)
 @given(st.integers(0, 1 << 32), st.sampled_from([1, 2, 30]), st.sampled_from(["descending", "random", "ranges"]))
 def test_a_cache_of_many_arrivals(seed: int, batch_count: int, order: str) -> None:
     """Enough of them for runs to be gathered again and again; windows and small runs are tiny here."""

@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.errors import BookKeeperError
@@ -121,7 +121,6 @@ def outcome(store: Any, operation: tuple[Any, ...]) -> Any:
         return type(error), str(error)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(operations, min_size=5, max_size=40))
 def test_both_stores_answer_alike(sequence: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.examples import scaled
 from tests.fakes.world import World, play
 
 from bookies.errors import (
@@ -124,7 +125,7 @@ def test_a_round_of_long_polls_ends_with_enough_empty_answers_or_everybody(
     assert (polls.failure() is None) == (empties > 0)
 
 
-@settings(max_examples=25, deadline=None)
+@scaled(25)
 @given(
     st.sampled_from(["v2", "v3"]),
     st.tuples(st.integers(1, 5), st.integers(1, 5)),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.examples import scaled
 
 from bookies.encoding import textproto
 from bookies.errors import CorruptRecord
@@ -133,7 +134,7 @@ def test_a_cut_journal_gives_a_prefix(
 
 
 @given(HOSTILE, HOSTILE, CHUNKS, st.booleans(), st.sampled_from(sorted(journal_format.HEADER_SIZES)))
-@settings(max_examples=150)
+@scaled(150)
 def test_hostile_journals(head: bytes, tail: bytes, chunk_size: int, is_newest: bool, version: int) -> None:
     header = (journal_format.MAGIC + version.to_bytes(4, "big")).ljust(journal_format.HEADER_SIZES[version], b"\0")
     for data in (header + head + bytes(-len(head) % 512) + tail, head + tail):
@@ -199,7 +200,7 @@ def test_a_cut_log_is_clean_only_between_records(
 
 
 @given(HOSTILE, st.integers(-1, 1 << 62), st.integers(0, (1 << 32) - 1), CHUNKS)
-@settings(max_examples=150)
+@scaled(150)
 def test_hostile_logs(content: bytes, map_offset: int, count: int, chunk_size: int) -> None:
     for offset in (map_offset, 1024, 1024 + len(content) // 2):
         data = entry_log_format.pack_header(offset, count) + content
@@ -301,7 +302,7 @@ def test_protobuf_text(message: textproto.Message) -> None:
         ).map(b"".join),
     )
 )
-@settings(max_examples=150)
+@scaled(150)
 def test_hostile_protobuf_text(text: bytes) -> None:
     try:
         message = textproto.parse(text)

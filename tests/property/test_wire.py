@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.adds import add_request
+from tests.fakes.examples import scaled
 
 from bookies.errors import RemoteProtocolError, Status
 from bookies.kernels import Records
@@ -205,21 +206,21 @@ def server() -> Feed:
 
 
 @given(requests, st.lists(st.integers(0, 1 << 16), max_size=4))
-@settings(max_examples=120, deadline=None)
+@scaled(120)
 def test_requests_in_any_pieces(messages: list[Request], cuts: list[int]) -> None:
     stream = b"".join([buffer for message in messages for buffer in encode_request(message)])
     check_stream(messages, stream, server, cuts)
 
 
 @given(st.lists(v2_responses, max_size=8), st.lists(st.integers(0, 1 << 16), max_size=4))
-@settings(max_examples=80, deadline=None)
+@scaled(80)
 def test_v2_responses_in_any_pieces(messages: list[Response], cuts: list[int]) -> None:
     stream = b"".join([buffer for message in messages for buffer in encode_response(message)])
     check_stream(messages, stream, lambda: ResponseDecoder("v2", SIZE_MAX).feed, cuts)
 
 
 @given(st.lists(v3_responses, max_size=8), st.lists(st.integers(0, 1 << 16), max_size=4))
-@settings(max_examples=80, deadline=None)
+@scaled(80)
 def test_v3_responses_in_any_pieces(messages: list[Response], cuts: list[int]) -> None:
     stream = b"".join([buffer for message in messages for buffer in encode_response(message)])
     check_stream(messages, stream, lambda: ResponseDecoder("v3", SIZE_MAX).feed, cuts)
@@ -230,7 +231,7 @@ def decoders() -> list[Feed]:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200)
+@scaled(200)
 def test_random_bytes(noise: bytes) -> None:
     framed = len(noise).to_bytes(4, "big") + noise
     for stream in (noise, framed, framed + framed):
@@ -249,7 +250,7 @@ streams = st.one_of(
 
 
 @given(streams, st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@scaled(150)
 def test_changed_bytes(stream: bytes, changes: list[tuple[int, int]]) -> None:
     changed = bytearray(stream)
     for position, value in changes:
@@ -263,14 +264,14 @@ def test_changed_bytes(stream: bytes, changes: list[tuple[int, int]]) -> None:
 
 
 @given(add_batches(3), st.integers(0, 1 << 16), st.integers(0, 255))
-@settings(max_examples=150, deadline=None)
+@scaled(150)
 def test_runs_of_v3_adds_accept_what_single_adds_do(batch: AddRequest, position: int, value: int) -> None:
     """The fast way through a run against the general one: frame by frame, with one byte changed somewhere."""
     check_runs(b"".join(map(bytes, encode_request(batch))), position, value, lambda: RequestDecoder(SIZE_MAX).feed)
 
 
 @given(answers_to_adds(3), st.integers(0, 1 << 16), st.integers(0, 255))
-@settings(max_examples=150, deadline=None)
+@scaled(150)
 def test_runs_of_v3_answers_accept_what_single_answers_do(answers: AddResponses, position: int, value: int) -> None:
     stream = b"".join(map(bytes, encode_response(answers)))
     check_runs(stream, position, value, lambda: ResponseDecoder("v3", SIZE_MAX).feed)

@@ -6,8 +6,9 @@ import itertools
 import struct
 from array import array
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.examples import scaled
 
 from bookies.kernels import Adds, Records, SortedEntries
 from bookies.storage.cache import WriteCache
@@ -31,7 +32,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@scaled(150)
 @given(batches, st.integers(0, HIGHEST), st.integers(1, 12), st.integers(0, 200))
 def test_against_a_dictionary(arrivals: list, first: int, count_max: int, size_max: int) -> None:  # type: ignore[type-arg]
     cache = WriteCache(1 << 20, (LogMark(),))
@@ -55,7 +56,7 @@ mixtures = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@scaled(200)
 @given(mixtures, st.integers(0, HIGHEST), st.integers(1, 12), st.integers(0, 200))
 def test_mixed_runs_against_a_dictionary(arrivals: list, first: int, count_max: int, size_max: int) -> None:  # type: ignore[type-arg]
     """What came with other ledgers' entries and what came alone, before a look at the cache and after it."""

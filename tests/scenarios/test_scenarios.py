@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import pathlib
 import sys
 from types import ModuleType
 
 import pytest
+from tests.scenarios import runner
 
 HERE = pathlib.Path(__file__).parent
 FILES = sorted(HERE.glob("*/*.txt"))
-
-
-def load_runner() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scenario_runner", HERE / "runner.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-runner = load_runner()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")

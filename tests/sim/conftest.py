@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 from tests.fakes.adds import add_to
+from tests.fakes.copies import copies_of
 
 from bookies.config import BookieConfig
 from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed, Unauthorized
@@ -276,6 +277,12 @@ class Machine:
 
     def crash(self, loss: Loss) -> None:
         self.disk.crash(loss)
+
+    def copies(self) -> Callable[[], Machine]:
+        """Return a function that makes machines in this state. A sweep so shares the lives before its crashes."""
+        assert not self.disk.open_files
+        self.disk.on_crash = None
+        return copies_of(self)
 
     def check(self, lives: int = 2) -> None:
         """A life in which only the promises are checked; then another after an orderly stop."""

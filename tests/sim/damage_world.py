@@ -151,6 +151,9 @@ def _while_compacting() -> Base:
     return dataclasses.replace(base, files=disk.files(), versions=[*base.versions, base.files])
 
 
+WORLDS = ("stopped", "killed", "apache-stopped", "apache-killed", "spread", "failed", "compacting")
+
+
 @cache
 def worlds() -> dict[str, World]:
     stopped = _with_identity(damage.build("sweep", is_clean=True), "b1", 5)
@@ -167,6 +170,7 @@ def worlds() -> dict[str, World]:
         World("failed", _after_failure(), spread_others),
         World("compacting", _while_compacting(), others),
     ]
+    assert tuple(world.name for world in made) == WORLDS
     return {world.name: world for world in made}
 
 

@@ -235,7 +235,7 @@ def try_what_is_lost_again(patch: Patch) -> None:
 
 
 def try_again_at_once(patch: Patch) -> None:
-    _postponed(patch, lambda options: options.update(is_lost=False, for_s=0.005))
+    _postponed(patch, lambda options: options.update(is_lost=False, for_s=0.5))
 
 
 def repair_nothing(patch: Patch) -> None:

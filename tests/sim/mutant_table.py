@@ -1,4 +1,4 @@
-"""The mutants of client-protocol 8.4, and the schedules that kill them: `python tests/sim/mutant_table.py [NAME ..]`.
+"""The mutants of client-protocol 8.4, and the schedules that kill them: `python -m tests.sim.mutant_table [NAME ..]`.
 
 Each mutant is one wrong decision in otherwise correct production code. A run of its schedule kills it, and so do
 random runs of the named profile, from seed 1 on. The table shows what killed each mutant and how many seeds that
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import pathlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
+from tests.sim.healing_mutants import HEALING
+from tests.sim.log_mutants import LOGS
 
 from bookies.bookie import server
 from bookies.client import client
@@ -648,17 +649,7 @@ def _(patch: Patch) -> None:
 
 
 # -- auto-recovery and logs: in files of their own -----------------------------------------------------------------
-def _others(module_name: str, table: str) -> list[Mutant]:
-    path = pathlib.Path(__file__).parent / f"{module_name}.py"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return [Mutant(*each) for each in getattr(module, table)]
-
-
-MUTANTS += _others("healing_mutants", "HEALING") + _others("log_mutants", "LOGS")
+MUTANTS += [Mutant(*each) for each in (*HEALING, *LOGS)]
 
 
 # -- the table -----------------------------------------------------------------------------------------------------

@@ -98,10 +98,11 @@ class SpaceSweep:
     """Crashes of a life with `script`, each on a disk of its own. `make`: a machine for a seed and settings."""
 
     def __init__(self, make: Callable[..., Any], body: Body, script: Script, **settings: object) -> None:
-        self._make = make
-        self._body = body
         self._script = script
-        self._settings = settings
+        made = make("sweep", **settings)
+        assert made.live(lambda store, promises: fill(store, promises, body), stops=False)
+        made.crash(PROCESS_DIES)
+        self._copy = made.copies()
 
     def count_calls(self) -> int:
         """Disk calls of the life when nothing happens to it."""
@@ -126,10 +127,7 @@ class SpaceSweep:
         return bool(is_over)
 
     def _fresh(self) -> tuple[Any, FakeRecords]:
-        made, records = self._make("sweep", **self._settings), FakeRecords.of(*ALL)
-        assert made.live(lambda store, promises: fill(store, promises, self._body), stops=False)
-        made.crash(PROCESS_DIES)
-        return made, records
+        return self._copy(), FakeRecords.of(*ALL)
 
 
 async def check_entries(store: LedgerStore, promises: Any, records: FakeRecords) -> None:

@@ -36,7 +36,7 @@ from bookies.storage.engine.log_pieces import Piece, matching_parts
 from bookies.storage.store import LedgerStore
 
 KINDS = ["transactional", "plain"]
-STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
+STEP = int(os.environ.get("BK_SWEEP_STEP", "17"))
 
 
 @pytest.fixture

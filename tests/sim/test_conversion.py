@@ -10,6 +10,7 @@ import errno
 from random import Random
 
 import pytest
+from tests.fakes.copies import copies_of
 from tests.fakes.databases import FakeDatabases, pack, parse
 
 from bookies.config import BookieConfig
@@ -271,7 +272,8 @@ def test_a_crash_at_every_call(kind: type[Conversion], is_back: bool) -> None:
                 disk.sync_directory(directory)
         return disk
 
-    disk = before()
+    fresh = copies_of(before())
+    disk = fresh()
     first = disk.call_count
     run(disk, kind)
     count = disk.call_count - first
@@ -279,7 +281,7 @@ def test_a_crash_at_every_call(kind: type[Conversion], is_back: bool) -> None:
     switched = 0
     for number in range(1, count + 1):
         for loss in LOSSES if number > count - 4 else LOSSES[number % 2 :: 2]:
-            disk = before()
+            disk = fresh()
             disk.random = Random(number)
             disk.crash_at = disk.call_count + number
             with pytest.raises(Crashed):

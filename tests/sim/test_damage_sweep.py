@@ -20,7 +20,7 @@ from bookies.lab.sim.faults import damage
 from bookies.lab.sim.faults.damage import Outcome
 from bookies.storage.index import index_format
 
-from .damage_world import DAMAGES, Mutation, collect, kind_of, mutations, worlds
+from .damage_world import DAMAGES, WORLDS, Mutation, collect, kind_of, mutations, worlds
 
 STEP = int(os.environ.get("BK_DAMAGE_STEP", "0"))  # bytes between two damages of a file; 0: a sample
 SAMPLE_STEP = 1511
@@ -72,7 +72,7 @@ def examined(mutation: Mutation) -> Outcome:
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-@pytest.mark.parametrize("world", list(worlds()))
+@pytest.mark.parametrize("world", WORLDS)
 def test_visible_damage_is_never_taken_for_absence(world: str, kind: str) -> None:
     lies: list[str] = []
     for mutation in some(kind, world):
@@ -88,7 +88,7 @@ def test_every_reason_is_in_the_documents() -> None:
     assert not [heading for heading in set(UNSEEN.values()) if f"**{heading}.**" not in text]
 
 
-@pytest.mark.parametrize("world", list(worlds()))
+@pytest.mark.parametrize("world", WORLDS)
 def test_an_intact_bookie_serves_everything(world: str) -> None:
     """Otherwise the sweep would be about nothing."""
     base = worlds()[world].base

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from random import Random
 
 import pytest
@@ -18,7 +19,7 @@ from bookies.distributedlog import Dlog, DlogWriter, Dlsn, Record
 from bookies.errors import BookKeeperError
 from bookies.wire.messages import AddRequest, Request
 
-SEEDS = range(5)
+SEEDS = range(1 + int(os.environ.get("BK_SWEEP_SEEDS", "1")))
 WRITERS, TAILS, TURNS = 3, 2, 8
 
 

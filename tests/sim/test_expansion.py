@@ -18,7 +18,7 @@ from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
 from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
-STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
+STEP = int(os.environ.get("BK_SWEEP_STEP", "17"))
 WAYS = (*LOSSES, PROCESS_DIES)
 GROWTH: dict[str, dict[str, tuple[str, ...]]] = {
     "ledger": {"ledger_directories": ("/ledgers0", "/more")},
@@ -46,14 +46,12 @@ def test_a_crash_anywhere_in_the_first_life_with_more_directories(
         await asyncio.gather(promises.fence(store, 0), promises.write_lac(store, 5, 17))
         await store.checkpoint()
 
-    def grown(seed: object) -> Any:
-        made = machine(seed, **SMALL)
-        assert made.live(before, stops=stops)
-        made.crash(PROCESS_DIES)
-        made.config = dataclasses.replace(made.config, **GROWTH[growth])
-        return made
-
-    first = grown("sweep")
+    made = machine("sweep", **SMALL)
+    assert made.live(before, stops=stops)
+    made.crash(PROCESS_DIES)
+    made.config = dataclasses.replace(made.config, **GROWTH[growth])
+    grown = made.copies()
+    first = grown()
     start = first.disk.call_count
     assert first.live(after)
     count = first.disk.call_count - start
@@ -64,7 +62,7 @@ def test_a_crash_anywhere_in_the_first_life_with_more_directories(
     else:
         assert [name for name in names if name.endswith(".idx")]
     for number in range(1 + len(growth) % STEP, count + 1, STEP):
-        victim = grown("sweep")
+        victim = grown()
         assert not victim.live(after, crash_at=number)
         victim.crash(WAYS[number % len(WAYS)])
         try:

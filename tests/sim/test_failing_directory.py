@@ -25,7 +25,7 @@ from bookies.storage.store import LedgerStore
 from .conftest import entry_body
 
 Body = Callable[..., bytes]
-STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
+STEP = int(os.environ.get("BK_SWEEP_STEP", "17"))
 BROKEN = "/ledgers1"
 WRITES = "open|pwrite|pwritev|write_durably|truncate|allocate|rename|link|unlink|make_directories|fsync|fdatasync"
 KINDS = {
@@ -95,12 +95,10 @@ def sweep(
 ) -> int:
     """Break the directory at each `step`-th of its calls of `script`."""
 
-    def fresh() -> Any:
-        made = three("fail", **settings)
-        assert made.live(before, stops=False)
-        made.crash(PROCESS_DIES)
-        return made
-
+    begun = three("fail", **settings)
+    assert begun.live(before, stops=False)
+    begun.crash(PROCESS_DIES)
+    fresh = begun.copies()
     first = fresh()
     first.disk.log = []
     assert first.live(script)
@@ -320,13 +318,16 @@ def test_a_crash_while_a_directory_is_given_up(three: Callable[..., Any], body: 
         await store.checkpoint()
 
     def fresh(skip: int) -> Any:
-        made = three((broken, skip))
-        assert made.live(before, stops=False)
-        made.crash(PROCESS_DIES)
+        made = begun[skip]()
         made.disk.fail(KINDS["writes"], f"{broken}/", error, count=1 << 40, skip=skip)
         return made
 
+    begun = {}
     for skip in (16, 24, 37):  # the start takes some of them
+        made = three((broken, skip))
+        assert made.live(before, stops=False)
+        made.crash(PROCESS_DIES)
+        begun[skip] = made.copies()
         first = fresh(skip)
         begin = first.disk.call_count
         assert first.live(script, stops=False)

@@ -21,7 +21,7 @@ from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 WAYS = (*LOSSES, PROCESS_DIES)
-STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
+STEP = int(os.environ.get("BK_SWEEP_STEP", "17"))
 ALL = range(1, 7)
 LEFT = "/ledgers0/current"
 
@@ -88,12 +88,13 @@ def test_files_move_while_they_are_read(machine: Any, body: Body) -> None:
 
 
 def test_a_crash_while_files_move(machine: Any, body: Body) -> None:
-    first = fresh(machine, body)
+    copy = fresh(machine, body).copies()
+    first = copy()
     begin = first.disk.call_count
     assert first.live(writing(body))
     count = first.disk.call_count - begin
     for number in range(1 + count % STEP, count + 1, STEP):
-        made = fresh(machine, body)
+        made = copy()
         assert not made.live(writing(body), crash_at=number)
         made.crash(WAYS[number % len(WAYS)])
         try:

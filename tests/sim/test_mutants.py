@@ -1,7 +1,7 @@
 """The checkers can fail: break one rule at a time, and the simulator has to notice within a few seeds.
 
 The comment behind each mutant names the promise by which it was caught when this was written. Schedules for each
-mutant of client-protocol 8.4 are in `mutant_table.py`; here nothing but random ones.
+mutant of client-protocol 8.4 are in `mutant_table.py`; here nothing but random ones. The museum has more of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bookies.lab.sim.world.disk import SimDisk, SimFile
 from bookies.metadata.shared import table_store
 from bookies.metadata.shared.nodes import At
 from bookies.protocol.ledger import AddPipeline, fence, recover
-from bookies.protocol.ledger.add import AddState, ChangeEnsemble
+from bookies.protocol.ledger.add import ChangeEnsemble
 from bookies.protocol.ledger.offload import is_given_up, offload_of
 from bookies.storage.cache.write_cache import AddRun, Generation
 from bookies.storage.gc import deleted_ledgers
@@ -53,20 +53,6 @@ def acknowledge_after_one_copy(patch: Patch) -> None:  # I-9
             self._quorums = quorums
 
     patch.setattr(AddPipeline, "_quorum_bound", mutant)
-
-
-def deliver_while_changing(patch: Patch) -> None:  # I-8; schedule X-31
-    original = AddPipeline._deliver
-
-    def mutant(self: AddPipeline):  # type: ignore[no-untyped-def]
-        state = self.state
-        self.state = AddState.CONFIRMING if self.is_open else state
-        try:
-            return original(self)
-        finally:
-            self.state = state
-
-    patch.setattr(AddPipeline, "_deliver", mutant)
 
 
 def keep_acknowledgements_of_replaced_bookies(patch: Patch) -> None:  # I-9; X-27
@@ -274,7 +260,6 @@ def forget_what_is_being_restored(patch: Patch) -> None:  # I-29
 
 MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one that caught it, so that it is quick
     (acknowledge_after_one_copy, "races", 1),
-    (deliver_while_changing, "races", 5),
     (keep_acknowledgements_of_replaced_bookies, "races", 8),
     (start_fragment_behind_what_was_pushed, "races", 1),
     (write_metadata_blindly, "races", 5),

@@ -26,7 +26,7 @@ from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 WAYS = (*LOSSES, PROCESS_DIES)
-STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
+STEP = int(os.environ.get("BK_SWEEP_STEP", "17"))
 ALL = range(1, 6)
 
 
@@ -81,12 +81,10 @@ def test_a_crash_while_index_files_are_built_again(machine: Any, body: Body, how
             with contextlib.suppress(DataUnknown):
                 assert await store.read(ledger_id, entry_id) == expected
 
-    def fresh() -> Any:
-        made = machine("rebuild", ledgers=ledgers, entry_log_size_max=1 << 13)
-        assert made.live(before)
-        assert break_index(made, how) >= len(ALL) - 1
-        return made
-
+    broken = machine("rebuild", ledgers=ledgers, entry_log_size_max=1 << 13)
+    assert broken.live(before)
+    assert break_index(broken, how) >= len(ALL) - 1
+    fresh = broken.copies()
     first = fresh()
     begin = first.disk.call_count
     assert first.live(during)

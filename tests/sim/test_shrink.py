@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -18,18 +19,25 @@ from bookies.lab.sim.shrink import Recording, UnusableRecording, promises, shrin
 from bookies.lab.sim.world.disk import SimFile
 
 
+def sync_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimFile, "fdatasync", lambda self: None)
+
+
+@functools.cache
 def _first_failure(profile: str) -> tuple[int, Recording]:
-    """A run that breaks a promise, and it with fewer faults."""
-    for seed in range(41, 80):
-        result = simulate(seed, profile)
-        if result.violations and len(result.faults) > 1:
-            return len(result.faults), shrink(result, run_count_max=30)
+    """A run without syncs that breaks a promise, and it with fewer faults."""
+    with pytest.MonkeyPatch.context() as patch:
+        sync_nothing(patch)
+        for seed in range(41, 80):
+            result = simulate(seed, profile)
+            if result.violations and len(result.faults) > 1:
+                return len(result.faults), shrink(result, run_count_max=30)
     raise AssertionError("every promise held")
 
 
 def test_only_the_faults_that_matter_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimFile, "fdatasync", lambda self: None)
     before, recording = _first_failure("small-332")
+    sync_nothing(monkeypatch)
     assert 1 <= len(recording.faults) < before
     assert any("crash" in what for what in recording.faults.values())
     again = Recording.parse(recording.pack())
@@ -68,8 +76,8 @@ def test_a_sweep_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_failure_is_kept_and_replayed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(SimFile, "fdatasync", lambda self: None)
     _, recording = _first_failure("small-332")
+    sync_nothing(monkeypatch)
     assert cli.main(f"sim --profile small-332 --seed {recording.seed} --keep-in {tmp_path}".split()) == 1
     path = tmp_path / f"sim-small-332-{recording.seed}.json"
     assert f"bk sim --replay {path}" in capsys.readouterr().out

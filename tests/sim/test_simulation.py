@@ -22,7 +22,7 @@ from bookies.lab.sim.run import Scenario, Simulation, simulate
 from bookies.lab.sim.world import SimClient, SimCluster
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES
 
-SWEEP_SEEDS = int(os.environ.get("BK_SWEEP_SEEDS", "2"))  # for each profile; `bk sim` runs any number of them
+SWEEP_SEEDS = int(os.environ.get("BK_SWEEP_SEEDS", "1"))  # for each profile; `bk sim` runs any number of them
 SWEPT_PROFILES = (
     *("mixed", "crashes", "network", "metadata", "races", "tight", "disks", "rot", "small"),
     *("answers", "limbo", "deferred", "repair"),
@@ -41,11 +41,11 @@ NEEDS_UVLOOP = pytest.mark.skipif(importlib.util.find_spec("uvloop") is None, re
 
 
 def test_a_seed_is_one_run() -> None:
-    first, second, other = simulate(3), simulate(3), simulate(4)
+    first, second = simulate(3), simulate(3)
     assert first.lines == second.lines
     assert first.digest == second.digest
     assert first.statistics == second.statistics
-    assert first.digest != other.digest
+    assert first.digest != _digests()[0]
 
 
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; "
@@ -56,13 +56,11 @@ DIGESTS = "from bookies.lab.sim.run import simulate; print(simulate(5).digest, s
 @pytest.mark.parametrize(
     ("prelude", "environment"),
     [
-        ("", {"PYTHONHASHSEED": "1"}),
-        ("", {"PYTHONHASHSEED": "4242", "TZ": "Asia/Tokyo"}),
-        (WITHOUT_UVLOOP, {"BOOKIES_KERNELS": "python"}),
-        pytest.param(WITHOUT_UVLOOP, {"BOOKIES_KERNELS": "native"}, marks=NEEDS_NATIVE),
-        pytest.param(WITH_UVLOOP, {"BOOKIES_KERNELS": "python"}, marks=NEEDS_UVLOOP),
+        (WITHOUT_UVLOOP, {"BOOKIES_KERNELS": "python", "PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo"}),
+        pytest.param(WITHOUT_UVLOOP, {"BOOKIES_KERNELS": "native", "PYTHONHASHSEED": "4242"}, marks=NEEDS_NATIVE),
+        pytest.param(WITH_UVLOOP, {"BOOKIES_KERNELS": "python", "PYTHONHASHSEED": "9"}, marks=NEEDS_UVLOOP),
     ],
-    ids=["hash seed 1", "hash seed 4242", "no uvloop, python", "no uvloop, native", "uvloop, python"],
+    ids=["no uvloop, python", "no uvloop, native", "uvloop, python"],
 )
 def test_a_seed_is_one_run_in_every_process(prelude: str, environment: dict[str, str]) -> None:
     """Whatever the hash seed and the zone are, whichever kernels run, with uvloop or without."""

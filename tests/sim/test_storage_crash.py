@@ -38,14 +38,12 @@ def sweep(
     `only_process_dies`: the power fails a life later, when that one has found what the first had not yet synced.
     """
 
-    def fresh() -> Any:
-        made = machine("sweep", **settings)
-        made.mean_ms = mean_ms
-        if prepare is not None:
-            assert made.live(prepare, stops=False)
-            made.crash(PROCESS_DIES)
-        return made
-
+    prepared = machine("sweep", **settings)
+    prepared.mean_ms = mean_ms
+    if prepare is not None:
+        assert prepared.live(prepare, stops=False)
+        prepared.crash(PROCESS_DIES)
+    fresh = prepared.copies()
     first = fresh()
     before = first.disk.call_count
     assert first.live(script)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import pathlib
@@ -13,6 +12,7 @@ import textwrap
 from typing import Any, Literal
 
 import pytest
+from tests.fakes.scripts import load_script
 from tests.fakes.world import World, play
 
 import bookies
@@ -28,17 +28,8 @@ def test_generated_pages_are_current(script: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def load_generate() -> Any:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    return generate
-
-
 def test_every_public_method_is_documented() -> None:
-    generate = load_generate()
+    generate = load_script("docs/generate.py")
     kinds = [each for name in bookies.__all__ if inspect.isclass(each := getattr(bookies, name))]
     assert not [
         f"{kind.__name__}.{name}"
@@ -50,7 +41,7 @@ def test_every_public_method_is_documented() -> None:
 
 def test_what_public_methods_return_is_public() -> None:
     """And so has a section, with its fields, in docs/reference/api.md."""
-    generate = load_generate()
+    generate = load_script("docs/generate.py")
     kinds = [each for name in bookies.__all__ if inspect.isclass(each := getattr(bookies, name))]
     missing = set()
     for kind in kinds:
@@ -68,7 +59,7 @@ def test_what_public_methods_return_is_public() -> None:
 
 
 def test_signatures_read_as_they_were_written() -> None:
-    generate = load_generate()
+    generate = load_script("docs/generate.py")
 
     def example(a: Literal["x"], b: bytes = b"", *, c: str = "y", d: str | None = None) -> list[int]:
         raise NotImplementedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pathlib
 import re
@@ -11,6 +10,7 @@ import subprocess
 from typing import Any
 
 import pytest
+from tests.fakes.scripts import load_script
 from tests.observe.states import STATES, rule_tests
 
 from bookies.admin.cluster.alerts import ALERTS, alerts_file, expression_of, known_metrics
@@ -26,12 +26,7 @@ EXPRESSIONS = [alert.expression for alert in ALERTS] + [
 
 @pytest.fixture(scope="module")
 def observe() -> Any:
-    spec = importlib.util.spec_from_file_location("observe", DOCS / "observe.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/observe.py")
 
 
 def test_the_files_are_current(observe: Any) -> None:

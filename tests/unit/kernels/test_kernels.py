@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.fakes.examples import scaled
 
 from bookies.kernels import Adds, Records, _python, table_of
 
@@ -158,7 +159,7 @@ payload_lists = st.one_of(uniform, st.lists(st.binary(max_size=20), min_size=1, 
 digest_types = st.sampled_from([CRC32, HMAC, CRC32C, DUMMY])
 
 # The tests run once for each module, from two classes, which is what Hypothesis would warn of.
-both = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=60)
+both = scaled(60, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow])
 
 
 def examples(*strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

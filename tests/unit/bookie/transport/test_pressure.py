@@ -205,7 +205,7 @@ def test_newcomers_who_take_nothing_cost_nobody_else_anything() -> None:
         assert shares[0].is_pressed
         assert not good.is_pressed
         for _ in range(20):
-            await asyncio.wait_for(good.wait_begin(100), 1)
+            await asyncio.wait_for(good.wait_begin(100), 60)
             good.end(100, 80)
             good.sent(80)
         for task in tasks:

@@ -96,9 +96,9 @@ def test_a_call_that_waits_when_the_client_is_closed() -> None:
 
     caller = threading.Thread(target=call)
     caller.start()
-    assert waiting.wait(20)
+    assert waiting.wait(60)
     thread.stop()
-    caller.join(20)
+    caller.join(60)
     with pytest.raises(ClientClosed, match=r"closed while this call waited; .* may or may not"):
         outcome.result(0)
     with pytest.raises(ClientClosed, match="connect again"):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.examples import scaled
 from tests.fakes.world import World, in_world, play
 
 from bookies.client.base import Entry
@@ -348,7 +349,7 @@ async def test_entries_of_the_largest_and_the_smallest_size(world: World, wire: 
     assert all(bookie.connection_count <= 4 for bookie in world.bookies.values())
 
 
-@settings(max_examples=40, deadline=None)
+@scaled(40)
 @given(
     ensemble=st.integers(1, 5),
     quorums=st.tuples(st.integers(1, 5), st.integers(0, 4)),

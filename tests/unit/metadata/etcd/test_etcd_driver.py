@@ -44,7 +44,7 @@ def play(body: Callable[[Server, EtcdDriver], Coroutine[Any, Any, None]], *keys:
     async def main() -> None:
         server = Server(*(keys or ("/ledgers",)))
         driver = driver_of(server, **changes)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await driver.open()
             try:
                 await body(server, driver)

@@ -68,7 +68,7 @@ def play(body: Callable[[World], Coroutine[Any, Any, None]], monkeypatch: pytest
 
     async def main() -> None:
         world = World()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await body(world)
             await world.tasks.stop()
 

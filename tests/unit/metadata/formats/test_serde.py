@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.examples import scaled
 
 from bookies.errors import MetadataCorrupt
 from bookies.metadata.formats import pack_ledger, parse_ledger
@@ -354,13 +355,13 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@scaled(150)
 @given(ledgers())
 def test_every_record_comes_back(metadata: LedgerMetadata) -> None:
     assert parse_ledger(metadata.ledger_id, pack_ledger(metadata)) == metadata
 
 
-@settings(max_examples=150, deadline=None)
+@scaled(150)
 @given(ledgers(), st.integers(-1, 1 << 50), st.integers(0, 1 << 50), st.integers(0, 1 << 50))
 def test_a_record_that_was_just_written_need_not_be_read(
     metadata: LedgerMetadata, last: int, length: int, ctime_ms: int
@@ -374,7 +375,7 @@ def test_a_record_that_was_just_written_need_not_be_read(
     assert found == parse_ledger(metadata.ledger_id, data, ctime_ms)
 
 
-@settings(max_examples=300, deadline=None)
+@scaled(300)
 @given(st.data())
 def test_garbage_is_refused_or_makes_a_record_that_can_be_written(data: st.DataObject) -> None:
     whole = bytearray(data.draw(st.sampled_from([CREATED_BYTES, CLOSED_BYTES, TEXT, LINES])))

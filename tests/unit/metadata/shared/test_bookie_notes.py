@@ -37,7 +37,7 @@ def run(body: Callable[[World], Awaitable[None]]) -> None:
         for driver in world.drivers:
             await driver.open()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await body(world)
         finally:
             for driver in world.drivers:

@@ -75,7 +75,7 @@ def play(store: str, body: Callable[[Server, RecoveryStore, RecoveryStore], Awai
         for driver in drivers:
             await driver.open()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await body(server, drivers[0].recovery, drivers[1].recovery)
         finally:
             for driver in drivers:
@@ -193,7 +193,7 @@ def test_a_silent_store_keeps_nobody_from_giving_up(store: str) -> None:
         assert lock is not None
         candidacy = await one.campaign(A, lambda: None)
         server.is_silent = True
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await one.unlock(lock)
             await candidacy.resign()
         assert not one.is_held(lock)

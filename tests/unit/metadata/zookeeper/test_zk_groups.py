@@ -76,7 +76,7 @@ def play(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         world = World()
         await world.zookeeper.open()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await body(world)
             await world.close()
         assert not world.deaths

@@ -72,7 +72,7 @@ def play(body: Callable[[World], Awaitable[None]]) -> None:
     async def main() -> None:
         world = World()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await body(world)
         finally:
             for driver in world.drivers:

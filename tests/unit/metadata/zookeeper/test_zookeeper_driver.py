@@ -62,7 +62,7 @@ def play(body: Callable[[Server, ZooKeeperDriver], Coroutine[Any, Any, None]], *
     async def main() -> None:
         server = Server(*(paths or ("/ledgers",)))
         driver = driver_of(server, **changes)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await driver.open()
             try:
                 await body(server, driver)

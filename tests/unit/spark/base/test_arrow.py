@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.examples import scaled
 
 from bookies.client.base import EntryBatch
 from bookies.kernels import Records
@@ -25,7 +26,7 @@ from bookies.spark.base.plan import Gap, Range
     first=st.integers(0, 1 << 40),
     limit=st.integers(1, 1000),
 )
-@settings(max_examples=200)
+@scaled(200)
 def test_no_batch_is_larger_than_the_limit_but_for_one_entry(sizes: list[int], first: int, limit: int) -> None:
     starts = array("q", accumulate(sizes, initial=5))
     batch = EntryBatch(7, first, bytes(starts[-1]), starts, 0)
@@ -64,7 +65,7 @@ ranges = st.lists(
 
 
 @given(ranges=ranges, size_max=st.integers(1, 2000))
-@settings(max_examples=200)
+@scaled(200)
 def test_rows_are_what_the_entries_say(ranges: Any, size_max: int) -> None:
     expected: list[dict[str, Any]] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.errors import MetadataCorrupt
@@ -31,7 +31,6 @@ def columns_of(records: list[dict[str, Any]]) -> dict[str, pa.Array]:
     return {name: pa.array([record[name] for record in records], kind) for name, kind in COLUMNS.items()}
 
 
-@settings(deadline=None)
 @given(st.lists(RECORDS, max_size=20), st.integers(0, 3))
 def test_what_goes_in_comes_out(records: list[dict[str, Any]], skip: int) -> None:
     columns = {name: column[skip:] for name, column in columns_of(records).items()}

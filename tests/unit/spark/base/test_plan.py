@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.errors import InvalidArgument
@@ -41,7 +41,6 @@ def ranges_of(metadata: LedgerMetadata, size_max: int, log: str | None = None) -
     return plan.ranges_of(whole, [(0, 0), (last + 1, metadata.length)], size_max)
 
 
-@settings(deadline=None)  # thousands of partitions, when they are of one entry
 @given(
     st.lists(
         st.tuples(
