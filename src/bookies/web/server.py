@@ -71,7 +71,6 @@ class HttpServer:
         self._access = access
         self._encryption = encryption
         self._audit = Audit(runtime.clock)
-        self._clock = runtime.clock
         self._paces = {is_probe: RateLimit(config.http_requests_rate, BURST_S) for is_probe in (False, True)}
         self._runtime = runtime
         self._config = config
@@ -108,8 +107,8 @@ class HttpServer:
             self._listener.close()
             await self._listener.wait_closed()
             self._listener = None
-        deadline = self._clock.monotonic() + DRAIN_S
-        while self._connections and self._clock.monotonic() < deadline:
+        deadline = self._runtime.clock.monotonic() + DRAIN_S
+        while self._connections and self._runtime.clock.monotonic() < deadline:
             for connection in [idle for idle in self._connections if not idle.is_answering]:
                 connection.close()
                 self._connections.pop(connection, None)
@@ -178,7 +177,7 @@ class HttpServer:
         match = self._routes.find(request)
         route = match[0] if match is not None else None
         is_probe = route is not None and route.is_probe
-        if wait_s := self._paces[is_probe].charge(1, self._clock.monotonic()):
+        if wait_s := self._paces[is_probe].charge(1, self._runtime.clock.monotonic()):
             await asyncio.sleep(wait_s)
         if not is_probe:
             self._access.check_source(request, changes=request.method not in ("GET", "HEAD"))

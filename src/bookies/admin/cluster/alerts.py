@@ -11,7 +11,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from bookies.metrics import bookie_table, client_table, process_table, recovery_table, storage_table, stream_table
+from bookies.metrics import (
+    bookie_table,
+    client_table,
+    gateway_table,
+    process_table,
+    recovery_table,
+    storage_table,
+    stream_table,
+)
 from bookies.metrics.metric import Kind, Metric
 
 JOB = "bookie"  # of every process with an HTTP server of ours, bookie or auto-recovery
@@ -152,7 +160,7 @@ ALERTS = (
           ("remove-a-bookie", "unrepaired-ledger"), ""),
     Alert("ScrubDamage", "{bookies_scrub_damaged_entries} > 0", "0m", "warning",
           "the scrub has found damaged entries",
-          "Repair them from other replicas: `bk ledger verify LEDGER --repair`. If more appear, replace the disk.",
+          "Repair them from other replicas: `bk ledger repair LEDGER`. If more appear, replace the disk.",
           ("check-for-damage", "replace-a-disk")),
     Alert("ScrubBehind",
           "{bookies_scrub_oldest_unverified_seconds} > 2 * {bookies_scrub_period_seconds} > 0", "1h", "info",
@@ -184,6 +192,7 @@ def known_metrics() -> Mapping[str, Metric]:
         recovery_table.TABLE,
         process_table.TABLE,
         client_table.TABLE,
+        gateway_table.TABLE,
         stream_table.TABLE,
     )
     return {metric.name: metric for table in tables for metric in table}
