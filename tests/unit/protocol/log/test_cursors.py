@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from bookies.errors import InvalidArgument, LogTruncated, MetadataCorrupt, NotSupported
+from bookies.errors import CursorMoved, InvalidArgument, LogTruncated, MetadataCorrupt, NotSupported
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import (
     CURSORS_MAX,
     Cursor,
     carried,
+    check_at,
     is_lost,
     moved,
     pack_cursors,
@@ -126,3 +127,11 @@ def test_the_record() -> None:
     for damaged in (b"", b"[]", b'{"format":1,"token":"t","cursors":{"a":{}}}', b'{"format":1}'):
         with pytest.raises(MetadataCorrupt, match="cursors of log orders"):
             parse_cursors("orders", "t", damaged)
+
+
+def test_a_cursor_is_moved_only_from_where_its_consumer_left_it() -> None:
+    check_at("a", cursor(10, 5, "a"), Position(10, 5))
+    with pytest.raises(CursorMoved, match="cursor a is at 10:5, not at 10:4: another consumer uses it"):
+        check_at("a", cursor(10, 5, "a"), Position(10, 4))
+    with pytest.raises(CursorMoved, match="cursor a is nowhere: it does not exist, not at 10:4"):
+        check_at("a", None, Position(10, 4))
