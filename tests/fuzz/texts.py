@@ -29,7 +29,7 @@ from bookies.spark.base import envelope, offsets, options, selection
 from bookies.spark.write import unchanged
 from bookies.units import parse_duration, parse_size
 from bookies.web.access import Access
-from bookies.web.connection import HttpConnection
+from bookies.web.connection import HttpConnection, Service
 from bookies.web.messages import Request, Response, json_response
 from bookies.web.routes import Route, Routes
 
@@ -194,12 +194,15 @@ async def _served(data: bytes) -> None:
             raise routes.refusal(request)
         return await match[0].handler(request)
 
+    service = SimpleNamespace(
+        admit=lambda request: 1 << 20, reserve=lambda size: True, handle=handle, date=lambda: "now"
+    )
     noted = SimpleNamespace(
         error=lambda *words, **fields: problems.append(fields), warning=lambda *words, **fields: None
     )
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     connection, transport = (
-        HttpConnection(handle, lambda: "now", cast(Events, noted), lambda ended: None),
+        HttpConnection(cast(Service, service), cast(Events, noted), lambda ended: None),
         HttpTransport(),
     )
     connection.connection_made(transport)

@@ -91,6 +91,7 @@ class Client:
         self._pool.latency = self._latency
         self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher.candidates)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
+        self.reads_own_appends = False  # a reader begins with what a writer of this client has confirmed
         self._allows_changes = self.config.ensemble_changes_allowed
         self._files: Worker | None = None  # reads files of offloaded ledgers, which blocks
         self._is_open = False
@@ -251,8 +252,8 @@ class Client:
             is_copy_first = tier == "offloaded" or (tier == "auto" and is_given_up(versioned.metadata))
             copy = None if tier == "bookies" else CopyUse(self._open_files, is_copy_first)
             reader = await LedgerReader.begin(self._pool, self._driver, self.config, keys, versioned, copy)
-            if (writer := self._writers.get(ledger_id)) is not None:
-                reader.learn(writer.last_add_confirmed)  # A client reads what it has appended.
+            if self.reads_own_appends and (writer := self._writers.get(ledger_id)) is not None:
+                reader.learn(writer.last_add_confirmed)
             return reader
 
         return Opening(make, timeout, f"open ledger {ledger_id}")

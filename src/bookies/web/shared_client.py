@@ -47,6 +47,7 @@ class SharedClient:
             if self._connected is None:
                 driver = self._open_driver()
                 client = Client(self._runtime, driver, self._config)
+                client.reads_own_appends = True  # a request reads what an earlier one has appended
                 try:
                     await client.open_session()
                 except BaseException:
