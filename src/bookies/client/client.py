@@ -72,11 +72,11 @@ class Client:
         if self.config.wire not in ("v2", "v3"):
             raise InvalidArgument(f"wire={self.config.wire!r}: must be 'v2' or 'v3'")
         self._runtime = runtime
-        self._latency: ClientLatency | None = None
+        latency: ClientLatency | None = None
         self._lag: asyncio.Task[None] | None = None
         if self.config.slow_request_ms:
-            self._latency = ClientLatency(runtime.clock, self.config.slow_request_ms / 1000)
-            driver = timed(driver, runtime.clock.monotonic, self._latency.metadata_answered)
+            latency = ClientLatency(runtime.clock, self.config.slow_request_ms / 1000)
+            driver = timed(driver, runtime.clock.monotonic, latency.metadata_answered)
         self._driver = driver
         self._locations = Locations(runtime, self.config, driver)
         self._watcher = BookieWatcher(
@@ -88,7 +88,7 @@ class Client:
             self._free_space() if self.config.disk_weights else None,
         )
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
-        self._pool.latency = self._latency
+        self._pool.latency = latency
         self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher.candidates)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self.reads_own_appends = False  # a reader begins with what a writer of this client has confirmed
@@ -106,8 +106,8 @@ class Client:
         if not self._is_open:
             await self._driver.open()
             await self._watcher.start()
-            if self._latency is not None:
-                lag = LoopLag(self._latency.activities, self._latency.stalled)
+            if self._pool.latency is not None:
+                lag = LoopLag(self._pool.latency.activities, self._pool.latency.stalled)
                 self._lag = asyncio.get_running_loop().create_task(lag.run(), name="delay of the event loop")
             self._is_open = True
         return self
@@ -412,11 +412,11 @@ class Client:
 
         The result can be written as JSON. Raises `InvalidArgument` unless the setting `slow_request_ms` is above 0.
         """
-        if self._latency is None:
+        if self._pool.latency is None:
             raise InvalidArgument(
                 "this client keeps no slow requests: connect with slow_request_ms=100 or another bound"
             )
-        return self._latency.report("the client")
+        return self._pool.latency.report("the client")
 
     # -- logs ----------------------------------------------------------------------------------------------------
     def log(self, name: str, *, password: bytes = b"") -> Log:
