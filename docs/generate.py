@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     from bookies.apache.table import Mapped
 
 WIDTH = 100  # of prose, and of a signature on one line
-PLUMBING = {"check_open", "client_closed", "learn", "transactions", "usage"}  # what handles are to each other, and to Spark
+PLUMBING = {
+    "check_open",
+    "client_closed",
+    "learn",
+    "transactions",
+    "usage",
+}  # what handles are to each other, and to Spark
 LIST_ITEM = re.compile(r"\s*(?:[*+-] |\d+\. )?")
 HERE = pathlib.Path(__file__).parent
 UNITS = {
@@ -107,7 +113,12 @@ def settings_page() -> str:
         "# Settings\n\nMade from the code by `make docs`. A bookie takes them as `--set NAME=VALUE`, from the "
         "environment as `BK_NAME`; a client as keyword arguments of `connect`.\n"
     ]
-    for title, kind in (("Bookie", BookieConfig), ("Client", ClientConfig), ("Auto-recovery", RecoveryConfig), ("Gateway", GatewayConfig)):
+    for title, kind in (
+        ("Bookie", BookieConfig),
+        ("Client", ClientConfig),
+        ("Auto-recovery", RecoveryConfig),
+        ("Gateway", GatewayConfig),
+    ):
         parts.append(f"## {title}\n\n| setting | default | range | meaning |\n|---|---|---|---|")
         for each in fields(kind):
             low, high = each.metadata["low"], each.metadata["high"]
@@ -449,32 +460,10 @@ no requests.
 
 def metrics_page() -> str:
     """Every metric, from the tables, and the names that public dashboards ask for."""
-    from bookies.metrics import (
-        bookie_table,
-        client_table,
-        gateway_table,
-        process_table,
-        recovery_table,
-        storage_table,
-        stream_table,
-    )
+    from bookies.metrics.every_table import TABLES
 
     parts = [METRICS_HEAD]
-    for title, table in (
-        ("Requests", bookie_table.REQUESTS),
-        ("Stages", bookie_table.STAGES),
-        ("Server", bookie_table.SERVER),
-        ("Journal", storage_table.JOURNAL),
-        ("Storage", storage_table.STORAGE),
-        ("Disks", storage_table.DISKS),
-        ("Garbage collection", storage_table.COLLECTION),
-        ("Scrub", storage_table.SCRUB),
-        ("Auto-recovery", recovery_table.TABLE),
-        ("Process", process_table.TABLE),
-        ("Client", client_table.TABLE),
-        ("Streaming queries of Spark", stream_table.TABLE),
-        ("Gateway", gateway_table.TABLE),
-    ):
+    for title, table in TABLES.items():
         parts.append(f"## {title}\n\n| metric | type | unit | labels | meaning |\n|---|---|---|---|---|")
         parts += [
             f"| `{each.name}` | {each.kind.value} | {each.unit} | {', '.join(f'`{label}`' for label in each.labels)} | "

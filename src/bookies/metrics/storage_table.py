@@ -427,5 +427,3 @@ SCRUB: tuple[Metric, ...] = (
     ),
     _scrub("failures_total", Kind.COUNTER, "failures of the scrub itself", "scrub_failures"),
 )
-
-TABLE: tuple[Metric, ...] = (*JOURNAL, *STORAGE, *DISKS, *COLLECTION, *SCRUB)

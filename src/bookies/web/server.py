@@ -103,10 +103,7 @@ class HttpServer:
 
     async def drain(self) -> None:
         """Close the port and idle connections, and wait a while for the answers of the others."""
-        if self._listener is not None:
-            self._listener.close()
-            await self._listener.wait_closed()
-            self._listener = None
+        await self._close_port()
         deadline = self._runtime.clock.monotonic() + DRAIN_S
         while self._connections and self._runtime.clock.monotonic() < deadline:
             for connection in [idle for idle in self._connections if not idle.is_answering]:
@@ -116,12 +113,15 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Close the port and all connections."""
+        await self._close_port()
+        for connection in list(self._connections):
+            connection.close()
+
+    async def _close_port(self) -> None:
         if self._listener is not None:
             self._listener.close()
             await self._listener.wait_closed()
             self._listener = None
-        for connection in list(self._connections):
-            connection.close()
 
     def _accept(self) -> asyncio.BaseProtocol:
         if len(self._connections) >= self._config.http_connections_max:

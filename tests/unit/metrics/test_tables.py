@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 
-from bookies.metrics.client_table import TABLE as CLIENT
 from bookies.metrics.collections import BOOKIE_TABLES, recovery_tables
-from bookies.metrics.gateway_table import TABLE as GATEWAY
+from bookies.metrics.every_table import TABLES
 from bookies.metrics.metric import Kind, Metric
-from bookies.metrics.process_table import TABLE as PROCESS
-from bookies.metrics.stream_table import TABLE as STREAMS
 
-TABLES = (*BOOKIE_TABLES, *recovery_tables(), PROCESS, CLIENT, GATEWAY, STREAMS)
-METRICS: list[Metric] = [metric for table in TABLES for metric in table]
+METRICS: list[Metric] = [metric for table in TABLES.values() for metric in table]
 BY_NAME = {metric.name: metric for metric in METRICS}
 UNITS = {"", "ms", "seconds", "bytes", "percent", "ratio"}
 
@@ -39,3 +35,8 @@ def test_our_own_names_follow_prometheus() -> None:
         if metric.unit in ("seconds", "bytes", "ratio"):
             assert metric.name.removesuffix("_total").endswith(f"_{metric.unit}"), metric.name
         assert all(label == label.lower() for label in metric.labels), metric.name
+
+
+def test_the_tables_of_a_process_are_among_all() -> None:
+    for table in (*BOOKIE_TABLES, *recovery_tables()):
+        assert table in TABLES.values()

@@ -11,15 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from bookies.metrics import (
-    bookie_table,
-    client_table,
-    gateway_table,
-    process_table,
-    recovery_table,
-    storage_table,
-    stream_table,
-)
+from bookies.metrics.every_table import TABLES
 from bookies.metrics.metric import Kind, Metric
 
 JOB = "bookie"  # of every process with an HTTP server of ours, bookie or auto-recovery
@@ -184,18 +176,7 @@ ALERTS = (
 @functools.cache
 def known_metrics() -> Mapping[str, Metric]:
     """Return all metrics by name."""
-    tables = (
-        bookie_table.REQUESTS,
-        bookie_table.STAGES,
-        bookie_table.SERVER,
-        storage_table.TABLE,
-        recovery_table.TABLE,
-        process_table.TABLE,
-        client_table.TABLE,
-        gateway_table.TABLE,
-        stream_table.TABLE,
-    )
-    return {metric.name: metric for table in tables for metric in table}
+    return {metric.name: metric for table in TABLES.values() for metric in table}
 
 
 def expression_of(text: str, legends: Iterable[str] = (), selector: str = "") -> str:

@@ -174,7 +174,7 @@ class Writers:
                 with contextlib.suppress(BookKeeperError):
                     if idle_s >= SNAPSHOT_IDLE_S and led.sequenced is not None:
                         await led.sequenced.save()
-                    if idle_s >= self._config.gateway_idle_s and now - led.used_s >= self._config.gateway_idle_s:
+                    if now - led.used_s >= self._config.gateway_idle_s:  # it may have been used while `save` waited
                         del self.logs[name]
                         await self._close_log(led)
             for ledger_id, ledger in list(self.ledgers.items()):
