@@ -21,14 +21,13 @@ import ast
 import enum
 import importlib
 import inspect
-import json
 import os
 import pathlib
 import re
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ForwardRef
 
 if TYPE_CHECKING:
@@ -244,8 +243,8 @@ def public_members(kind: type) -> dict[str, object]:
 
 
 def fields_of(kind: type) -> dict[str, str]:
-    """The fields of a value, dataclass or named tuple, with their types as they were written."""
-    if not is_dataclass(kind) and not hasattr(kind, "_fields"):
+    """The fields of a value, struct or named tuple, with their types as they were written."""
+    if not hasattr(kind, "__struct_fields__") and not hasattr(kind, "_fields"):
         return {}
     found = inspect.get_annotations(kind)
     # A named tuple turns its annotations into references.

@@ -5,13 +5,14 @@ Source: client-protocol 1.1 to 1.2, metadata 4.2 and 6.2.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NewType
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 BookieId = NewType("BookieId", str)
 
@@ -50,8 +51,7 @@ class LedgerState(enum.IntEnum):
     CLOSED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerMetadata:
+class LedgerMetadata(Struct, frozen=True):
     """One ledger's record. `ensembles`: (first entry id, ensemble) pairs, ascending, never empty.
 
     `last_entry_id` and `length` mean something only when CLOSED; otherwise -1 and 0. `digest_type` and `password`
@@ -107,7 +107,7 @@ class LedgerMetadata:
 
     def replace(self, **changes: object) -> LedgerMetadata:
         """Return a copy with these fields changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        return replace(self, **changes)
 
     def __repr__(self) -> str:
         """Return all fields but the password."""
@@ -127,8 +127,9 @@ class BookieMode(enum.Enum):
     READ_ONLY = "read-only"
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
+    """One endpoint that a bookie publishes. `protocol`: `bookie-rpc`, `http` and the like. Source: metadata 6.2."""
+
     id: str
     host: str
     port: int
@@ -137,8 +138,7 @@ class Endpoint:
     extensions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BookieInfo:
+class BookieInfo(Struct, frozen=True):
     """The information that a bookie publishes. Source: metadata 6.2."""
 
     endpoints: tuple[Endpoint, ...] = ()

@@ -61,7 +61,7 @@ async def fill(directory: str) -> None:
 
 
 def _fields(record: LedgerMetadata) -> dict[str, object]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 def test_there_and_back(tmp_path: pathlib.Path) -> None:

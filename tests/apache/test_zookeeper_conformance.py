@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
 import pytest
 from kazoo.client import KazooClient
+from msgspec.structs import replace
 from tests.apache.zookeeper import ZooKeeperServer, zookeeper_server
 from tests.conformance import test_metadata as suite
 from tests.conformance import test_metadata_recovery as recovery_suite
@@ -41,7 +41,7 @@ class RealKind(suite.Kind):
             client.close()
 
     def _maker(self, lease_ms: int) -> Callable[[], suite.Driver]:
-        runtime = dataclasses.replace(aio.runtime(seed=1))
+        runtime = replace(aio.runtime(seed=1))
         return lambda: ZooKeeperDriver(
             f"zk+{self.name}://{self._server.address}{self._root}",
             KazooZooKeeper(self._server.address, lease_ms),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import signal
 import sys
@@ -16,6 +15,8 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from bookies.bookie.main import configure_logging
 from bookies.bookie.server import BookieServer
@@ -112,7 +113,7 @@ async def main(facts: dict[str, Any]) -> None:
     by_name = {name: Device(*numbers) for name, numbers in facts["devices"].items()}
     for directory, name in facts["places"].items():
         devices[directory] = by_name[name]
-    runtime = dataclasses.replace(runtime, disk=SlowDisk(runtime.disk, devices))  # type: ignore[arg-type]
+    runtime = replace(runtime, disk=SlowDisk(runtime.disk, devices))  # type: ignore[arg-type]
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in facts["settings"].items()}
     driver = connect(facts["metadata"], runtime)
     await driver.open()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import pathlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes import etcd as fake_etcd
 from tests.fakes.zookeeper import FakeZooKeeper, Server, end_session
 
@@ -99,7 +99,7 @@ class Kind:
         self._directory = directory
 
     def _maker(self, lease_ms: int) -> Callable[[], Driver]:
-        runtime = dataclasses.replace(aio.runtime(seed=1), clock=StoppedClock())
+        runtime = replace(aio.runtime(seed=1), clock=StoppedClock())
         if self.name == "memory":
             store = MemoryStore()
             return lambda: MemoryDriver(store, runtime)

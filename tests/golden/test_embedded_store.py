@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import pathlib
 import sqlite3
 from collections.abc import Awaitable, Callable
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.errors import LedgerExists
 from bookies.metadata.embedded import EmbeddedDriver
@@ -121,7 +121,7 @@ def dump_after(directory: pathlib.Path, work: Callable[[EmbeddedDriver], Awaitab
     """Return the database as it is before the session ends."""
 
     async def main() -> str:
-        runtime = dataclasses.replace(aio.runtime(seed=1), clock=FixedClock())
+        runtime = replace(aio.runtime(seed=1), clock=FixedClock())
         driver = EmbeddedDriver(str(directory), runtime, lease_ms=10_000)
         await driver.open()
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
@@ -163,7 +162,7 @@ STATUS_NAMES = {
 
 def fields_of(message: Any) -> dict[str, Any]:
     """The fields of a message; those of adds with the ids of their one stretch."""
-    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    fields = {name: getattr(message, name) for name in message.__struct_fields__}
     if isinstance(message, AddRequest):
         adds = message.adds
         fields |= {"ledger_id": adds.first_ledger_id, "entry_ids": adds.entry_ids, "last_add_confirmed": max(adds.lacs)}

@@ -10,11 +10,11 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import bookies as bk
 from bookies.bookie.server import BookieServer

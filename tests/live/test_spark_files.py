@@ -9,12 +9,12 @@ import os
 import pathlib
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 from tests.live.job_faults import Crash, crash_once, in_this_process
 from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 

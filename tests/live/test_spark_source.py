@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, save, source
 from tests.live.spark_marks import SMALL_BOOKIES
 
@@ -211,10 +212,8 @@ def test_a_ledger_that_is_deleted_under_the_query(store: Any, uri: dict[str, Any
     [partition] = made._planned
     partition.addresses.clear()
     for index, each in enumerate(partition.ranges):  # Bookies keep deleted entries for a while: name one that is down.
-        import dataclasses
-
         metadata = each.metadata.replace(ensembles=((0, ("nobody",)),))
-        partition.ranges[index] = dataclasses.replace(each, metadata=metadata)
+        partition.ranges[index] = replace(each, metadata=metadata)
     store.delete(ledger.ledger_id)
     how = settings(checked(made.options), is_stream=False)
     from bookies.spark.base import arrow
@@ -222,14 +221,12 @@ def test_a_ledger_that_is_deleted_under_the_query(store: Any, uri: dict[str, Any
     rows = read.RowReader(how, arrow.arrow_schema(["ledger_id", "value", "gap"]), None)
     with pytest.raises(BookKeeperError, match=r"entries 0 to 99 of ledger .* no longer exist: the ledger was deleted"):
         list(rows.read(partition))
-    kept = dataclasses.replace(rows, settings=dataclasses.replace(how, fails_on_loss=False))
+    kept = replace(rows, settings=replace(how, fails_on_loss=False))
     [told] = [row for found in kept.read(partition) for row in found.to_pylist()]
     assert (told["ledger_id"], told["gap"]["rows"]) == (ledger.ledger_id, 100)
 
 
 def test_replicas_that_moved_after_the_plan_was_made(store: Any, uri: dict[str, Any]) -> None:
-    import dataclasses
-
     from bookies.spark.base import arrow
     from bookies.spark.base.settings import checked, settings
     from bookies.spark.read import read
@@ -241,7 +238,7 @@ def test_replicas_that_moved_after_the_plan_was_made(store: Any, uri: dict[str, 
     assert made._planned is not None
     [partition] = made._planned
     [each] = partition.ranges
-    partition.ranges[0] = dataclasses.replace(each, metadata=each.metadata.replace(ensembles=((0, ("nobody",)),)))
+    partition.ranges[0] = replace(each, metadata=each.metadata.replace(ensembles=((0, ("nobody",)),)))
     partition.addresses.clear()
     how = settings(checked(made.options), is_stream=False)
     rows = read.RowReader(how, arrow.arrow_schema(["value"]), None)

@@ -12,11 +12,11 @@ refuses. After each event both must have had the same effects, and the invariant
 
 from __future__ import annotations
 
-import dataclasses
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.adds import Observed
 
 from bookies import errors
@@ -303,7 +303,7 @@ class World:
         if not self.is_recovery:
             choice = self.random.random()
             self.is_switched = choice > 0.8
-            rules = dataclasses.replace(
+            rules = replace(
                 rules,
                 delays_changes=choice < 0.25,
                 is_deferred_sync=0.25 < choice < 0.35,

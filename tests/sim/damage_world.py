@@ -14,6 +14,7 @@ from functools import cache
 from random import Random
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import DataUnknown
@@ -99,7 +100,7 @@ def _without_trailers(data: bytes) -> bytes:
 
 
 def _apache(base: Base) -> Base:
-    return dataclasses.replace(base, files=_as_apache(base.files), versions=[_as_apache(v) for v in base.versions])
+    return replace(base, files=_as_apache(base.files), versions=[_as_apache(v) for v in base.versions])
 
 
 def _after_failure() -> Base:
@@ -124,7 +125,7 @@ def _after_failure() -> Base:
     damage.live(disk, "failed", script, stops=False, config=SPREAD)
     disk.faults.clear()
     disk.crash(PROCESS_DIES)
-    return dataclasses.replace(base, files=disk.files(), versions=[*base.versions, base.files])
+    return replace(base, files=disk.files(), versions=[*base.versions, base.files])
 
 
 def _while_compacting() -> Base:
@@ -148,7 +149,7 @@ def _while_compacting() -> Base:
     damage.live(disk, "compacting", script, stops=False, config=COMPACTING)
     disk.faults.clear()
     disk.crash(PROCESS_DIES)
-    return dataclasses.replace(base, files=disk.files(), versions=[*base.versions, base.files])
+    return replace(base, files=disk.files(), versions=[*base.versions, base.files])
 
 
 WORLDS = ("stopped", "killed", "apache-stopped", "apache-killed", "spread", "failed", "compacting")
@@ -253,8 +254,8 @@ def forged(world: World, path: str, step: int) -> Changed:
     elif kind == ".idx":
         header = index_format.parse_header(data)
         rest = data[index_format.HEADER_SIZE :]
-        yield "header without state", index_format.pack_header(dataclasses.replace(header, state=0)) + rest
-        yield "header without key", index_format.pack_header(dataclasses.replace(header, master_key=b"")) + rest
+        yield "header without state", index_format.pack_header(replace(header, state=0)) + rest
+        yield "header without key", index_format.pack_header(replace(header, master_key=b"")) + rest
         yield "empty", index_format.pack_header(header)
         yield "empty page", index_format.pack_header(header) + bytes(64)
         for at in range(index_format.HEADER_SIZE, _used(data), max(8, step // 8 * 8)):

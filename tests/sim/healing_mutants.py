@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.client.base import keys, locations
 from bookies.client.base.metadata_loop import MetadataLoop

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec import field
 
 from bookies.client.log import Log, LogWriter
 from bookies.errors import BookKeeperError, LogTruncated
@@ -20,7 +21,6 @@ SETTINGS: dict[str, object] = {"add_timeout_ms": 300, "read_timeout_ms": 300, "c
 HEALED_DEADLINE_S = 120.0
 
 
-@dataclass
 class SeenLog(LogHistory):
     """What everybody saw, and what of it broke a promise."""
 

@@ -13,9 +13,10 @@ import asyncio
 import pathlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 from tests.sim.healing_mutants import HEALING
 from tests.sim.log_mutants import LOGS
 

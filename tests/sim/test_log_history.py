@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.lab.sim.checkers.log_history import Ack, ListCommit, LogCheck, LogHistory, Reading, Truncation
 from bookies.lab.sim.world.sim_metadata import Commit

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.sim.log_world import LogWorld, SeenLog, read_all
 
 from bookies.client.log import LogWriter, log_operations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import dataclasses
 
 import pytest
 
@@ -20,7 +20,7 @@ async def move(simulation: Simulation, name: str, port: int) -> None:
     bookie = cluster.bookies[name]
     cluster.crash_bookie(name, PROCESS_DIES)
     await asyncio.sleep(0.1)
-    bookie.config = replace(bookie.config, port=port)
+    bookie.config = dataclasses.replace(bookie.config, port=port)
     await cluster.start_bookie(name)
 
 

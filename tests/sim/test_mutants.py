@@ -7,10 +7,10 @@ mutant of client-protocol 8.4 are in `mutant_table.py`; here nothing but random 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.client.base import keys
 from bookies.client.read.reader_state import ReaderState
@@ -46,7 +46,7 @@ def acknowledge_after_one_copy(patch: Patch) -> None:  # I-9
 
     def mutant(self: AddPipeline, first: int) -> int:
         quorums = self._quorums
-        self._quorums = quorums if self._write_back is not None else dataclasses.replace(quorums, ack_quorum=1)
+        self._quorums = quorums if self._write_back is not None else replace(quorums, ack_quorum=1)
         try:
             return original(self, first)
         finally:

@@ -7,10 +7,10 @@ bookie has durably all that its position stores.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.client.repair import replication
 from bookies.errors import BookKeeperError

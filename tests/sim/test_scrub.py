@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import posixpath
 import struct
@@ -12,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import ReadFailed
@@ -45,7 +45,7 @@ def records_of(*ledger_ids: int) -> FakeRecords:
     for ledger_id, each in records.ledgers.items():
         each.metadata = each.metadata.__class__(
             **{
-                **{name: getattr(each.metadata, name) for name in each.metadata.__dataclass_fields__},
+                **{name: getattr(each.metadata, name) for name in each.metadata.__struct_fields__},
                 "digest_type": KINDS.get(ledger_id, DigestType.CRC32C),
             }
         )
@@ -559,9 +559,7 @@ def test_a_crash_takes_neither_progress_nor_findings(small: Any, way: Any, monke
             for entry, (of_log, start) in where.items():
                 if of_log == log_id and (log.is_done or start < log.position):
                     assert entry in found, (log_id, log, crashes, now.began_ms)
-        assert {each[:5] for each in map(dataclasses.astuple, last.findings)} <= {
-            each[:5] for each in map(dataclasses.astuple, now.findings)
-        }
+        assert {each[:5] for each in map(astuple, last.findings)} <= {each[:5] for each in map(astuple, now.findings)}
         last = now
         crash_at += 1 if crash_at < 60 else 37
     assert crashes > 5

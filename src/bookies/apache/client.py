@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.apache.client_keys import CLIENT
 from bookies.apache.placement import client_placement
@@ -19,8 +20,7 @@ from bookies.config import ClientConfig, from_environment
 from bookies.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
+class ClientOptions(Struct, frozen=True):
     """Settings for `connect(options.uri, config=options.config)`. `uri`: empty if the file names no store.
 
     `notices`: requests of the file that are not met, each with the alternative.

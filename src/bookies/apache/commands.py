@@ -7,13 +7,12 @@ Each of Apache's shell commands is listed beside its counterpart. An empty `ours
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 NOT_YET = "not yet"
 
 
-@dataclass(frozen=True, slots=True)
-class Counterpart:
+class Counterpart(Struct, frozen=True):
     """A command or endpoint of Apache's. `ours`: the `bk` command, empty for none. `note`: the difference."""
 
     theirs: str

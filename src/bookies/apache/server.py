@@ -7,8 +7,9 @@ which must be the one that Apache's bookie would have. Source: metadata 6.4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from bookies.apache.security import bookie_authentication, bookie_tls
 from bookies.apache.server_keys import SERVER
@@ -44,8 +45,7 @@ class Host(Protocol):
         """Return the full name of an address; the address itself if it has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class BookieOptions:
+class BookieOptions(Struct, frozen=True):
     """Converted settings. `settings`, `recovery_settings`: fields and values of `BookieConfig` and `RecoveryConfig`.
 
     `metadata_uri` None: the file names no store.

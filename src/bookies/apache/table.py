@@ -12,8 +12,9 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from bookies.apache.properties import items_of
 from bookies.config import MIB, SWITCHES
@@ -31,8 +32,7 @@ class Level(enum.Enum):
     UNUSED = "unused"
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True):
     """Difference from the file. `text`: with the remedy.
 
     `key`: as in the file; for UNUSED all keys, separated by spaces.
@@ -46,8 +46,7 @@ class Notice:
         return f"{self.key}: {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
+class Mapped(Struct, frozen=True):
     """Key that becomes one of our settings. `convert`: from the file's text; None: a rule combines several keys.
 
     `note`: unit or rule, for the documentation.
@@ -59,8 +58,7 @@ class Mapped:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Different:
+class Different(Struct, frozen=True):
     """Key that is handled differently here. `text`: what happens instead, with the remedy.
 
     `harmless`: values, in lower case, that need no notice. `is_refused`: a bookie that ignored it would be less
@@ -74,8 +72,7 @@ class Different:
     is_refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Unused:
+class Unused(Struct, frozen=True):
     """Keys without a meaning here, separated by spaces. `reason`: why."""
 
     reason: str

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.errors import CookieMismatch, CookieNotFound, DirectoryInUse, InvalidArgument, LedgerNotFound, StorageError
 from bookies.metadata.interface import MetadataDriver
@@ -36,8 +37,7 @@ _BESIDE = (CONTROL_FILE, f".{CONTROL_FILE}.tmp", f".{FILE_NAME}.tmp")  # of ours
 _SHOWN = 5  # ledgers named in a message
 
 
-@dataclass
-class Findings:
+class Findings(Struct):
     """Result of a format's dry run. `missing`: directories that the cookie names and that do not exist.
 
     `directories`: their places on this machine, the one that was named last. `size`: bytes in their files. `ledgers`:

@@ -24,7 +24,8 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, CorruptRecord, DataUnknown, StorageError
@@ -48,8 +49,7 @@ RETRY_S, RETRY_S_MAX = 0.05, 1.0  # pauses after failed reads
 Resume = Callable[[BookKeeperError | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Add:
+class _Add(Struct, frozen=True):
     """An add that waits. `resume`: called with None to store it, or with the reason to refuse it."""
 
     entry_id: int

@@ -10,7 +10,8 @@ Source: metadata 6.4, storage 9.3.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.config import BookieConfig
 from bookies.errors import ConfigError, CookieExists, CookieMismatch, CookieNotFound
@@ -64,8 +65,7 @@ def check_identity(config: BookieConfig) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """Result of the admission check. `instance_id`: of the cluster."""
 
     instance_id: str

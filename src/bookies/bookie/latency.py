@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.config import BookieConfig
 from bookies.protocol.latency import SlowRequests
@@ -42,8 +43,7 @@ def is_timed(config: BookieConfig) -> bool:
     return config.http_port >= 0 or config.slow_request_ms > 0
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(Struct):
     """A journal group: when it began and was durable, its bytes.
 
     `count`: entries of it that are answered; `queue_s`, `answer_s`: sums of their seconds in two stages.

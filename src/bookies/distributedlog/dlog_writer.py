@@ -18,9 +18,10 @@ import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
+
+from msgspec import Struct, field
 
 from bookies.client.base.arguments import TimeLimit, whole_number
 from bookies.client.log.log_operations import FutileLedgers, Patience
@@ -58,8 +59,7 @@ from bookies.errors import (
 from bookies.runtime.tasks import Tasks
 
 
-@dataclass(frozen=True, slots=True)
-class WriterOptions:
+class WriterOptions(Struct, frozen=True):
     """See `Dlog.lead`."""
 
     ensemble: int
@@ -77,8 +77,7 @@ _Promise = asyncio.Future[Dlsn] | None  # of a record's position; None: no calle
 _Batch = list[tuple[NewRecord, _Promise]]
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """The segment that receives records. `written`: user records sent; `last`: the end of those acknowledged;
     `shown`: the last entry that readers can know of, because a later one carried the number.
 

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.log.ledger_client import LedgerClient
@@ -23,8 +24,7 @@ from bookies.runtime.ports import Runtime
 SCAN_MAX = 16  # entries that a scan for the last record reads at a time
 
 
-@dataclass(frozen=True, slots=True)
-class LogParts:
+class LogParts(Struct, frozen=True):
     """`password`: of the log's ledgers. `owner`: the name under which locks are taken; `has_locks`: the store can."""
 
     client: LedgerClient

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+from msgspec import Struct
 
 from bookies.kernels._python import Records
 
@@ -14,8 +15,7 @@ COLUMNS = 6  # of a table of stretches
 Row = tuple[int, int, int, int, int, int]
 
 
-@dataclass(slots=True)  # never changed; "frozen" would make construction, which is frequent, three times as expensive
-class Adds:
+class Adds(Struct, frozen=True):
     """Entries of any number of ledgers, in the order of their arrival, with their records in one buffer.
 
     `table` has six int64 numbers for each stretch, which is a sequence of adds of one ledger: ledger id, index after

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import MetadataCorrupt, MetadataError, RecordNotFound
@@ -22,8 +23,7 @@ LIVE_MAX = 20_000  # ledgers that are counted whenever their number is asked for
 STATES = ("open", "in_recovery", "closed", "unreadable")
 
 
-@dataclass(slots=True)
-class LedgerCounts:
+class LedgerCounts(Struct):
     """Counts. `states`: ledgers by state, in lower case, and `unreadable`. `counted_ms`: wall time."""
 
     counted_ms: int

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.transfer import MARK, Damaged, counted_names, read_ledgers
 from bookies.model import BookieId, BookieMode, LedgerMetadata
 
 
-@dataclass(slots=True)
-class Survey:
+class Survey(Struct):
     """Contents of a store. `bookies`: registered, by mode. `marks`: number of ledgers marked under-replicated.
     `ledgers`: counts by state, in lower case, and `damaged`. `open_ledgers`: ids of ledgers that are not closed.
     """

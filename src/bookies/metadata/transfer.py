@@ -18,12 +18,13 @@ Source: metadata 2.6, 11.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.errors import (
     CookieExists,
@@ -61,24 +62,21 @@ PAUSE_S = 0.5  # after the first failure; it grows
 _SHOWN = 5  # names in a message
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCookie:
+class StoredCookie(Struct, frozen=True):
     """A bookie's cookie, byte by byte."""
 
     bookie: BookieId
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class NamedRecord:
+class NamedRecord(Struct, frozen=True):
     """A record beside the ledgers."""
 
     name: str
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
+class Damaged(Struct, frozen=True):
     """A ledger whose record cannot be read."""
 
     ledger_id: int
@@ -294,7 +292,7 @@ def carried(metadata: LedgerMetadata) -> LedgerMetadata:
     """Return a record as written to another store: with its time of creation, if its format has a field for it."""
     if metadata.ctime_ms is None or metadata.format_version < 2:
         return metadata
-    return dataclasses.replace(metadata, stores_ctime=True)
+    return replace(metadata, stores_ctime=True)
 
 
 def unreadable(item: Damaged) -> MetadataCorrupt:
@@ -315,8 +313,7 @@ def counted_names(names: Sequence[object], noun: str) -> str:
 # -- comparing --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """A difference of the target from the source. `what`: the item's name. `surplus`: the item, if only the target has
     it; None: the target lacks it, or has different contents.
     """

@@ -10,8 +10,9 @@ No IO. Source: operations 5.1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from bookies.bookie.server import BookieServer
 from bookies.bookie.state import Phase
@@ -24,8 +25,7 @@ SYNC_S = 60.0  # a journal that has not completed a group for this time, while r
 STEADY_S = 3.0  # a change of a condition is reported after this time
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """One condition. `reason`, `next_step`: empty while it holds. `for_readiness`: an unmet one makes it unready."""
 
     name: str

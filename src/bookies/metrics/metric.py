@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.errors import BookKeeperError
 from bookies.runtime.histogram import Distribution, Outcomes
@@ -37,16 +38,14 @@ class Kind(enum.Enum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(Struct, frozen=True):
     """A summary without quantiles: number and sum of the values."""
 
     count: float
     sum: float
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """One metric. `part`: what `read` gets. `unit`: of the value, empty for numbers of things.
 
     `read` returns a number, or with `labels` a mapping from the values of the labels to numbers; None: no sample.
@@ -63,8 +62,7 @@ class Metric:
     unit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """The samples of one metric at one moment."""
 
     name: str

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import nan
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.metrics.metric import Collection
 from bookies.runtime.histogram import Distribution, Outcomes
@@ -21,8 +22,7 @@ INTERVAL_S = 10.0
 COUNT = 1080  # three hours
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True):
     """One series. `metric`: of the tables of metrics. `unit`: of the samples. `form`: returns a number of its value.
 
     `is_rate`: the number counts since the start, and the samples are its growth per second.

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.metrics.metric import Kind, Metric, Sums
 from bookies.storage.engine import StorageParts
@@ -23,8 +24,7 @@ _PLACE = ("ledgerDir", "indexDir")
 _ABSENT = Sums(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class StorageFacts:
+class StorageFacts(Struct, frozen=True):
     """The running storage of a bookie at the moment of a scrape."""
 
     store: LedgerStore
@@ -43,8 +43,7 @@ class StorageFacts:
         return ",".join(config.ledger_directories), ",".join(config.index_directories or config.ledger_directories)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectionFacts:
+class CollectionFacts(Struct, frozen=True):
     """Garbage collection at the moment of a scrape."""
 
     collector: CollectionLoop

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from bookies.metrics.metric import Kind, Metric
 from bookies.runtime.histogram import Distribution
 
 
-@dataclass(slots=True)
-class StreamFigures:
+class StreamFigures(Struct):
     """One streaming query. `caught_up_s`: monotonic clock when it had last read everything, or when it began.
 
     `behind_entries`: entries that it has not read, by its last report; None: unknown.
@@ -26,8 +26,7 @@ class StreamFigures:
     batches: Distribution = field(default_factory=Distribution)  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsUsage:
+class StreamsUsage(Struct, frozen=True):
     """All queries of a session by name. `now_s`: the monotonic clock."""
 
     queries: Mapping[str, StreamFigures]

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -39,8 +40,7 @@ class Listener(Protocol):
     async def wait_closed(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
+class TlsFiles(Struct, frozen=True):
     """Certificates of one side of TLS: paths of PEM files, empty where there is none.
 
     `checks_peer`: the other side has to present a certificate that an authority (the system's when none is named) has
@@ -237,8 +237,7 @@ class Workers(Protocol):
     def start(self, name: str) -> Worker: ...
 
 
-@dataclass(frozen=True)
-class Runtime:
+class Runtime(Struct, frozen=True):
     """The ports that a shell is given.
 
     `tls`: creates one side's encryption from its files, with a flag for the server's side. Raises `ConfigError`.

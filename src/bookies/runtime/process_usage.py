@@ -7,11 +7,11 @@ import os
 import resource
 import sys
 import threading
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
+class ProcessUsage(Struct, frozen=True):
     """Usage of this process. Sizes in bytes; `start_s`: seconds since 1970; `collections`: by generation."""
 
     cpu_s: float

@@ -10,8 +10,9 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from bookies.errors import BookKeeperError, EntryNotFound
 from bookies.metadata.interface import MetadataDriver

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote
 
 import h11
+from msgspec.structs import replace
 
 from bookies.errors import TlsFailed
 from bookies.runtime.events import Events

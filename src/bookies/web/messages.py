@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
+
+from msgspec import Struct, field
 
 from bookies.encoding.documents import parse_json
 from bookies.web.users import User
@@ -18,8 +19,7 @@ PROBLEM = "application/problem+json"
 PIECE_SIZE = 16 << 10  # bytes of a streamed body that are sent together
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """One request. `path`: without a trailing slash; `host`: that header; `headers`: by their names in lower case.
 
     `peer`: the client's address. `subject`: of its certificate. `user`: who sends it, once that is known. `values`: of
@@ -75,8 +75,7 @@ class Request:
 Body = bytes | AsyncIterator[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     """One response. A `body` that is iterated over is sent as it is made. `before`, `after`: of a change, for audit."""
 
     status: int

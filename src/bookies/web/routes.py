@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.web.messages import Problem, Request, Response
 from bookies.web.users import Role
@@ -18,8 +19,7 @@ _PLACEHOLDER = re.compile(r"{(\w+)}")
 _PARAMETER = re.compile(r"([\w-]+)=(.*?)(?=, [\w-]+=|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """One endpoint. `path`: may have placeholders such as {ledger}. `help`: for the documentation.
 
     `parameters`: of its query, or headers if they have a capital letter, and `body`: names of its JSON object, both as

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from bookies.bookie.server import BookieServer
 from bookies.bookie.transport.security import server_files
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from bookies.replication.daemon.process import RecoveryProcess
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """The process of a server, for endpoints of other packages. `server`: None in a process without a bookie.
 
     `samples`: None in a process that takes none.

@@ -10,7 +10,8 @@ import enum
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import ConfigError
 from bookies.runtime.events import Events
@@ -42,8 +43,7 @@ class Role(enum.IntEnum):
 ROLES: Mapping[str, Role] = {role.word: role for role in Role if role is not Role.ANYONE}
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(Struct, frozen=True):
     """User of the server. `credential`: `sha256:HASH` or `certificate:SUBJECT`."""
 
     name: str

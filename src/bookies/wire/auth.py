@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from bookies.errors import BookKeeperError, Status, TlsFailed, Unauthorized
 from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server
@@ -65,28 +66,24 @@ OPERATIONS: dict[type, Operation] = {
 Subject = Sequence[Sequence[tuple[str, str]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     response: Response
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """A refusal to log and count. `reason`: one of a few; `detail`: the peer or object that it concerns."""
 
     reason: str
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Encrypt:
+class Encrypt(Struct, frozen=True):
     """Answer START_TLS, and if the answer is OK use TLS from there on; then call `encrypted`."""
 
     request: StartTlsRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Struct, frozen=True):
     """Send the pending answers, then close."""
 
 
@@ -286,23 +283,19 @@ def _name_of(subject: Subject | None) -> str:
 
 
 # -- the client's side -----------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     request: AuthRequest | StartTlsRequest
 
 
-@dataclass(frozen=True, slots=True)
-class BeginTls:
+class BeginTls(Struct, frozen=True):
     """Use TLS from here on; then call `encrypted`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(Struct, frozen=True):
     """The connection may be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Struct, frozen=True):
     error: BookKeeperError
 
 

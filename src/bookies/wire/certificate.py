@@ -11,8 +11,9 @@ import datetime
 import ipaddress
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from bookies.errors import InvalidArgument
 from bookies.wire.auth import Subject
@@ -39,8 +40,7 @@ SEQUENCE, OID, UTC_TIME, DNS_NAME, IP_ADDRESS = 0x30, 0x06, 0x17, 0x82, 0x87
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----\s(.*?)-----END \1-----", re.S)
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+class Certificate(Struct, frozen=True):
     """One certificate. `begins`, `ends`: of its validity, in UTC. `hosts`: names and addresses. `key`: a description.
 
     `old_signature`: the broken hash that its signature uses; empty: none of those. `is_authority`: may sign others.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies import kernels
 from bookies.errors import DigestMismatch
@@ -16,8 +17,7 @@ _HEADER = struct.Struct(">qqqq")  # ledger, entry, last add confirmed, accumulat
 _LAC_HEADER = struct.Struct(">qq")
 
 
-@dataclass(frozen=True, slots=True)
-class EntryHeader:
+class EntryHeader(Struct, frozen=True):
     """The verified head of an entry body. `length`: payload bytes of the ledger up to and with this entry."""
 
     ledger_id: int

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import Status
 from bookies.kernels import Adds
@@ -36,8 +37,7 @@ class Operation(enum.Enum):
     RANGE_ADD = "range add"
 
 
-@dataclass(slots=True)
-class AddRequest:
+class AddRequest(Struct):
     """Adds that arrived one after the other with the same key and flags, of one or more ledgers.
 
     `txn_ids`: v3 only, one for each entry; such a request has one ledger. The ledger ids are those in the bodies
@@ -53,8 +53,7 @@ class AddRequest:
     txn_ids: Sequence[int] | None = None
 
 
-@dataclass(slots=True)
-class ReadRequest:
+class ReadRequest(Struct):
     """Read of one entry; `entry_id` -1 asks for the highest. With `previous_lac`: a long poll.
 
     Source: wire-protocol 5.5 to 5.7.
@@ -72,8 +71,7 @@ class ReadRequest:
     wants_piggyback: bool = False
 
 
-@dataclass(slots=True)
-class BatchReadRequest:
+class BatchReadRequest(Struct):
     version: int
     txn_id: int
     ledger_id: int
@@ -85,16 +83,14 @@ class BatchReadRequest:
     is_high_priority: bool = False
 
 
-@dataclass(slots=True)
-class AuthRequest:
+class AuthRequest(Struct):
     version: int
     txn_id: int
     plugin: str
     payload: bytes
 
 
-@dataclass(slots=True)
-class WriteLacRequest:
+class WriteLacRequest(Struct):
     """Explicit LAC. `body` is the LAC packet (wire-protocol 4.5); its ledger and LAC are the ones that count."""
 
     version: int
@@ -105,42 +101,36 @@ class WriteLacRequest:
     body: bytes
 
 
-@dataclass(slots=True)
-class ReadLacRequest:
+class ReadLacRequest(Struct):
     version: int
     txn_id: int
     ledger_id: int
 
 
-@dataclass(slots=True)
-class GetBookieInfoRequest:
+class GetBookieInfoRequest(Struct):
     version: int
     txn_id: int
     requested: int  # bits: 1 total disk capacity, 2 free disk space
 
 
-@dataclass(slots=True)
-class ForceLedgerRequest:
+class ForceLedgerRequest(Struct):
     version: int
     txn_id: int
     ledger_id: int
 
 
-@dataclass(slots=True)
-class ListEntriesRequest:
+class ListEntriesRequest(Struct):
     version: int
     txn_id: int
     ledger_id: int
 
 
-@dataclass(slots=True)
-class StartTlsRequest:
+class StartTlsRequest(Struct):
     version: int
     txn_id: int
 
 
-@dataclass(slots=True)
-class InvalidRequest:
+class InvalidRequest(Struct):
     """A request that decodes but cannot be served; answered with `status` alone.
 
     An add whose body is shorter than 24 bytes, names other ids than its message, or negative ones; a v2 version byte
@@ -171,8 +161,7 @@ Request = (
 )
 
 
-@dataclass(slots=True)
-class AddResponses:
+class AddResponses(Struct):
     """Answers to adds of one ledger, all with the same status."""
 
     version: int
@@ -182,8 +171,7 @@ class AddResponses:
     txn_ids: Sequence[int] | None = None
 
 
-@dataclass(slots=True)
-class ReadResponse:
+class ReadResponse(Struct):
     """Answer to a read. `entry_id` is the one echoed (-1 stays -1, except for a long poll that returns its entry)."""
 
     version: int
@@ -196,8 +184,7 @@ class ReadResponse:
     lac_update_ms: int | None = None
 
 
-@dataclass(slots=True)
-class BatchReadResponse:
+class BatchReadResponse(Struct):
     """Answer to a batch read. `records`: from `start` on, consecutive entries from `entry_id` on, framed as stored;
     empty unless OK."""
 
@@ -210,8 +197,7 @@ class BatchReadResponse:
     start: int = 0
 
 
-@dataclass(slots=True)
-class AuthResponse:
+class AuthResponse(Struct):
     version: int
     txn_id: int
     status: Status
@@ -219,16 +205,14 @@ class AuthResponse:
     payload: bytes
 
 
-@dataclass(slots=True)
-class WriteLacResponse:
+class WriteLacResponse(Struct):
     version: int
     txn_id: int
     status: Status
     ledger_id: int
 
 
-@dataclass(slots=True)
-class ReadLacResponse:
+class ReadLacResponse(Struct):
     version: int
     txn_id: int
     status: Status
@@ -237,8 +221,7 @@ class ReadLacResponse:
     last_entry_body: Buffer | None = None
 
 
-@dataclass(slots=True)
-class GetBookieInfoResponse:
+class GetBookieInfoResponse(Struct):
     version: int
     txn_id: int
     status: Status
@@ -246,16 +229,14 @@ class GetBookieInfoResponse:
     free_disk_space: int | None = None
 
 
-@dataclass(slots=True)
-class ForceLedgerResponse:
+class ForceLedgerResponse(Struct):
     version: int
     txn_id: int
     status: Status
     ledger_id: int
 
 
-@dataclass(slots=True)
-class ListEntriesResponse:
+class ListEntriesResponse(Struct):
     """Answer to list-entries. `availability` is the encoded list of wire-protocol 5.10."""
 
     version: int
@@ -265,15 +246,13 @@ class ListEntriesResponse:
     availability: bytes | None = None
 
 
-@dataclass(slots=True)
-class StartTlsResponse:
+class StartTlsResponse(Struct):
     version: int
     txn_id: int
     status: Status
 
 
-@dataclass(slots=True)
-class BareResponse:
+class BareResponse(Struct):
     """The answer to an `InvalidRequest`, or to anything before authentication.
 
     v2: without a body. v3: header and status only, unless there is a ledger id or the status is BAD_VERSION, which

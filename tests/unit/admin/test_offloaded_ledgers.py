@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.offloaded import GIVEN_UP, URI, give_up, named
 from tests.fakes.world import World, play
 from tests.unit.admin.verbs.test_explain import standing_of

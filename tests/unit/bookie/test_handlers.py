@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.bookie.server import BookieServer
 from bookies.errors import ReadFailed, Status, StorageError
@@ -418,7 +419,7 @@ def test_records_share_the_connection_s_buffer_until_they_are_stored(world: Worl
         sizes = [0, 1, 63, 64, 65, 4095, 100_000, 1_000_000]
         bodies = [package(1, index, bytes([index]) * size) for index, size in enumerate(sizes)]
         batch = adds(1, range(len(sizes)))
-        batch.adds.records = Records.of(bodies)
+        batch = replace(batch, adds=replace(batch.adds, records=Records.of(bodies)))
         await client.add(batch)
         for index, expected in enumerate(bodies):
             assert (await client.ask(ReadRequest(2, 0, 1, index))).body == expected

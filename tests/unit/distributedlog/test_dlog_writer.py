@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.distributedlog import Place, in_namespace
 from tests.fakes.world import LaggingDriver
 from tests.fakes.zookeeper import FakeZooKeeper

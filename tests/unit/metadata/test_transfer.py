@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import pathlib
@@ -11,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.zookeeper import FakeZooKeeper, Server
 
 from bookies.errors import LedgerExists, MetadataCorrupt, MetadataError
@@ -36,7 +36,7 @@ def record(ledger_id: int, **changes: object) -> LedgerMetadata:
     made = LedgerMetadata(
         ledger_id, 2, 2, 1, ((0, (A, B)), (5, (B, A))), LedgerState.CLOSED, last_entry_id=9, length=ledger_id
     )
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 async def fill(driver: MetadataDriver) -> None:
@@ -227,7 +227,7 @@ def test_differences_are_named() -> None:
         await moved(source, target)
         await source.delete_ledger(1)
         found = await target.read_ledger(3)
-        await target.write_ledger(dataclasses.replace(found.metadata, length=99), found.version)
+        await target.write_ledger(replace(found.metadata, length=99), found.version)
         await target.delete_ledger(4)
         await target.write_record("binary", b"", (await target.read_record("binary"))[1])
         await target.delete_cookie(A, (await target.read_cookie(A))[1])

@@ -29,9 +29,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
+
+from msgspec import Struct, field
 
 from bookies.errors import BookieUnreachable, BookKeeperError, ConfigError
 
@@ -47,8 +48,7 @@ STOP_S = 10.0
 POLL_S = 0.05  # interval of checks whether a bookie of another process serves
 
 
-@dataclass
-class LocalBookie:
+class LocalBookie(Struct):
     """One bookie of the cluster, running or not. `host` and `port` are None until it is ready.
 
     `settings`: fields of `BookieConfig` for this bookie alone. They are not stored in `cluster.json`. `prefix`: words
@@ -61,7 +61,7 @@ class LocalBookie:
     pid: int | None = None
     host: str | None = None
     port: int | None = None
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    process: subprocess.Popen[bytes] | None = None
     settings: dict[str, object] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
     program: tuple[str, ...] = ()

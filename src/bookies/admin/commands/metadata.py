@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import asdict
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import MACHINE, Option, verb

@@ -6,8 +6,9 @@ import argparse
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import LOST, RATE, Option, verb
@@ -102,7 +103,7 @@ async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> Repo
         return await watch(driver, arguments)
     now_ms = aio.runtime().clock.wall_ms()
     status = await read_status(driver, now_ms)
-    return Report(asdict(status), status_text(status, now_ms))
+    return Report(to_builtins(status), status_text(status, now_ms))
 
 
 def status_text(status: RecoveryStatus, now_ms: int) -> Iterator[str | Table]:

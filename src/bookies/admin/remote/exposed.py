@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.admin.shared.command_line import OneOf, Option, Verb
 from bookies.admin.shared.usage import UsageError
@@ -18,8 +19,7 @@ PAGE_SIZE, PAGE_SIZE_MAX = 100, 1000  # rows of a page
 PAGED = {"ledger list": "ledger", "bookie list": "bookie", "log list": ""}  # with the field that orders their rows
 
 
-@dataclass(frozen=True, slots=True)
-class Exposed:
+class Exposed(Struct, frozen=True):
     """One verb at one path. `options`: the fields that a call may set, besides the placeholders of the path.
 
     `watched`: a verb that reads, whose facts before and after a change are in the audit line. `fixed`: fields that this

@@ -12,9 +12,8 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -163,8 +162,7 @@ def with_client(arguments: argparse.Namespace, body: Callable[[Client], Awaitabl
     return run_async(main)
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """A client and the driver that it uses, for commands that need both."""
 
     runtime: Runtime
@@ -189,28 +187,37 @@ def with_session(arguments: argparse.Namespace, body: Callable[[Session], Awaita
     return run_async(main)
 
 
-@dataclass(frozen=True, slots=True)
 class OnCluster:
     """Function of a verb that works on a cluster. `run`: connects first. `within`: uses an existing session."""
 
-    run: Callable[[argparse.Namespace], Any]
-    within: Callable[[Session, argparse.Namespace], Awaitable[Any]]
+    def __init__(
+        self,
+        run: Callable[[argparse.Namespace], Any],
+        within: Callable[[Session, argparse.Namespace], Awaitable[Any]],
+    ) -> None:
+        self.run = run
+        self.within = within
 
     def __call__(self, arguments: argparse.Namespace) -> Any:
         """Run the verb as a command."""
         return self.run(arguments)
 
 
-@dataclass(frozen=True, slots=True)
 class OnBookie:
     """Function of a verb that calls running bookies. `run`: those of this machine. `lines`: of an answer, as text.
 
     `calls`: names and arguments of the calls to the bookie, of which the last has the answer.
     """
 
-    run: Callable[[argparse.Namespace], Any]
-    calls: Callable[[argparse.Namespace], Sequence[tuple[str, dict[str, object]]]]
-    lines: Callable[[Any], list[str]]
+    def __init__(
+        self,
+        run: Callable[[argparse.Namespace], Any],
+        calls: Callable[[argparse.Namespace], Sequence[tuple[str, dict[str, object]]]],
+        lines: Callable[[Any], list[str]],
+    ) -> None:
+        self.run = run
+        self.calls = calls
+        self.lines = lines
 
     def __call__(self, arguments: argparse.Namespace) -> Any:
         """Run the verb as a command."""

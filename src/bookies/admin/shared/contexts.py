@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bookies.admin.shared.usage import UsageError
@@ -31,12 +30,12 @@ class Context(NamedTuple):
         return self.metadata or self.server
 
 
-@dataclass
 class Contexts:
     """The contexts by name. `used`: the one in use; empty: none."""
 
-    used: str = ""
-    by_name: dict[str, Context] = field(default_factory=dict)
+    def __init__(self, used: str = "", by_name: dict[str, Context] | None = None) -> None:
+        self.used = used
+        self.by_name = by_name or {}
 
     def find(self, name: str) -> Context:
         """Return a context. Raises `UsageError`."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from bookies.admin.shared.common import print_json, print_table
 
@@ -31,8 +32,7 @@ class Report(NamedTuple):
     remarks: Iterable[str] = ()
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Result of one check. `level`: ok, warn or bad. `about`: its subject, such as `bookie b3` or `ledger 17`."""
 
     level: str

@@ -6,8 +6,9 @@ import argparse
 import json
 import pathlib
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
 
 from bookies.admin.shared.report import Report
 from bookies.admin.shared.usage import UsageError

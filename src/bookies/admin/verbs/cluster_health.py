@@ -10,9 +10,11 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import SplitResult, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from bookies.admin.shared.common import Session, size_text, time_text
 from bookies.admin.shared.notes_text import state_text
@@ -37,8 +39,7 @@ BRIEF = 100  # characters of a finding in the sentence
 WRITES = "writes"  # subject of the finding about writable bookies
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     """Answer of a bookie. `space`: (total, free) bytes; None: no answer, because of `error`.
 
     `reasons`: of its own conditions that do not hold; None: unknown. `steps`: what to do about them.
@@ -70,7 +71,7 @@ async def health(session: Session) -> Report:
         "level": level,
         "sentence": sentence,
         "observed_ms": session.runtime.clock.wall_ms(),
-        "findings": [vars(finding) for finding in findings],
+        "findings": [asdict(finding) for finding in findings],
     }
     lines = [sentence]
     for finding in findings:

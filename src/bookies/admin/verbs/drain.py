@@ -7,8 +7,9 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from bookies import units
 from bookies.admin.shared import Progress, UsageError

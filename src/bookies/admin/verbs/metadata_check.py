@@ -29,7 +29,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.client.base.segments import LOGS, LogStore
 from bookies.errors import BookKeeperError, CorruptRecord, LedgerNotFound, MetadataCorrupt, NotSupported, RecordNotFound
@@ -45,8 +46,7 @@ from bookies.storage.identity import cookie
 NOTES = ("ids-ahead", "mark-without-ledger")  # findings that are not faults
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One finding. `name`: see the module. `subject`: the ledger, bookie or log; empty: the store."""
 
     name: str
@@ -58,8 +58,7 @@ class Finding:
         return self.name not in NOTES
 
 
-@dataclass(slots=True)
-class CheckResult:
+class CheckResult(Struct):
     """Number of checked records, and the findings."""
 
     ledgers: int = 0

@@ -6,8 +6,9 @@ import argparse
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from bookies.admin.shared import Progress, Session
 from bookies.admin.shared.command_line import check_rate
@@ -165,8 +166,7 @@ def _print_problems(row: dict[str, Any]) -> None:
 # -- watching ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """Progress of all processes together at one time.
 
     `at_s`: seconds of the loop's clock; `marked`: ledgers that are marked. The other figures are totals since the

@@ -127,7 +127,7 @@ def _package(arguments: argparse.Namespace) -> Report:
     from bookies.spark.base.packaging import package
 
     size = package(arguments.file)
-    text = f"{arguments.file}: {size_text(size)}; the workers also need PyArrow and google-crc32c"
+    text = f"{arguments.file}: {size_text(size)}; the workers also need PyArrow, google-crc32c and msgspec"
     return Report({"file": arguments.file, "bytes": size}, [text])
 
 

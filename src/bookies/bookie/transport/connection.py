@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
+
+from msgspec import Struct
 
 from bookies.bookie.transport.pressure import PARTIAL_SIZE_MIN, Intake, ReadShare
 from bookies.errors import RemoteProtocolError, Status
@@ -43,8 +44,7 @@ class Service(Protocol):
         """Start serving the requests, in order. Must not raise; answers come through `respond` and `send`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """Objects that all connections of a bookie share."""
 
     service: Service

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from bookies import kernels
 from bookies.errors import InvalidArgument
@@ -37,8 +38,7 @@ class LastConfirmedAndEntry(NamedTuple):
     entry: Entry | None
 
 
-@dataclass(frozen=True, slots=True)
-class EntryBatch:
+class EntryBatch(Struct, frozen=True):
     """Verified consecutive entries of one ledger, still in wire form.
 
     `starts`: offsets in `data` of the records (uint32 length, header, digest, payload), and the end of the last record.

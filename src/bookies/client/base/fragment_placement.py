@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.placement import PlacementPolicy, Topology
 from bookies.protocol.placement.placement import judge
 
 
-@dataclass(frozen=True, slots=True)
-class FragmentPlacement:
+class FragmentPlacement(Struct, frozen=True):
     """The entries from `first_entry` up to the next fragment, and the placement of their replicas.
 
     `replicas`: the bookies in ensemble order, each with its location (None: unknown). `adherence`: to the client's

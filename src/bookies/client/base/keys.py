@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.client.base.entries import EntryBatch
 from bookies.errors import DigestMismatch, InvalidArgument, RemoteProtocolError, Unauthorized
@@ -21,8 +22,7 @@ DIGESTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Struct, frozen=True):
     """The keys of one ledger. `mac_key` verifies the entries of HMAC ledgers."""
 
     ledger_id: int

@@ -18,9 +18,10 @@ import asyncio
 import contextlib
 import copy
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+from msgspec import Struct
 
 from bookies.client.base.arguments import TimeLimit, position, seconds, switch
 from bookies.client.log.log_operations import (
@@ -54,8 +55,7 @@ OVERHEAD_MAX = 128  # bytes that an entry takes beside its payload, at most
 ROLL_RETRY_S = 10.0  # seconds after a roll that could not begin; until then the present ledger is used
 
 
-@dataclass(slots=True)
-class _Failed:
+class _Failed(Struct):
     """An append that waits for its ledger's end. `number`: in order of arrival."""
 
     number: int

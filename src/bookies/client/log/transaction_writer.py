@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
+
+from msgspec.structs import replace
 
 from bookies.client.log.transaction import OnOpenTail, TransactionContext, abort, commit, read_head
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogNotFound

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.client.base.keys import Keys
 from bookies.client.read.offloaded import OffloadedFetch
@@ -14,8 +15,7 @@ from bookies.model import LedgerMetadata
 from bookies.protocol.ledger.read import StickyPosition
 
 
-@dataclass(frozen=True, slots=True)
-class ReadContext:
+class ReadContext(Struct, frozen=True):
     """The bookies, keys and settings of the reads of one ledger.
 
     * `refresh`: reads the ledger's metadata again if no replica delivers, since bookies may have been replaced.

@@ -18,7 +18,8 @@ import struct
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.bookie_ranking import READ, READ_BATCH
@@ -53,8 +54,7 @@ GRACE_S = 0.002  # to process responses that have already arrived
 _record_head = struct.Struct(">I").pack
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(Struct):
     """Entries first..last, requested from one replica of `first` after the other, by position.
 
     `data`: the response, whose records begin at `start`: at least one, possibly not all, unverified. `error`: every
@@ -76,8 +76,7 @@ class _Part:
     error: BookKeeperError | None = None
 
 
-@dataclass(slots=True)
-class _Ask:
+class _Ask(Struct):
     """Consecutive parts that are awaited and delivered together."""
 
     parts: deque[_Part]

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from bookies.client.base import EntryBatch
 from bookies.encoding.documents import parse_json
@@ -45,8 +47,7 @@ def arrow() -> Any:
     return pyarrow
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """A row group: entries first..last.
 
     `below`, `above`: the ledger's length before the first and after the last of them.
@@ -60,8 +61,7 @@ class Group:
     above: int
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Struct, frozen=True):
     """The contents of a copy's files, in the order of entries."""
 
     ledger_id: int

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.keys import Keys

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.client.base.ledger_lock import in_rounds, ledger_locked
 from bookies.client.repair.ledger_repair import LedgerRepair, RepairRules
@@ -28,8 +30,7 @@ from bookies.runtime.tasks import all_of
 LEDGERS_AT_ONCE = 8  # most are small, so each copy mostly waits
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryOptions:
+class RecoveryOptions(Struct, frozen=True):
     """Options of `recover_bookies`. `owner`: name in the ledgers' locks."""
 
     owner: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from bookies.client.base.keys import keys_of
 from bookies.client.read import LedgerReader
@@ -17,8 +17,7 @@ from bookies.protocol.placement.candidates import Candidates
 from bookies.runtime.ports import Runtime
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerAccess:
+class LedgerAccess(Struct, frozen=True):
     """Access of an administration to any ledger.
 
     `password`, `digest_type`: used only for ledgers whose record has none.

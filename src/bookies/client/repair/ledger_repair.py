@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.repair.full_check import FullReplicaCheck
@@ -65,8 +66,7 @@ LOSSES_MAX = 16  # entries of a replica that are skipped, one by one, because th
 FRAGMENTS_AT_ONCE = 4
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Struct):
     """State of a ledger after a repair.
 
     fewest: good replicas of the entry with the fewest; None: unknown, or no entries.
@@ -83,8 +83,7 @@ class Outcome:
     verdicts: Sequence[FragmentVerdict] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairRules:
+class RepairRules(Struct, frozen=True, kw_only=True):
     """Circumstances of a repair, in which those who start one differ.
 
     circumstances: returns the present states of bookies: what counts as lost, what to avoid.

@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.transport.client_counts import RECOVERY_STAGES
@@ -109,8 +110,7 @@ class RecoveryPool(AddPool, Protocol):
     ) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryParts:
+class RecoveryParts(Struct, frozen=True):
     """Parts of a client that a recovery uses.
 
     `candidates`: writable bookies in order of preference. `stages`: durations of its steps.

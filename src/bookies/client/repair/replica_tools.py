@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.arguments import (
@@ -62,8 +64,7 @@ LISTED_AT_ONCE = 32  # records that a listing reads at a time
 OWNER = "a client's administration"  # holder's name in locks, shown to operators
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerCheck:
+class LedgerCheck(Struct, frozen=True):
     """Result of `check_ledger`: a verdict for each fragment that holds entries."""
 
     metadata: LedgerMetadata

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.repair.ledger_access import LedgerAccess
@@ -43,8 +44,7 @@ STAGES = ("claim", "check", "read", "write", "rate", "metadata")  # of a repair
 COPIED_AT_ONCE = 8  # ledgers; most are small, so each copy mostly waits
 
 
-@dataclass(frozen=True, slots=True)
-class CopyProgress:
+class CopyProgress(Struct, frozen=True):
     """Progress of a long operation. `entries`, `size`: entries and bytes copied so far, over all copies.
 
     `locked`: ledgers that the operation waits for, and the holders of their locks. `trouble`: error of the metadata
@@ -60,8 +60,7 @@ class CopyProgress:
     trouble: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """Entries first..last of a ledger, and which bookies replace which.
 
     `needs_sealing`: the ledger must be sealed first; its last entry is known only then.
@@ -74,8 +73,7 @@ class Move:
     needs_sealing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(Struct, frozen=True):
     """Entries first..last of a ledger that cannot be copied, and why.
 
     `first` None: no entry of the ledger can be copied.
@@ -87,8 +85,7 @@ class Obstacle:
     error: BookKeeperError
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryReport:
+class RecoveryReport(Struct, frozen=True):
     """Result of `recover_bookies`, or of its dry run.
 
     `skipped`: ledgers left alone, as the caller's options asked. `obstacles`: ledgers or fragments that could not be
@@ -116,8 +113,7 @@ def avoiding(access: LedgerAccess, unwanted: Collection[BookieId]) -> Choose:
     return choose
 
 
-@dataclass(slots=True)
-class Totals:
+class Totals(Struct):
     """Totals of repairs. `entries`, `size` in bytes: of all copies.
 
     `renewed`: the entries that were copied to bookies that already had the position.

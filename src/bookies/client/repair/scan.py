@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct, field
 
 from bookies.client.base import EntryBatch
 from bookies.client.repair.replicas import LedgerReplicas
@@ -45,8 +46,7 @@ class BadRun(NamedTuple):
     error: BookKeeperError
 
 
-@dataclass
-class ReplicaScan:
+class ReplicaScan(Struct):
     """Result of a scan. `entries`, `size`: good entries, and the bytes of their records.
 
     `bad`: ascending. `stopped`: the error if the bookie could not be asked for all entries. `is_listed`: True if the

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.model import BookieId
 from bookies.runtime.histogram import Outcomes, Stages
@@ -11,8 +12,7 @@ from bookies.runtime.histogram import Outcomes, Stages
 RECOVERY_STAGES = ("announce", "fence", "read", "write", "close")
 
 
-@dataclass(slots=True)
-class FetchCounts:
+class FetchCounts(Struct):
     """Counts of requests and their outcomes, of one fetch or of several in one loop.
 
     `failures`: responses, or ends of connections, that delivered no entry. `digest_failures`: those of them that did
@@ -25,8 +25,7 @@ class FetchCounts:
     hedges: int = 0
 
 
-@dataclass(slots=True)
-class ClientCounts:
+class ClientCounts(Struct):
     """Work of one client so far.
 
     * `appends`: seconds from sending to confirmation, of one batch of each writer at a time.
@@ -51,8 +50,7 @@ class ClientCounts:
     recoveries: Stages = field(default_factory=lambda: Stages(*RECOVERY_STAGES))
 
 
-@dataclass(frozen=True, slots=True)
-class ClientUsage:
+class ClientUsage(Struct, frozen=True):
     """A client's counts, and what it holds now. Sizes in bytes; `pending`: unanswered adds by bookie.
 
     `now_s`: the monotonic clock.

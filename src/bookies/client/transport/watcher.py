@@ -8,9 +8,10 @@ that moves keeps its id. Source: client-protocol 2.2 and 7.8, metadata 6.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import inf
+
+from msgspec import Struct
 
 from bookies.client.base.announced_notes import MaintenanceNotes
 from bookies.client.base.free_space import FreeSpace
@@ -31,8 +32,7 @@ DOWN = "down"
 NEAR_MAX = 8  # bookies near the client, one of which should be the first of an ensemble
 
 
-@dataclass(frozen=True, slots=True)
-class BookieStatus:
+class BookieStatus(Struct, frozen=True):
     """One bookie as the metadata store shows it.
 
     `mode`: "writable", "read-only", or "down" if it is not registered. `address`: "host:port"; None if the bookie is

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Self
+
+from msgspec import Struct
 
 from bookies.client.base.budget import MemoryBudget
 from bookies.client.transport.open_ledgers import OpenLedgers
@@ -17,8 +18,7 @@ from bookies.model import BookieId
 from bookies.runtime.ports import Runtime
 
 
-@dataclass(frozen=True, slots=True)
-class WriteContext:
+class WriteContext(Struct, frozen=True):
     """The parts that the writers of one client share. `candidates`: writable bookies in order of preference."""
 
     runtime: Runtime

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import MetadataCorrupt
@@ -25,8 +26,7 @@ _FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """`servers`, `ledgers`: ZooKeeper and root path of the BookKeeper cluster. `log_servers`: ZooKeeper of the logs.
 
     `reader_servers`, `log_reader_servers`: the same for readers; None: as for writers. `first_lssn`: the number of a

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import ConfigError, InvalidArgument, MetadataCorrupt
 
@@ -13,8 +14,7 @@ LAYOUT_VERSION = b"\xff\xff\xff\xff"
 _REFUSED = re.compile("[\0 <>\u0001-\u001e\u0080-\u009e\ud801-\uf8fe\ufff1-\ufffe\U00010000-\U0010ffff]")
 
 
-@dataclass(frozen=True, slots=True)
-class NamespacePlace:
+class NamespacePlace(Struct, frozen=True):
     """The place of a namespace in ZooKeeper. `hosts`: host:port,host:port. `path`: its root."""
 
     hosts: str

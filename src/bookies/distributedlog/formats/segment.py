@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.distributedlog.formats.dlsn import Dlsn
 from bookies.errors import MetadataCorrupt, NotSupported
@@ -18,8 +19,7 @@ _COMPLETED_COUNTS = {1: 5, 2: 8, 3: 10, 4: 10, 5: 11}
 _NUMBERS = re.compile(r"-?\d{1,20}(;-?\d{1,20})*")
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """One segment of a log: one ledger. `name`: of its znode.
 
     `lssn`: its number in the log; 0: unassigned (version 1). `first_txid`: the transaction id that it was started with;

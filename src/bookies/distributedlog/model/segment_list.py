@@ -6,9 +6,10 @@ Pure: a function takes the list and returns the new segments. `SegmentStore` wri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from bookies.distributedlog.formats.dlsn import Dlsn
 from bookies.distributedlog.formats.entries import TXID_MAX

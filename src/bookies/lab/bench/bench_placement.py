@@ -13,7 +13,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option
@@ -28,8 +29,7 @@ from bookies.protocol.placement.topology import Kind
 JUDGED = 100  # ensembles of each cluster whose adherence is checked
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """Shape of a cluster: name, number of bookies per rack, placement policy and quorums."""
 
     name: str

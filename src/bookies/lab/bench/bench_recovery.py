@@ -25,10 +25,11 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import Option
@@ -170,8 +171,7 @@ class Space:
             )
 
 
-@dataclass
-class _Load:
+class _Load(Struct):
     """Adds at a steady rate. `latencies`: from each due time; `first_error`: message of the first failed add."""
 
     ledgers: list[LedgerWriter]

@@ -16,8 +16,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from bookies.admin.shared.replicas import count_replicas
 from bookies.errors import BookKeeperError
@@ -33,8 +34,7 @@ RECOVER_S, READ_S = 60.0, 120.0  # time-outs of the last check, after all faults
 AT_ONCE = 4  # ledgers that the last check reads concurrently
 
 
-@dataclass
-class Story:
+class Story(Struct):
     """One ledger as the clients saw it; -1: no entry. `ends`: (last entry, length) -> first client that received it."""
 
     started: int = -1

@@ -10,13 +10,13 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 SHORT_S, LONG_S = (0.05, 1.0), (2.5, 7.0)  # below and above the clients' time-outs and the bookies' leases
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """A fault that has begun: a description of its target, its duration, and the call that ends it."""
 
     text: str

@@ -8,14 +8,16 @@ seed therefore determines the plan of faults and not the run. The checks are in 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import pathlib
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from bookies.admin.cluster import LocalCluster
 from bookies.admin.cluster.local_cluster import START_S, LocalBookie
@@ -69,8 +71,7 @@ REGISTER_S = 60.0  # then for all bookies to be registered and writable
 CALM_S = 2.0  # between the healing and the end of the clients
 
 
-@dataclass
-class Report:
+class Report(Struct):
     """Result of a run. Empty `violations`: every promise held. `counts`: numbers of faults and their consequences."""
 
     seconds: float
@@ -79,7 +80,7 @@ class Report:
     counts: dict[str, int]
 
 
-@dataclass
+@dataclasses.dataclass
 class Chaos:
     """One run in `directory`, which exists and is empty. `progress` is called with a line every `progress_s`.
 
@@ -97,8 +98,8 @@ class Chaos:
     is_hostile: bool = False
     heals: bool = True
     progress_s: float = 5.0
-    checker: Checker = field(default_factory=Checker)
-    counts: Counter[str] = field(default_factory=Counter)
+    checker: Checker = dataclasses.field(default_factory=Checker)
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)

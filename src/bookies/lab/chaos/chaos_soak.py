@@ -22,8 +22,9 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from bookies.admin.cluster import LocalCluster
 from bookies.admin.cluster.local_cluster import START_S, STOP_S, LocalBookie
@@ -92,8 +93,7 @@ class Rate:
             await asyncio.sleep(max(0.0, self._next_s - now))
 
 
-@dataclass
-class Samples:
+class Samples(Struct):
     """Values over time, by name. `rows`: seconds since `began_s` -> values."""
 
     rows: list[tuple[float, dict[str, float]]] = field(default_factory=list)
@@ -138,8 +138,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[round(peak / top * (len(BARS) - 1))] for peak in peaks)
 
 
-@dataclass
-class _Log:
+class _Log(Struct):
     """A log of the run: the numbers of its first entry, before which all are truncated, and of the next one.
 
     `positions`: numbers of entries with their positions, ascending.

@@ -30,7 +30,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.admin.shared.lines import read_lines
 from bookies.lab.chaos.chaos_child import run_child
@@ -45,8 +46,7 @@ _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001
 _DESTINATION = slice(16, 20)  # of an IPv4 header
 
 
-@dataclass(frozen=True)
-class Impairment:
+class Impairment(Struct, frozen=True):
     """Impairment of packets from any of `sources` to any of `targets`. Shares are 0 to 1."""
 
     sources: frozenset[str]

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import DEBUG, Option, verb
 from bookies.admin.shared.common import interruptible
@@ -73,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> Report:
         if report.violations:
             keep()
     kept = str(directory) if directory.exists() else None
-    facts = {"seed": arguments.seed, "bookies": arguments.bookies, "directory": kept, **vars(report)}
+    facts = {"seed": arguments.seed, "bookies": arguments.bookies, "directory": kept, **asdict(report)}
     remarks = [f"data and logs are kept in {directory}"] if report.violations else []
     return Report(facts, _text(report), 1 if report.violations else 0, remarks)
 

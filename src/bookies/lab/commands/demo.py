@@ -19,10 +19,11 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import MACHINE, Option, verb
@@ -36,8 +37,7 @@ BOOKIES, ACK_QUORUM = 4, 2
 LEASE_MS = 2000
 
 
-@dataclass
-class Source:
+class Source(Struct):
     """Input file whose lines become entries. `digest`: sum of `demo_spark.line_digest` of all lines."""
 
     path: str

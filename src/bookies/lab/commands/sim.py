@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import DEBUG, Option, verb
@@ -30,8 +31,7 @@ COUNT_INTERVAL_S = 15.0  # between progress lines of a sweep where no progress b
 SHRUNK_COUNT_MAX = 3  # failing runs that are reduced; the others are only reported
 
 
-@dataclass
-class _Row:
+class _Row(Struct):
     """Totals of all runs of one profile."""
 
     histories: int = 0

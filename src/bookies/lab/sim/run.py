@@ -8,9 +8,11 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.config import ClientConfig
 from bookies.lab.sim.checkers import History
@@ -33,8 +35,7 @@ HEALED_DEADLINE_S = 300.0  # within this time after the healing every pending op
 RUN_DEADLINE_S = 7_200.0
 
 
-@dataclass
-class Result:
+class Result(Struct):
     """The result of a run. Empty `violations`: every promise held.
 
     `faults`: those that happened, name -> description. `cpu_s`: processor time, which is not part of the run.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.lab.sim.faults.profiles import PROFILE_NAMES
 from bookies.lab.sim.run import Result, simulate
@@ -23,8 +24,7 @@ class UnusableRecording(ValueError):
     """The file is not a recording that `Recording.pack` has written."""
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """A run that breaks a promise. `faults`: name -> description. `digest`: of its trace when it was recorded."""
 
     seed: int

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import ConfigError, MetadataCorrupt
 from bookies.metadata.formats.recovery_formats import SinglePlaces, kind_below
@@ -31,8 +32,7 @@ def stop_of(prefix: str) -> str:
     return prefix[:-1] + "0"  # the character after the slash
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Struct, frozen=True):
     """Keys of one cluster. `scope`: begins with a slash and does not end in one. Properties in the plural are prefixes
     that end in a slash.
     """
@@ -121,8 +121,7 @@ class Keys:
         return f"{self.spent}{ledger_id // SPENT_SIZE:012x}"
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryKeys(SinglePlaces):
+class RecoveryKeys(SinglePlaces, frozen=True):
     """Keys of auto-recovery below `top`, where Apache's etcd driver has only a marker. The values, and the names except
     those of ledgers, are Apache's in ZooKeeper. A ledger has the same name as in its record's key.
     """
@@ -187,8 +186,7 @@ _PORT = 2379
 FORM = "etcd://HOST:2379;HOST:2379/SCOPE"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A parsed metadata URI. `hosts`: host:port each."""
 
     hosts: tuple[str, ...]

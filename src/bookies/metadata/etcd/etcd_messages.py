@@ -6,7 +6,8 @@ Field numbers are those of etcd's published `rpc.proto` and `kv.proto`, version 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.encoding import protobuf
 from bookies.encoding.protobuf import Message, Schema, Value
@@ -187,8 +188,7 @@ def parse_token(data: bytes) -> str:
 # -- watches -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WatchNews:
+class WatchNews(Struct, frozen=True):
     """News of the watch with this number: changes, or its end by etcd."""
 
     number: int

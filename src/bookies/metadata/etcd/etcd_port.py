@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct
 
 from bookies.errors import MetadataError
 
@@ -30,8 +31,7 @@ class LeaseMissing(Exception):
     """There is no such lease: it has expired, or was revoked."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValue:
+class KeyValue(Struct, frozen=True):
     """One key. `create_revision`, `mod_revision`: the revisions of the store that created the key and wrote it last;
     revisions count the changes of the whole store.
 
@@ -49,24 +49,21 @@ class KeyValue:
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenAt:
+class WrittenAt(Struct, frozen=True):
     """Condition: this revision wrote the key last; 0: there is no such key."""
 
     key: str
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class MadeAt:
+class MadeAt(Struct, frozen=True):
     """Condition: this revision created the key; 0: there is no such key."""
 
     key: str
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBy:
+class HeldBy(Struct, frozen=True):
     """Condition: the key exists, and ends with this lease."""
 
     key: str
@@ -76,8 +73,7 @@ class HeldBy:
 Condition = WrittenAt | MadeAt | HeldBy
 
 
-@dataclass(frozen=True, slots=True)
-class Get:
+class Get(Struct, frozen=True):
     """Operation: read the key, or all keys from `key` to `stop` exclusively, ascending, at most `count_max` (0: all).
 
     `keys_only`: with empty values.
@@ -89,8 +85,7 @@ class Get:
     keys_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct, frozen=True):
     """Operation: write the key; with a lease, for the life of the lease."""
 
     key: str
@@ -98,8 +93,7 @@ class Put:
     lease: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """Operation: delete the key if it exists."""
 
     key: str
@@ -108,8 +102,7 @@ class Delete:
 Operation = Get | Put | Delete
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The result of a transaction. `is_met`: all conditions held, so `then` was carried out and not `otherwise`.
     `revision`: of the store, after the transaction.
 
@@ -121,8 +114,7 @@ class Answer:
     items: list[list[KeyValue]]
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(Struct, frozen=True):
     """Credentials and TLS data for etcd. `authority`, `certificate`, `key`: PEM.
 
     `authority`: None: the authorities that this machine trusts. `server_name`: the name in the server's certificate, if
@@ -130,12 +122,15 @@ class Credentials:
     """
 
     user: str | None = None
-    password: str = field(default="", repr=False)
+    password: str = ""
     is_tls: bool = False
-    authority: bytes | None = field(default=None, repr=False)
-    certificate: bytes | None = field(default=None, repr=False)
-    key: bytes | None = field(default=None, repr=False)
+    authority: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
     server_name: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Credentials(user={self.user!r}, is_tls={self.is_tls}, server_name={self.server_name!r})"  # no secrets
 
 
 class Only(enum.Enum):

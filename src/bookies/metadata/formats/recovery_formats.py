@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.encoding import protobuf
 from bookies.encoding.protobuf import Schema
@@ -50,8 +51,7 @@ def kind_below(rest: str) -> str:
     return "marks" if first == "ledgers" else first
 
 
-@dataclass(frozen=True, slots=True)
-class SinglePlaces:
+class SinglePlaces(Struct, frozen=True):
     """Places of auto-recovery's single nodes below `top`, by Apache's names. Source: metadata 2.1 and 8."""
 
     top: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.metadata.interface import RecoveryStore
 from bookies.metadata.interface.recovery_store import AuditKind, Mark
@@ -12,8 +13,7 @@ from bookies.model import BookieId
 _BEYOND = 1 << 63  # larger than every ledger id
 
 
-@dataclass(frozen=True, slots=True)
-class UnderReplicated:
+class UnderReplicated(Struct, frozen=True):
     """A mark of a ledger, see `Mark`."""
 
     ledger_id: int
@@ -21,8 +21,7 @@ class UnderReplicated:
     ctime_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RecoverySettings:
+class RecoverySettings(Struct, frozen=True):
     """Auto-recovery's settings. `delay_s`: the lost-bookie delay, None if it is not set. `checked_at_ms`: completion
     times of checks, wall clock.
     """

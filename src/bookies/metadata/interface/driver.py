@@ -11,7 +11,8 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import InvalidArgument, LedgerNotFound, MetadataCorrupt
 from bookies.metadata.interface.recovery_store import LedgerLock, RecoveryStore
@@ -25,16 +26,14 @@ RECORD_NAME_LENGTH_MAX = 255
 READ_AT_ONCE = 64  # ledgers' records
 
 
-@dataclass(frozen=True, slots=True)
-class Versioned:
+class Versioned(Struct, frozen=True):
     """A ledger's record and its version in the store."""
 
     metadata: LedgerMetadata
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class BookieSet:
+class BookieSet(Struct, frozen=True):
     """A set of bookies, sorted by id. `version`: grows with each change of the set."""
 
     bookies: tuple[BookieId, ...]
@@ -48,32 +47,28 @@ class LedgerEvent(enum.Enum):
     DELETED = "deleted"
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerAt:
+class LedgerAt(Struct, frozen=True):
     """Transaction step: check that the ledger's record has this version."""
 
     ledger_id: int
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecordAt:
+class RecordAt(Struct, frozen=True):
     """Transaction step: check that the named record has this version; 0: that it is missing."""
 
     name: str
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerDeletion:
+class LedgerDeletion(Struct, frozen=True):
     """Transaction step: delete the ledger's record, which must have this version, and spend its id."""
 
     ledger_id: int
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecordWrite:
+class RecordWrite(Struct, frozen=True):
     """Transaction step: write the named record, which must have this version; 0: create it."""
 
     name: str
@@ -84,8 +79,7 @@ class RecordWrite:
 Step = LedgerAt | RecordAt | LedgerDeletion | RecordWrite
 
 
-@dataclass(frozen=True, slots=True)
-class GivenIds:
+class GivenIds(Struct, frozen=True):
     """Ledger ids that a store never assigns again. They move with a cluster, like its records.
 
     `next_id`: larger than every id handed out so far. `spent`: ids of deleted ledgers, as runs (first, last), ascending

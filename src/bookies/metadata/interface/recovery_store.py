@@ -12,7 +12,8 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import SessionExpired
 from bookies.metadata.interface.watches import Watch
@@ -20,8 +21,7 @@ from bookies.model import BookieId
 from bookies.protocol.repair.agenda import UNREAD as UNREAD
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """A ledger that lacks replicas.
 
     `replicas`: bookies believed lost when the ledger was marked, in that order. Only a hint; empty if the stored mark
@@ -35,8 +35,7 @@ class Mark:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerLock:
+class LedgerLock(Struct, frozen=True):
     """A lock that this driver took. `owner`: shown to operators. `mark_version`: version of the mark as read under the
     lock, None if the lock was taken without a mark. `session`: the session in the store that the lock ends with.
     """

@@ -11,12 +11,13 @@ is of a later version, is an error for a change, and counts as empty for a read:
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import replace
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, MetadataCorrupt, RecordExists, RecordNotFound, VersionConflict
@@ -32,8 +33,7 @@ TEXT_LENGTH_MAX = 500  # characters of an operator's text
 UNSEEN_CATEGORIES = ("Cc", "Zl", "Zp")  # of Unicode: control characters, line and paragraph separators
 
 
-@dataclass(frozen=True, slots=True)
-class Maintenance:
+class Maintenance(Struct, frozen=True):
     """A bookie's maintenance. `until_ms`: wall clock, when it ends automatically. `by`: the operator who began it.
     `reason`: shown to operators.
     """
@@ -43,8 +43,7 @@ class Maintenance:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Draining:
+class Draining(Struct, frozen=True):
     """A bookie's draining. `since_ms`: wall clock. `by`: the operator who began it. `state`: progress at `state_ms`,
     wall clock, shown to operators; another process may have made progress since.
     """
@@ -55,16 +54,14 @@ class Draining:
     state_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """The notes on one bookie."""
 
     maintenance: Maintenance | None = None
     draining: Draining | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Notes:
+class Notes(Struct, frozen=True):
     """All notes by bookie, without expired leases. `version`: of the record, 0 if there is none."""
 
     by_bookie: Mapping[BookieId, Note] = field(default_factory=dict)
@@ -127,14 +124,12 @@ class BookieNotes:
         if until_ms <= self._wall_ms():
             raise InvalidArgument(f"maintenance of {bookie} would end before it begins: give a later time")
         wanted = Maintenance(until_ms, _text("by", by), _text("reason", reason))
-        await self._change(bookie, lambda note: (dataclasses.replace(note, maintenance=wanted), None))
+        await self._change(bookie, lambda note: (replace(note, maintenance=wanted), None))
         return wanted
 
     async def end_maintenance(self, bookie: BookieId) -> bool:
         """End a bookie's maintenance. False: it was not in maintenance."""
-        return await self._change(
-            bookie, lambda note: (dataclasses.replace(note, maintenance=None), note.maintenance is not None)
-        )
+        return await self._change(bookie, lambda note: (replace(note, maintenance=None), note.maintenance is not None))
 
     # -- draining ------------------------------------------------------------------------------------------------
     async def begin_draining(self, bookie: BookieId, by: str) -> Draining:
@@ -143,7 +138,7 @@ class BookieNotes:
 
         def begin(note: Note) -> tuple[Note, Draining]:
             draining = note.draining or new
-            return dataclasses.replace(note, draining=draining), draining
+            return replace(note, draining=draining), draining
 
         return await self._change(bookie, begin)
 
@@ -154,16 +149,14 @@ class BookieNotes:
         def change(note: Note) -> tuple[Note, bool]:
             if note.draining is None:
                 return note, False
-            draining = dataclasses.replace(note.draining, state=state, state_ms=self._wall_ms())
-            return dataclasses.replace(note, draining=draining), True
+            draining = replace(note.draining, state=state, state_ms=self._wall_ms())
+            return replace(note, draining=draining), True
 
         return await self._change(bookie, change)
 
     async def end_draining(self, bookie: BookieId) -> bool:
         """End draining, finished or cancelled. False: the bookie was not being drained."""
-        return await self._change(
-            bookie, lambda note: (dataclasses.replace(note, draining=None), note.draining is not None)
-        )
+        return await self._change(bookie, lambda note: (replace(note, draining=None), note.draining is not None))
 
     async def _change(self, bookie: BookieId, change: Callable[[Note], tuple[Note, T]]) -> T:
         """Change one bookie's note. `change`: returns the new note and the result of this call.
@@ -195,7 +188,7 @@ def _present(notes: Mapping[BookieId, Note], now_ms: int) -> dict[BookieId, Note
     present: dict[BookieId, Note] = {}
     for bookie, note in sorted(notes.items()):
         if note.maintenance is not None and note.maintenance.until_ms <= now_ms:
-            note = dataclasses.replace(note, maintenance=None)
+            note = replace(note, maintenance=None)
         if note != Note():
             present[bookie] = note
     return present
@@ -215,7 +208,7 @@ def _text(name: str, text: str) -> str:
 def pack(notes: Mapping[BookieId, Note]) -> bytes:
     """Return the record, one JSON object: `{"format": 1, "bookies": {"bk-1:3181": {"maintenance": {...}}}}`."""
     bookies = {
-        bookie: {name: value for name, value in dataclasses.asdict(note).items() if value is not None}
+        bookie: {name: value for name, value in to_builtins(note).items() if value is not None}
         for bookie, note in sorted(notes.items())
     }
     return json.dumps({"format": FORMAT, "bookies": bookies}, ensure_ascii=False).encode("utf-8")

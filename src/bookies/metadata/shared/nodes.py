@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from bookies.metadata.interface.driver import GivenIds
 from bookies.metadata.shared.recovery import Node
@@ -49,8 +50,7 @@ INSTANCE_ID = Key(Table.CLUSTER, "instance id")
 WORK = Key(Table.NODES, "work")  # changes whenever a ledger may have become repairable; never read, only observed
 
 
-@dataclass(frozen=True, slots=True)
-class Item(Node):
+class Item(Node, frozen=True):
     """The data at a key. `version` is 0 for registrations and the instance id.
 
     `session`: the session that the item ends with; 0: persistent. `ctime_ms`: time of creation of a ledger, wall clock.
@@ -63,39 +63,34 @@ class Item(Node):
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class At:
+class At(Struct, frozen=True):
     """Condition: the item has this version; 0: it is missing, and not the key of a deleted ledger."""
 
     key: Key
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exists:
+class Exists(Struct, frozen=True):
     """Condition: there is an item."""
 
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBy:
+class HeldBy(Struct, frozen=True):
     """Condition: the item exists, and ends with this session."""
 
     key: Key
     session: int
 
 
-@dataclass(frozen=True, slots=True)
-class FreeFor:
+class FreeFor(Struct, frozen=True):
     """Condition: the item is missing, or ends with this session."""
 
     key: Key
     session: int
 
 
-@dataclass(frozen=True, slots=True)
-class Empty:
+class Empty(Struct, frozen=True):
     """Condition: the table has no item."""
 
     table: Table
@@ -104,8 +99,7 @@ class Empty:
 Condition = At | Exists | HeldBy | FreeFor | Empty
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct, frozen=True):
     """Change: write the item. An existing item keeps its session and its time of creation.
 
     `session`: raises `SessionExpired` unless this session exists.
@@ -117,8 +111,7 @@ class Put:
     ctime_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """Change: delete the item if it exists."""
 
     key: Key
@@ -127,8 +120,7 @@ class Delete:
 Change = Put | Delete
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The result of a transaction. `is_done`: all conditions held, so the changes were carried out.
 
     `version`: of the items that it wrote. `items`: of the conditions' keys, in order, before the changes. `wait_ms`: if
@@ -153,16 +145,14 @@ def holds(condition: At | Exists | HeldBy | FreeFor, item: Item | None) -> bool:
 # -- the port ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """Items of one table, ascending by name. `version`: of the set of bookies, if the table is one."""
 
     items: Sequence[tuple[str | int, Item]]
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """The watched state of the store at one moment.
 
     `versions`: of the watched keys that exist. `sets`: the watched tables whose version differs from the observer's.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import MetadataError
 from bookies.metadata.interface import Watch
@@ -23,8 +24,7 @@ _Key = str | BookieMode
 _Check = Callable[[Callable[[], None]], Awaitable[None]]  # reads the watched state and registers a watch
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedNames:
+class WatchedNames(Struct, frozen=True):
     """A driver's access to the names that it watches. The callback passed to `version` or `present` is called once,
     after the next change, or when a change could be missed.
 

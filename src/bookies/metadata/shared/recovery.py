@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
 
 from bookies.errors import ClientClosed, InvalidArgument, MetadataError, SessionExpired, StorageError
 from bookies.metadata.formats.recovery_formats import (
@@ -45,8 +46,7 @@ _MARKED_AGAIN_MAX = 1000  # attempts to add to a mark that others keep changing
 # -- what a store can do -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A node's data and version. `version` grows with every write, also of equal data, and never returns to an earlier
     value, even if the node is deleted and recreated.
     """
@@ -55,8 +55,7 @@ class Node:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Vote:
+class Vote(Struct, frozen=True):
     """A candidate's vote for auditor. `number`: ascends in the order of voting."""
 
     number: int

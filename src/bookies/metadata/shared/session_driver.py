@@ -9,8 +9,9 @@ import asyncio
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from bookies.errors import (
     ClientClosed,
@@ -88,8 +89,7 @@ class Transactions(Protocol):
     async def transact(self, steps: Sequence[Step]) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class DriverParts:
+class DriverParts(Struct, frozen=True):
     """The parts of a driver that know its store.
 
     `exists`, `missing`: exceptions that `records` raises for a place that has a record, and for one that has none.

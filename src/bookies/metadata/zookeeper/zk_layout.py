@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import ConfigError, MetadataCorrupt
 from bookies.metadata.formats.recovery_formats import SinglePlaces, kind_below, leaf
@@ -97,8 +98,7 @@ SHORT_DEPTH, LONG_DEPTH = 3, 5  # components of a path below ROOT
 _NOT_LEDGERS = ("LAYOUT", "INSTANCEID", "cookies", "available", "idgen", "idgen-long")
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(Struct, frozen=True):
     """Paths of one cluster. `root`: an absolute path without a slash at its end."""
 
     root: str
@@ -185,8 +185,7 @@ _HEX_DIGITS = re.compile(r"[0-9a-f]{4}")
 _VOTE = re.compile(r"V_(-?[0-9]{10})")
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryPaths(SinglePlaces):
+class RecoveryPaths(SinglePlaces, frozen=True):
     """Paths of auto-recovery's znodes, below `top`. Source: metadata 2.1 and 8."""
 
     @property
@@ -340,8 +339,7 @@ _ROOT = re.compile(r"(?:/[^/\x00-\x1f\x7f]+)+")
 _FORM = "zk+hierarchical://HOST:2181;HOST:2181/ledgers"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A parsed metadata URI. `hosts`: for the client, comma separated. `manager`: None: the one that LAYOUT names."""
 
     hosts: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from bookies.errors import (
     ConfigError,
@@ -57,8 +58,7 @@ from bookies.runtime.tasks import Tasks, all_of
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ZkCluster:
+class ZkCluster(Struct, frozen=True):
     """A cluster below the path `root`. `manager`: the layout that the URI names; None: the cluster's.
 
     `may_create`: the first session stores the layout of a cluster that has none. `is_secure`: only the identity that

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from bookies.errors import MetadataError
 
@@ -31,8 +32,7 @@ class Acl(enum.Enum):
     CREATOR = "auth:"  # the identity that the creating session has authenticated as
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(Struct, frozen=True):
     """A znode's metadata. `czxid`, `mzxid`, `pzxid`: the transactions that created it, last wrote its data, last
     changed its children; transactions of one ensemble are totally ordered. `ctime_ms`, `mtime_ms`: times of the first
     two, one time for all operations of a transaction. `owner`: the session of an ephemeral node, else 0.
@@ -78,8 +78,7 @@ class OutcomeUnknown(MetadataError):
     """The connection to ZooKeeper was lost before the answer came: the operation may or may not have happened."""
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
+class Create(Struct, frozen=True):
     """Operation: create a znode."""
 
     path: str
@@ -89,8 +88,7 @@ class Create:
     is_sequential: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SetData:
+class SetData(Struct, frozen=True):
     """Operation: write a znode's data."""
 
     path: str
@@ -98,16 +96,14 @@ class SetData:
     version: int = ANY_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """Operation: delete a znode."""
 
     path: str
     version: int = ANY_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """Operation: check that the znode exists and its data has this version."""
 
     path: str
@@ -118,8 +114,7 @@ Operation = Create | SetData | Delete | Check
 Outcome = str | Stat | None
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(Struct, frozen=True):
     """Credentials and TLS files for ZooKeeper.
 
     `digest`: `user:password` of the digest scheme. `sasl`: options of the library pure-sasl, `mechanism`, `username`,

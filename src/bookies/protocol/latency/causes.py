@@ -10,8 +10,9 @@ network's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from bookies.protocol.latency.slow_requests import SlowRequest
 
@@ -93,8 +94,7 @@ _SENTENCES = {  # cause: (what was slow, what to do)
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """Record of one process.
 
     * `process`: id of the bookie, or a name of the client.
@@ -129,8 +129,7 @@ class Report:
         )
 
 
-@dataclass(slots=True)
-class Cause:
+class Cause(Struct):
     """A cause: the seconds of slow requests that it explains, their number, and the longest part of one of them."""
 
     name: str

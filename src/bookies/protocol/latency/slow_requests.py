@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any, Self
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 KEPT_MAX = 200
 RATE_MAX = 20  # requests kept in one second
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRequest:
+class SlowRequest(Struct, frozen=True):
     """One request that took longer than the bound, or a time in which the process could serve none.
 
     * `kind`: add, read, append, metadata; pause: no requests were read from the sockets; stall: the event loop stood.

@@ -59,8 +59,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from bookies.errors import (
     BookieReadOnly,
@@ -176,8 +177,7 @@ Effect = Send | Confirmed | ChangeEnsemble | Failed | CloseLedger | RetryLater
 Effects = Sequence[Effect]
 
 
-@dataclass(frozen=True, slots=True)
-class AddRules:
+class AddRules(Struct, frozen=True):
     """A writer's treatment of failures and acknowledgements.
 
     changes_max: ensemble changes before the writer ends.
@@ -198,8 +198,7 @@ class AddRules:
         return self.domains.get(bookie, "")
 
 
-@dataclass(slots=True)
-class _Replacement:
+class _Replacement(Struct):
     """Failed members of the ensemble, and the rounds of a change that replaces them.
 
     rounds_left: rounds before the writer ends.
@@ -270,8 +269,7 @@ class _Failures:
         self._retrying.discard((position, bookie))
 
 
-@dataclass(frozen=True, slots=True)
-class _WriteBack:
+class _WriteBack(Struct, frozen=True):
     """A recovery's use of the pipeline. `start`: the id before the first entry to write.
 
     fragments: the ensemble changes, kept in memory until the close, by first entry id.

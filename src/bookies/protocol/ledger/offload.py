@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import LedgerClosed, MetadataCorrupt, VersionConflict
@@ -31,8 +33,7 @@ _POLYNOMIAL = 0x82F63B78  # of CRC-32C, lowest power first
 LENGTH_SIZE = 8  # bytes of an accumulated length
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(Struct, frozen=True):
     """Checksums of consecutive entries. `size`: bytes of their payloads; `payloads`, `ends`: CRC-32C, finished."""
 
     rows: int = 0
@@ -95,8 +96,7 @@ def _times(matrix: list[int], vector: int) -> int:
 # -- the record ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Offload:
+class Offload(Struct, frozen=True):
     """Copy of a ledger in files. `uri`: its directory; `crc`: `Content.crc`; `index`: CRC-32C of its index file."""
 
     attempt: str

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import CursorMoved, InvalidArgument, LogTruncated, MetadataCorrupt, NotSupported
@@ -23,8 +25,7 @@ FORMAT = 1
 CURSORS_MAX = 1_000  # of one log; they share a record
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(Struct, frozen=True):
     """Cursor of one consumer. `position`: the next entry to read. `moved_ms`: wall time of the last move."""
 
     name: str

@@ -30,9 +30,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, LogFenced, LogTruncated, MetadataCorrupt, NotSupported
@@ -86,8 +88,7 @@ class LedgerEnd(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(Struct, frozen=True):
     """Range of entries of one ledger.
 
     seq: number of the extent, unique in the log and never reused.
@@ -135,8 +136,7 @@ class Segment(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """List of a log's ledgers, and the parameters of its new ledgers.
 
     token: distinguishes this log from other logs of its name.

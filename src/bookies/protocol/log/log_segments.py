@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import MetadataCorrupt

@@ -9,7 +9,8 @@ Source: spark 5.4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bookies.errors import LogExists
 from bookies.protocol.log.log_model import CUT_OVER, HELD, MIGRATED_FROM, Extent, Manifest, Segment

@@ -20,8 +20,9 @@ Source: the specification of operations, data over HTTP.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, MetadataCorrupt, NotSupported, SequenceGap
@@ -46,8 +47,7 @@ class Run(NamedTuple):
     position: Position
 
 
-@dataclass(slots=True)
-class _Writer:
+class _Writer(Struct):
     """State of one writer. `runs`: the latest, ascending. `seen_ms`: wall time of its last entry."""
 
     last: int

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.errors import LogNotFound, TransactionRefused
 from bookies.model import LedgerMetadata
@@ -37,8 +39,7 @@ ORPHAN_GRACE_MS = 24 * 3600 * 1000  # an unknown transaction may be in progress 
 LABELS = ("log", "token", "app", "version", "query", "partition", "attempt", "created")
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(Struct, frozen=True):
     """Transaction of one application.
 
     version: increases within one application.

@@ -19,9 +19,11 @@ violate it, but no write set gets worse. Source: client-protocol 2.2 and 2.7; me
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.errors import NotEnoughBookies
 from bookies.model import BookieId, Ensemble
@@ -48,8 +50,7 @@ class Finding(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """Adherence of an ensemble to a policy.
 
     `findings`: why the adherence is not strict, by write set. `problems`: members without a valid location.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import ConfigError
 from bookies.protocol.placement.topology import Kind
@@ -28,8 +29,7 @@ class Adherence(enum.IntEnum):
     STRICT = 5
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementPolicy:
+class PlacementPolicy(Struct, frozen=True):
     """Placement policy.
 
     racks_min, zones_min: racks (zones) that hold every entry, at most as many as it has replicas.

@@ -9,8 +9,9 @@ Source: metadata 9.1, 9.4 (coverage), 9.5 (durability), 9.7 (upgrade domains).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from bookies.protocol.placement.topology import Place
 from bookies.protocol.quorums import write_set
@@ -26,8 +27,7 @@ class Condition(Protocol):
         """Return the condition as text, such as "a write quorum of 3 needs 2 racks"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Condition: the members are in at least `count` fault domains of one level. `name`: of the level.
 
     Members that are nowhere count for none.
@@ -44,8 +44,7 @@ class Spread:
         return f"a write quorum of {write_quorum} needs {self.count} {self.name}s"
 
 
-@dataclass(frozen=True, slots=True)
-class Outlives:
+class Outlives(Struct, frozen=True):
     """Condition: any `ack_quorum` of the members are in `regions` regions; no fewer regions hold an ack quorum."""
 
     regions: int
@@ -67,8 +66,7 @@ class Outlives:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class UpgradeDomains:
+class UpgradeDomains(Struct, frozen=True):
     """Condition: members in one zone are not all in one upgrade domain of it."""
 
     def holds(self, members: Sequence[Place], free: int) -> bool:

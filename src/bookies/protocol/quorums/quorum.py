@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.protocol.quorums.intervals import IdSet
 
@@ -91,8 +92,7 @@ def quorum_bound(bounds: list[int], ack_quorum: int) -> int:
     return bounds[-ack_quorum]
 
 
-@dataclass(frozen=True, slots=True)
-class Quorums:
+class Quorums(Struct, frozen=True):
     """Where one ledger's entries are stored, and how many acknowledgements an entry needs.
 
     domains_min: fault domains that must have acknowledged it; less than 2: any domains do.

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from bookies.model import BookieId
 from bookies.protocol.pacing import doubled
@@ -52,8 +53,7 @@ class Share(NamedTuple):
 EVERYTHING = Share()
 
 
-@dataclass(slots=True)
-class Item:
+class Item(Struct):
     """One marked ledger.
 
     named: number of bookies that the mark names.

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.model import BookieId, Ensemble
 
 
-@dataclass(frozen=True, slots=True)
-class Movable:
+class Movable(Struct, frozen=True):
     """Replica of a finished fragment. `first`: the fragment's first entry; `size`: bytes that the bookie holds."""
 
     ledger_id: int
@@ -29,8 +29,7 @@ class Movable:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceMove:
+class BalanceMove(Struct, frozen=True):
     """Move of one replica, `size` bytes, from one bookie to another."""
 
     ledger_id: int
@@ -41,8 +40,7 @@ class BalanceMove:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class BalancePlan:
+class BalancePlan(Struct, frozen=True):
     """Moves of a balance. `before`, `after`, `shares` (the ideal): bytes by bookie."""
 
     moves: Sequence[BalanceMove]

@@ -10,8 +10,9 @@ processed in interleaved size order: any prefix is a representative sample (`int
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from bookies.model import ENTRY_HEADER_SIZE, BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.quorums.quorum import write_sets_of
@@ -41,8 +42,7 @@ def replicas_elsewhere(record: LedgerMetadata, away: Collection[BookieId]) -> in
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
+class Portion(Struct, frozen=True):
     """A bookie's part of one ledger. `size`: bytes to copy, estimated; `needs_sealing`: its writer may add to it."""
 
     ledger_id: int

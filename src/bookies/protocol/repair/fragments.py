@@ -17,8 +17,9 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from bookies.errors import BookieUnreachable, BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, Ensemble, LedgerMetadata
@@ -27,8 +28,7 @@ from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.quorums.quorum import next_stored, stores, write_sets_of
 
 
-@dataclass(frozen=True, slots=True)
-class Fragment:
+class Fragment(Struct, frozen=True):
     """Entries first..last of a ledger, which share an ensemble; never empty.
 
     `is_doubtful`: its only entry may never have been written.

@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from bookies.errors import BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, LedgerState
@@ -125,8 +126,7 @@ class Job(NamedTuple):
         return self.verdict.fragment
 
 
-@dataclass(frozen=True, slots=True)
-class Circumstances:
+class Circumstances(Struct, frozen=True):
     """Known states of bookies.
 
     lost: unregistered bookies that count as lost.
@@ -170,8 +170,7 @@ class Circumstances:
         return f"; not used: {abbreviated(unused)}{LEFTOVERS if has_full else ''}"
 
 
-@dataclass(slots=True)
-class Assessment:
+class Assessment(Struct):
     """Result of assessing a ledger. `wants_sealing`: seal it once its grace period is over."""
 
     jobs: list[Job] = field(default_factory=list)

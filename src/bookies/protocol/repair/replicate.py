@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
 from bookies.model import INVALID_ENTRY_ID, BookieId, Ensemble, LedgerMetadata
@@ -204,8 +206,7 @@ def _check_replacements(fragment: Fragment, replacements: Sequence[Replacement])
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Swap:
+class Swap(Struct, frozen=True):
     """Change of the record, as a pair of functions for the metadata update loop. Changes this fragment only."""
 
     fragment: Fragment

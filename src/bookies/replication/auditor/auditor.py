@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
 from bookies.metadata.interface.recovery_store import AuditKind
@@ -31,8 +32,7 @@ WAITING = "waiting for its election"
 PATROL_S = 60.0  # longest wait before it determines again which checks are due
 
 
-@dataclass(slots=True)
-class PassReport:
+class PassReport(Struct):
     """Report of one pass over all ledgers. Times: wall clock, ms; `ended_ms` None: in progress, or aborted."""
 
     checks: tuple[str, ...]

@@ -7,7 +7,8 @@ bounded in number and in rate. An unreadable record does not stop the pass: it i
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
@@ -17,8 +18,7 @@ from bookies.runtime.throttle import throttle
 NAMED_MAX = 100  # named ledgers with unreadable records
 
 
-@dataclass(slots=True)
-class Coverage:
+class Coverage(Struct):
     """Coverage of a pass so far. `unreadable`: the first ids of ledgers whose record is unreadable."""
 
     ledgers: int = 0

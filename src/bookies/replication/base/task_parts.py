@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from bookies.client.client import Client
 from bookies.config import RecoveryConfig
@@ -13,8 +13,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 
 
-@dataclass(frozen=True, slots=True)
-class TaskParts:
+class TaskParts(Struct, frozen=True):
     """Connections, settings and knowledge of one process in auto-recovery. `owner`: name in its locks."""
 
     runtime: Runtime

@@ -7,7 +7,9 @@ has failed permanently. Source: metadata 8 (the roles, the embedding), pains 33.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from bookies.bookie.server import BookieServer
 from bookies.client.client import Client
@@ -20,8 +22,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 
 
-@dataclass(frozen=True, slots=True)
-class Participant:
+class Participant(Struct, frozen=True):
     """Parameters of a process in auto-recovery.
 
     `open_driver`: returns a new session with the store, not opened yet. `owner`: the host's name.

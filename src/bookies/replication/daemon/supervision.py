@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.errors import BookKeeperError
 from bookies.metadata.interface.request_counts import asking_as
@@ -20,8 +21,7 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
 SOUND_S = 60.0  # runtime of a task after which the pause is reset
 
 
-@dataclass(slots=True)
-class Supervised:
+class Supervised(Struct):
     """Counters of a supervised task. `error`: the last that ended it."""
 
     name: str

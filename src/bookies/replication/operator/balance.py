@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.repair.replication import Account, CopyProgress
@@ -32,8 +34,7 @@ from bookies.runtime.tasks import all_of
 LANES = 8  # moves at a time
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceProgress:
+class BalanceProgress(Struct, frozen=True):
     """Progress of a balance. `size_done`, `size`: bytes; `remaining_s`: None while it cannot be estimated."""
 
     moves_done: int
@@ -44,8 +45,7 @@ class BalanceProgress:
     remaining_s: float | None
 
 
-@dataclass(slots=True)
-class BalanceResult:
+class BalanceResult(Struct):
     """Result of a balance. `refused`: moves not made, and why: placement rules, or a change of the ledger."""
 
     moves: int = 0
@@ -55,8 +55,7 @@ class BalanceResult:
     refused: list[tuple[BalanceMove, str]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ledger:
+class _Ledger(Struct, frozen=True):
     moves: tuple[BalanceMove, ...]
 
     @property

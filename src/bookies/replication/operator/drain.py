@@ -21,9 +21,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.client.repair.ledger_repair import UNLIMITED_S, LedgerRepair, Outcome, RepairRules, not_sealed
 from bookies.client.repair.replication import Account, Totals
@@ -66,8 +68,7 @@ STORE_TRIES = 3  # rounds for ledgers that failed at the store, although it answ
 DELAY_S = RecoveryConfig().lost_bookie_delay_s  # if the store has none, because no process runs auto-recovery
 
 
-@dataclass(slots=True)
-class DrainPlan:
+class DrainPlan(Struct):
     """Plan of a drain.
 
     targets: bytes that each bookie would get by the present choice.
@@ -97,8 +98,7 @@ class DrainPlan:
         return sum(portion.size for portion in self.portions)
 
 
-@dataclass(slots=True)
-class DrainResult:
+class DrainResult(Struct):
     """Result of a drain.
 
     is_empty: no record names the bookie for an entry.

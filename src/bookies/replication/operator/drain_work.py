@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.client.repair.replication import Totals
 from bookies.protocol.repair.drain import Forecast, Portion
@@ -11,8 +12,7 @@ from bookies.protocol.repair.drain import Forecast, Portion
 LOCKED = "whoever is repairing it"  # part of the text that the drain's note stores
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(Struct, frozen=True):
     """Entries first..last of a ledger that cannot be moved from the bookie now; `last` -1: all from `first` on.
 
     cause, reason: the kind of obstacle, and its text.
@@ -27,8 +27,7 @@ class Blocked:
     can_be_sealed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DrainProgress:
+class DrainProgress(Struct, frozen=True):
     """Progress of a drain.
 
     size_done, size: bytes, estimated.

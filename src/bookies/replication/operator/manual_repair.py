@@ -10,9 +10,10 @@ Source: metadata 8.3, 8.6, 8.7 and 8.12.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.client.base.ledger_lock import ledger_locked
 from bookies.client.repair import Administration
@@ -36,8 +37,7 @@ TRIES = 3  # of a ledger that is marked again meanwhile
 UNSEEN = "it is not registered, and no auto-recovery process is running that knows since when"
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerDiagnosis:
+class LedgerDiagnosis(Struct, frozen=True):
     """Present state of a ledger.
 
     reports: reports of auto-recovery processes on it, the latest first.

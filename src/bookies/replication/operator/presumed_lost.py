@@ -12,7 +12,8 @@ require too (`Membership.long_away`). A diagnosis, which changes nothing, does n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.metadata.interface.recovery_store import Mark
 from bookies.model import BookieId
@@ -21,8 +22,7 @@ from bookies.replication.base import Membership
 from bookies.replication.operator.status import ProcessStatus, taken_for_lost
 
 
-@dataclass(frozen=True, slots=True)
-class PresumedLost:
+class PresumedLost(Struct, frozen=True):
     """Bookies presumed lost: declared by the operator, else reported by witnesses, else named by the mark alone."""
 
     declared: Sequence[BookieId]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import RecordExists, RecordNotFound, VersionConflict
@@ -27,8 +28,7 @@ REMOVED_MS = 86_400_000  # since the last write of a record, after which it is r
 SIZE_MAX = 512 * 1024  # bytes of one record; further reports are left out, and counted
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStatus:
+class ProcessStatus(Struct, frozen=True):
     """Status of one process, as it reports itself.
 
     written_ms: wall clock of the write.
@@ -49,8 +49,7 @@ class ProcessStatus:
     lost: Sequence[BookieId] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryStatus:
+class RecoveryStatus(Struct, frozen=True):
     """Status of a cluster's auto-recovery.
 
     marked: number of marked ledgers.
@@ -149,7 +148,7 @@ def latest_reports(processes: Iterable[ProcessStatus]) -> dict[int, Mapping[str,
 
 def pack(status: ProcessStatus) -> bytes:
     """Return a status as JSON, with as many reports as fit into `SIZE_MAX`."""
-    facts = {name: getattr(status, name) for name in ProcessStatus.__slots__}
+    facts = {name: getattr(status, name) for name in ProcessStatus.__struct_fields__}
     reports, size = [], len(json.dumps({**facts, "reports": []}))
     for report in status.reports:
         size += len(json.dumps(report)) + 2
@@ -163,9 +162,9 @@ def parse(data: bytes) -> ProcessStatus | None:
     """Parse a status; None: it is unreadable."""
     try:
         facts = parse_json(data)
-        names = [item.name for item in fields(ProcessStatus) if item.default is MISSING or item.name in facts]
-        status = ProcessStatus(**{name: facts[name] for name in names} | {"lost": tuple(facts.get("lost", ()))})
-    except (ValueError, KeyError, TypeError):
+        known = {name: facts[name] for name in ProcessStatus.__struct_fields__ if name in facts}
+        status = ProcessStatus(**known | {"lost": tuple(facts.get("lost", ()))})
+    except (ValueError, AttributeError, TypeError):
         return None
     is_sound = isinstance(status.written_ms, int) and all(
         isinstance(report, dict) and {"ledger_id", "checked_ms"} <= report.keys() for report in status.reports

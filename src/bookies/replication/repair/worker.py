@@ -20,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from bookies.client.repair.ledger_repair import LedgerRepair, Outcome, RepairRules
 from bookies.client.repair.replication import Account, Totals
@@ -49,8 +50,7 @@ HELD_S = 5.0  # before the next attempt at a ledger that another process has loc
 REPORTS_MAX = 2_000  # ledgers that could not be repaired
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerReport:
+class LedgerReport(Struct, frozen=True):
     """Report on a ledger that could not be repaired. Times: wall clock, ms.
 
     next_ms: the next attempt; None: when a bookie that it waits for returns.
@@ -84,8 +84,7 @@ class _Signals(NamedTuple):
     is_idle: asyncio.Event
 
 
-@dataclass(slots=True)
-class Activity:
+class Activity(Struct):
     """Activity of a worker.
 
     acted_ms: wall clock of the last repair.

@@ -10,10 +10,10 @@ import re
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 
 from bookies.client.base import EntryBatch
 from bookies.errors import InvalidArgument
@@ -122,8 +122,7 @@ def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
         first = part.last_entry_id + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(Struct, frozen=True):
     """Consecutive entries of one range, in the batches that they arrived in. Becomes one record batch."""
 
     origin: Range

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 if TYPE_CHECKING:
     from bookies.client.transport.client_counts import FetchCounts
@@ -25,8 +27,7 @@ def _fetch_counts() -> FetchCounts:
     return FetchCounts()
 
 
-@dataclass(slots=True)
-class TaskCounts:
+class TaskCounts(Struct):
     """Counters of one task that reads. `size`: bytes as bookies sent them; `wait_s`: waiting for the next batch."""
 
     ranges: int = 0

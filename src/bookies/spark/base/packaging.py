@@ -1,6 +1,7 @@
 """The package as one file that Spark carries to machines where it is not installed. Source: spark 6.2.
 
-Pure Python: without the compiled kernels everything works, slower. The machines need PyArrow and google-crc32c.
+Pure Python: without the compiled kernels everything works, slower. The machines need PyArrow, google-crc32c
+and msgspec.
 """
 
 from __future__ import annotations

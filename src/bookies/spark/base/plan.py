@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.client.read.offloaded import Group
 from bookies.errors import InvalidArgument
@@ -20,8 +22,7 @@ BINS_TRIED = 64  # partitions that are tried for a chunk: keeps planning of 100,
 Curve = Sequence[tuple[int, int]]  # (entry, payload bytes of the ledger before it), both ascending
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(Struct, frozen=True):
     """Entries first..last of one ledger: before they are cut of any fragments, then of one. `size`: estimated bytes.
 
     `log`, `seq`, `row`: the log, its extent, and the number of the first entry's row; None for a ledger without a log.
@@ -54,8 +55,7 @@ class Range:
         return replace(self, first=first, last=last, size=max(1, size), row=self.row_of(first))
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """Rows that no longer exist, reported as one row.
 
     They are those from (`from_seq`, `from_entry`) up to, not including, (`until_seq`, `until_entry`). The numbers of

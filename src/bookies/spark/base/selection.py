@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument
@@ -26,8 +27,7 @@ ASSIGN_EXAMPLE = '{"logs": {"orders": [0, 99]}, "ledgers": {"17": [0, null]}}'
 OFFSETS_EXAMPLE = '{"orders": 3400} (row numbers), {"orders": "earliest"}, or the offset of a query, {"logs": {...}}'
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Logs and ledgers by name, a pattern of log names, or a label of ledgers.
 
     `bounds`: first and last row of those that are read in part; a last row of None: no end.

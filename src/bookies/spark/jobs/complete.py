@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.spark.jobs.shared.common import Run
 from bookies.spark.jobs.shared.report import Report, Section, Table
 from bookies.units import decimal_size_text, duration_text
 
 
-@dataclass(frozen=True)
-class Complete:
+class Complete(Struct, frozen=True):
     """Result of a job. `frame`: the job's table."""
 
     frame: Any

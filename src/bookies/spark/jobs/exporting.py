@@ -14,11 +14,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs
+from msgspec import Struct
 
 from bookies.client.read.offloaded import content_of
 from bookies.errors import InvalidArgument, LedgerNotFound
@@ -101,8 +101,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     return Complete(frame, _report(config, rows, is_good=is_good))
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """Entries first..last of a ledger. `seq`: of its extent; `row`: of the first one in its log, None without a log."""
 
     seq: int
@@ -169,8 +168,7 @@ def items_of(piece: Piece, to: str, file_format: str, size_max: int) -> list[Ite
 # -- in a task -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Export:
+class Export(Struct, frozen=True):
     """Export of one file."""
 
     kind: str

@@ -16,8 +16,9 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from bookies.client.log.log import LOGS
 from bookies.client.log.transaction import read_ledgers
@@ -122,8 +123,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 # -- in a task -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CopyLedger:
+class CopyLedger(Struct, frozen=True):
     """Copy of one sealed ledger to the target, or confirmation that it already exists there."""
 
     target: str

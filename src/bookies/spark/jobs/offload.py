@@ -18,8 +18,10 @@ import datetime
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.client.read.offloaded import OffloadedFiles
 from bookies.errors import InvalidArgument, LedgerNotFound, VersionConflict
@@ -145,8 +147,7 @@ def attempt_of(record: LedgerMetadata, cluster: str, run_id: str) -> str:
 # -- in a task -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CopyPart:
+class CopyPart(Struct, frozen=True):
     """Copy of one part of a ledger to files, which are read back."""
 
     is_dry: bool = False
@@ -178,8 +179,7 @@ class CopyPart:
         return Outcome(common.DONE, {"parts": [part.to_json() for part in parts]})
 
 
-@dataclass(frozen=True)
-class CommitCopy:
+class CommitCopy(Struct, frozen=True):
     """Commit of a copy whose parts are complete: writes the index, and names the copy in the ledger's record."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
@@ -218,8 +218,7 @@ def _counts(copy: Offload) -> dict[str, int]:
     return {"entries": copy.rows, "bytes": copy.bytes}
 
 
-@dataclass(frozen=True)
-class Forget:
+class Forget(Struct, frozen=True):
     """Permission for the bookies to delete their entries: reads the copy again, then changes the ledger's record."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:

@@ -17,9 +17,10 @@ import datetime
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.client.transport.watcher import DOWN
 from bookies.errors import BookieUnreachable, LedgerNotFound, LedgerUnknownToBookie, LogNotFound
@@ -157,8 +158,7 @@ def probe_items(ids: Sequence[int], bookies: Sequence[str]) -> list[Item]:
     return items
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Struct, frozen=True):
     """Check of one log, or one bookie."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:

@@ -22,8 +22,9 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.client.base.ledger_lock import AGAIN_S, TRIES
 from bookies.errors import (
@@ -115,8 +116,7 @@ def items_of(plan: Iterable[Mapping[str, Any]]) -> list[Item]:
 # -- in a task -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RepairWork:
+class RepairWork(Struct, frozen=True):
     """Repair of one fragment. `is_dry`: report what would be done. `run_id`: names the owner of locks."""
 
     is_dry: bool

@@ -21,8 +21,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from bookies.client.base.ledger_lock import AGAIN_S, TRIES
 from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
@@ -103,8 +104,7 @@ def items_of(records: Iterable[LedgerMetadata], writable: Sequence[str]) -> list
     ]
 
 
-@dataclass(frozen=True)
-class Restore:
+class Restore(Struct, frozen=True):
     """Restore of one ledger to bookies from its files. `run_id`: names the lock's owner."""
 
     is_dry: bool

@@ -19,8 +19,10 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.client.base import EntryBatch
 from bookies.client.repair.scan import ReplicaScan
@@ -160,8 +162,7 @@ def _item(ledger_id: int, first: int, last: int | None, size: int, bookies: tupl
 # -- in a task -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Tally:
+class _Tally(Struct):
     """Findings of an item. `covered`: bookie -> [replicas, entries, bytes]."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -175,8 +176,7 @@ class _Tally:
             counts[index] += more
 
 
-@dataclass(frozen=True)
-class ScrubWork:
+class ScrubWork(Struct, frozen=True):
     """Scrub of one item: entries first..last of a ledger, on every bookie that has to hold them."""
 
     level: int
@@ -330,8 +330,7 @@ async def _recheck(tools: Tools, ledger_id: int, tally: _Tally) -> None:
 # -- at the end ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Scrubbed:
+class _Scrubbed(Struct):
     """Results of all items. `covered`: see `_Tally`; `failed`: names of items and the reasons."""
 
     items: int

@@ -14,8 +14,9 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.errors import BookieUnreachable, InvalidArgument, LedgerNotFound, ReadFailed
 from bookies.spark.jobs.complete import Complete
@@ -82,8 +83,7 @@ def tables_of(spark: Any, config: JobConfig) -> tuple[dict[str, Any], bool]:
     return {name: common.save(frame, config, f"tables/{name}") for name, frame in frames.items()}, False
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """Measurement of an open ledger: its length at its last confirmed entry."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:

@@ -15,10 +15,10 @@ enough space. Source: spark 5.5.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 
 from bookies.errors import InvalidArgument
 from bookies.model import BookieId
@@ -103,8 +103,7 @@ def _names(text: Any) -> list[str]:
 # -- one fragment ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Judge:
+class Judge(Struct, frozen=True):
     """Assessment of the rows of the table of fragments, in a task."""
 
     dead: tuple[str, ...]
@@ -149,8 +148,7 @@ def fewest_copies(lives: Sequence[bool], first: int, last: int | None, write_quo
 # -- all of them -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(Struct, frozen=True):
     """Cost of repair. `seconds` None: no bookie is left to copy to. `room`: bytes that the surviving disks may take."""
 
     size: int

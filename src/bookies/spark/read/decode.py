@@ -10,12 +10,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
+from msgspec import Struct
 
 from bookies.errors import InvalidArgument, MetadataCorrupt
 from bookies.spark.base import envelope
@@ -38,8 +38,7 @@ class Malformed(InvalidArgument):
     """Entry that does not decode, in mode FAILFAST."""
 
 
-@dataclass(frozen=True)
-class Decoded:
+class Decoded(Struct, frozen=True):
     """Columns by name. `taken`: for each row the index of its entry in the batch; None: one row per entry, in order."""
 
     columns: dict[str, pa.Array]
@@ -68,8 +67,7 @@ def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str)
     return Decoded(envelope.decode(_one(pc.if_else(is_good, entries, empty_entry)), names))
 
 
-@dataclass(frozen=True)
-class Decoder:
+class Decoder(Struct, frozen=True):
     """Decoder of payloads. `fields`: the columns inside the payload, and `_corrupt_record` if the schema has it."""
 
     format: str

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
 
 from bookies.client.base.keys import keys_of
 from bookies.client.read.offloaded import OffloadedFiles

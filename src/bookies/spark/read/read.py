@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from pyspark.sql.datasource import InputPartition
 
 from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, LedgerNotFound, LogTruncated
@@ -44,8 +44,7 @@ class EntriesPartition(InputPartition):
         self.addresses = addresses
 
 
-@dataclass(frozen=True)
-class RowReader:
+class RowReader(Struct, frozen=True):
     """Conversion of partitions to rows. `schema`: of the rows; `decoder`: for the columns inside the payload."""
 
     settings: Settings

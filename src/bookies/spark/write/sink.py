@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -53,8 +54,7 @@ _reaped: dict[str, None] = {}  # applications whose leftovers this process has r
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Share:
+class Share(Struct):
     """Ledgers that a task wrote for one log."""
 
     log: str

@@ -14,13 +14,14 @@ import os
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from bookies.client.base import EntryBatch
 from bookies.client.read.offloaded import INDEX, Group, Index, content_of, entries_of
@@ -45,8 +46,7 @@ SCHEMA = pa.schema(
 _signed = struct.Struct(">i").unpack_from
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """One file of a copy. `groups`: its row groups; `size`: bytes of the file."""
 
     file: str
@@ -268,8 +268,7 @@ def put(system: Any, path: str, name: str, data: bytes) -> None:
     system.move(f"{path}/_new{name}", f"{path}/{name}")
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """Directory that holds, or held, a copy. `changed_s`: last write to one of its files, seconds since 1970."""
 
     ledger_id: int

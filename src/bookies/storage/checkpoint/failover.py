@@ -16,7 +16,8 @@ import json
 import posixpath
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import DiskFull
@@ -32,8 +33,7 @@ from bookies.storage.index.index_files import find_index_files
 NOTE = "failed.directories"
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """The note about failures. `failed`: directories. `lost`: entry log there -> end of its synced part."""
 
     failed: Sequence[str] = ()

@@ -11,13 +11,13 @@ No IO, no clock. Source: storage 8.1 to 8.3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.config import BookieConfig
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(Struct, frozen=True):
     """The four marks, in percent. `size_max`: bytes; 0: percentages are of the whole file system."""
 
     warn: int
@@ -42,8 +42,7 @@ class Marks:
         return counted * (100 - percent) // 100
 
 
-@dataclass(frozen=True)
-class Space:
+class Space(Struct, frozen=True):
     """Free space of one directory. `total`, `usable`: bytes of its file system."""
 
     path: str
@@ -67,8 +66,7 @@ class Space:
         )
 
 
-@dataclass(frozen=True)
-class DiskSpace:
+class DiskSpace(Struct, frozen=True):
     """Free space of all usable directories of a bookie. A directory may have several roles.
 
     `any_full`: one full ledger or index directory makes the bookie read-only; otherwise all of them have to be full.

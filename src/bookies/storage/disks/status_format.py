@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import CorruptRecord
 
@@ -21,8 +22,7 @@ LAYOUT = 1
 _LINE = re.compile(rb"1,(READ_ONLY|READ_WRITE),([0-9]{1,18})(?:,(true|false))?\n?")
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRecord:
+class StatusRecord(Struct, frozen=True):
     """Content of a status file. `written_ms`: milliseconds since 1970."""
 
     is_read_only: bool

@@ -12,8 +12,9 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from bookies import kernels
 from bookies.model import ENTRY_HEADER_SIZE, DigestType
@@ -35,8 +36,7 @@ class Proof(enum.Enum):
     FAILED = "failed"  # the digest does not match
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """Whole records that lie back to back from file offset `offset` on, in `pieces`.
 
     `starts`: as in `kernels.Records`. `ledger_ids`: the ledgers that the records name.

@@ -10,7 +10,8 @@ import enum
 import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import CorruptRecord
 from bookies.kernels import crc32c
@@ -34,8 +35,7 @@ class QuarantineState(enum.IntEnum):
     DELETED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantineRecord:
+class QuarantineRecord(Struct, frozen=True):
     """The state of one ledger. `since_ms`: wall-clock time at which the ledger entered this state, milliseconds."""
 
     state: QuarantineState

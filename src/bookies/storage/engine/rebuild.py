@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, CorruptRecord, LedgerUnknownToBookie
@@ -66,8 +67,7 @@ def without_slots(disk: Disk, paths: Mapping[int, str]) -> list[int]:
     return empty
 
 
-@dataclass
-class LedgerSlots:
+class LedgerSlots(Struct):
     """Entry id -> location of one ledger. `entries`: from the logs.
 
     `kept`: valid slots of the old file. If no log has the entry, the slot dangles and records that the entry existed.

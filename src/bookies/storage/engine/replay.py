@@ -25,12 +25,13 @@ Source: storage 2.10.
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies import kernels
 from bookies.config import BookieConfig
@@ -57,8 +58,7 @@ JUMP_MAX = 1 << 20  # entries by which a client can be ahead of this bookie's la
 RUN_LENGTH_MIN = 4  # average entries per run from which on a batch is applied run by run
 
 
-@dataclass
-class ReplayReport:
+class ReplayReport(Struct):
     """The result of a replay.
 
     `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
@@ -404,9 +404,7 @@ class Restorer:
             return
         ledger = await self._index.load(ledger_id)
         stored = ledger.header.master_key
-        self._index.set_header(
-            ledger, dataclasses.replace(ledger.header, master_key=key if is_vacant(stored) else stored)
-        )
+        self._index.set_header(ledger, replace(ledger.header, master_key=key if is_vacant(stored) else stored))
 
     async def fence(self, ledger_id: int) -> None:
         ledger = await self._ledger(ledger_id)

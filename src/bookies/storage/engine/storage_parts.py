@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from bookies.config import BookieConfig
 from bookies.runtime.activities import Activities
@@ -45,7 +46,7 @@ class StorageParts:
             Journal(runtime, directory, f"journal-{number}", config, on_fatal)
             for number, directory in enumerate(directories.journals)
         ]
-        self.runtime = runtime = dataclasses.replace(runtime, disk=WatchedDisk(runtime.disk, self.health))
+        self.runtime = runtime = replace(runtime, disk=WatchedDisk(runtime.disk, self.health))
         self.disks = DiskWatch(runtime, config, directories, self.health, on_change)
         marks = tuple(LogMark() for _ in directories.journals)
         self.cache = WriteCache(config.write_cache_size, marks)

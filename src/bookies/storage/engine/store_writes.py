@@ -17,10 +17,11 @@ Source: storage 2.6, 5.7, 8.3, 9.7.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+
+from msgspec.structs import replace
 
 from bookies.errors import (
     BookieBusy,
@@ -327,7 +328,7 @@ class StoreWrites(StoreAccess):
             return index.create(ledger_id, IndexHeader(master_key))
         self._check_key(ledger, master_key)
         if ledger.header.master_key != master_key and len(master_key) <= MASTER_KEY_SIZE_MAX:
-            index.set_header(ledger, dataclasses.replace(ledger.header, master_key=master_key))
+            index.set_header(ledger, replace(ledger.header, master_key=master_key))
             ledger.due |= KEY_DUE
         return ledger
 

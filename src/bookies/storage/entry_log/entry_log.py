@@ -26,7 +26,8 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies import kernels
 from bookies.config import BookieConfig
@@ -58,8 +59,7 @@ class LogLost(StorageError):
     """The sync of a log has failed in a failed directory. Call `rescue` to write its unsynced runs again."""
 
 
-@dataclass
-class _Log:
+class _Log(Struct):
     """A log that is written or to be synced. `runs`: the unsynced runs, with their ledger ids; they begin at `synced`.
 
     `position`: its end. `sizes`: bytes by ledger. `dropped`: what has left the page cache.

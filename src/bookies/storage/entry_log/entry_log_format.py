@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from bookies import kernels
 from bookies.errors import CorruptRecord
@@ -88,8 +89,7 @@ def split_location(number: int) -> tuple[int, int]:
     return number >> 32, number & 0xFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class LogHeader:
+class LogHeader(Struct, frozen=True):
     """A parsed header. `map_offset` and `ledger_count` are unverified; `read_ledgers_map` checks them."""
 
     version: int = VERSION

@@ -14,7 +14,8 @@ import posixpath
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from bookies.errors import CorruptRecord
 from bookies.runtime.ports import Disk
@@ -24,8 +25,7 @@ from bookies.storage.records import Batch
 from bookies.storage.records.record_scan import ScanEnd
 
 
-@dataclass(slots=True)
-class LogUsage:
+class LogUsage(Struct):
     """Usage of one log. `ledger_ids`, ascending, and `sizes`, bytes of each, cover the ledgers that still exist.
 
     `total`: bytes of all its records, including those that no slot names any more.
@@ -34,8 +34,8 @@ class LogUsage:
     log_id: int
     path: str
     total: int
-    ledger_ids: array[int] = field(repr=False)
-    sizes: array[int] = field(repr=False)
+    ledger_ids: array[int]
+    sizes: array[int]
     remaining: int = 0
 
     @classmethod

@@ -11,7 +11,8 @@ On the loop's thread, with a worker of its own for files. Source: storage 7.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.runtime.events import Events
 from bookies.runtime.histogram import Distribution
@@ -31,8 +32,7 @@ START_DELAY_S = 5.0  # from the start of the bookie to the first scan of its ent
 RECHECK_S = 1.0  # between two reads of the records of quarantined ledgers that clients try to write
 
 
-@dataclass(slots=True)
-class Request:
+class Request(Struct):
     """A run that operators have requested: see `CollectionLoop.collect`. The waiters learn its end."""
 
     is_forced: bool = False

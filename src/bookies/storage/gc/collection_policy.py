@@ -13,7 +13,8 @@ import enum
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.errors import MetadataCorrupt
 from bookies.model import LedgerMetadata
@@ -75,8 +76,7 @@ class Compaction(enum.Enum):
     MAJOR = "major"
 
 
-@dataclass
-class Schedule:
+class Schedule(Struct):
     """Due times of compactions, in seconds of a monotonic clock. An interval of 0 means never.
 
     A major compaction also restarts the interval of the minor one, because it includes its work.

@@ -15,8 +15,9 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from bookies.errors import CookieMismatch, CorruptRecord
 from bookies.runtime.ports import Disk
@@ -252,8 +253,7 @@ def state_of(disk: Disk, bookie: str, directory: str) -> DirectoryState:
         raise CorruptRecord(text, path=error.path, offset=error.offset) from error
 
 
-@dataclass(frozen=True, slots=True)
-class SharedDisk:
+class SharedDisk(Struct, frozen=True):
     """Two directories of the same kind on one file system."""
 
     kind: str

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.config import BookieConfig
 from bookies.encoding import textproto
@@ -29,8 +30,7 @@ _REQUIRED = 3
 _OLD_SUFFIXES = (".txn", ".idx", ".log")
 
 
-@dataclass(frozen=True, slots=True)
-class Cookie:
+class Cookie(Struct, frozen=True):
     """The content of a cookie.
 
     `journal_directories`: as configured, joined with commas. The other directories: as configured, without `current`.
@@ -151,8 +151,7 @@ def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(directories)
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryState:
+class DirectoryState(Struct, frozen=True):
     """State of a configured directory. `is_empty`: its `current` is missing or has no file other than `VERSION`."""
 
     cookie: Cookie | None

@@ -10,12 +10,13 @@ next "settled" record.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.runtime.ports import Buffer
 from bookies.storage.index.index_format import HEADER_SIZE, SLOT_SIZE, IndexHeader, pack_header, parse_header
@@ -47,8 +48,7 @@ _TORN = struct.Struct(">BI")
 _LOG_END = struct.Struct(">qq")
 
 
-@dataclass(slots=True)
-class Known:
+class Known(Struct):
     """The expected content of one index file. `header`: without trailing zeros; empty if it is not known.
 
     `pages`: page number to crc32 of the content that is, or is about to be, in the file; pages of zeros are absent.
@@ -66,7 +66,7 @@ class Known:
     is_stale: bool = False
 
     def copy(self) -> Known:
-        return dataclasses.replace(self, pages=dict(self.pages), older=dict(self.older))
+        return replace(self, pages=dict(self.pages), older=dict(self.older))
 
     def index_header(self) -> IndexHeader | None:
         return parse_header(self.header.ljust(HEADER_SIZE, b"\0")) if self.header else None
@@ -127,8 +127,7 @@ class Synced(NamedTuple):
     run_id: bytes = bytes(16)
 
 
-@dataclass
-class Contents:
+class Contents(Struct):
     """The contents of a catalog. `marks`: of the last checkpoint. `problem`: why the rest of the file was not used.
 
     `uncounted_from`: the first entry log that may have copies without a slot if the bookie stops uncleanly. If some

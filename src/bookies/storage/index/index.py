@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from bookies.config import BookieConfig
 from bookies.errors import DataUnknown, LedgerUnknownToBookie, ReadFailed
@@ -188,7 +189,7 @@ class LedgerIndex:
 
     def set_explicit_lac(self, ledger: Ledger, body: bytes) -> None:
         """Set the explicit LAC. The latest one counts, even if it is smaller. A version-0 header becomes version 1."""
-        header = dataclasses.replace(ledger.header, explicit_lac=body, version=layout.VERSION)
+        header = replace(ledger.header, explicit_lac=body, version=layout.VERSION)
         self.set_header(ledger, header)
         ledger.last_add_confirmed = max(ledger.last_add_confirmed, lac_of(body))
 

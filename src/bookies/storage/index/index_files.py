@@ -22,8 +22,9 @@ import contextlib
 import posixpath
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from bookies.errors import CorruptRecord, DiskFull
 from bookies.runtime.ports import Buffer, Disk, File
@@ -41,8 +42,7 @@ MOVING_SUFFIX = ".rloc"  # of a complete file, while the file that it replaces i
 DAMAGED_SUFFIX = ".damaged"  # of a damaged file that was replaced by a rebuilt one
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedIndex:
+class LoadedIndex(Struct, frozen=True):
     """Header and extent of a file. `header` None: see `problem`. `last_entry_id`: the highest with a slot, or -1.
 
     `size`: of the file. `last_page`, `last_data`: the page with that slot, and its bytes in the file; -1 without any.
@@ -71,8 +71,7 @@ class WrongPage(CorruptRecord):
         self.page = page
 
 
-@dataclass(frozen=True, slots=True)
-class IndexWrite:
+class IndexWrite(Struct, frozen=True):
     """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, whole page), ascending.
 
     `path`: where the file is or, if `is_new`, will be. `moved_from`: the file in another directory that the new one

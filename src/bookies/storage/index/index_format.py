@@ -8,11 +8,12 @@ Source: storage 4.1 to 4.3, 4.7.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bookies.errors import CorruptRecord
 from bookies.storage.records.record_scan import WORD
@@ -62,8 +63,7 @@ class TruncatedHeader(CorruptRecord):
     """The file ends within its header: a crash interrupted its creation. Repairs treat the ledger as fenced (F-18)."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexHeader:
+class IndexHeader(Struct, frozen=True):
     """Header of an index file. `explicit_lac`: the body as the client sent it, or empty. `state`: all bits, even
     unknown.
     """
@@ -91,11 +91,11 @@ class IndexHeader:
 
     def with_state(self, bits: int) -> IndexHeader:
         """Return a copy with these state bits set."""
-        return dataclasses.replace(self, state=self.state | bits)
+        return replace(self, state=self.state | bits)
 
     def without_state(self, bits: int) -> IndexHeader:
         """Return a copy with these state bits cleared."""
-        return dataclasses.replace(self, state=self.state & ~bits)
+        return replace(self, state=self.state & ~bits)
 
 
 def pack_header(header: IndexHeader) -> bytes:

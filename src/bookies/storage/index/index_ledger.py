@@ -5,7 +5,7 @@ Source: storage 4.4 to 4.6.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from bookies.storage.index import index_format as layout
 from bookies.storage.index.rebuild_states import RebuildEvent, RebuildState, after
@@ -25,8 +25,7 @@ class Page:
         self.is_frozen = False  # `data` is being written: copy it before changing it
 
 
-@dataclass(slots=True)
-class Ledger:
+class Ledger(Struct):
     """The in-memory state of one ledger.
 
     `path`: of the index file, None until there is one; `size`: its bytes. `last_add_confirmed`: the greatest LAC seen

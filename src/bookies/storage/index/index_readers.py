@@ -7,10 +7,11 @@ opened for the loop.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from bookies.config import BookieConfig
 from bookies.errors import CorruptRecord
@@ -45,7 +46,7 @@ class _Reader:
         text = f"the slot of entry {loaded.last_entry_id} names entry {owner[1]} of ledger {owner[0]}"
         offset = HEADER_SIZE + SLOT_SIZE * loaded.last_entry_id
         problem = CorruptRecord(text, path=path, offset=offset)
-        return dataclasses.replace(loaded, header=OF_ANOTHER_LEDGER, problem=problem)
+        return replace(loaded, header=OF_ANOTHER_LEDGER, problem=problem)
 
     def close(self) -> None:
         self.logs.close()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.kernels import crc32c
 from bookies.runtime.ports import Buffer
@@ -27,8 +28,7 @@ TRAILER_SIZE = _FIELDS.size + _DIGEST.size
 _ZEROS = bytes(CHUNK_SIZE)
 
 
-@dataclass(frozen=True, slots=True)
-class Trailer:
+class Trailer(Struct, frozen=True):
     """A parsed trailer. `start`: file offset of the group; `size`: bytes from there to the trailer."""
 
     journal_id: int

@@ -13,9 +13,10 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from msgspec import Struct
 
 from bookies.errors import CorruptRecord
 from bookies.model import ENTRY_HEADER_SIZE
@@ -323,8 +324,7 @@ def directory_rows(disk: Disk, path: str) -> Iterator[Row]:
     yield from _findings(disk, directory)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(Struct, frozen=True):
     """File in `current`: its path and name, its size, and its first bytes (at most `index_format.HEADER_SIZE`)."""
 
     disk: Disk

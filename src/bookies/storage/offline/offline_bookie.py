@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.config import BookieConfig, from_environment
 from bookies.errors import CorruptRecord, StorageError
@@ -21,8 +22,7 @@ from bookies.storage.index import catalog_format
 from bookies.storage.offline.inspection import current_of
 
 
-@dataclass
-class Offline:
+class Offline(Struct):
     """A stopped bookie. `journals`, `ledgers`, `indexes`: existing directories. `problems`: by path.
 
     `has_all_indexes`: no directory of index files has a problem.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.errors import CorruptRecord
 from bookies.runtime.ports import Disk
@@ -27,8 +28,7 @@ REPLICAS = "copy them from other replicas: `bk spark scrub` finds and `bk spark 
 REBUILT = "the bookie rebuilds it from its entry logs when the ledger is used"
 
 
-@dataclass
-class _Records:
+class _Records(Struct):
     """The records of one ledger in all logs. `places`: location to entry id. `intact`: number with a matching checksum.
 
     `unproven`: entries without one.

@@ -12,8 +12,9 @@ import enum
 import itertools
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import overload
+
+from msgspec import Struct
 
 from bookies import kernels
 from bookies.errors import CorruptRecord
@@ -72,8 +73,7 @@ def run_ids(data: bytes, starts: Sequence[int]) -> RunIds | None:
     return None if runs is None else RunIds(runs, len(starts) - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Credible records that lie back to back in a file, with their trust level.
 
     `offset`: file offset of `records.data`, so record i's length word is at `offset + records.starts[i]`.
@@ -97,8 +97,7 @@ class EndKind(enum.Enum):
     CORRUPT = "corrupt"  # differs from what was written
 
 
-@dataclass(frozen=True, slots=True)
-class ScanEnd:
+class ScanEnd(Struct, frozen=True):
     """Place and reason of the end of a scan.
 
     `offset`: the first byte not read as a record or padding. `next_record`: a later file offset where a group of

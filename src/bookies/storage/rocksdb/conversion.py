@@ -23,7 +23,8 @@ import json
 import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.config import BookieConfig
 from bookies.encoding.documents import parse_json
@@ -49,8 +50,7 @@ ROOM = 16 << 20  # bytes that must stay free
 Progress = Callable[[str, int], None]  # (activity, entries so far)
 
 
-@dataclass
-class Step:
+class Step(Struct):
     """The contents of the file `CONVERSION`. `links`: (directory number, log id, new id there) of added names of logs.
 
     `spare`: (directory number, log id, its id elsewhere) of second names or copies of logs in other directories.

@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
+
+from msgspec import Struct, field
 
 from bookies.runtime.ports import Disk, File
 from bookies.storage.disks.file_cache import FileCache
@@ -28,8 +29,7 @@ READ_SIZE = 1 << 20  # bytes of an index file
 DAMAGED_SHOWN_MAX = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(Struct, frozen=True):
     """Digest of a ledger's entries. `last_entry_id`: -1 without any. `pages`: the index pages that they need."""
 
     count: int = 0
@@ -38,8 +38,7 @@ class Fingerprint:
     digest: bytes = b""
 
 
-@dataclass
-class Survey:
+class Survey(Struct):
     """The contents of the old index. `damaged_count`: entries whose record cannot be read; `damaged`: the first ones.
 
     `orphans`: entries in databases whose ledgers the bookie had deleted. `logs_linked`, `logs_copied`, `copied_size`

@@ -18,8 +18,9 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from bookies.encoding import protobuf
 from bookies.errors import CorruptRecord
@@ -103,8 +104,7 @@ class Databases(Protocol):
         """Delete the database with all its files, if it exists."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """Consecutive entries of one ledger, and their locations as slots of an index file."""
 
     ledger_id: int

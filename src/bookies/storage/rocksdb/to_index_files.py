@@ -9,9 +9,10 @@ an earlier conversion to databases duplicated it, one is kept. The switch delete
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
 from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
 
 from bookies.config import BookieConfig
 from bookies.errors import StorageError
@@ -327,7 +328,7 @@ def _renamed_run(run: Run, renamed: dict[bytes, bytes]) -> Run:
         log_id = run.slots[at : at + 4]
         parts.append(renamed.get(log_id, log_id))
         parts.append(run.slots[at + 4 : at + SLOT_SIZE])
-    return dataclasses.replace(run, slots=b"".join(parts))
+    return replace(run, slots=b"".join(parts))
 
 
 def _check_header(header: IndexHeader, ledger_id: int) -> None:

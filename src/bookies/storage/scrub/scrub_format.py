@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import CorruptRecord
@@ -24,8 +26,7 @@ _HEAD = struct.Struct(">4sIQI")
 _DIGEST = struct.Struct(">I")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Damage: entries `first` to `last` of a ledger, in an entry log, are wrong or cannot be read.
 
     `offset`: of the first one's record. `ledger_id` -1: the damage is in the log's header or ledgers map, not in
@@ -45,8 +46,7 @@ class Finding:
         return self.last - self.first + 1 if self.ledger_id >= 0 else 0
 
 
-@dataclass(slots=True)
-class LogProgress:
+class LogProgress(Struct):
     """Progress of one entry log in the present pass. Wall clock in ms, offsets in bytes.
 
     `good_ms`: when the last complete check began, or when the log was first seen. `began_ms`: when the check in
@@ -59,8 +59,7 @@ class LogProgress:
     is_done: bool = False
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(Struct):
     """Counts of the present pass, in bytes unless stated otherwise.
 
     `unchecked_entries`, `unchecked`: framing and ids were checked, but the digest needs a password, or the ledger has
@@ -78,8 +77,7 @@ class Counts:
     journals_damaged: int = 0
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(Struct):
     """The complete progress. `number`: of the present pass, from 1 on; `ended_ms` 0: it is running.
 
     `index_cursor`: ledgers up to this one are done; None: all are. `dropped_count`: entries of findings beyond the

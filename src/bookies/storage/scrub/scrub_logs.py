@@ -13,10 +13,11 @@ On the loop's thread; the scrub's worker reads the file. Source: storage 3.5, 5.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from bookies.errors import BookKeeperError, CorruptRecord, DataUnknown, LedgerNotFound, LedgerUnknownToBookie
 from bookies.model import DigestType
@@ -352,9 +353,9 @@ class LogScrub:
                     Finding(log_id, place.start, place.ledger_id, entry_id, entry_id, problem, finding.found_ms)
                 )
             elif problem:  # It moved during the check, so the next one decides.
-                left.append(dataclasses.replace(finding, first=entry_id, last=entry_id))
+                left.append(replace(finding, first=entry_id, last=entry_id))
         if limit <= finding.last:
-            left.append(dataclasses.replace(finding, first=limit))
+            left.append(replace(finding, first=limit))
         return merged(left)
 
     async def _place_of(self, ledger_id: int, entry_id: int) -> tuple[Place | None, int]:

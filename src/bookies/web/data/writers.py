@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import hmac
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from bookies.client.log.log import Log
 from bookies.client.log.log_writer import LogWriter
@@ -34,8 +35,7 @@ LOST_LEAD_S = 1.0  # after another process has taken the lead, before it is take
 SEAL_S = 10.0  # for each writer, at the end
 
 
-@dataclass(slots=True)
-class LedLog:
+class LedLog(Struct):
     """A log that this gateway leads. `password`: of its ledgers."""
 
     log: Log
@@ -53,8 +53,7 @@ class LedLog:
             return self.sequenced
 
 
-@dataclass(slots=True)
-class WrittenLedger:
+class WrittenLedger(Struct):
     """A ledger that this gateway writes. `turn`: one append at a time, which makes ids predictable."""
 
     password: bytes

@@ -47,7 +47,7 @@ def ledger(ledger_id: int, state: LedgerState = LedgerState.CLOSED) -> LedgerMet
 
 
 def _fields(metadata: LedgerMetadata) -> dict[str, object]:
-    return {name: getattr(metadata, name) for name in metadata.__dataclass_fields__}
+    return {name: getattr(metadata, name) for name in metadata.__struct_fields__}
 
 
 def manifest(*ledger_ids: int) -> Manifest:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from msgspec.structs import replace
 from tests.unit.protocol.repair.test_repair_work import A, B, C, D, record_of, verdict_of
 
 from bookies.admin.verbs.explain import SWITCHED_OFF, _verdict, recovery_facts, recovery_lines

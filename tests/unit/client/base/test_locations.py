@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.world import PORT, World, in_world, play
 
 from bookies.client.base.locations import Locations, policy_of
@@ -119,7 +119,7 @@ def test_a_program_is_asked_for_hosts_in_shares(caplog: pytest.LogCaptureFixture
     async def act(world: World) -> None:
         await publish(world, B2, "/said", host="h2")
         script = Script({"b1": "/r1", "h2": "/r2\n", "b3": "/r3"})
-        runtime = dataclasses.replace(world.runtime("asker"), output_of=script)
+        runtime = replace(world.runtime("asker"), output_of=script)
         found = await begun(world, runtime, locations_script="/topology", locations_script_names_max=2)
         assert script.calls == [[], ["b1", "h2"], ["b3"]], "first without arguments, whether it works"
         assert where(found) == ["/r1", "/r2", "/r3"]
@@ -154,7 +154,7 @@ def test_a_program_that_hangs_is_named_and_ended(caplog: pytest.LogCaptureFixtur
 
     async def act(world: World) -> None:
         nonlocal can_be_tried
-        runtime = dataclasses.replace(world.runtime("asker"), output_of=hang)
+        runtime = replace(world.runtime("asker"), output_of=hang)
         loop = asyncio.get_running_loop()
         start = loop.time()
         with pytest.raises(ConfigError, match=r"locations_script = /topology: .* had not ended after 10 s, .* killed"):
@@ -174,7 +174,7 @@ def test_a_program_that_hangs_is_named_and_ended(caplog: pytest.LogCaptureFixtur
 
 @in_world()
 async def test_a_program_that_does_not_work_is_an_error_at_the_beginning(world: World) -> None:
-    runtime = dataclasses.replace(world.runtime("asker"), output_of=Script({"broken": ""}))
+    runtime = replace(world.runtime("asker"), output_of=Script({"broken": ""}))
     with pytest.raises(ConfigError, match="locations_script = /topology: topology ended with status 1: no"):
         await begun(world, runtime, locations_script="/topology")
     with pytest.raises(ConfigError, match="programs cannot be run here"):

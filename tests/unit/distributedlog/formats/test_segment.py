@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from bookies.distributedlog.formats.dlsn import Dlsn
 from bookies.distributedlog.formats.segment import (
@@ -21,11 +20,9 @@ DONE = Segment("logrecs_000000000000000007", 5, 1234, 7, 100, 101, 1700000000000
 EXAMPLES = {
     b"5;1234;100;7;0;0;-1": Segment("inprogress_000000000000000007", 5, 1234, 7, 100),
     b"8589934597;1234;100;101;1700000000000;7;1;0;0;0;5000": DONE,
-    b"8589934853;1234;100;101;1700000000000;7;1;0;0;1;5000": dataclasses.replace(
-        DONE, status=PARTLY_TRUNCATED, min_slot=1
-    ),
-    b"8589935109;1234;100;101;1700000000000;7;1;0;0;1;5000": dataclasses.replace(DONE, status=TRUNCATED, min_slot=1),
-    b"9395240965;1234;100;101;1700000000000;7;1;0;0;0;5000": dataclasses.replace(DONE, region=3),
+    b"8589934853;1234;100;101;1700000000000;7;1;0;0;1;5000": replace(DONE, status=PARTLY_TRUNCATED, min_slot=1),
+    b"8589935109;1234;100;101;1700000000000;7;1;0;0;1;5000": replace(DONE, status=TRUNCATED, min_slot=1),
+    b"9395240965;1234;100;101;1700000000000;7;1;0;0;0;5000": replace(DONE, region=3),
     b"1;9;100": Segment("inprogress_64", 1, 9, 0, 100),
     b"8589934593;9;100;101;17": Segment("logrecs_1", 1, 9, 0, 100, 101, 17, 2),
     b"2;9;100;4": Segment("inprogress_64", 2, 9, 4, 100),
@@ -49,7 +46,7 @@ def test_data_of_every_version_is_read_and_written(data: bytes) -> None:
 def test_a_segment_knows_its_ends() -> None:
     assert (DONE.first_dlsn, DONE.last_dlsn, DONE.min_dlsn) == (Dlsn(7, 0, 0), Dlsn(7, 1, 0), Dlsn(7, 0, 0))
     assert DONE.exposed_start_sequence_id == 5000
-    assert dataclasses.replace(DONE, start_sequence_id=-1).exposed_start_sequence_id == -9223372006790004736
+    assert replace(DONE, start_sequence_id=-1).exposed_start_sequence_id == -9223372006790004736
 
 
 def test_names() -> None:

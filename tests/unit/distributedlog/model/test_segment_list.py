@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from bookies.distributedlog.formats.dlsn import Dlsn
 from bookies.distributedlog.formats.entries import TXID_MAX

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import pathlib
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.errors import ClientClosed, DiskFull, MetadataCorrupt, MetadataError
 from bookies.metadata.embedded import EmbeddedDriver
@@ -94,7 +94,7 @@ class Wall:
 
 async def two_with(directory: pathlib.Path, wall: Wall) -> tuple[EmbeddedDriver, EmbeddedDriver]:
     """Two open drivers with leases of 30 ms by that clock."""
-    runtime = dataclasses.replace(aio.runtime(seed=1), clock=wall)
+    runtime = replace(aio.runtime(seed=1), clock=wall)
     one, two = (EmbeddedDriver(str(directory), runtime, lease_ms=30) for _ in range(2))
     await one.open()
     await two.open()

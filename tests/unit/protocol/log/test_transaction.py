@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from bookies.errors import LogNotFound, TransactionRefused
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState

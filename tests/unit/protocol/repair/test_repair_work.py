@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.errors import (
     BookieBusy,

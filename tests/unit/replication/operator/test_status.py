@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore

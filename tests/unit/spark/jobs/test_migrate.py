@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client

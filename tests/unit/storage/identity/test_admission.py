@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.errors import CookieMismatch, CorruptRecord, DiskFull
 from bookies.lab.sim.world.disk import LOSSES, Loss, SimDisk
@@ -29,7 +29,7 @@ def states(*each: DirectoryState) -> dict[str, DirectoryState]:
 
 
 def replaced(**changes: object) -> Cookie:
-    return dataclasses.replace(MASTER, **changes)  # type: ignore[arg-type]
+    return replace(MASTER, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_an_address_that_was_a_name_has_changed() -> None:
 
 # -- older layouts ----------------------------------------------------------------------------------------------------
 
-LAYOUT_4 = dataclasses.replace(MASTER, layout=4)
-LAYOUT_3 = dataclasses.replace(MASTER, layout=3, instance_id=None)
+LAYOUT_4 = replace(MASTER, layout=4)
+LAYOUT_3 = replace(MASTER, layout=3, instance_id=None)
 
 
 @pytest.mark.parametrize("old", [LAYOUT_4, LAYOUT_3])
@@ -288,13 +288,13 @@ def test_older_layouts_are_compared_as_well(old: Cookie) -> None:
         ({"journal_directories": "/d9"}, "journal directories were /d9"),
         ({"ledger_directories": ("/d2/ledgers",)}, "ledger directories were /d2/ledgers"),
     ):
-        other = dataclasses.replace(old, **changes)  # type: ignore[arg-type]
+        other = replace(old, **changes)  # type: ignore[arg-type]
         with pytest.raises(CookieMismatch, match=words):
             decide(MASTER, other, states(USED, USED, USED))
         with pytest.raises(CookieMismatch, match=words):
             decide(MASTER, old, states(USED, DirectoryState(other, is_empty=False), USED))
     with pytest.raises(CookieMismatch, match="another cluster"):
-        decide(MASTER, dataclasses.replace(LAYOUT_4, instance_id="cluster-2"), states(USED, USED, USED))
+        decide(MASTER, replace(LAYOUT_4, instance_id="cluster-2"), states(USED, USED, USED))
 
 
 def test_a_cookie_that_cannot_name_a_cluster_needs_the_store_to_be_as_old() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from bookies.config import BookieConfig
 from bookies.errors import CorruptRecord
@@ -47,10 +46,10 @@ def test_odd_paths() -> None:
 def test_older_layouts() -> None:
     layout_4 = EXAMPLE.replace(b"5\n", b"4\n", 1).replace(b'indexDirs: "2\\t/data/index0\\t/data/index1"\n', b"")
     found = parse(layout_4)
-    assert found == dataclasses.replace(COOKIE, layout=4, index_directories=None)
+    assert found == replace(COOKIE, layout=4, index_directories=None)
     assert found.pack().startswith(b"5\n")
     layout_3 = b"3\n192.0.2.10:3181\n/data/journal\n2\t/data/ledger0\t/data/ledger1\n"
-    assert parse(layout_3) == dataclasses.replace(found, layout=3, instance_id=None)
+    assert parse(layout_3) == replace(found, layout=3, instance_id=None)
 
 
 def test_any_text_format_is_read() -> None:

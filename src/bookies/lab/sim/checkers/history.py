@@ -10,8 +10,9 @@ from __future__ import annotations
 import traceback
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from bookies.errors import BookKeeperError, LocalProtocolError
 from bookies.lab.sim.checkers.linearizability import Observations
@@ -39,8 +40,7 @@ def payload_of(ledger_id: int, entry_id: int, size_min: int = 0) -> bytes:
     return (word * (size // len(word) + 1))[:size]
 
 
-@dataclass
-class Story:
+class Story(Struct):
     """One ledger as its users saw it."""
 
     ledger_id: int

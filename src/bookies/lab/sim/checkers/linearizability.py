@@ -12,11 +12,11 @@ Source: client-protocol 8.2 (I-1, I-3, I-4, I-5, I-14), and linearizability as H
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
-@dataclass
-class Observations:
+class Observations(Struct):
     """All observations of one ledger. Times are increasing numbers; all events of a run have different ones."""
 
     begun: dict[int, int] = field(default_factory=dict)  # entry -> when its append began

@@ -20,9 +20,10 @@ Source: client-protocol 5.6, 8.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from bookies.client.log import LogWriter
 from bookies.lab.sim.world.sim_metadata import SimStore
@@ -42,8 +43,7 @@ class ListCommit(NamedTuple):
     manifest: Manifest | None
 
 
-@dataclass(frozen=True)
-class Ack:
+class Ack(Struct, frozen=True):
     """A successful append. `position`: None for all but the last entry of a batch, the only one that is returned."""
 
     at_s: float
@@ -52,8 +52,7 @@ class Ack:
     payload: bytes
 
 
-@dataclass
-class Reading:
+class Reading(Struct):
     """The entries that one reader received, in order. `start`: where it began; None: at the log's beginning then.
 
     `is_stale`: a server of the metadata store that lags behind may have told it an earlier beginning.
@@ -65,16 +64,14 @@ class Reading:
     is_stale: bool = False
 
 
-@dataclass
-class Truncation:
+class Truncation(Struct):
     """A requested truncation before a position. `done_s`: when it succeeded; None: unknown whether it did."""
 
     before: Position
     done_s: float | None = None
 
 
-@dataclass
-class Txn:
+class Txn(Struct):
     """A transaction. `open_count`, `commit_count`: attempts that may still commit, and that reached their commit."""
 
     name: str
@@ -85,8 +82,7 @@ class Txn:
     is_given_up: bool = False
 
 
-@dataclass
-class LogHistory:
+class LogHistory(Struct):
     """All observations of one log. `final`: the entries that a last reader received at the end of the run."""
 
     acks: list[Ack] = field(default_factory=list)

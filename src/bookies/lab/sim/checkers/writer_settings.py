@@ -14,7 +14,8 @@ Source: client-protocol 2.8, 2.9, 2.17.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from bookies.config import ClientConfig
 from bookies.errors import AckQuorumTimeout, BookKeeperError
@@ -28,8 +29,7 @@ LATE_SHARE = 1.25  # of the time-out: a writer checks its oldest entry four time
 SLACK_S = 0.05
 
 
-@dataclass
-class _Writer:
+class _Writer(Struct):
     """The writer of one ledger. Times in seconds."""
 
     config: ClientConfig

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 Settings = Mapping[str, object]  # of a `ClientConfig`, in addition to those of all clients of the run
 
@@ -12,8 +13,7 @@ def ways_of_reading() -> Mapping[str, float]:
     return {"all": 4, "tail": 4, "end": 2, "unconfirmed": 1}
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The work on ledgers in one run.
 
     `quorums`: (ensemble, write quorum, ack quorum) to choose from.
@@ -70,8 +70,7 @@ class Plan:
     is_replaced: bool = True
 
 
-@dataclass(frozen=True)
-class LogPlan:
+class LogPlan(Struct, frozen=True):
     """The work on one log in a run. `quorums`: of its ledgers."""
 
     quorums: tuple[int, int, int] = (3, 3, 2)

@@ -10,14 +10,15 @@ Source: storage 10.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import posixpath
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.config import BookieConfig
 from bookies.errors import (
@@ -59,8 +60,7 @@ CONFIG = BookieConfig(
 )
 
 
-@dataclass
-class Base:
+class Base(Struct):
     """Files of a bookie that is down, and its promises. `entries`: (ledger, entry) -> body. `fenced`: ledgers.
 
     `versions`: the files at earlier times, oldest first.
@@ -74,8 +74,7 @@ class Base:
     versions: list[Files] = field(default_factory=list)
 
 
-@dataclass
-class Outcome:
+class Outcome(Struct):
     """The answers of a bookie with damaged files. `counts`: result -> number of answers, of the last life.
 
     `denied`, `false`, `unfenced`: the lies. A false body has a correct digest; readers detect other wrong bodies.
@@ -352,11 +351,10 @@ def may_be_lost(base: Base, files: Files, path: str) -> Base:
             if end > changed[0] - journal_format.ALIGNMENT:
                 entries.pop((ledger_id, entry_id), None)
                 fenced -= {ledger_id} if entry_id == journal_format.FENCE else set()
-    return dataclasses.replace(base, entries=entries, fenced=fenced)
+    return replace(base, entries=entries, fenced=fenced)
 
 
-@dataclass
-class Summary:
+class Summary(Struct):
     """Results of many mutations. `lies`: (mutation, lie)."""
 
     count: int = 0

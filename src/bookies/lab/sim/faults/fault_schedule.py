@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+
+from msgspec import Struct, field
 
 from bookies.lab.sim.clients.healing import LAST_HEALER
 from bookies.lab.sim.world import SimCluster
@@ -32,8 +33,7 @@ metadata trouble, expire session, kill client, kill client at an await, pause cl
 LOG_HEADER_SIZE = 1024  # bytes; a bookie refuses an entry log whose header is damaged
 
 
-@dataclass(frozen=True)
-class FaultPlan:
+class FaultPlan(Struct, frozen=True):
     """The faults of a run.
 
     `gap_ms`: mean time between faults. `count_max`: maximum number of faults. `durations_s`: each fault lasts for one
@@ -46,8 +46,7 @@ class FaultPlan:
     weights: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass
-class Injected:
+class Injected(Struct):
     """The faults of a run that happen. `only`: names of those that may; None: all. `happened`: name -> description.
 
     The seed alone determines a fault's name and all its details, so a run can be repeated without some of its faults.

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field, fields
 from random import Random
 from typing import Any
+
+from msgspec import Struct, field
 
 from bookies.lab.sim.clients.plan import LogPlan, Plan, Settings
 from bookies.lab.sim.faults.fault_schedule import FaultPlan
@@ -24,8 +25,7 @@ def timeouts(add_ms: int, read_ms: int, connect_ms: int) -> dict[str, object]:
     return {"add_timeout_ms": add_ms, "read_timeout_ms": read_ms, "connect_timeout_ms": connect_ms}
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """The parameters of a run. `duration_s`: virtual time with faults, unless the work is done earlier."""
 
     bookies: int = 5
@@ -329,7 +329,7 @@ rot: durable data of one bookie is damaged
 
 # -- the table -----------------------------------------------------------------------------------------------------
 _SEQUENCES = {"digests", "durations_s", "payload_sizes_min", "quorums"}
-_FAULT_PLAN = {item.name for item in fields(FaultPlan)}
+_FAULT_PLAN = set(FaultPlan.__struct_fields__)
 
 
 def _value(word: str) -> Any:

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from bookies.lab.sim.faults.fault_schedule import Injected
 from bookies.lab.sim.world import SimCluster
 from bookies.lab.sim.world.cluster import SimBookie
 
 
-@dataclass(frozen=True)
-class TargetedFaultPlan:
+class TargetedFaultPlan(Struct, frozen=True):
     """Probabilities of a fault at each critical moment. `durations_s`: chosen with equal probability."""
 
     update_probability: float = 0.5

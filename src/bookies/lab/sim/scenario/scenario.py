@@ -15,7 +15,8 @@ import asyncio
 import pathlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bookies.lab.sim.faults import Profile
 from bookies.lab.sim.run import Simulation
@@ -37,8 +38,7 @@ class ScenarioError(ValueError):
     """Invalid scenario file. The message names the file, the line and the expected text."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """One step of a file. `settles`: all free messages are delivered before the next step."""
 
     line: int
@@ -48,8 +48,7 @@ class Step:
     settles: bool
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(Struct, frozen=True):
     """One run of a file. `name`: the letter of its section, empty without sections."""
 
     name: str
@@ -57,8 +56,7 @@ class Variant:
     steps: Sequence[Step]
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """A parsed scenario file. `about`: the lines below the title."""
 
     name: str
@@ -67,8 +65,7 @@ class Scenario:
     variants: Sequence[Variant]
 
 
-@dataclass(frozen=True)
-class ScenarioResult:
+class ScenarioResult(Struct, frozen=True):
     """The result of a run. Empty `failures`: all steps happened as written, and every promise held."""
 
     name: str

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from bookies.lab.sim.scenario.scenario_failure import ScenarioFailure
 from bookies.lab.sim.scenario.scenario_messages import Pattern
@@ -69,8 +70,7 @@ class StepSyntaxError(ValueError):
     """A line that matches no step, or a value out of range."""
 
 
-@dataclass(frozen=True)
-class Sentence:
+class Sentence(Struct, frozen=True):
     """One kind of step. `fixed`: values that the declaration adds. `is_operation`: see `operation`."""
 
     template: str

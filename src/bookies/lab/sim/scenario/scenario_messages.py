@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.errors import MetadataError, Status
 from bookies.lab.sim.scenario.scenario_wire import key_of, kinds_of, pack_answer
@@ -60,8 +62,7 @@ NODE_KINDS = {  # (operation, places of auto-recovery) -> name of the message
 }
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(Struct, frozen=True):
     """One request or answer. `kinds`: all its names, the most precise first. `entry_id`: -1: about no single entry."""
 
     client: str
@@ -77,8 +78,7 @@ class Message:
         return f"{self.client} {self.kinds[0]}{entry} {arrow} {self.peer}{' ' + self.status if self.status else ''}"
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(Struct, frozen=True):
     """Selection of messages. `first`, `last`: entries; None: any."""
 
     client: str
@@ -108,8 +108,7 @@ class Pattern:
         return Pattern(self.client, self.kind, self.first, self.last, self.is_answer, kept)
 
 
-@dataclass
-class Rule:
+class Rule(Struct):
     """An action for messages that fit a pattern. `is_once`: only for the first message of each peer.
 
     `status`, `body`: of the action "answer"; a body only with OK. `then`: the function that the action "call" calls
@@ -128,8 +127,7 @@ class Rule:
         return self.pattern.fits(message) and not (self.is_once and message.peer in self.caught)
 
 
-@dataclass
-class Countdown:
+class Countdown(Struct):
     """A call of `act` after a client or bookie has sent or received `left` more messages."""
 
     host: str
@@ -140,14 +138,12 @@ class Countdown:
         return f"{self.host} after {self.left} more messages"
 
 
-@dataclass
-class _Held:
+class _Held(Struct):
     message: Message
     finish: Callable[[bool], None]  # True: deliver the message; False: lose it
 
 
-@dataclass
-class _Asked:
+class _Asked(Struct):
     """A request, kept to name its answer."""
 
     message: Message

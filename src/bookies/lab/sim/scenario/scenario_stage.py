@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+from msgspec import Struct, field
 
 from bookies.client.read import LedgerReader
 from bookies.client.write import LedgerWriter
@@ -43,8 +44,7 @@ PATIENCE_S = 120.0  # an awaited event must happen within this time
 WORKER_MS = 0.1
 
 
-@dataclass
-class Operation:
+class Operation(Struct):
     """An operation of a client. `error`: how it failed. `number`: its position in the order of the ends."""
 
     client: str
@@ -56,8 +56,7 @@ class Operation:
     is_awaited: bool = False
 
 
-@dataclass
-class Actor:
+class Actor(Struct):
     """State of one client. `shown`: the highest entry that it has read. `healing`: the task of `recovery`."""
 
     settings: dict[str, object] = field(default_factory=dict)

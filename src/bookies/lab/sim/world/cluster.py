@@ -8,11 +8,13 @@ can pause it, or kill it at any `await` or in the middle of a disk call.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from bookies.bookie.server import BookieServer
 from bookies.bookie.storage_port import Storage
@@ -62,8 +64,7 @@ class SimClock:
         return self._loop.time()
 
 
-@dataclass
-class SimBookie:
+class SimBookie(Struct):
     """One bookie through all its lives. `participant` and `server` belong to the current life, if there is one."""
 
     name: str
@@ -89,8 +90,7 @@ class SimBookie:
         return self.participant is not None and self.participant.is_alive
 
 
-@dataclass
-class SimClient:
+class SimClient(Struct):
     """One client process."""
 
     name: str
@@ -101,7 +101,7 @@ class SimClient:
     recovery: AutoRecovery | None = None  # set if the process takes part in auto-recovery
 
 
-@dataclass
+@dataclasses.dataclass
 class SimCluster:
     """The simulated cluster. All its random generators are seeded with names that begin with `seed`."""
 
@@ -109,8 +109,8 @@ class SimCluster:
     trace: Trace
     seed: str
     bookie_count: int
-    bookie_settings: dict[str, object] = field(default_factory=dict)
-    client_settings: dict[str, object] = field(default_factory=dict)
+    bookie_settings: dict[str, object] = dataclasses.field(default_factory=dict)
+    client_settings: dict[str, object] = dataclasses.field(default_factory=dict)
     lease_s: float = 2.0
     defers_syncs: bool = False  # bookies answer adds with deferred sync before these are durable
 

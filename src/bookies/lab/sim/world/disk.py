@@ -15,8 +15,9 @@ from __future__ import annotations
 import errno
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from random import Random
+
+from msgspec import Struct, field
 
 from bookies.errors import DirectoryInUse, DiskFull
 from bookies.lab.sim.world.loop import Crashed
@@ -27,8 +28,7 @@ UNLIMITED = 1 << 40  # bytes
 FILE_SIZE_MAX = 1 << 28  # bytes; real file systems have a limit too, and holes are memory here
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One system call. `offset` and `size`: bytes, where they apply. `target`: of a rename or link."""
 
     number: int
@@ -39,8 +39,7 @@ class Call:
     target: str = ""
 
 
-@dataclass
-class Fault:
+class Fault(Struct):
     """A rule that makes calls fail.
 
     `operation`: the name of one call, several separated by |, or "" for any. `path`: part of the path. `count`: number
@@ -55,8 +54,7 @@ class Fault:
     is_partial: bool = False
 
 
-@dataclass
-class Loss:
+class Loss(Struct):
     """The effect of a crash on pending changes.
 
     `survival`: probability that a pending change survives. `garbage`: probability that a lost fresh sector holds
@@ -144,8 +142,7 @@ def _fit(image: bytearray, size: int) -> None:
         image.extend(bytes(size - len(image)))
 
 
-@dataclass
-class _Directory:
+class _Directory(Struct):
     """Names of files (inodes) and of sub-directories (None). `pending`: changes since the last sync, in order."""
 
     names: dict[str, Inode | None] = field(default_factory=dict)
@@ -186,8 +183,7 @@ def _apply(names: dict[str, Inode | None], changes: dict[str, Inode | bool]) -> 
             names.pop(name, None)
 
 
-@dataclass
-class _Life:
+class _Life(Struct):
     """The time between two crashes; handles end with it. `failure_count`: calls that failed by a fault or a full disk.
 
     `is_resident`: whether the last `pread_resident` counted as a page cache hit.

@@ -9,8 +9,9 @@ a bookie that has lost a disk. Source: storage 10.2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from bookies.bookie.storage_port import Storage
 from bookies.errors import DataUnknown, StorageError
@@ -20,8 +21,7 @@ from bookies.storage.engine.store_writes import AddsDone, RefusedAdds
 from bookies.storage.journal.journal import Done
 
 
-@dataclass
-class StorageFaults:
+class StorageFaults(Struct):
     """Current storage faults of a bookie. `refusals`: number of adds to refuse. `is_in_limbo`: contents are unknown."""
 
     refusals: int = 0

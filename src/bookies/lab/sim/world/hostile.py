@@ -12,12 +12,13 @@ A client keeps working with its time-outs, its memory limits and the honest book
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.errors import RemoteProtocolError, Status
 from bookies.kernels import Records
@@ -60,8 +61,7 @@ FLOOD = 50  # unsolicited answers at once
 _LENGTH = struct.Struct(">I")
 
 
-@dataclass
-class _Ledger:
+class _Ledger(Struct):
     entries: dict[int, bytes] = field(default_factory=dict)
     is_fenced: bool = False
     last_add_confirmed: int = -1
@@ -274,7 +274,7 @@ def _stretch_by_stretch(requests: Iterable[Request]) -> Iterator[Request]:
     """Yield the requests, with adds of several ledgers as a request for each stretch."""
     for request in requests:
         if isinstance(request, AddRequest) and request.adds.stretch_count > 1:
-            yield from (dataclasses.replace(request, adds=part) for part in request.adds.parts())
+            yield from (replace(request, adds=part) for part in request.adds.parts())
         else:
             yield request
 
@@ -284,8 +284,7 @@ def _stretch_by_stretch(requests: Iterable[Request]) -> Iterator[Request]:
 
 def _changed(response: Response, **changes: Any) -> Response:
     """Return a copy with those of the changes for which the response has fields."""
-    names = {field.name for field in dataclasses.fields(response)}
-    return dataclasses.replace(response, **{name: value for name, value in changes.items() if name in names})
+    return replace(response, **{name: value for name, value in changes.items() if name in response.__struct_fields__})
 
 
 def _wrong_ids(connection: HostileConnection, response: Response) -> None:
@@ -296,12 +295,12 @@ def _wrong_ids(connection: HostileConnection, response: Response) -> None:
     if isinstance(response, AddResponses):
         txn_ids = response.txn_ids
         if name == "ledger_id":
-            response = dataclasses.replace(response, ledger_id=response.ledger_id + offset)
+            response = replace(response, ledger_id=response.ledger_id + offset)
         elif txn_ids is not None:
-            response = dataclasses.replace(response, txn_ids=[txn_id + abs(offset) for txn_id in txn_ids])
+            response = replace(response, txn_ids=[txn_id + abs(offset) for txn_id in txn_ids])
         else:
             entry_ids = [entry_id + offset for entry_id in response.entry_ids]
-            response = dataclasses.replace(response, entry_ids=entry_ids)
+            response = replace(response, entry_ids=entry_ids)
     elif hasattr(response, name):
         number = getattr(response, name) + offset
         response = _changed(response, **{name: abs(number) if name == "txn_id" else number})

@@ -16,9 +16,10 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from bookies.lab.sim.world.loop import Crashed, Participant, SimLoop, current_participant
 from bookies.lab.sim.world.trace import Trace
@@ -347,8 +348,7 @@ class SimListener:
         await asyncio.sleep(0)
 
 
-@dataclass
-class Conditions:
+class Conditions(Struct):
     """How the network treats data.
 
     `delay_ms`: minimum and mean additional one-way delay. `split_probability`: of a write that arrives in two parts.

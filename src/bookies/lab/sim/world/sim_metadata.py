@@ -12,8 +12,9 @@ import contextvars
 import functools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from bookies.errors import ClientClosed, MetadataCorrupt, MetadataError
 from bookies.lab.sim.world.loop import SimLoop
@@ -40,8 +41,7 @@ UPDATES = ("write_ledger", "write_record", "delete_ledger", "transact")  # what 
 _IS_IN_STORE = contextvars.ContextVar("code runs in the store", default=False)
 
 
-@dataclass(frozen=True)
-class CommitOf(Generic[T]):
+class CommitOf(Struct, Generic[T], frozen=True):
     """One committed record. `after` is None when it was deleted."""
 
     at_s: float
@@ -59,8 +59,7 @@ def write_set_of(record: LedgerMetadata, entry_id: int) -> list[BookieId]:
     return [ensemble[position] for position in write_set(entry_id, record.ensemble_size, record.write_quorum)]
 
 
-@dataclass(frozen=True)
-class StoreFaults:
+class StoreFaults(Struct, frozen=True):
     """Faults of the store. Probabilities are 0..1.
 
     stale_read: of a read that returns the record as it was before the last change.

@@ -21,11 +21,12 @@ import datetime
 import json
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 import pyarrow as pa
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bookies.client.transport.watcher import DOWN
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
@@ -57,8 +58,7 @@ _WORK = schema_of_ddl("task INT, place INT, name STRING, size BIGINT, bookies AR
 COMMIT_BY_TASK = ("mapreduce.fileoutputcommitter.algorithm.version", "2")
 
 
-@dataclass(frozen=True)
-class JobConfig:
+class JobConfig(Struct, frozen=True):
     """Configuration of every job. `options`: the job's own, by name; see OPTIONS of its module.
 
     `output`: the directory of the runs, any that Spark can write to; None: results are kept in memory, and an
@@ -173,8 +173,7 @@ class Work(Protocol):
     async def carry_out(self, tools: Tools, item: Item) -> Outcome: ...
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """Run that has ended, or was only planned. `results`: one row for each item, including earlier attempts."""
 
     config: JobConfig

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from bookies.errors import InvalidArgument
 from bookies.spark.jobs.shared.common import Option
@@ -51,8 +52,7 @@ def logs_of(text: str | None) -> list[str]:
     return [check_log_name(name.strip()) for name in text.split(",")] if text else []
 
 
-@dataclass(frozen=True)
-class Selected:
+class Selected(Struct, frozen=True):
     """The selected ledgers. `records`: in the order in which they were named, or by id. `manifests`: of named logs."""
 
     records: tuple[LedgerMetadata, ...]

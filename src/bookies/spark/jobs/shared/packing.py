@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 TASK_SIZE = 256 << 20  # bytes that a task reads or writes: seconds of work
 TASKS_MAX = 10_000
 ITEM_OVERHEAD = 64 << 10  # bytes that an item costs in addition: requests, the ledger's record
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(Struct, frozen=True):
     """One piece of work. `name` is the same in every run of a job. `size`: bytes to read or write, of all copies.
 
     `bookies`: those it sends requests to, in order. `arguments`: of the job, in its own format.
@@ -63,8 +63,7 @@ def _rotated(task: list[Item], bookies: Sequence[str], start: int) -> list[Item]
     return [queue[at] for at in range(longest) for queue in queues.values() if at < len(queue)]
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """Estimate of a plan. `seconds`: at the given rates, the larger of the bookies' and the cores' time."""
 
     items: int

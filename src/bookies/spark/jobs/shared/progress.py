@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
+
+from msgspec import Struct
 
 from bookies.spark.jobs.shared.packing import Estimate
 from bookies.units import decimal_size_text, duration_text
@@ -16,8 +17,7 @@ LOOK_S = 0.5
 LINE_S = 15.0  # between lines if stderr is not a terminal
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """Run of a job that begins. `skipped`: items that are done. `is_kept`: results outlast an interruption."""
 
     name: str

@@ -9,15 +9,15 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any
+
+from msgspec import Struct, field
 
 ROWS_MAX = 1000  # rows of a table in a report; the rest is in the Parquet files
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Struct, frozen=True):
     """A table. `right`: indexes of columns of numbers. `bars`: a value of each row, drawn beside it in HTML."""
 
     headers: Sequence[str]
@@ -26,8 +26,7 @@ class Table:
     bars: Sequence[float] = ()
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Struct, frozen=True):
     """Part of a report. `text` is in the HTML file only; so is the table unless `is_printed`."""
 
     title: str
@@ -36,8 +35,7 @@ class Section:
     is_printed: bool = True
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Struct, frozen=True):
     """Report of a job. `lead`: the result in one sentence. `is_good`: no action is needed."""
 
     title: str
