@@ -178,8 +178,9 @@ class MetadataOutages:
                 servers.append(bookie)
             async with bookies.connect(uri) as client:
                 writer = await client.create()
+                assert await writer.append(b"0") == 0  # on a new connection it needs the store (client-protocol 2.21)
                 outage = asyncio.create_task(bounce(server, how))
-                count = 0
+                count = 1
                 while not outage.done():
                     assert await writer.append(b"%d" % count, timeout=10) == count
                     count += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import pathlib
@@ -221,7 +222,7 @@ def test_a_ledger_that_is_deleted_under_the_query(store: Any, uri: dict[str, Any
     rows = read.RowReader(how, arrow.arrow_schema(["ledger_id", "value", "gap"]), None)
     with pytest.raises(BookKeeperError, match=r"entries 0 to 99 of ledger .* no longer exist: the ledger was deleted"):
         list(rows.read(partition))
-    kept = replace(rows, settings=replace(how, fails_on_loss=False))
+    kept = replace(rows, settings=dataclasses.replace(how, fails_on_loss=False))
     [told] = [row for found in kept.read(partition) for row in found.to_pylist()]
     assert (told["ledger_id"], told["gap"]["rows"]) == (ledger.ledger_id, 100)
 

@@ -276,6 +276,39 @@ def test_nothing_is_believed_after_another_program(machine: Any, body: Body) -> 
     assert uncertain_after(made) > 0
 
 
+@pytest.mark.parametrize("has_catalog", [True, False])
+def test_an_empty_log_of_apache_s_bookie_makes_nothing_uncertain(machine: Any, body: Body, has_catalog: bool) -> None:
+    """Its bookies leave logs without a header. They stay harmless after our own logs have passed their ids."""
+    made = machine("empty")
+
+    async def fill(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in ALL:
+            held = sum(ledger == ledger_id for ledger, _ in promises.acknowledged)
+            entries = {entry: body(ledger_id, entry, size=90) for entry in range(held, held + 20)}
+            await promises.add(store, ledger_id, entries)
+
+    assert made.live(fill)
+    synced = catalog_format.parse(made.disk.read_bytes(CATALOG), 64).synced
+    assert synced is not None
+    if has_catalog:
+        mark = log_mark_format.parse(made.disk.read_bytes("/ledgers0/current/lastMark"))
+        assert mark is not None
+        made.disk.put("/ledgers0/current/lastMark", log_mark_format.pack(mark._replace(offset=mark.offset + 512)))
+    else:
+        made.disk.unlink(CATALOG)
+    empty = f"/ledgers0/current/{synced.greatest_id + 1:x}.log"
+    made.disk.put(empty, b"")
+    for _ in range(2):
+        assert made.live(fill)
+    break_index(made, "gone")
+    assert made.live(repaired)
+    synced = catalog_format.parse(made.disk.read_bytes(CATALOG), 64).synced
+    assert synced is not None
+    made.disk.put(f"/ledgers0/current/{synced.greatest_id:x}.log", b"")
+    break_index(made, "gone")
+    assert uncertain_after(made) > 0
+
+
 def test_where_the_journal_has_a_hole_all_of_the_logs_counts(machine: Any, body: Body) -> None:
     """What was in the hole may be in the log."""
     made, path, end = with_torn_log(machine, body)

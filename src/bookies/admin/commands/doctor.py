@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from msgspec import to_builtins
+
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option, verb
 from bookies.admin.shared.common import find_data_directory, size_text, with_session
@@ -31,7 +33,7 @@ def _run(arguments: argparse.Namespace) -> Report:
         if not arguments.json:
             mark = {"ok": "  ok ", "warn": " warn", "bad": "  BAD"}[finding.level]
             print(f"{mark}  {finding.what}" + (f"\n       -> {finding.remedy}" if finding.remedy else ""), flush=True)
-    return Report(map(vars, findings), status=int(any(finding.level == "bad" for finding in findings)))
+    return Report(map(to_builtins, findings), status=int(any(finding.level == "bad" for finding in findings)))
 
 
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from bookies.admin.shared.common import time_text, visible
 
@@ -27,8 +27,8 @@ async def read_notes(driver: MetadataDriver) -> Notes:
 def announced_facts(note: Note | None) -> dict[str, Any]:
     """Return the announcements about one bookie for JSON."""
     return {
-        "maintenance": None if note is None or note.maintenance is None else asdict(note.maintenance),
-        "draining": None if note is None or note.draining is None else asdict(note.draining),
+        "maintenance": None if note is None or note.maintenance is None else to_builtins(note.maintenance),
+        "draining": None if note is None or note.draining is None else to_builtins(note.draining),
     }
 
 

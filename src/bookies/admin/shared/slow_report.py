@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from bookies.admin.shared.report import Report
 from bookies.admin.shared.usage import UsageError
@@ -42,7 +42,8 @@ def explained(arguments: argparse.Namespace, reports: list[ProcessReport], remar
         "slow_seconds": round(total_s, 3),
         "processes": [report.process for report in reports],
         "causes": [
-            asdict(cause) | dict(zip(("finding", "next"), cause.sentences(total_s), strict=True)) for cause in causes
+            to_builtins(cause) | dict(zip(("finding", "next"), cause.sentences(total_s), strict=True))
+            for cause in causes
         ],
     }
     return Report(facts, _text(reports, causes, since_s), remarks=remarks)

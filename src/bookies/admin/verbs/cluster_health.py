@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import SplitResult, urlsplit
 
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import Struct, to_builtins
 
 from bookies.admin.shared.common import Session, size_text, time_text
 from bookies.admin.shared.notes_text import state_text
@@ -71,7 +70,7 @@ async def health(session: Session) -> Report:
         "level": level,
         "sentence": sentence,
         "observed_ms": session.runtime.clock.wall_ms(),
-        "findings": [asdict(finding) for finding in findings],
+        "findings": [to_builtins(finding) for finding in findings],
     }
     lines = [sentence]
     for finding in findings:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from bookies import units
 from bookies.admin.shared import Progress, UsageError
@@ -167,7 +167,7 @@ async def _show(session: Session, arguments: argparse.Namespace) -> Report:
     for bookie, note in notes.by_bookie.items():
         announcement = note.draining if arguments.verb == "drain" else note.maintenance
         if announcement is not None and arguments.bookie in (None, bookie):
-            rows.append({"bookie": bookie, **asdict(announcement)})
+            rows.append({"bookie": bookie, **to_builtins(announcement)})
     return Report(rows, _notes_text(rows, arguments, session.runtime.clock.wall_ms()))
 
 
@@ -282,7 +282,7 @@ def described_plan(plan: DrainPlan, rate: float | None) -> dict[str, object]:
         "needs_sealing": [item.ledger_id for item in plan.portions if item.needs_sealing],
         "targets": plan.targets,
         "assumed_s": _assumed_s(plan, rate),
-        "foreseen": [asdict(item) for item in plan.blocked],
+        "foreseen": [to_builtins(item) for item in plan.blocked],
         "unreadable": list(plan.unreadable),
         "helpers": list(plan.helpers),
     }
@@ -293,7 +293,7 @@ def described_result(result: DrainResult) -> dict[str, object]:
     return {
         "empty": result.is_empty,
         "cancelled": result.is_cancelled,
-        "blocked": [asdict(obstacle) for obstacle in result.blocked],
+        "blocked": [to_builtins(obstacle) for obstacle in result.blocked],
         "entries_copied": result.entries,
         "bytes_copied": result.size,
         "took_s": round(result.took_s, 3),

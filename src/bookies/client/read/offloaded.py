@@ -15,8 +15,7 @@ import struct
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import Struct, to_builtins
 
 from bookies.client.base import EntryBatch
 from bookies.encoding.documents import parse_json
@@ -72,7 +71,7 @@ class Index(Struct, frozen=True):
         content = {
             "ledger": self.ledger_id,
             "attempt": self.attempt,
-            "groups": [asdict(group) for group in self.groups],
+            "groups": [to_builtins(group) for group in self.groups],
         }
         return json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
 

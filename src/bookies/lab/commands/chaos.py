@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import DEBUG, Option, verb
@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> Report:
         if report.violations:
             keep()
     kept = str(directory) if directory.exists() else None
-    facts = {"seed": arguments.seed, "bookies": arguments.bookies, "directory": kept, **asdict(report)}
+    facts = {"seed": arguments.seed, "bookies": arguments.bookies, "directory": kept, **to_builtins(report)}
     remarks = [f"data and logs are kept in {directory}"] if report.violations else []
     return Report(facts, _text(report), 1 if report.violations else 0, remarks)
 

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec import Struct, field, to_builtins
 
 KEPT_MAX = 200
 RATE_MAX = 20  # requests kept in one second
@@ -40,7 +39,7 @@ class SlowRequest(Struct, frozen=True):
 
     def as_facts(self) -> dict[str, Any]:
         """Return the request for JSON."""
-        return asdict(self)
+        return dict(to_builtins(self))
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> Self:

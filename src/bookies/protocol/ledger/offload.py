@@ -16,8 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import Struct, to_builtins
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import LedgerClosed, MetadataCorrupt, VersionConflict
@@ -167,7 +166,7 @@ def offloaded(record: LedgerMetadata, copy: Offload) -> LedgerMetadata | None:
             f"{record.length:,}",
             ledger_id=record.ledger_id,
         )
-    return labelled(record, {LABEL: json.dumps(asdict(copy), separators=(",", ":")).encode()})
+    return labelled(record, {LABEL: json.dumps(to_builtins(copy), separators=(",", ":")).encode()})
 
 
 def given_up(record: LedgerMetadata, attempt: str, now_ms: int) -> LedgerMetadata | None:

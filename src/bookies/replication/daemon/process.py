@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import Struct, to_builtins
 
 from bookies.bookie.server import BookieServer
 from bookies.client.client import Client
@@ -56,7 +55,7 @@ class RecoveryProcess:
         """Return the status for the control endpoint."""
         if self.current is None:
             return {"state": "not running", "failures": self._task.failures, "error": self._task.error}
-        return asdict(self.current.status())
+        return to_builtins(self.current.status())
 
     async def _run_once(self) -> None:
         part = self._participant

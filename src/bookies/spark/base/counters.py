@@ -10,8 +10,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec import Struct, field, to_builtins
 
 if TYPE_CHECKING:
     from bookies.client.transport.client_counts import FetchCounts
@@ -44,7 +43,7 @@ class TaskCounts(Struct):
             return
         counts: dict[str, str | int] = {"event": "read", **_place()}
         counts |= {"ranges": self.ranges, "gaps": self.gaps, "batches": self.batches, "entries": self.entries}
-        counts |= {"bytes": self.size, **asdict(self.fetch), "wait_ms": round(1000 * self.wait_s)}
+        counts |= {"bytes": self.size, **to_builtins(self.fetch), "wait_ms": round(1000 * self.wait_s)}
         logger.info(json.dumps(counts))
 
 

@@ -20,8 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import Struct, to_builtins
 
 from bookies.client.base import EntryBatch
 from bookies.client.read.offloaded import INDEX, Group, Index, content_of, entries_of
@@ -63,7 +62,7 @@ class Part(Struct, frozen=True):
         return self.groups[-1].last
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(to_builtins(self))
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Part:

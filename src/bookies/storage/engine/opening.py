@@ -24,7 +24,8 @@ from bookies.storage.disks.directories import RUN_ID_SIZE, Directories
 from bookies.storage.engine.rebuild import ledgers_in_logs, without_slots
 from bookies.storage.engine.replay import ReplayReport, Restorer, replay
 from bookies.storage.engine.storage_parts import StorageParts
-from bookies.storage.engine.torn_logs import is_behind, torn_logs
+from bookies.storage.engine.torn_logs import empty_logs, is_behind, torn_logs
+from bookies.storage.entry_log.entry_log_format import LOG_ID_MAX
 from bookies.storage.identity.index_kind import refuse_unconverted
 from bookies.storage.index.catalog_format import pack
 from bookies.storage.index.index_files import find_index_files
@@ -73,7 +74,7 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     is_cut = catalog is not None and is_behind(catalog.synced, found_marks, directories.run_id)
     lacks_ledgers = is_cut or not parts.index.catalog.is_trusted
     doubtful = _unverified_ledgers(parts, paths, is_cut=is_cut) if lacks_ledgers and catalog is not None else []
-    await _note_torn_logs(parts, note, lacks_ledgers=lacks_ledgers)
+    await _note_torn_logs(parts, note, is_foreign=catalog is None or is_cut, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
     is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.uncounted_from < 0)
     restorer = Restorer(parts.cache, parts.index, checkpointer.flusher, parts.readers, parts.removals.is_deleted)
@@ -116,20 +117,22 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await checkpointer.log.cover_all()
 
 
-async def _note_torn_logs(parts: StorageParts, note: Note, *, lacks_ledgers: bool) -> None:
+async def _note_torn_logs(parts: StorageParts, note: Note, *, is_foreign: bool, lacks_ledgers: bool) -> None:
     """Record in the catalog which logs a power failure may have torn, before new writes to entry logs.
 
-    Torn parts of earlier runs no longer exist: the first scan of the entry logs has truncated them.
+    Torn parts of earlier runs no longer exist: the first scan of the entry logs has truncated them. `is_foreign`:
+    another program may have run here, such as Apache's bookie, whose new logs are empty until their first flush.
     """
     known, directories = parts.index.catalog, parts.directories
+    worker, disk = parts.checkpointer.worker, parts.runtime.disk
     synced = known.synced
     known.run_id = directories.run_id or parts.runtime.random.randbytes(RUN_ID_SIZE)
     if lacks_ledgers:
         known.note_incomplete()
     if lacks_ledgers or synced is None or synced.run_id != directories.run_id:
-        known.note_torn({})
+        first = (0 if synced is None else synced.greatest_id + 1) if is_foreign else LOG_ID_MAX + 1
+        known.note_torn(await worker.run(empty_logs, disk, directories.ledgers, known.torn, first))
         return
-    worker, disk = parts.checkpointer.worker, parts.runtime.disk
     known.note_torn(await worker.run(torn_logs, disk, directories.ledgers, note.failed, known.torn, synced))
 
 

@@ -47,6 +47,21 @@ def torn_logs(
     return torn
 
 
+def empty_logs(disk: Disk, directories: Sequence[str], before: Mapping[int, int], first: int) -> dict[int, int]:
+    """Return log -> 0 for logs without a complete header that need not have had one. Raises: OSError.
+
+    `first`: the first log that this program did not sync. `before`: as in `torn_logs`; its empty logs stay.
+    """
+    empty: dict[int, int] = {}
+    for log_id, path in find_logs(disk, directories).items():
+        if log_id >= first or before.get(log_id) == 0:
+            file = disk.open(path, "r")
+            if file.size() < layout.HEADER_SIZE:
+                empty[log_id] = 0
+            file.close()
+    return empty
+
+
 def is_behind(synced: Synced | None, marks: Sequence[Sequence[LogMark]], run_id: bytes) -> bool:
     """Report whether the catalog is out of date: a mark is greater than it has announced, or it has another run id.
 

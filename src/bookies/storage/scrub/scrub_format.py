@@ -11,8 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec import Struct, field, to_builtins
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import CorruptRecord
@@ -105,7 +104,7 @@ def pack(sequence: int, progress: Progress) -> bytes:
         "index": [progress.index_good_ms, progress.index_cursor],
         "journals": progress.are_journals_done,
         "dropped": progress.dropped_count,
-        "counts": asdict(progress.counts),
+        "counts": to_builtins(progress.counts),
         "logs": [
             [log_id, log.good_ms, log.began_ms, log.position, log.is_done] for log_id, log in progress.logs.items()
         ],
