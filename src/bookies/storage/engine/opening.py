@@ -74,7 +74,8 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     is_cut = catalog is not None and is_behind(catalog.synced, found_marks, directories.run_id)
     lacks_ledgers = is_cut or not parts.index.catalog.is_trusted
     doubtful = _unverified_ledgers(parts, paths, is_cut=is_cut) if lacks_ledgers and catalog is not None else []
-    await _note_torn_logs(parts, note, is_foreign=catalog is None or is_cut, lacks_ledgers=lacks_ledgers)
+    is_foreign = bool(paths) and (catalog is None or is_cut)
+    await _note_torn_logs(parts, note, is_foreign=is_foreign, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
     is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.uncounted_from < 0)
     restorer = Restorer(parts.cache, parts.index, checkpointer.flusher, parts.readers, parts.removals.is_deleted)
@@ -131,7 +132,9 @@ async def _note_torn_logs(parts: StorageParts, note: Note, *, is_foreign: bool, 
         known.note_incomplete()
     if lacks_ledgers or synced is None or synced.run_id != directories.run_id:
         first = (0 if synced is None else synced.greatest_id + 1) if is_foreign else LOG_ID_MAX + 1
-        known.note_torn(await worker.run(empty_logs, disk, directories.ledgers, known.torn, first))
+        may_be_empty = is_foreign or 0 in known.torn.values()
+        torn = await worker.run(empty_logs, disk, directories.ledgers, known.torn, first) if may_be_empty else {}
+        known.note_torn(torn)
         return
     known.note_torn(await worker.run(torn_logs, disk, directories.ledgers, note.failed, known.torn, synced))
 
