@@ -119,6 +119,9 @@ class LedgerMetadata(Struct, frozen=True):
             f"/Qa{self.ack_quorum} {digest}{end} {{{fragments}}}>"
         )
 
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("", repr(self))]  # a struct's own method returns all fields
+
 
 class BookieMode(enum.Enum):
     """The mode under which a bookie is registered."""

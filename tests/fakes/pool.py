@@ -266,6 +266,7 @@ class Stage:
         self.config = ClientConfig(**settings)
         self.pool.add_timeout_ms = self.config.add_timeout_ms
         self.writable = [BookieId(name) for name in names]
+        self.late: list[BookieId] = []  # writable ones that the watch has not shown yet
 
     async def create(
         self, quorums: str = "3/3/2", digest_type: DigestType = DigestType.CRC32C, **how: Any
@@ -285,13 +286,18 @@ class Stage:
     def writer(
         self, versioned: Versioned, *, kind: type[LedgerWriter] = LedgerWriter, deferred_sync: bool = False
     ) -> LedgerWriter:
-        context = WriteContext.of(self.runtime, self.config, self.pool, self.driver, self.candidates)
+        context = WriteContext.of(self.runtime, self.config, self.pool, self.driver, self)
         return kind(context, versioned, rules_of(self.config, is_deferred_sync=deferred_sync), PASSWORD)
 
     def candidates(self) -> Candidates:
         """The writable ones, in order, where the settings say they are."""
         topology = Topology(parse_fault_domains(self.config.fault_domains))
         return Candidates.of(self.writable, policy_of(self.config, topology), topology)
+
+    async def refresh(self) -> None:
+        """Read the writable ones from the store."""
+        self.writable += self.late
+        self.late.clear()
 
     async def recover(self, ledger_id: int, *, password: bytes = PASSWORD) -> LedgerMetadata:
         parts = RecoveryParts(self.runtime, self.config, self.pool, self.driver, self.candidates)

@@ -19,7 +19,7 @@ from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.gc.collection_policy import Compaction
 from bookies.storage.index import catalog_format
-from bookies.storage.journal import log_mark_format
+from bookies.storage.journal import journal_trailer, log_mark_format
 from bookies.storage.records import EndKind
 from bookies.storage.records.record_scan import ScanEnd
 from bookies.storage.store import LedgerStore
@@ -296,8 +296,9 @@ def test_an_empty_log_of_apache_s_bookie_makes_nothing_uncertain(machine: Any, b
         made.disk.put("/ledgers0/current/lastMark", log_mark_format.pack(mark._replace(offset=mark.offset + 512)))
     else:
         made.disk.unlink(CATALOG)
-    empty = f"/ledgers0/current/{synced.greatest_id + 1:x}.log"
-    made.disk.put(empty, b"")
+    for path in [path for path in made.disk.files() if path.endswith(".txn")]:
+        made.disk.put(path, made.disk.read_bytes(path).replace(journal_trailer.MAGIC, b"none"))
+    made.disk.put(f"/ledgers0/current/{synced.greatest_id + 1:x}.log", b"")
     for _ in range(2):
         assert made.live(fill)
     break_index(made, "gone")
@@ -307,6 +308,39 @@ def test_an_empty_log_of_apache_s_bookie_makes_nothing_uncertain(machine: Any, b
     made.disk.put(f"/ledgers0/current/{synced.greatest_id:x}.log", b"")
     break_index(made, "gone")
     assert uncertain_after(made) > 0
+
+
+@pytest.mark.parametrize(
+    ("catalog", "index"),
+    [
+        *((catalog, index) for catalog in ("gone", "cut", "torn") for index in ("page", "whole")),
+        ("cut", "gone"),  # with another catalog no witness of the log's entries is left
+    ],
+)
+def test_an_emptied_log_of_ours_denies_nothing(machine: Any, body: Body, catalog: str, index: str) -> None:
+    """Also if the catalog has lost its end: the journal has groups with trailers, so Apache's bookie has not run."""
+    made = machine("emptied")
+
+    async def fill(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in ALL:
+            held = sum(ledger == ledger_id for ledger, _ in promises.acknowledged)
+            entries = {entry: body(ledger_id, entry, size=90) for entry in range(held, held + 20)}
+            await promises.add(store, ledger_id, entries)
+
+    assert made.live(fill)
+    before = made.disk.read_bytes(CATALOG)
+    assert made.live(fill)
+    synced = catalog_format.parse(made.disk.read_bytes(CATALOG), 64).synced
+    assert synced is not None
+    made.disk.put(f"/ledgers0/current/{synced.greatest_id:x}.log", b"")
+    if catalog == "gone":
+        made.disk.unlink(CATALOG)
+    else:
+        made.disk.put(CATALOG, before if catalog == "cut" else made.disk.read_bytes(CATALOG)[:-3])
+    if index != "whole":
+        break_index(made, index)
+    uncertain = uncertain_after(made)  # which reads all entries
+    assert uncertain > 0 or index != "gone"
 
 
 def test_where_the_journal_has_a_hole_all_of_the_logs_counts(machine: Any, body: Body) -> None:

@@ -25,7 +25,7 @@ FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group ar
     "`placement_rule` is a wish": 1,
     "a renewal writes one entry": 7,
     #
-    "count acks by bookie instead of position and bookie": 15,
+    "count acks by bookie instead of position and bookie": 118,
     "late failures forgotten": 8,
     "the target of a force is taken after it": 1,
     "swap before copy": 1,

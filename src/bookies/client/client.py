@@ -89,7 +89,7 @@ class Client:
         )
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._pool.latency = latency
-        self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher.candidates)
+        self._writing = WriteContext.of(runtime, self.config, self._pool, driver, self._watcher)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self.reads_own_appends = False  # a reader begins with what a writer of this client has confirmed
         self._allows_changes = self.config.ensemble_changes_allowed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Sequence
+from typing import Protocol, Self
 
 from msgspec import Struct
 
@@ -18,14 +18,24 @@ from bookies.model import BookieId
 from bookies.runtime.ports import Runtime
 
 
+class WritableBookies(Protocol):
+    """Bookies of the cluster that accept writes: `BookieWatcher`."""
+
+    def candidates(self) -> Sequence[BookieId]:
+        """Return those known now in order of preference."""
+
+    async def refresh(self) -> None:
+        """Read them from the metadata store. Raises `MetadataError`."""
+
+
 class WriteContext(Struct, frozen=True):
-    """The parts that the writers of one client share. `candidates`: writable bookies in order of preference."""
+    """The parts that the writers of one client share."""
 
     runtime: Runtime
     config: ClientConfig
     pool: AddPool
     driver: MetadataDriver
-    candidates: Callable[[], Sequence[BookieId]]
+    bookies: WritableBookies
     budget: MemoryBudget
     announcer: LacAnnouncer
     scheduler: SendScheduler
@@ -38,10 +48,10 @@ class WriteContext(Struct, frozen=True):
         config: ClientConfig,
         pool: AddPool,
         driver: MetadataDriver,
-        candidates: Callable[[], Sequence[BookieId]],
+        bookies: WritableBookies,
     ) -> Self:
         """Return the context of a new client, with the parts that are its own."""
         announcer = LacAnnouncer(config.explicit_lac_interval_ms / 1000)
         budget = MemoryBudget(config.memory_limit)
         open_ledgers = OpenLedgers(runtime, driver, lambda: pool.connection_count)
-        return cls(runtime, config, pool, driver, candidates, budget, announcer, SendScheduler(), open_ledgers)
+        return cls(runtime, config, pool, driver, bookies, budget, announcer, SendScheduler(), open_ledgers)

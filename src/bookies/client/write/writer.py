@@ -49,6 +49,8 @@ from bookies.errors import (
     LedgerClosed,
     LedgerFenced,
     LocalProtocolError,
+    MetadataError,
+    NotEnoughBookies,
     NotSupported,
     WriteFailed,
 )
@@ -84,7 +86,7 @@ class LedgerWriter:
         config = context.config
         self._record = MetadataLoop(context.runtime, context.driver, versioned)
         self._proof = context.open_ledgers.proof(self._record, point)
-        self._candidates = context.candidates
+        self._bookies = context.bookies
         self._budget = context.budget
         self._rules = rules
         self._pool = context.pool
@@ -565,7 +567,7 @@ class LedgerWriter:
 
     async def _change(self, change: ChangeEnsemble) -> None:
         """Commit replacements for the failed bookies, in spite of concurrent changes to the record."""
-        candidates = self._candidates()
+        candidates = self._bookies.candidates()
 
         def needed(record: LedgerMetadata) -> bool:
             return self._pipeline.is_open and change_needed(record, change.failed)
@@ -582,7 +584,13 @@ class LedgerWriter:
             return with_ensemble(record, change.first_entry_id, ensemble)
 
         try:
-            versioned = await self._record.update(needed, transform)
+            try:
+                versioned = await self._record.update(needed, transform)
+            except NotEnoughBookies:
+                with contextlib.suppress(MetadataError):
+                    await self._bookies.refresh()  # the watch is late, and this error ends the writer
+                candidates = self._bookies.candidates()
+                versioned = await self._record.update(needed, transform)
         except BookKeeperError as error:
             self._channel.carry_out(self._pipeline.change_failed(self._channel.with_causes(error)))
         else:

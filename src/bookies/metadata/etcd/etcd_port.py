@@ -132,6 +132,9 @@ class Credentials(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Credentials(user={self.user!r}, is_tls={self.is_tls}, server_name={self.server_name!r})"  # no secrets
 
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("", repr(self))]  # a struct's own method returns all fields
+
 
 class Only(enum.Enum):
     """The kind of changes that a watch reports."""

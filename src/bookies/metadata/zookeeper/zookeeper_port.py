@@ -140,6 +140,9 @@ class Credentials(Struct, frozen=True):
         ]
         return f"<Credentials {', '.join(ways) or 'none'}>"
 
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("", repr(self))]  # a struct's own method returns all fields
+
 
 class ZooKeeper(Protocol):
     """One client of ZooKeeper. `sync`: the read sees every write, by any client, that had succeeded before the call.

@@ -32,6 +32,7 @@ from bookies.storage.index.index_files import find_index_files
 from bookies.storage.journal import LogMark, journal_format
 from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.journal_place import check_places, note_place
+from bookies.storage.journal.journal_trailer import SIZE_MAX, find_group
 from bookies.storage.journal.log_marks import find_marks
 
 ROOM_MIN = 1 << 20  # bytes required in addition to the entries: headers, pages, names
@@ -74,7 +75,9 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     is_cut = catalog is not None and is_behind(catalog.synced, found_marks, directories.run_id)
     lacks_ledgers = is_cut or not parts.index.catalog.is_trusted
     doubtful = _unverified_ledgers(parts, paths, is_cut=is_cut) if lacks_ledgers and catalog is not None else []
-    is_foreign = bool(paths) and (catalog is None or is_cut)
+    is_foreign = (
+        bool(paths) and (catalog is None or is_cut) and await worker.run(_has_no_group, runtime.disk, directories)
+    )
     await _note_torn_logs(parts, note, is_foreign=is_foreign, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
     is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.uncounted_from < 0)
@@ -122,7 +125,7 @@ async def _note_torn_logs(parts: StorageParts, note: Note, *, is_foreign: bool, 
     """Record in the catalog which logs a power failure may have torn, before new writes to entry logs.
 
     Torn parts of earlier runs no longer exist: the first scan of the entry logs has truncated them. `is_foreign`:
-    another program may have run here, such as Apache's bookie, whose new logs are empty until their first flush.
+    Apache's bookie has run here last; its new logs are empty until their first flush.
     """
     known, directories = parts.index.catalog, parts.directories
     worker, disk = parts.checkpointer.worker, parts.runtime.disk
@@ -222,6 +225,19 @@ def _size_to_replay(disk: Disk, directories: Sequence[str], marks: Sequence[LogM
                 size += file.size() - (mark.offset if number == mark.journal_id else 0)
                 file.close()
     return size
+
+
+def _has_no_group(disk: Disk, directories: Directories) -> bool:
+    """Report whether the newest journal files have no group of ours: Apache's bookie has run last. Raises: OSError."""
+    for directory in directories.journals:
+        for journal_id in journal_ids(disk, directory)[-1:]:
+            file = disk.open(f"{directory}/{journal_format.file_name(journal_id)}", "r")
+            try:
+                if find_group(file.pread, min(file.size(), SIZE_MAX), 0, None) is not None:
+                    return False
+            finally:
+                file.close()
+    return True
 
 
 def _check_journals(disk: Disk, directories: Directories) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from msgspec import Struct, field
 
@@ -204,13 +205,13 @@ class Rebuilder:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
         if not wanted:
             return
-        self._count_named_logs(wanted)
+        named = self._count_named_logs(wanted)
         readable: set[int] = set()
         logs, is_complete = await self._worker.run(self._find_logs)
         id_max = await self._worker.run(greatest_log_id, self._disk, self._directories) if is_complete else LOG_ID_MAX
         for log_id, path in logs.items():
             try:
-                is_whole = await self._read_log(log_id, path, wanted)
+                is_whole = await self._read_log(log_id, path, wanted, is_named=log_id in named)
             except OSError as error:
                 self._events.error("storage.log_unreadable", path=path, error=error)
                 is_whole = False
@@ -221,17 +222,22 @@ class Rebuilder:
         for ledger_id, ledger_slots in wanted.items():
             await self._finish(ledger_id, ledger_slots, readable, id_max, is_complete=is_complete)
 
-    def _count_named_logs(self, wanted: Mapping[int, LedgerSlots]) -> None:
-        """Count torn parts of logs that slots of a changed page name.
+    def _count_named_logs(self, wanted: Mapping[int, LedgerSlots]) -> set[int]:
+        """Return the logs that slots of the old files name. Torn parts that they name count from now on.
 
         No durable slot names a torn part. So the page is damaged or, if the catalog lost its last records, these logs
         were synced: then they may have the only copy of an entry, because a compaction has deleted its source.
         """
-        torn = self._index.catalog.torn
-        locations = [layout.split_location(at) for slots in wanted.values() for at in slots.doubted.values()]
-        named = {log_id for log_id, offset in locations if log_id in torn and offset >= torn[log_id]}
-        if named:
-            self._index.catalog.note_torn({log_id: end for log_id, end in torn.items() if log_id not in named})
+        torn, greatest = self._index.catalog.torn, dict[int, int]()
+        for slots in wanted.values():
+            for location in chain(slots.doubted.values(), slots.kept.values()):
+                log_id, offset = layout.split_location(location)
+                greatest[log_id] = max(offset, greatest.get(log_id, 0))
+        if any(greatest.get(log_id, -1) >= end for log_id, end in torn.items()):
+            self._index.catalog.note_torn(
+                {log_id: end for log_id, end in torn.items() if greatest.get(log_id, -1) < end}
+            )
+        return set(greatest)
 
     def _find_logs(self) -> tuple[dict[int, str], bool]:
         """Return (entry logs by id, whether every directory could be listed). Runs on the worker."""
@@ -262,14 +268,18 @@ class Rebuilder:
         finally:
             files.close()
 
-    async def _read_log(self, log_id: int, path: str, wanted: dict[int, LedgerSlots]) -> bool:
-        """Collect the slots of a log; return whether all of it was readable."""
+    async def _read_log(self, log_id: int, path: str, wanted: dict[int, LedgerSlots], *, is_named: bool) -> bool:
+        """Collect the slots of a log; return whether all of it was readable.
+
+        `is_named`: slots name the log. It was synced before them, so it had a header.
+        """
         catalog = self._index.catalog
         end = catalog.torn.get(log_id)
         if end is not None and end <= layout.HEADER_SIZE:
             return True  # none of its entries counts
         is_synced = catalog.is_trusted and catalog.synced is not None and log_id <= catalog.synced.greatest_id
-        pieces = entries_of(self._disk, path, list(wanted), self._record_size_max, end, may_be_empty=not is_synced)
+        may_be_empty = not is_synced and not is_named
+        pieces = entries_of(self._disk, path, list(wanted), self._record_size_max, end, may_be_empty=may_be_empty)
         while not isinstance(piece := await self._worker.run(next, pieces), bool):
             assert isinstance(piece, list)
             for ledger_id, entry_id, offset in piece:

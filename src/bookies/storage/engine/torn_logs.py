@@ -56,9 +56,11 @@ def empty_logs(disk: Disk, directories: Sequence[str], before: Mapping[int, int]
     for log_id, path in find_logs(disk, directories).items():
         if log_id >= first or before.get(log_id) == 0:
             file = disk.open(path, "r")
-            if file.size() < layout.HEADER_SIZE:
-                empty[log_id] = 0
-            file.close()
+            try:
+                if file.size() < layout.HEADER_SIZE:
+                    empty[log_id] = 0
+            finally:
+                file.close()
     return empty
 
 

@@ -603,6 +603,16 @@ async def test_block_seals_or_only_closes(stage: Stage) -> None:
         await other.append(b"b")
 
 
+@on_stage(("a", "b", "c", "d"))
+async def test_a_bookie_that_the_watch_has_not_shown_yet_replaces_a_failed_one(stage: Stage) -> None:
+    stage.late.append(stage.writable.pop())
+    stage.pool["b"].is_down = True
+    ledger = await stage.create()
+    assert await ledger.append(b"kept") == 0
+    await ledger.seal()
+    assert (await stage.record(ledger.ledger_id)).ensembles == ((0, ("a", "d", "c")),)
+
+
 @on_stage(("a", "b", "c"))
 async def test_leaving_the_block_after_a_lost_append_raises(stage: Stage) -> None:
     """An append that nobody awaited has failed: the block must not end as if all was well (pains 12)."""
@@ -674,10 +684,11 @@ async def test_client_that_closes_its_pool(stage: Stage) -> None:
 async def test_own_mistake_ends_the_writer_instead_of_hanging_it(stage: Stage) -> None:
     ledger = await stage.create()
 
-    def candidates() -> Any:
-        raise KeyError("a bug")
+    class Broken:
+        def candidates(self) -> Any:
+            raise KeyError("a bug")
 
-    ledger._candidates = candidates
+    ledger._bookies = Broken()  # type: ignore[assignment]
     stage.pool["a"].is_down = stage.pool["b"].is_down = True
     with pytest.raises(errors.LocalProtocolError, match="a bug"):
         await ledger.append(b"b")

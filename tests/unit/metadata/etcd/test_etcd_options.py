@@ -38,6 +38,7 @@ def test_everything(tmp_path: pathlib.Path) -> None:
     pem = [(PEM + name).encode() for name in ("ca", "client", "key")]
     assert found == Credentials("u", "secret", True, *pem, server_name="s")
     assert "secret" not in repr(found)
+    assert found.__rich_repr__() == [("", repr(found))]
     assert PEM.strip() not in repr(found)
 
 

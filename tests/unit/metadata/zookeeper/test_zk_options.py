@@ -40,6 +40,7 @@ def test_everything(tmp_path: pathlib.Path) -> None:
     )
     assert repr(found) == "<Credentials digest, sasl, tls>"
     assert repr(Credentials()) == "<Credentials none>"
+    assert found.__rich_repr__() == [("", repr(found))]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Profiles of random runs: workload, number of bookies, faults and settings.
 
 `TEXT` has a paragraph for each profile: its name and purpose, then a row for each part that differs from the default.
-A row is a list of items: fields of the part's dataclass with their values, and faults with their relative frequency. A
+A row is a list of items: fields of the part's struct with their values, and faults with their relative frequency. A
 name in capitals stands for one of `NAMED`; later items override its items. A line that is indented further continues
 its row.
 """
