@@ -64,7 +64,7 @@ from bookies.protocol.ledger.ledger import (
 )
 from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.ledger.recover import EndOfLedger, EntryRead, TailScan, Undecided, Verdict, recovery_error
-from bookies.protocol.placement.placement import replace_failed
+from bookies.protocol.placement.placement import changed_ensemble
 from bookies.protocol.quorums import write_set
 from bookies.runtime.histogram import Stages
 from bookies.runtime.ports import Runtime
@@ -500,15 +500,7 @@ class _WriteBack:
 
     def _choose(self, change: ChangeEnsemble) -> None:
         try:
-            record = self._pipeline.metadata
-            ensemble = replace_failed(
-                record.last_ensemble,
-                change.failed,
-                self._candidates(),
-                change.excluded,
-                write_quorum=record.write_quorum,
-                ack_quorum=record.ack_quorum,
-            )
+            ensemble = changed_ensemble(self._pipeline.metadata, change, self._candidates())
         except NotEnoughBookies as error:
             self._channel.carry_out(self._pipeline.change_failed(error))
         else:

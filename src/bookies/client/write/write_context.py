@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, Self
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, Self, TypeVar
 
 from msgspec import Struct
 
@@ -13,9 +14,12 @@ from bookies.client.write.adds import AddPool
 from bookies.client.write.lac_announcer import LacAnnouncer
 from bookies.client.write.send_scheduler import SendScheduler
 from bookies.config import ClientConfig
+from bookies.errors import MetadataError, NotEnoughBookies
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
 from bookies.runtime.ports import Runtime
+
+T = TypeVar("T")
 
 
 class WritableBookies(Protocol):
@@ -26,6 +30,19 @@ class WritableBookies(Protocol):
 
     async def refresh(self) -> None:
         """Read them from the metadata store. Raises `MetadataError`."""
+
+
+async def with_candidates(bookies: WritableBookies, use: Callable[[Sequence[BookieId]], Awaitable[T]]) -> T:
+    """Return the result of `use` with the candidates; if they are not enough, read them from the store and repeat.
+
+    The watch may be late, and without a replacement the writer ends. Raises what `use` raises.
+    """
+    try:
+        return await use(bookies.candidates())
+    except NotEnoughBookies:
+        with contextlib.suppress(MetadataError):
+            await bookies.refresh()
+        return await use(bookies.candidates())
 
 
 class WriteContext(Struct, frozen=True):

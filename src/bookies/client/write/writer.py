@@ -28,6 +28,7 @@ import copy
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from types import TracebackType
 from typing import Self, TypeVar
@@ -39,7 +40,7 @@ from bookies.client.write.adds import AddChannel, LedgerFrames, SendWindow
 from bookies.client.write.closing import LedgerCloser, OpenLedger
 from bookies.client.write.quorum_timeout import QuorumTimeout, deadline_of, force_everywhere
 from bookies.client.write.send_scheduler import FifoLock
-from bookies.client.write.write_context import WriteContext
+from bookies.client.write.write_context import WriteContext, with_candidates
 from bookies.errors import (
     AckQuorumTimeout,
     BookieBusy,
@@ -49,8 +50,6 @@ from bookies.errors import (
     LedgerClosed,
     LedgerFenced,
     LocalProtocolError,
-    MetadataError,
-    NotEnoughBookies,
     NotSupported,
     WriteFailed,
 )
@@ -59,7 +58,7 @@ from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.add import AddRules, ChangeEnsemble, CloseLedger
 from bookies.protocol.ledger.ledger import change_needed, with_ensemble
-from bookies.protocol.placement.placement import replace_failed
+from bookies.protocol.placement.placement import changed_ensemble
 from bookies.protocol.quorums import write_set
 from bookies.runtime.tasks import Tasks
 
@@ -567,30 +566,17 @@ class LedgerWriter:
 
     async def _change(self, change: ChangeEnsemble) -> None:
         """Commit replacements for the failed bookies, in spite of concurrent changes to the record."""
-        candidates = self._bookies.candidates()
 
         def needed(record: LedgerMetadata) -> bool:
             return self._pipeline.is_open and change_needed(record, change.failed)
 
-        def transform(record: LedgerMetadata) -> LedgerMetadata:
-            ensemble = replace_failed(
-                record.last_ensemble,
-                change.failed,
-                candidates,
-                change.excluded,
-                write_quorum=record.write_quorum,
-                ack_quorum=record.ack_quorum,
-            )
-            return with_ensemble(record, change.first_entry_id, ensemble)
+        def transform(candidates: Sequence[BookieId], record: LedgerMetadata) -> LedgerMetadata:
+            return with_ensemble(record, change.first_entry_id, changed_ensemble(record, change, candidates))
 
         try:
-            try:
-                versioned = await self._record.update(needed, transform)
-            except NotEnoughBookies:
-                with contextlib.suppress(MetadataError):
-                    await self._bookies.refresh()  # the watch is late, and this error ends the writer
-                candidates = self._bookies.candidates()
-                versioned = await self._record.update(needed, transform)
+            versioned = await with_candidates(
+                self._bookies, lambda candidates: self._record.update(needed, partial(transform, candidates))
+            )
         except BookKeeperError as error:
             self._channel.carry_out(self._pipeline.change_failed(self._channel.with_causes(error)))
         else:

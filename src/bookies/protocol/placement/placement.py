@@ -26,7 +26,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.errors import NotEnoughBookies
-from bookies.model import BookieId, Ensemble
+from bookies.model import BookieId, Ensemble, LedgerMetadata
+from bookies.protocol.ledger.add import ChangeEnsemble
 from bookies.protocol.placement.candidates import Candidates
 from bookies.protocol.placement.placement_policy import Adherence, PlacementPolicy
 from bookies.protocol.placement.placement_proof import no_ensemble, no_replacement
@@ -191,6 +192,12 @@ def replace_failed(
         if changed is None:
             raise first_error or NotEnoughBookies("no bookie can be replaced") from None
         return changed
+
+
+def changed_ensemble(record: LedgerMetadata, change: ChangeEnsemble, candidates: Sequence[BookieId]) -> Ensemble:
+    """Return the ensemble of a record after a change that its writer asked for. Raises as `replace_failed`."""
+    quorums = {"write_quorum": record.write_quorum, "ack_quorum": record.ack_quorum}
+    return replace_failed(record.last_ensemble, change.failed, candidates, change.excluded, **quorums)
 
 
 class _Replacing(NamedTuple):

@@ -75,10 +75,8 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
     is_cut = catalog is not None and is_behind(catalog.synced, found_marks, directories.run_id)
     lacks_ledgers = is_cut or not parts.index.catalog.is_trusted
     doubtful = _unverified_ledgers(parts, paths, is_cut=is_cut) if lacks_ledgers and catalog is not None else []
-    is_foreign = (
-        bool(paths) and (catalog is None or is_cut) and await worker.run(_has_no_group, runtime.disk, directories)
-    )
-    await _note_torn_logs(parts, note, is_foreign=is_foreign, lacks_ledgers=lacks_ledgers)
+    may_be_foreign = bool(paths) and (catalog is None or is_cut)
+    await _note_torn_logs(parts, note, may_be_foreign=may_be_foreign, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
     is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.uncounted_from < 0)
     restorer = Restorer(parts.cache, parts.index, checkpointer.flusher, parts.readers, parts.removals.is_deleted)
@@ -121,11 +119,11 @@ async def open_storage(parts: StorageParts, events: Events) -> None:
         await checkpointer.log.cover_all()
 
 
-async def _note_torn_logs(parts: StorageParts, note: Note, *, is_foreign: bool, lacks_ledgers: bool) -> None:
+async def _note_torn_logs(parts: StorageParts, note: Note, *, may_be_foreign: bool, lacks_ledgers: bool) -> None:
     """Record in the catalog which logs a power failure may have torn, before new writes to entry logs.
 
-    Torn parts of earlier runs no longer exist: the first scan of the entry logs has truncated them. `is_foreign`:
-    Apache's bookie has run here last; its new logs are empty until their first flush.
+    Torn parts of earlier runs no longer exist: the first scan of the entry logs has truncated them. `may_be_foreign`:
+    Apache's bookie may have run here last; its new logs are empty until their first flush.
     """
     known, directories = parts.index.catalog, parts.directories
     worker, disk = parts.checkpointer.worker, parts.runtime.disk
@@ -134,6 +132,7 @@ async def _note_torn_logs(parts: StorageParts, note: Note, *, is_foreign: bool, 
     if lacks_ledgers:
         known.note_incomplete()
     if lacks_ledgers or synced is None or synced.run_id != directories.run_id:
+        is_foreign = may_be_foreign and await worker.run(_has_no_group, disk, directories)
         first = (0 if synced is None else synced.greatest_id + 1) if is_foreign else LOG_ID_MAX + 1
         may_be_empty = is_foreign or 0 in known.torn.values()
         torn = await worker.run(empty_logs, disk, directories.ledgers, known.torn, first) if may_be_empty else {}
