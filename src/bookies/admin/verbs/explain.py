@@ -103,9 +103,9 @@ def _bookie_facts(
     status = bookies.get(bookie)
     notes = []
     if bookie in standing.circumstances.leaving:
-        notes.append("is being emptied")
+        notes.append("is being drained")
     if bookie in standing.circumstances.excused:
-        notes.append("away for maintenance")
+        notes.append("in maintenance")
     elif bookie in standing.circumstances.lost:
         notes.append("counts as lost")
     return {

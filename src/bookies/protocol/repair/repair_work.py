@@ -130,7 +130,7 @@ class Circumstances(Struct, frozen=True):
     """Known states of bookies.
 
     lost: unregistered bookies that count as lost.
-    excused: bookies away for maintenance.
+    excused: bookies in maintenance.
     leaving: bookies to be emptied.
     unwanted: bookies not to copy to, and why.
     read_only: bookies that cannot be copied to.
