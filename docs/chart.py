@@ -23,7 +23,7 @@ SECTION = "## Against Apache BookKeeper"
 SELECTION = [
     ("add 100 B, ten ledgers", "add 100 B, ten ledgers, 5,000 in flight", "entries/s", "entries/s"),
     ("add 1 KiB, ten ledgers", "add 1 KiB, ten ledgers, 5,000 in flight", "entries/s", "entries/s"),
-    ("add 16 KiB", "the same, two pairs, two more failed", "", "entries/s"),
+    ("add 16 KiB", "the same, 2 of 4 pairs; the others failed", "", "entries/s"),
     (
         "add 1 KiB, 10,000 ledgers",
         "add 1 KiB, 10,000 ledgers, 10,000 in flight; three pairs",

@@ -361,7 +361,7 @@ def events_page() -> str:
         prefix = event.partition(".")[0]
         if prefix != component:
             component = prefix
-            parts.append(f"\n## {component}\n\n| event | level | fields | says |\n|---|---|---|---|")
+            parts.append(f"\n## {component}\n\n| event | level | fields | fixed text |\n|---|---|---|---|")
         fields_text = ", ".join(f"`{name}`" for name in names)
         says = "; ".join(dict.fromkeys(texts)).replace("|", "\\|")
         parts.append(f"| `{event}` | {', '.join(sorted(levels))} | {fields_text} | {says} |")
@@ -474,13 +474,29 @@ def metrics_page() -> str:
     return "\n".join(parts) + "\n"
 
 
-ENDPOINTS = re.compile(r"(<!-- endpoints of (\w+) -->\n\n).*?(<!-- end of endpoints -->)", re.DOTALL)
+def fill_tables(page: str, kind: str, rows_of: Callable[[str], list[str]]) -> str:
+    """Return a page with its tables made from the code; the rest is kept.
+
+    A table of `kind` stands between `<!-- KIND of NAME -->` and `<!-- end of KIND -->`. `rows_of`: the lines of the
+    table with a name, two of them its head.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        lines = rows_of(match[2])
+        assert len(lines) > 2, f"{page}: the table {match[2]} has no rows"
+        return match[1] + "\n".join(lines) + "\n\n" + match[3]
+
+    text = (HERE / page).read_text()
+    begin, end = f"<!-- {kind} of ", f"<!-- end of {kind} -->"
+    filled, count = re.subn(rf"({begin}(\S+) -->\n\n).*?({end})", table, text, flags=re.DOTALL)
+    assert count == text.count(begin) == text.count(end) > 0, f"{page}: {count} tables, but other numbers of markers"
+    return filled
 
 
 def http_page() -> str:
     """The page of the HTTP server: its tables of endpoints are made from the routes, the rest is kept."""
 
-    def table(match: re.Match[str]) -> str:
+    def table(group: str) -> list[str]:
         from bookies.admin.remote import remote_api
         from bookies.web.apache_bookie import BookieEndpoints
         from bookies.web.apache_changes import BookieChanges, ClusterChanges
@@ -505,42 +521,35 @@ def http_page() -> str:
         rows = [
             f"| {each.method} `{each.path}` | {each.role.word} | "
             f"{', '.join(f'`{part}`' for part in (each.parameters, each.body) if part)} | {each.help} |"
-            for each in groups[match[2]]
+            for each in groups[group]
         ]
-        head = ["| endpoint | role | query, or body | answer |", "|---|---|---|---|"]
-        return match[1] + "\n".join([*head, *rows]) + "\n\n" + match[3]
+        return ["| endpoint | role | query, or body | answer |", "|---|---|---|---|", *rows]
 
-    return ENDPOINTS.sub(table, (HERE / "reference" / "http.md").read_text())
-
-
-TABLE = re.compile(r"(<!-- options of (\S+) -->\n\n).*?(\n\n<!-- end of options -->)", re.DOTALL)
+    return fill_tables("reference/http.md", "endpoints", table)
 
 
 def option_tables(name: str) -> Callable[[], str]:
     """A page of the Spark source or sink: its tables of options are made from the code, the rest is kept."""
 
-    def table(match: re.Match[str]) -> str:
+    def table(settings: str) -> list[str]:
         from bookies.spark.base.options import options_of
 
-        module, _, kind = match[2].rpartition(".")
+        module, _, kind = settings.rpartition(".")
         rows = [
             f"| `{each.name}` | {'' if each.default is None else f'`{each.default}`'} | {each.help} |"
             for each in options_of(getattr(importlib.import_module(module), kind)).values()
             if each.help
         ]
-        return match[1] + "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) + match[3]
+        return ["| option | default | meaning |", "|---|---|---|", *rows]
 
-    return lambda: TABLE.sub(table, (HERE / name).read_text())
-
-
-MACHINE = re.compile(r"(<!-- transitions of (\S+) -->\n\n).*?(\n\n<!-- end of transitions -->)", re.DOTALL)
+    return lambda: fill_tables(name, "options", table)
 
 
 def transition_tables() -> str:
     """The page of state machines: its tables are the tables `TRANSITIONS` of the modules, the rest is kept."""
 
-    def table(match: re.Match[str]) -> str:
-        transitions = importlib.import_module(match[2]).TRANSITIONS
+    def table(module: str) -> list[str]:
+        transitions = importlib.import_module(module).TRANSITIONS
         states, events = (list(type(kind)) for kind in next(iter(transitions)))
         rows = [
             f"| `{event.name}`: {event.value} | "
@@ -551,9 +560,9 @@ def transition_tables() -> str:
             for event in events
         ]
         head = "| event | " + " | ".join(f"in `{state.name}`" for state in states) + " |"
-        return match[1] + "\n".join([head, "|---" * (len(states) + 1) + "|", *rows]) + match[3]
+        return [head, "|---" * (len(states) + 1) + "|", *rows]
 
-    return MACHINE.sub(table, (HERE / "explanation/state-machines.md").read_text())
+    return fill_tables("explanation/state-machines.md", "transitions", table)
 
 
 PAGES = {

@@ -77,6 +77,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 FILES_IN_A_FOLDER_MAX = 16
+ROOM_NAMES_MAX = 6
+ROOMS_OF_MANY_NAMES = {"distributedlog/formats"}  # a library of formats
 ATTRIBUTES_MAX, PARAMETERS_MAX = 14, 6
 WIDE_CLASSES = {"LedgerWriter", "Journal", "Served"}  # a part would cost a call for each entry; a table of counts
 WIDE_FUNCTIONS = {
@@ -277,6 +279,10 @@ def test_rooms_hand_out_few_names() -> None:
         assert ast.get_docstring(tree), f"{path.relative_to(SOURCE)} has no docstring"
         if any(isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(tree)):
             problems.append(f"{path.relative_to(SOURCE)} defines something")
+        count = sum(len(node.names) for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 0)
+        count -= any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
+        if count > ROOM_NAMES_MAX and str(path.parent.relative_to(SOURCE)) not in ROOMS_OF_MANY_NAMES:
+            problems.append(f"{path.relative_to(SOURCE)} hands out {count} names")
     assert not problems, "\n".join(problems)
 
 

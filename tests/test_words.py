@@ -71,7 +71,7 @@ def defined_codes() -> collections.Counter[str]:
 def citations_of(text: str) -> list[tuple[str, str]]:
     """Return (chapter, section) of every citation, such as `storage 5.7 and 5.8`."""
     chapters = "|".join(CHAPTERS)
-    matches = re.finditer(rf"\b({chapters}) (\d+(?:\.\d+)*(?:(?:, | and |, and | to )\d+(?:\.\d+)+)*)", text)
+    matches = re.finditer(rf"\b({chapters}) (\d+(?:\.\d+)*(?:(?:, | and |, and | to )\d+(?:\.\d+)*)*)", text)
     return [(match[1], section) for match in matches for section in re.findall(r"\d+(?:\.\d+)*", match[2])]
 
 

@@ -95,7 +95,9 @@ class HttpConfig:
     )
     http_connections_max: int = setting(100, "connections of the HTTP server, four of them for probes", low=8)
     http_requests_rate: int = setting(
-        50, "requests of all clients per second, and as many of probes; those above it wait", low=1
+        50,
+        "requests per second of all clients together; probes have a budget of the same size; further requests wait",
+        low=1,
     )
     http_bodies_size: int = setting(
         8 * MIB, "bytes of all requests' bodies that the HTTP server holds; above it requests get 429", low=64 * KIB
@@ -109,7 +111,9 @@ class GatewayConfig(HttpConfig):
     http_port: int = setting(8081, "port of the gateway; 0: any free one", high=65535, low=0)
     http_connections_max: int = setting(1_000, "connections of the gateway, four of them for probes", low=8)
     http_requests_rate: int = setting(
-        5_000, "requests of all clients per second, and as many of probes; those above it wait", low=1
+        5_000,
+        "requests per second of all clients together; probes have a budget of the same size; further requests wait",
+        low=1,
     )
     http_bodies_size: int = setting(
         64 * MIB, "bytes of all requests' bodies that the gateway holds; above it requests get 429", low=8 * MIB
@@ -314,7 +318,7 @@ class ClientConfig:
         200, "an idle writer publishes its last entry to readers after this time; 0: never", low=0
     )
     ensemble_changes_max: int = setting(1_000_000, "ensemble changes per ledger handle; after that appends fail", low=0)
-    ensemble_changes_allowed: bool = setting(True, "replace failed bookies; false: keep sending to them (2.9)")
+    ensemble_changes_allowed: bool = setting(True, "replace failed bookies; false: keep sending entries to them")
     delay_ensemble_change: bool = setting(
         False, "replace failed bookies only when an entry cannot reach its ack quorum otherwise"
     )
@@ -324,18 +328,21 @@ class ClientConfig:
         low=0,
     )
     opportunistic_striping: bool = setting(
-        False, "if bookies are scarce, create ledgers with fewer than requested, down to the write quorum"
+        False, "if bookies are scarce, create ledgers on fewer bookies than requested, down to the write quorum"
     )
     placement: str = setting(
         "auto",
-        "spread replicas over: rack, region (and racks), zone (and upgrade domains), random (hosts); auto: rack/random",
+        "spread replicas over: rack, region (and racks), zone (and upgrade domains), random (hosts); auto: rack if a "
+        "location is known, else random",
     )
     placement_rule: bool = setting(
         False,
         "refuse ensembles below racks_min (zones_min), and bookies without a known location; false: a preference",
     )
     racks_min: int = setting(
-        2, "racks, and with `region` regions, of each entry's replicas; at most its write quorum", low=1
+        2,
+        "minimum of racks (with `region` also of regions) that hold an entry's replicas; at most its write quorum",
+        low=1,
     )
     regions_min: int = setting(
         0,

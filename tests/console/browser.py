@@ -314,11 +314,11 @@ def full_disk(console: Console) -> Iterator[tuple[str, ...]]:
 
 @contextlib.contextmanager
 def drain(console: Console) -> Iterator[tuple[str, ...]]:
-    """Bookie b3 is being emptied, by the console."""
+    """Bookie b3 is being drained, by the console."""
     console.open("/bookies/b3")
     announced = console.confirm("Empty it")
     assert "to copy" in announced, announced
-    yield "b3 is being emptied", "bk bookie drain b3"
+    yield "b3 is being drained", "bk bookie drain b3"
     console.open("/recovery")
     console.picture("recovery-drain")
     console.open("/bookies/b3")

@@ -55,7 +55,7 @@ def play(tmp_path: pathlib.Path, family: Family, uri: str, pids: dict[str, int])
     assert "stop it first" in done("bookie", "drain", lost, "--remove", status=1).err
     assert "nothing to plan" in done("bookie", "drain", lost, "--cancel", "--dry-run", status=2).err
     done("bookie", "drain", lost, "--cancel")
-    assert done("bookie", "drain").out == "no bookie is being emptied\n"
+    assert done("bookie", "drain").out == "no bookie is being drained\n"
     os.kill(pids[lost], signal.SIGTERM)
     asyncio.run(wait_stopped(uri, lost))
     assert f"the cluster has forgotten {lost}" in done("bookie", "drain", lost, "--remove").out

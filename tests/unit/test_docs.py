@@ -117,6 +117,30 @@ def test_every_make_verb_of_the_documents_exists() -> None:
         assert re.search(rf"^{verb}:", makefile, re.MULTILINE), verb
 
 
+def test_names_of_the_contributors_page_exist() -> None:
+    """Paths, capitalized and private names; a name "in" a module is defined there."""
+    text = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    codes = {path: (ROOT / path).read_text() for path in tracked if path.endswith(".py") and (ROOT / path).exists()}
+    words = set(re.findall(r"\w+", "\n".join([*codes.values(), (ROOT / "Makefile").read_text()])))
+    problems = []
+    for name in re.findall(r"`([\w./-]+)`", text):
+        if name.endswith("/"):
+            is_known = any(f"/{name}" in f"/{path}" for path in tracked)
+        elif name.endswith((".py", ".md", ".toml", ".js")):
+            is_known = any(f"/{path}".endswith(f"/{name}") for path in tracked)
+        else:
+            is_known = not re.match(r"_|[A-Z]", name) or set(name.split(".")) <= words
+            is_known |= name.startswith("_") and any(word.endswith(name) for word in words)  # units, such as `_max`
+        if not is_known:
+            problems.append(name)
+    for name, module in re.findall(r"`(\w+)` in `([\w/]+\.py)`", text):
+        definition = re.compile(rf"^({name}\b.*=|class {name}\b|(async )?def {name}\b)", re.MULTILINE)
+        if not any(definition.search(code) for path, code in codes.items() if f"/{path}".endswith(f"/{module}")):
+            problems.append(f"{name} in {module}")
+    assert not problems, problems
+
+
 def test_tests_that_pages_name_exist() -> None:
     """As `live/test_x.py::test_y`, below tests/."""
     for page in sorted((ROOT / "docs").rglob("*.md")):

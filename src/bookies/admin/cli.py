@@ -135,11 +135,12 @@ def _of_context(context: Context, arguments: argparse.Namespace) -> dict[str, st
 
 def _overview() -> str:
     lines = ["usage: bk NOUN [VERB] [OPTIONS]    (`bk NOUN --help` lists its verbs and options)", ""]
-    lines += [f"  {noun:9} {text}" for noun, (_, text) in COMMANDS.items()]
+    lines += [f"  {noun:10} {text}" for noun, (_, text) in COMMANDS.items()]
     lines += [
         "",
-        "Every command accepts --json, and --metadata URI (or BK_METADATA) to name the cluster. The default is the",
-        "cluster of the nearest `bk-data` directory, from the current directory upwards, else the context in use.",
+        "Every command accepts --json. Commands that work on a cluster accept --metadata URI. The default is the first",
+        "of BK_METADATA, the context named by BK_CONTEXT, the cluster of the nearest `bk-data` directory (from the",
+        "current directory upwards), and the context in use.",
         "`bk --server https://b1:8080 --token-file FILE NOUN ...` works through an HTTP server; also BK_SERVER,",
         "BK_TOKEN_FILE or BK_TOKEN, and BK_SERVER_AUTHORITY (--authority) for a PEM file of authorities.",
         "`bk help apache` lists the counterpart of each of Apache's commands.",

@@ -1,1 +1,1 @@
-
+"""The bookie: connections, what each request does, registration, the control endpoint and the process."""

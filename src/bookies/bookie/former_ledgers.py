@@ -189,7 +189,7 @@ async def find_former_ledgers(runtime: Runtime, config: BookieConfig, driver: Me
             events.warning("former_ledgers.unknown", error=error, consequence=consequence)
             return IdSet(layout.ALL_LEDGERS)
         for problem in await worker.run(_write, runtime.disk, paths, layout.pack(ids)):
-            events.warning("former_ledgers.not_kept", error=problem, consequence="the next start takes them again")
+            events.warning("former_ledgers.not_kept", error=problem, consequence="the next start determines them again")
         events.info("former_ledgers.noted", below=ids.bound, chosen=len(ids.runs))
         return ids
     finally:

@@ -149,7 +149,7 @@ def open_namespace(
             lambda: _open_zookeeper(place, password, owner, chosen, session_timeout), timeout, f"open namespace {uri}"
         )
     if scheme.startswith("zk"):
-        raise ConfigError(f"{uri!r}: a namespace in ZooKeeper is distributedlog://HOST:2181/PATH")
+        raise ConfigError(f"{uri!r}: expected distributedlog://HOST:2181/PATH for a namespace in ZooKeeper")
     store_uri, _, name = uri.partition("#")
     name = name or DEFAULT_NAME
     if not NAME_CHARACTERS.issuperset(name):

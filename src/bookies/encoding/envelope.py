@@ -54,11 +54,11 @@ def _pack_header(header: Header) -> bytes:
 def parse_record(entry: bytes) -> Record:
     """Return the record of an entry. Raises `MetadataCorrupt` if it is no record of this version."""
     if len(entry) < HEADER_SIZE:
-        raise MetadataCorrupt(f"an entry of {len(entry)} bytes is no record with key and headers")
+        raise MetadataCorrupt(f"the entry ({len(entry)} bytes) is not an envelope record")
     version, flags, timestamp, key_size, headers_size = _front.unpack_from(entry)
     at = HEADER_SIZE + key_size
     if version != VERSION or flags > FLAGS or at + headers_size > len(entry):
-        raise MetadataCorrupt(f"an entry is no record with key and headers (version {VERSION})")
+        raise MetadataCorrupt(f"the entry ({len(entry)} bytes) is not an envelope record of version {VERSION}")
     return Record(
         entry[at + headers_size :] if flags & HAS_VALUE else None,
         entry[HEADER_SIZE:at] if flags & HAS_KEY else None,

@@ -114,7 +114,13 @@ def _constant(name: str, kind: Kind, help: str, unit: str = "") -> Metric:
 
 JOURNAL: tuple[Metric, ...] = (
     Metric("bookie_JOURNAL_DIRS", Kind.GAUGE, "storage", "journals", lambda facts: len(facts.parts.journals)),
-    _journal("JOURNAL_ADD_ENTRY", Kind.SUMMARY, "records: queued to durable", lambda j: j.times.adds, "ms"),
+    _journal(
+        "JOURNAL_ADD_ENTRY",
+        Kind.SUMMARY,
+        "time from queuing a record until it is durable",
+        lambda j: j.times.adds,
+        "ms",
+    ),
     _journal("JOURNAL_SYNC", Kind.SUMMARY, "write and sync of one group", lambda j: j.times.syncs, "ms"),
     _journal(
         "JOURNAL_QUEUE_LATENCY",
@@ -153,7 +159,7 @@ JOURNAL: tuple[Metric, ...] = (
         "bookies_journal_add_seconds",
         Kind.HISTOGRAM,
         "storage",
-        "records: queued to durable",
+        "time from queuing a record until it is durable",
         lambda facts: {str(number): journal.times.adds for number, journal in enumerate(facts.parts.journals)},
         ("journal",),
         "seconds",

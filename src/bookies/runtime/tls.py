@@ -96,7 +96,9 @@ class TlsSide:
             self._context = self._load()
         except ConfigError as error:
             self._events.warning(
-                "tls.not_reloaded", error=error, consequence="what was loaded before stays in use until they change"
+                "tls.not_reloaded",
+                error=error,
+                consequence="the previous certificates stay in use until the files change",
             )
         else:
             self._events.info("tls.reloaded", certificate=self._files.certificate, authority=self._files.authority)

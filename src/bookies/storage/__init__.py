@@ -1,4 +1,5 @@
 """A bookie's files. Rooms in order, each imports only from those before it:
 
-disks, records, journal, identity, cache, entry_log, index, engine, gc, scrub, offline, rocksdb; `store.py` on top.
+disks, records, journal, identity, cache, entry_log, index, checkpoint, engine, gc, scrub, offline, rocksdb;
+`store.py` on top.
 """

@@ -314,9 +314,11 @@ def _response_of(operation: Operation, txn_id: int, status: Status, fields: Valu
             return GetBookieInfoResponse(VERSION, txn_id, status, *sizes)
         case Operation.FORCE_LEDGER:
             return ForceLedgerResponse(VERSION, txn_id, status, fields["ledgerId"])
-        case _:
+        case Operation.LIST_ENTRIES:
             availability = fields.get("availabilityOfEntriesOfLedger")
             return ListEntriesResponse(VERSION, txn_id, status, fields["ledgerId"], availability)
+        case _:
+            raise AssertionError(f"{operation.value} has a message in a response and no conversion")
 
 
 def pack_response(response: Response) -> list[Buffer]:

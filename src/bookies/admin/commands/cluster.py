@@ -212,7 +212,7 @@ VERBS = (
         ),
         Option(
             "--observe",
-            "with HTTP servers, and with Prometheus and Grafana if they are installed: dashboards and alerts",
+            "start HTTP servers in the bookies; if installed, also Prometheus and Grafana with alerts and dashboards",
             bool,
         ),
         shared=MACHINE,
@@ -223,7 +223,9 @@ VERBS = (
         "show the state of the cluster",
         "bk status --json",
         on_session(_status),
-        Option("--count", "count the ledgers now; otherwise more than 20,000 are counted by auditors only", bool),
+        Option(
+            "--count", "count the ledgers now; without it, a cluster above 20,000 shows the auditor's last count", bool
+        ),
     ),
     verb(
         "top",

@@ -44,8 +44,8 @@ class OneOf:
 
 METADATA = Option(
     "--metadata URI",
-    "metadata store of the cluster: file:DIR, zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: BK_METADATA, else "
-    "the nearest bk-data directory)",
+    "metadata store of the cluster: file:DIR, zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: the first of "
+    "BK_METADATA, BK_CONTEXT, the nearest bk-data directory and the context in use)",
 )
 JSON = Option("--json", "print one JSON document (or one line per row) on stdout", bool)
 DEBUG = Option("--debug", "print the traceback of an error", bool)

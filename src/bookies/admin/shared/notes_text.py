@@ -41,7 +41,7 @@ def announced_text(facts: Mapping[str, Any]) -> str:
     if (draining := facts["draining"]) is not None:
         from bookies.runtime import aio
 
-        parts.append(f"being emptied: {state_text(draining, aio.runtime().clock.wall_ms())}")
+        parts.append(f"being drained: {state_text(draining, aio.runtime().clock.wall_ms())}")
     return "; ".join(parts) or "-"
 
 

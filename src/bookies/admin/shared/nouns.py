@@ -59,10 +59,11 @@ COMMANDS = {
     ),
     "inspect": (
         "bookies.admin.commands.inspect",
-        "print the contents of the files of a bookie, or of Apache's, offline",
+        "print the contents of files of a bookie, or of Apache's, offline: journal, entrylog, index, lastmark, cookie, "
+        "directory",
     ),
     "why": ("bookies.admin.commands.why", "slow: explain why requests were slow, the most likely cause first"),
-    "bench": ("bookies.lab.commands.bench", "measure appends and reads"),
+    "bench": ("bookies.lab.commands.bench", "measure: append, read, fill, storage, placement, recovery, suite"),
     "chaos": (
         "bookies.lab.commands.chaos",
         "test a cluster of real processes under faults: kills, stops, cut connections",

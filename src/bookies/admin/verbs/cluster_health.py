@@ -147,7 +147,7 @@ def _bookie_findings(bookie: BookieStatus, note: Note | None, answer: _Answer | 
     if draining is not None:
         facts = {"state": draining.state, "state_ms": draining.state_ms, "since_ms": draining.since_ms}
         yield Finding(
-            "ok", f"{name} is being emptied: {state_text(facts, now_ms)}", f"`bk bookie drain {bookie.id}`", name
+            "ok", f"{name} is being drained: {state_text(facts, now_ms)}", f"`bk bookie drain {bookie.id}`", name
         )
     if bookie.mode == "down":
         lease = None if note is None else note.maintenance
@@ -314,7 +314,7 @@ def _recovery_findings(
     if status.marked:
         are = "ledger lacks replicas" if status.marked == 1 else "ledgers lack replicas"
         if is_draining:  # Auto-recovery marks what it moves, too.
-            are = f"{are}, or {'has' if status.marked == 1 else 'have'} them on a bookie that is being emptied"
+            are = f"{are}, or {'has' if status.marked == 1 else 'have'} them on a bookie that is being drained"
         repaired = f", {len(status.locks):,} being copied" if status.locks else ""
         waits = f", {len(stuck):,} cannot be repaired now" if stuck else ""
         level = "ok" if is_draining and not (has_down or stuck) else "warn"

@@ -174,7 +174,7 @@ async def _show(session: Session, arguments: argparse.Namespace) -> Report:
 def _notes_text(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace, now_ms: int) -> Iterator[str | Table]:
     if not rows:
         which = "no bookie is" if arguments.bookie is None else f"bookie {arguments.bookie} is not"
-        yield f"{which} being emptied" if arguments.verb == "drain" else f"{which} in maintenance"
+        yield f"{which} being drained" if arguments.verb == "drain" else f"{which} in maintenance"
     elif arguments.verb == "drain":
         cells = [(row["bookie"], time_text(row["since_ms"]), row["by"], state_text(row, now_ms)) for row in rows]
         yield Table(("bookie", "since", "by", "state"), cells)
@@ -197,7 +197,7 @@ async def _drain(session: Session, arguments: argparse.Namespace) -> Report | in
     drain = Drain(operator, bookie, pace=RateLimit(arguments.rate), seals=arguments.seal_open)
     if arguments.cancel:
         was = await drain.cancel()
-        text = f"writers may use {bookie} again" if was else f"{bookie} was not being emptied"
+        text = f"writers may use {bookie} again" if was else f"{bookie} was not being drained"
         return Report({"bookie": bookie, "changed": was}, [text])
     await drain.start()
     try:
@@ -388,7 +388,7 @@ VERBS = (
         ),
         description="Prints the plan and the obstacles, then copies ledger by ledger and reports the remaining time. "
         "Writers choose other bookies meanwhile. May be interrupted at any time; the next call continues. Without ID: "
-        "list the bookies that are being emptied and their progress.",
+        "list the bookies that are being drained and their progress.",
     ),
     verb(
         "bookie maintenance",

@@ -103,9 +103,9 @@ def _bookie_facts(
     status = bookies.get(bookie)
     notes = []
     if bookie in standing.circumstances.leaving:
-        notes.append("is being emptied")
+        notes.append("is being drained")
     if bookie in standing.circumstances.excused:
-        notes.append("away for maintenance")
+        notes.append("in maintenance")
     elif bookie in standing.circumstances.lost:
         notes.append("counts as lost")
     return {
@@ -236,11 +236,11 @@ def _verdict(standing: LedgerDiagnosis, good: int | None) -> str:
         if len(leaving) == 1
         else f"replicas are on {', '.join(leaving)}, which are"
     )
-    return f"{text}. Complete, but {are} being emptied: {_next(standing, 'copied to another bookie')}"
+    return f"{text}. Complete, but {are} being drained: {_next(standing, 'copied to another bookie')}"
 
 
 def _leaving(standing: LedgerDiagnosis) -> list[BookieId]:
-    """Return the bookies that have good replicas of the ledger and are being emptied."""
+    """Return the bookies that have good replicas of the ledger and are being drained."""
     bookies = [replica.bookie for verdict in standing.verdicts for replica in verdict.replicas if replica.error is None]
     return [replica for replica in dict.fromkeys(bookies) if replica in standing.circumstances.leaving]
 

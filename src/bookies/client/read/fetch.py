@@ -345,7 +345,7 @@ class RangeFetch:
 
         The connections may have been dead for a long time, or have ended because of a batch read: old bookies drop the
         connection when they receive one, with all its requests in flight. So the second time single entries are
-        requested. Source: 3.8 (X-63).
+        requested. Source: client-protocol 3.8 (X-63).
         """
         error = part.reads.error
         if part.may_repeat and is_connection_failure(error):

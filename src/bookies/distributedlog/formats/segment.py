@@ -113,7 +113,8 @@ def parse_segment(name: str, data: bytes) -> Segment:
         raise NotSupported(f"segment {name} has version {version} of its metadata; versions 1 to {VERSION} are known")
     is_completed = count == _COMPLETED_COUNTS[version]
     if not is_completed and count != _IN_PROGRESS_COUNTS[version]:
-        raise MetadataCorrupt(f"segment {name}: {count} numbers in version {version}")
+        expected = f"{_IN_PROGRESS_COUNTS[version]} or {_COMPLETED_COUNTS[version]}"
+        raise MetadataCorrupt(f"segment {name}: {count} numbers in version {version}; expected {expected}")
     status, region = ((word >> 8) & 0xFF, (word >> 28) & 0xF) if version > 1 else (ACTIVE, 0)
     values: dict[str, int] = {"status": status, "region": region, "ledger_id": numbers[1], "first_txid": numbers[2]}
     rest = numbers[3:]

@@ -172,7 +172,10 @@ def is_ended(max_txid: int) -> bool:
 
 
 def segments_from_txid(segments: Segments, txid: int) -> Segments:
-    """Return the segments to search for the first record of a transaction id, or a greater one. Source: 5.2."""
+    """Return the segments to search for the first record of a transaction id, or a greater one.
+
+    Source: distributedlog 5.2.
+    """
     listed = readable(segments)
     index = max((at for at, segment in enumerate(listed) if segment.first_txid <= txid), default=0)
     if not listed or listed[index].first_txid > txid:

@@ -224,7 +224,7 @@ def _unpack(data: bytes, record: str) -> dict[str, _Node]:
     try:
         document = json.loads(data)
         if document[_FORMAT] != 1:
-            raise NotSupported(f"record {record} has format {document[_FORMAT]}; 1 is known")
+            raise NotSupported(f"record {record} has format {document[_FORMAT]}; this version reads format 1 only")
         return {path: _Node(text.encode("latin-1"), version) for path, (text, version) in document["nodes"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MetadataCorrupt(f"record {record} is not a log of DistributedLog: {error!r}") from None

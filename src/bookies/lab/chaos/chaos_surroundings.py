@@ -126,7 +126,7 @@ class Proxied:
         return Hit(" ".join([name, *map(str, parameters.values())]), duration_s(choices), heal)
 
     def break_disk(self, fault: str, bookie: str, choices: random.Random) -> Hit:
-        raise AssertionError(f"no fault of disks without namespaces: {fault}, {bookie}, {choices}")
+        raise AssertionError(f"disk faults need --namespaces: {fault}, {bookie}, {choices}")
 
     def stopped(self, pid: int) -> None:
         self._order("stopped", pid=pid)

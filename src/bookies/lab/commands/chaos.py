@@ -177,7 +177,7 @@ VERBS = (
         Option("--soak MINUTES", "no faults, but a long life at half load; print what grew", float),
         Option("--namespaces", "give every process a network namespace and disks of its own; needs root", bool),
         Option("--jars DIR", "with --namespaces: Apache's jars, for ZooKeeper as metadata store (default: etcd)"),
-        Option("--apache N", "with --jars: number of Apache's bookies besides the others (default 0)", int, default=0),
+        Option("--apache N", "number of Apache's bookies to add (needs --jars; default 0)", int, default=0),
         Option("--no-recovery", "run without auto-recovery; implied by --hostile", bool),
         Option("--directory DIR", "new or empty directory for the data, which is kept (default: temporary)"),
         Option("--json", "print one JSON document on stdout", bool),

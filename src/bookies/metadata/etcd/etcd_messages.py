@@ -128,7 +128,7 @@ def parse_answer(data: bytes, operations: tuple[Sequence[Operation], Sequence[Op
     results = _messages(fields, "responses")
     done = operations[0 if is_met else 1]
     if len(results) != len(done):
-        raise ValueError(f"{len(results)} results of {len(done)} operations")
+        raise ValueError(f"etcd returned {len(results)} results for {len(done)} operations")
     items = [_items(result) for result, operation in zip(results, done, strict=True) if isinstance(operation, Get)]
     headers = _messages(fields, "header")
     if not headers:

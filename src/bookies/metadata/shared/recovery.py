@@ -62,7 +62,7 @@ class Vote(Struct, frozen=True):
     place: str
 
 
-class NodePaths(Protocol):
+class RecoveryPlaces(Protocol):
     """Places of auto-recovery's nodes in the store."""
 
     def mark(self, ledger_id: int) -> str: ...
@@ -91,7 +91,7 @@ class NodeStore(Protocol):
     """
 
     @property
-    def places(self) -> NodePaths: ...
+    def places(self) -> RecoveryPlaces: ...
 
     @property
     def session(self) -> int | None:

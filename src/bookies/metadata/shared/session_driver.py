@@ -35,7 +35,7 @@ from bookies.runtime.tasks import Tasks
 ATTEMPTS_MAX = 4  # to create a cluster while other clients change the store
 
 
-class NodePaths(Protocol):
+class RecordPlaces(Protocol):
     """Places of cookies and records in the tree."""
 
     def cookie(self, bookie: BookieId) -> str: ...
@@ -95,7 +95,7 @@ class DriverParts(Struct, frozen=True):
     `exists`, `missing`: exceptions that `records` raises for a place that has a record, and for one that has none.
     """
 
-    places: NodePaths
+    places: RecordPlaces
     ledgers: Ledgers
     bookies: Bookies
     records: Records

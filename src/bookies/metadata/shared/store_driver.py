@@ -150,7 +150,10 @@ UNCOUNTED = ("watch", "heartbeat")  # the driver's own operations
 
 
 class StoreDriver(MetadataDriver):
-    """One session with a `Store`. `session_id`: None until the first registration, and after the session was lost."""
+    """One session with a store, a `Nodes`.
+
+    `session_id`: None until the first registration, and after the session was lost.
+    """
 
     poll_interval_s: float | None = None  # None: the store notifies of every change
     has_heartbeat = False

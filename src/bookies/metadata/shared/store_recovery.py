@@ -35,8 +35,8 @@ from bookies.metadata.shared.recovery import Node, Vote
 T = TypeVar("T")
 
 
-class StoreNodePaths:
-    """`NodePaths` of an embedded store."""
+class StoreRecoveryPlaces:
+    """`RecoveryPlaces` of an embedded store."""
 
     switch = "disabled"
     delay = "delay"
@@ -72,7 +72,7 @@ class StoreNodes:
     """`NodeStore` of an embedded store."""
 
     def __init__(self, driver: Session, store: Nodes) -> None:
-        self.places = StoreNodePaths()
+        self.places = StoreRecoveryPlaces()
         self._driver = driver
         self._store = store
         self._votes_count = 0

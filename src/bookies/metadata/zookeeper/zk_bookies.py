@@ -12,7 +12,7 @@ from bookies.errors import MetadataError, RegisteredElsewhere, SessionExpired
 from bookies.metadata.formats.serde import pack_bookie_info, parse_bookie_info
 from bookies.metadata.interface.driver import BookieSet
 from bookies.metadata.zookeeper.zk_layout import bookies_among, parent_of
-from bookies.metadata.zookeeper.zk_nodes import Nodes
+from bookies.metadata.zookeeper.zk_nodes import ZkNodes
 from bookies.metadata.zookeeper.zookeeper_port import (
     Create,
     Delete,
@@ -33,7 +33,7 @@ _READ_ORDER = (_WRITABLE, _READ_ONLY, _WRITABLE)  # also finds a bookie that bec
 class Bookies:
     """Registration and discovery of bookies. `session`: returns a number that changes with the session."""
 
-    def __init__(self, nodes: Nodes, lease_ms: int, session: Callable[[], int]) -> None:
+    def __init__(self, nodes: ZkNodes, lease_ms: int, session: Callable[[], int]) -> None:
         self._nodes = nodes
         self._zookeeper = nodes.zookeeper
         self._lease_s = lease_ms / 1000

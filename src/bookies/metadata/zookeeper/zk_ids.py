@@ -20,7 +20,7 @@ from bookies.metadata.zookeeper.zk_layout import (
     high_numbers,
     parent_of,
 )
-from bookies.metadata.zookeeper.zk_nodes import Nodes
+from bookies.metadata.zookeeper.zk_nodes import ZkNodes
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
     Create,
@@ -47,7 +47,7 @@ class LedgerIds:
     succession. So at most an eighth of the ids is skipped, plus those of a fetch whose answer was lost.
     """
 
-    def __init__(self, nodes: Nodes, require_open: Callable[[], Tasks]) -> None:
+    def __init__(self, nodes: ZkNodes, require_open: Callable[[], Tasks]) -> None:
         self._nodes = nodes
         self._require_open = require_open
         self._has_high: bool | None = None  # None: not read yet

@@ -26,7 +26,7 @@ from bookies.metadata.zookeeper.zk_layout import (
     parent_of,
     tops_among,
 )
-from bookies.metadata.zookeeper.zk_nodes import ATTEMPTS_MAX, Nodes
+from bookies.metadata.zookeeper.zk_nodes import ATTEMPTS_MAX, ZkNodes
 from bookies.metadata.zookeeper.zookeeper_port import (
     ANY_VERSION,
     Check,
@@ -51,7 +51,7 @@ _LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
 class SpentIds:
     """The lists of deleted ledgers' ids, each a znode; see the module."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: ZkNodes) -> None:
         self._nodes = nodes
         self._lists: dict[str, tuple[bytes, int]] = {}  # path -> (data, the znode's version)
 
@@ -118,7 +118,7 @@ class SpentIds:
 class Ledgers:
     """The ledgers' records of one cluster. `manager`: the layout, set once the cluster's layout is known."""
 
-    def __init__(self, nodes: Nodes, spent: SpentIds, groups: Groups) -> None:
+    def __init__(self, nodes: ZkNodes, spent: SpentIds, groups: Groups) -> None:
         self.manager = Manager.HIERARCHICAL
         self._nodes = nodes
         self._zookeeper = nodes.zookeeper

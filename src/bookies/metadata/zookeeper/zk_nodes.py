@@ -28,7 +28,7 @@ T = TypeVar("T")
 ATTEMPTS_MAX = 4  # attempts of a repeatable operation while its outcome is unknown
 
 
-class Nodes:
+class ZkNodes:
     """Access to the znodes of one cluster. `acl`: default access control list of created znodes."""
 
     def __init__(self, zookeeper: ZooKeeper, paths: Paths, acl: Acl) -> None:

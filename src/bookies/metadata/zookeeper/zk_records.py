@@ -16,7 +16,7 @@ from bookies.metadata.shared.refusals import check_step, check_version, not_foun
 from bookies.metadata.zookeeper.zk_groups import request_size
 from bookies.metadata.zookeeper.zk_layout import record_name
 from bookies.metadata.zookeeper.zk_ledgers import Ledgers, SpentIds
-from bookies.metadata.zookeeper.zk_nodes import Nodes
+from bookies.metadata.zookeeper.zk_nodes import ZkNodes
 from bookies.metadata.zookeeper.zookeeper_port import (
     REQUEST_SIZE_MAX,
     Check,
@@ -35,7 +35,7 @@ class Records:
     translates.
     """
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: ZkNodes) -> None:
         self._nodes = nodes
         self._zookeeper = nodes.zookeeper
 
@@ -94,7 +94,7 @@ class Records:
 class Transactions:
     """Transactions over records and ledgers, see `MetadataDriver.transact`."""
 
-    def __init__(self, nodes: Nodes, ledgers: Ledgers, spent: SpentIds, records: Records) -> None:
+    def __init__(self, nodes: ZkNodes, ledgers: Ledgers, spent: SpentIds, records: Records) -> None:
         self._nodes = nodes
         self._zookeeper = nodes.zookeeper
         self._ledgers = ledgers

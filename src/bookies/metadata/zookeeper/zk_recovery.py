@@ -21,7 +21,7 @@ from bookies.metadata.shared.marks_watch import MarksWatch
 from bookies.metadata.shared.observers import Observers
 from bookies.metadata.shared.recovery import Node, Vote
 from bookies.metadata.zookeeper.zk_layout import MARK_DEPTH, RecoveryPaths, mark_directories, parent_of
-from bookies.metadata.zookeeper.zk_nodes import Nodes
+from bookies.metadata.zookeeper.zk_nodes import ZkNodes
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
     Create,
@@ -45,7 +45,7 @@ class ZkNodeStore:
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: ZkNodes,
         sessions_lost: Callable[[], int],
         use_session: Callable[[], None],
         tasks: Callable[[], Tasks],
@@ -337,7 +337,7 @@ class _TreeWatch(MarksWatch):
     If an empty directory was left behind, a new mark in it is not noticed by this watch, only by the next listing.
     """
 
-    def __init__(self, nodes: Nodes, places: RecoveryPaths, tasks: Tasks, callback: Callable[[], None]) -> None:
+    def __init__(self, nodes: ZkNodes, places: RecoveryPaths, tasks: Tasks, callback: Callable[[], None]) -> None:
         self._nodes = nodes
         self._places = places
         self._lists: dict[str, _List] = {}  # by path: the locks, and the directories above those of marks

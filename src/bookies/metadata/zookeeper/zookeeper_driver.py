@@ -39,7 +39,7 @@ from bookies.metadata.zookeeper.zk_layout import (
     parse_layout,
 )
 from bookies.metadata.zookeeper.zk_ledgers import Ledgers, SpentIds
-from bookies.metadata.zookeeper.zk_nodes import Nodes
+from bookies.metadata.zookeeper.zk_nodes import ZkNodes
 from bookies.metadata.zookeeper.zk_records import Records, Transactions
 from bookies.metadata.zookeeper.zk_recovery import ZkNodeStore
 from bookies.metadata.zookeeper.zookeeper_port import (
@@ -80,7 +80,7 @@ class ZooKeeperDriver(SessionDriver):
         self._paths = Paths(cluster.root)
         operations = RequestCounts()
         self._requests = CountedZooKeeper(zookeeper, operations, self._paths.kind)
-        self._nodes = Nodes(self._requests, self._paths, Acl.CREATOR if cluster.is_secure else Acl.OPEN)
+        self._nodes = ZkNodes(self._requests, self._paths, Acl.CREATOR if cluster.is_secure else Acl.OPEN)
         self._spent = SpentIds(self._nodes)
         self._ledgers = Ledgers(self._nodes, self._spent, Groups(self._requests, self._require_open))
         self._ids = LedgerIds(self._nodes, self._require_open)

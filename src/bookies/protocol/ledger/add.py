@@ -292,7 +292,7 @@ class AddPipeline:
         self.metadata = metadata
         self.ensemble: Ensemble = metadata.last_ensemble  # in use; adopts the record's when a change is complete
         self.head = -1 if recovery_start is None else recovery_start  # last entry of the delivered prefix
-        self.allows_changes = True  # may be switched at any time (2.9)
+        self.allows_changes = True  # may be switched at any time (client-protocol 2.9)
         self.error: BookKeeperError | None = None  # why the pipeline ended
         self.state = AddState.CONFIRMING
         self._rules = rules or AddRules()

@@ -403,7 +403,7 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
     stays = [extent for extent in before.extents if extent.seq in kept]
     removed = before.extents[: len(before.extents) - len(stays)]
     if tuple(stays) != before.extents[len(removed) :]:
-        return "an extent went away from the middle"
+        return "an extent was removed from the middle"
     # A transaction that replaces all ledgers leaves no leader, so no takeover needs the last two of them.
     is_replaced = after.epoch > before.epoch and not stays and not after.open_ledgers
     kept_count_min = 0 if is_replaced else min(OPEN_MAX, len(before.extents))

@@ -14,7 +14,7 @@ the last number of each writer, and the positions of its latest entries. Four in
 * Guard. A cursor of the log is at the snapshot's position and moves with it, in one transaction. So truncation keeps
   what the next leader must read. A forced truncation may remove them; then repeats of them are not recognized.
 
-Source: the specification of operations, data over HTTP.
+Source: docs/reference/http.md, "Exactly once".
 """
 
 from __future__ import annotations

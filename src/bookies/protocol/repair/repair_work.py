@@ -7,7 +7,7 @@ for and never copied.
 
     bad, bookie registered   renewed in place: only the missing entries are copied, the record does not change
     bad, bookie lost         copied to another bookie, which then replaces it in the record
-    good, bookie leaving     likewise (the bookie is being emptied)
+    good, bookie leaving     likewise (the bookie is being drained)
 
 A replica can be replaced when every entry of it may be on some bookie. If that is certainly not so, entries are *lost*.
 A loss is a state with evidence, not an error to retry; only a bookie that returns can change it. So the lost bookie
@@ -130,7 +130,7 @@ class Circumstances(Struct, frozen=True):
     """Known states of bookies.
 
     lost: unregistered bookies that count as lost.
-    excused: bookies away for maintenance.
+    excused: bookies in maintenance.
     leaving: bookies to be emptied.
     unwanted: bookies not to copy to, and why.
     read_only: bookies that cannot be copied to.

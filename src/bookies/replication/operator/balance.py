@@ -75,7 +75,7 @@ class Balance:
     async def plan(self, tolerance: float) -> BalancePlan:
         """Plan the moves; change nothing. `tolerance`: fraction of its share that a bookie may exceed it by.
 
-        Bookies that are not writable, or in maintenance, or being emptied, neither give nor take. Raises
+        Bookies that are not writable, or in maintenance, or being drained, neither give nor take. Raises
         `MetadataError`, `BookieUnreachable` (a bookie does not report the size of its disks).
         """
         avoided = (await self._notes.read()).avoided

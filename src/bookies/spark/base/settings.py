@@ -63,9 +63,9 @@ class StartOptions:
         "first row: `earliest`, the default of batch queries; `latest`, that of streams; or JSON. A stream uses it "
         "only without a checkpoint",
     )
-    starting_timestamp: str | None = option("startingTimestamp", "milliseconds since 1970, for all logs")
+    starting_timestamp: str | None = option("startingTimestamp", "start of the range, in ms since 1970, for all logs")
     starting_timestamps: str | None = option(
-        "startingOffsetsByTimestamp", 'milliseconds since 1970 for each log: `{"orders": 1795284255562}`'
+        "startingOffsetsByTimestamp", 'start of the range, in ms since 1970, for each log: `{"orders": 1795284255562}`'
     )
     strategy: str = option(
         "startingOffsetsByTimestampStrategy",
@@ -80,8 +80,10 @@ class EndOptions:
     """Options that choose where a batch query ends; `selection.where` parses them."""
 
     ending_offsets: str | None = option("endingOffsets", "end of the range, exclusive. Default `latest`")
-    ending_timestamp: str | None = option("endingTimestamp", "milliseconds since 1970, for all logs")
-    ending_timestamps: str | None = option("endingOffsetsByTimestamp", "milliseconds since 1970 for each log")
+    ending_timestamp: str | None = option("endingTimestamp", "end of the range, in ms since 1970, for all logs")
+    ending_timestamps: str | None = option(
+        "endingOffsetsByTimestamp", "end of the range, in ms since 1970, for each log"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +92,8 @@ class ColumnOptions:
 
     columns: str | None = option("columns", "only these columns, separated by commas")
     includes_value: bool = option("includeValue", "with the payload", flag, "true")
-    includes_headers: bool = option("includeHeaders", "with the headers of records", flag, "false")
-    includes_metadata: bool = option("includeMetadata", "with `length`, `lac` and `crc32c`", flag, "false")
+    includes_headers: bool = option("includeHeaders", "add the column `headers`", flag, "false")
+    includes_metadata: bool = option("includeMetadata", "add the columns `length`, `lac` and `crc32c`", flag, "false")
     fails_on_loss: bool = option(
         "failOnDataLoss",
         "rows that no longer exist: fail. `false`: report them as a row, in column `gap`",

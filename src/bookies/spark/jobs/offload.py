@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 OPTIONS = (
     Option("to", None, "target of the copies: a directory, or a URI such as s3://bucket/ledgers", metavar="URI"),
     *ledger_selection.OPTIONS,
-    Option("older_than", "7d", "only ledgers created this long ago", metavar="TIME"),
+    Option("older_than", "7d", "only ledgers created at least this long ago", metavar="TIME"),
     Option("larger_than", 0, "only ledgers with at least this many bytes", int),
     Option("delete_after", None, "let the bookies forget ledgers that were offloaded this long ago", metavar="TIME"),
     Option(

@@ -1,4 +1,4 @@
-"""The storage engine: start, replay, adds, reads, checkpoints, failover, quarantine."""
+"""The storage engine: start, replay, adds, reads, rebuilding, quarantine."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def _log_report(report: ReplayReport, events: Events) -> None:
     for path, offset, problem in report.torn:
         events.info("storage.torn_end", path=path, offset=offset, problem=problem)
     for ledger_id in report.keyless:
-        events.warning("storage.ledger_without_key", ledger=ledger_id, consequence="fenced")
+        events.warning("storage.ledger_without_key", ledger=ledger_id, consequence="the ledger is fenced")
     for text in report.holes:
         events.error(
             "storage.journal_damaged",

@@ -31,10 +31,10 @@ def test_a_replica_on_a_bookie_that_is_to_be_emptied() -> None:
     standing = standing_of(leaving=(A,))
     text = _verdict(standing, 3)
     assert "Fully" not in text
-    assert "Complete, but a replica is on a, which is being emptied: bk recovery repair 7 has it copied" in text
+    assert "Complete, but a replica is on a, which is being drained: bk recovery repair 7 has it copied" in text
     assert "it is marked, and will be copied to another bookie" in _verdict(replace(standing, mark=MARK), 3)
     assert "it is being copied to another bookie by b@h" in _verdict(replace(standing, locked_by="b@h"), 3)
-    assert "replicas are on a, b, which are being emptied" in _verdict(standing_of(leaving=(A, B)), 3)
+    assert "replicas are on a, b, which are being drained" in _verdict(standing_of(leaving=(A, B)), 3)
 
 
 def test_what_is_marked_goes_on_only_while_repairs_are_on() -> None:

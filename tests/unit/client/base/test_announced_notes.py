@@ -1,4 +1,4 @@
-"""Bookies that are in maintenance or being emptied get no new data, as far as there are others."""
+"""Bookies that are in maintenance or being drained get no new data, as far as there are others."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_an_answer() -> None:
     found = KeyValue("\udcffk", b"v", 5, 6, 2, 9)
     assert answer == Answer(True, 42, [[found], []])
     assert messages.parse_answer(header, ([Put("k", b"")], [])) == Answer(False, 42, [])
-    with pytest.raises(ValueError, match="0 results of 1 operations"):
+    with pytest.raises(ValueError, match="0 results for 1 operations"):
         messages.parse_answer(header, ([], [Get("k")]))
 
 

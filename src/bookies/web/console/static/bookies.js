@@ -12,7 +12,7 @@ const ONE = `${API}/bookies/{bookie}`;
 export function announced({ maintenance, draining }) {
   return [
     maintenance ? h("span", {}, `maintenance until ${moment(maintenance.until_ms)}${maintenance.reason ? ` (${maintenance.reason})` : ""}`) : "",
-    draining ? h("span", {}, `being emptied: ${draining.state || "no progress report yet"}`) : "",
+    draining ? h("span", {}, `being drained: ${draining.state || "no progress report yet"}`) : "",
   ];
 }
 

@@ -68,10 +68,10 @@ export const page = {
       ["Since", (row) => (row.since_ms ? since(row.since_ms) : "unknown")], ["Repaired by", (row) => row.locked_by ?? "nobody now"], ["Why not yet", reason],
     ], rows, { caption: "Ledgers that lack replicas", empty: "No ledger is known to lack replicas." }),
     rows.length === PAGE ? h("p", { class: "aside" }, `The first ${PAGE} are shown.`) : ""])),
-    section("Bookies being emptied", part(drains, (rows) => table([
+    section("Bookies being drained", part(drains, (rows) => table([
       ["Bookie", (row) => h("a", { href: `#/bookies/${encodeURIComponent(row.bookie)}` }, row.bookie)], ["Since", (row) => since(row.since_ms)],
       ["Progress", (row) => announced({ draining: row })], ["Reported", (row) => (row.state_ms ? since(row.state_ms) : "not yet")], ["By", (row) => row.by],
-    ], rows, { caption: "Drains", empty: "No bookie is being emptied." }))),
+    ], rows, { caption: "Drains", empty: "No bookie is being drained." }))),
     section("Maintenance", part(leases, (rows) => table([
       ["Bookie", (row) => h("a", { href: `#/bookies/${encodeURIComponent(row.bookie)}` }, row.bookie)], ["Until", (row) => moment(row.until_ms)],
       ["Reason", (row) => row.reason || "none given"], ["By", (row) => row.by],
