@@ -189,12 +189,12 @@ MUTANTS = [
 PROTOCOL = {
     "intervals": "quorums",
     "quorum": "quorums",
-    "placement": "placement",
     "ledger": "ledger",
     "add": "ledger",
     "read": "ledger",
     "fence": "ledger",
     "recover": "ledger",
+    "placement": "placement",
 }
 
 
