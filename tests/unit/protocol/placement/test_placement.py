@@ -10,11 +10,14 @@ import random
 import pytest
 
 from bookies.errors import ConfigError, NotEnoughBookies
-from bookies.model import BookieId
+from bookies.model import BookieId, DigestType
+from bookies.protocol.ledger.add import ChangeEnsemble
+from bookies.protocol.ledger.ledger import new_ledger
 from bookies.protocol.placement import PlacementPolicy, Topology, choose_ensemble, placement
 from bookies.protocol.placement.candidates import Candidates, Cluster
 from bookies.protocol.placement.placement import (
     Change,
+    changed_ensemble,
     choose_replacements,
     fewest_changes,
     judge,
@@ -150,6 +153,14 @@ def test_a_replacement_of_some_when_not_all_can_be_had() -> None:
         replace_failed(ids("ac"), [(1, BookieId("c"))], candidates("ac"), write_quorum=2)
     with pytest.raises(NotEnoughBookies, match="take the place of a"):
         replace_failed(ids("ac"), failed, candidates("ac"), write_quorum=2)
+
+
+def test_a_change_of_a_record_keeps_its_quorums_and_leaves_out_earlier_failures() -> None:
+    record = new_ledger(1, ids("ab"), 2, 2, digest_type=DigestType.CRC32C, password=b"")
+    change = ChangeEnsemble(0, failed=((0, BookieId("a")),), excluded=ids("c"))
+    assert changed_ensemble(record, change, WRITABLE) == ("d", "b")
+    with pytest.raises(NotEnoughBookies, match="take the place of a"):
+        changed_ensemble(record, change, ids("abc"))
 
 
 def test_fewest_changes() -> None:
