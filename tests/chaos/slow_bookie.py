@@ -113,7 +113,7 @@ async def main(facts: dict[str, Any]) -> None:
     by_name = {name: Device(*numbers) for name, numbers in facts["devices"].items()}
     for directory, name in facts["places"].items():
         devices[directory] = by_name[name]
-    runtime = replace(runtime, disk=SlowDisk(runtime.disk, devices))  # type: ignore[arg-type]
+    runtime = replace(runtime, disk=SlowDisk(runtime.disk, devices))
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in facts["settings"].items()}
     driver = connect(facts["metadata"], runtime)
     await driver.open()

@@ -267,6 +267,7 @@ class Stage:
         self.pool.add_timeout_ms = self.config.add_timeout_ms
         self.writable = [BookieId(name) for name in names]
         self.late: list[BookieId] = []  # writable ones that the watch has not shown yet
+        self.mistake: Exception | None = None  # raised where candidates are requested
 
     async def create(
         self, quorums: str = "3/3/2", digest_type: DigestType = DigestType.CRC32C, **how: Any
@@ -291,6 +292,8 @@ class Stage:
 
     def candidates(self) -> Candidates:
         """The writable ones, in order, where the settings say they are."""
+        if self.mistake is not None:
+            raise self.mistake
         topology = Topology(parse_fault_domains(self.config.fault_domains))
         return Candidates.of(self.writable, policy_of(self.config, topology), topology)
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.entry_log import entry_log_format
 from bookies.storage.gc.collection_policy import Compaction
 from bookies.storage.index import catalog_format
+from bookies.storage.index.catalog_format import Synced
 from bookies.storage.journal import journal_trailer, log_mark_format
 from bookies.storage.records import EndKind
 from bookies.storage.records.record_scan import ScanEnd
@@ -179,6 +181,13 @@ def test_a_slot_that_names_no_log_there_ever_was_is_no_entry(machine: Any, body:
 CATALOG = "/ledgers0/current/index.catalog"
 
 
+def synced_of(made: Any) -> Synced:
+    """How far the catalog says that the logs were synced."""
+    synced = catalog_format.parse(made.disk.read_bytes(CATALOG), 64).synced
+    assert synced is not None
+    return synced
+
+
 def with_torn_log(machine: Any, body: Body) -> tuple[Any, str, int]:
     """(machine, log, its synced end) after a power failure: what was flushed since the last checkpoint is torn.
 
@@ -198,8 +207,7 @@ def with_torn_log(machine: Any, body: Body) -> tuple[Any, str, int]:
 
     assert made.live(before, stops=False)
     made.crash(PROCESS_DIES)
-    synced = catalog_format.parse(made.disk.read_bytes(CATALOG), 64).synced
-    assert synced is not None
+    synced = synced_of(made)
     path = f"/ledgers0/current/{synced.log_id:x}.log"
     data = made.disk.read_bytes(path)
     assert len(data) > synced.end + 3000
@@ -276,20 +284,21 @@ def test_nothing_is_believed_after_another_program(machine: Any, body: Body) -> 
     assert uncertain_after(made) > 0
 
 
+async def fill(body: Body, store: LedgerStore, promises: Any) -> None:
+    """Add twenty more entries to every ledger."""
+    for ledger_id in ALL:
+        held = sum(ledger == ledger_id for ledger, _ in promises.acknowledged)
+        entries = {entry: body(ledger_id, entry, size=90) for entry in range(held, held + 20)}
+        await promises.add(store, ledger_id, entries)
+
+
 @pytest.mark.parametrize("has_catalog", [True, False])
 def test_an_empty_log_of_apache_s_bookie_makes_nothing_uncertain(machine: Any, body: Body, has_catalog: bool) -> None:
     """Its bookies leave logs without a header. They stay harmless after our own logs have passed their ids."""
     made = machine("empty")
 
-    async def fill(store: LedgerStore, promises: Any) -> None:
-        for ledger_id in ALL:
-            held = sum(ledger == ledger_id for ledger, _ in promises.acknowledged)
-            entries = {entry: body(ledger_id, entry, size=90) for entry in range(held, held + 20)}
-            await promises.add(store, ledger_id, entries)
-
-    assert made.live(fill)
-    synced = catalog_format.parse(made.disk.read_bytes(CATALOG), 64).synced
-    assert synced is not None
+    assert made.live(partial(fill, body))
+    synced = synced_of(made)
     if has_catalog:
         mark = log_mark_format.parse(made.disk.read_bytes("/ledgers0/current/lastMark"))
         assert mark is not None
@@ -300,11 +309,10 @@ def test_an_empty_log_of_apache_s_bookie_makes_nothing_uncertain(machine: Any, b
         made.disk.put(path, made.disk.read_bytes(path).replace(journal_trailer.MAGIC, b"none"))
     made.disk.put(f"/ledgers0/current/{synced.greatest_id + 1:x}.log", b"")
     for _ in range(2):
-        assert made.live(fill)
+        assert made.live(partial(fill, body))
     break_index(made, "gone")
     assert made.live(repaired)
-    synced = catalog_format.parse(made.disk.read_bytes(CATALOG), 64).synced
-    assert synced is not None
+    synced = synced_of(made)
     made.disk.put(f"/ledgers0/current/{synced.greatest_id:x}.log", b"")
     break_index(made, "gone")
     assert uncertain_after(made) > 0
@@ -321,17 +329,10 @@ def test_an_emptied_log_of_ours_denies_nothing(machine: Any, body: Body, catalog
     """Also if the catalog has lost its end: the journal has groups with trailers, so Apache's bookie has not run."""
     made = machine("emptied")
 
-    async def fill(store: LedgerStore, promises: Any) -> None:
-        for ledger_id in ALL:
-            held = sum(ledger == ledger_id for ledger, _ in promises.acknowledged)
-            entries = {entry: body(ledger_id, entry, size=90) for entry in range(held, held + 20)}
-            await promises.add(store, ledger_id, entries)
-
-    assert made.live(fill)
+    assert made.live(partial(fill, body))
     before = made.disk.read_bytes(CATALOG)
-    assert made.live(fill)
-    synced = catalog_format.parse(made.disk.read_bytes(CATALOG), 64).synced
-    assert synced is not None
+    assert made.live(partial(fill, body))
+    synced = synced_of(made)
     made.disk.put(f"/ledgers0/current/{synced.greatest_id:x}.log", b"")
     if catalog == "gone":
         made.disk.unlink(CATALOG)

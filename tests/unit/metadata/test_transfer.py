@@ -36,7 +36,7 @@ def record(ledger_id: int, **changes: object) -> LedgerMetadata:
     made = LedgerMetadata(
         ledger_id, 2, 2, 1, ((0, (A, B)), (5, (B, A))), LedgerState.CLOSED, last_entry_id=9, length=ledger_id
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, **changes)
 
 
 async def fill(driver: MetadataDriver) -> None:

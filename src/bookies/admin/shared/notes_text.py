@@ -27,8 +27,8 @@ async def read_notes(driver: MetadataDriver) -> Notes:
 def announced_facts(note: Note | None) -> dict[str, Any]:
     """Return the announcements about one bookie for JSON."""
     return {
-        "maintenance": None if note is None or note.maintenance is None else to_builtins(note.maintenance),
-        "draining": None if note is None or note.draining is None else to_builtins(note.draining),
+        "maintenance": to_builtins(note.maintenance) if note else None,
+        "draining": to_builtins(note.draining) if note else None,
     }
 
 

@@ -121,6 +121,16 @@ def entries_of(
         file.close()
 
 
+def named_logs(wanted: Mapping[int, LedgerSlots]) -> dict[int, int]:
+    """Return log -> greatest offset, for the logs that slots of the old files name. Blocks: there may be millions."""
+    greatest: dict[int, int] = {}
+    for slots in wanted.values():
+        for location in chain(slots.doubted.values(), slots.kept.values()):
+            log_id, offset = layout.split_location(location)
+            greatest[log_id] = max(offset, greatest.get(log_id, 0))
+    return greatest
+
+
 def _is_whole(first: bytes, size: int) -> bool:
     """Report whether a closed log is as long as its header claims."""
     try:
@@ -205,7 +215,11 @@ class Rebuilder:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
         if not wanted:
             return
-        named = self._count_named_logs(wanted)
+        named = await self._worker.run(named_logs, wanted)
+        # No durable slot names a torn part. So the page is damaged or, if the catalog lost its last records, the log
+        # was synced: then it may have the only copy of an entry, because a compaction has deleted its source.
+        catalog = self._index.catalog
+        catalog.note_torn({log_id: end for log_id, end in catalog.torn.items() if named.get(log_id, -1) < end})
         readable: set[int] = set()
         logs, is_complete = await self._worker.run(self._find_logs)
         id_max = await self._worker.run(greatest_log_id, self._disk, self._directories) if is_complete else LOG_ID_MAX
@@ -221,23 +235,6 @@ class Rebuilder:
                 is_complete = False
         for ledger_id, ledger_slots in wanted.items():
             await self._finish(ledger_id, ledger_slots, readable, id_max, is_complete=is_complete)
-
-    def _count_named_logs(self, wanted: Mapping[int, LedgerSlots]) -> set[int]:
-        """Return the logs that slots of the old files name. Torn parts that they name count from now on.
-
-        No durable slot names a torn part. So the page is damaged or, if the catalog lost its last records, these logs
-        were synced: then they may have the only copy of an entry, because a compaction has deleted its source.
-        """
-        torn, greatest = self._index.catalog.torn, dict[int, int]()
-        for slots in wanted.values():
-            for location in chain(slots.doubted.values(), slots.kept.values()):
-                log_id, offset = layout.split_location(location)
-                greatest[log_id] = max(offset, greatest.get(log_id, 0))
-        if any(greatest.get(log_id, -1) >= end for log_id, end in torn.items()):
-            self._index.catalog.note_torn(
-                {log_id: end for log_id, end in torn.items() if greatest.get(log_id, -1) < end}
-            )
-        return set(greatest)
 
     def _find_logs(self) -> tuple[dict[int, str], bool]:
         """Return (entry logs by id, whether every directory could be listed). Runs on the worker."""

@@ -683,12 +683,7 @@ async def test_client_that_closes_its_pool(stage: Stage) -> None:
 @on_stage()
 async def test_own_mistake_ends_the_writer_instead_of_hanging_it(stage: Stage) -> None:
     ledger = await stage.create()
-
-    class Broken:
-        def candidates(self) -> Any:
-            raise KeyError("a bug")
-
-    ledger._bookies = Broken()  # type: ignore[assignment]
+    stage.mistake = KeyError("a bug")
     stage.pool["a"].is_down = stage.pool["b"].is_down = True
     with pytest.raises(errors.LocalProtocolError, match="a bug"):
         await ledger.append(b"b")

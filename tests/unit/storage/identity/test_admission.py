@@ -29,7 +29,7 @@ def states(*each: DirectoryState) -> dict[str, DirectoryState]:
 
 
 def replaced(**changes: object) -> Cookie:
-    return replace(MASTER, **changes)  # type: ignore[arg-type]
+    return replace(MASTER, **changes)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_older_layouts_are_compared_as_well(old: Cookie) -> None:
         ({"journal_directories": "/d9"}, "journal directories were /d9"),
         ({"ledger_directories": ("/d2/ledgers",)}, "ledger directories were /d2/ledgers"),
     ):
-        other = replace(old, **changes)  # type: ignore[arg-type]
+        other = replace(old, **changes)
         with pytest.raises(CookieMismatch, match=words):
             decide(MASTER, other, states(USED, USED, USED))
         with pytest.raises(CookieMismatch, match=words):
