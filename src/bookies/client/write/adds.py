@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -103,7 +102,7 @@ class SendWindow:
     """
 
     def __init__(self, first: int, length: int) -> None:
-        self._batches: deque[_Batch] = deque()
+        self._batches: list[_Batch] = []
         self._released = first - 1
         self._released_length = length
 
@@ -120,7 +119,7 @@ class SendWindow:
         newest = self._batches[-1]
         if len(entry_ids) == newest.last - newest.first + 1 and entry_ids[0] == newest.first:
             return newest.frames
-        batches = [newest] if entry_ids[0] >= newest.first else list(self._batches)
+        batches = [newest] if entry_ids[0] >= newest.first else self._batches
         parts: list[bytes] = []
         index = bisect_right(batches, entry_ids[0], key=_first_of) - 1
         for first, last in _runs(entry_ids):
@@ -138,18 +137,22 @@ class SendWindow:
         """Return the payload bytes of the ledger up to and including this entry, held or the last one released."""
         if entry_id == self._released:
             return self._released_length
-        batches = list(self._batches)
-        batch = batches[bisect_right(batches, entry_id, key=_first_of) - 1]
+        batch = self._batches[bisect_right(self._batches, entry_id, key=_first_of) - 1]
         return _length_in(batch, entry_id)
 
     def release(self, bound: int) -> int:
         """Drop the batches whose ids are all below `bound`; return the bytes freed."""
-        size = 0
-        while self._batches and self._batches[0].last < bound:
-            batch = self._batches.popleft()
-            self._released = batch.last
-            self._released_length = _length_in(batch, batch.last)
+        count = size = 0
+        for batch in self._batches:
+            if batch.last >= bound:
+                break
+            count += 1
             size += len(batch.frames)
+        if count:
+            newest = self._batches[count - 1]
+            self._released = newest.last
+            self._released_length = _length_in(newest, newest.last)
+            del self._batches[:count]
         return size
 
 

@@ -26,10 +26,10 @@ import asyncio
 import contextlib
 import copy
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -68,10 +68,47 @@ Announce = Callable[[BookieId, int], Awaitable[None]]  # sends a last add confir
 BATCH_SIZE_MAX = 256 * 1024  # bytes packaged into one buffer: large enough to amortise, small enough to overlap
 HELD_MAX = 256  # entries that are queued at most while others are in flight
 V3_OVERHEAD = 96  # bytes that an add needs beyond its v2 frame when it is sent over v3
+_first_id = itemgetter(0)
 
 
 class LedgerWriter:
     """The only writer of a ledger, as `Client.create` returns it."""
+
+    # An instance with more than 30 attributes would have a dictionary of 1.5 KiB of its own, and slower access to them.
+    __slots__ = (
+        "__weakref__",
+        "_announced",
+        "_announcer",
+        "_batch_size_max",
+        "_bookies",
+        "_budget",
+        "_channel",
+        "_closer",
+        "_counts",
+        "_failed_bookie",
+        "_final_length",
+        "_forced_length",
+        "_futures",
+        "_is_held",
+        "_latency",
+        "_loop",
+        "_overhead",
+        "_payload_size_max",
+        "_payloads",
+        "_pipeline",
+        "_pool",
+        "_proof",
+        "_queue_for_memory",
+        "_quorum_timeout",
+        "_record",
+        "_rules",
+        "_scheduler",
+        "_send_lac",
+        "_tasks",
+        "_timed_last",
+        "_timed_s",
+        "_waiting",
+    )
 
     def __init__(
         self,
@@ -100,7 +137,7 @@ class LedgerWriter:
         self._queue_for_memory = FifoLock()  # of appends; entries get their ids in the order of the calls
         self._payloads: list[bytes] = []  # appends of this loop iteration, not packaged yet
         self._futures: list[asyncio.Future[int]] = []
-        self._waiting: deque[tuple[int, list[asyncio.Future[int]]]] = deque()  # first id, futures from it on
+        self._waiting: list[tuple[int, list[asyncio.Future[int]]]] = []  # first id, futures from it on
         self._closer = LedgerCloser(
             self,
             OpenLedger(self._record, self._pipeline, self._channel, self._tasks),
@@ -555,12 +592,13 @@ class LedgerWriter:
 
     def _take_waiting(self, last: int) -> Iterator[tuple[int, asyncio.Future[int]]]:
         """Remove and yield the futures of entries up to `last`, in order, with their ids."""
-        waiting = self._waiting
-        while waiting and waiting[0][0] <= last:
-            first, futures = waiting.popleft()
+        bound = bisect_right(self._waiting, last, key=_first_id)
+        taken = self._waiting[:bound]
+        del self._waiting[:bound]
+        for first, futures in taken:
             count = last - first + 1
             if count < len(futures):
-                waiting.appendleft((last + 1, futures[count:]))
+                self._waiting.insert(0, (last + 1, futures[count:]))
                 futures = futures[:count]
             yield from enumerate(futures, first)
 

@@ -11,6 +11,7 @@ from tests.fakes.world import World, play
 
 from bookies.client.client import Client
 from bookies.client.log import Log, LogWriter
+from bookies.config import ClientConfig
 from bookies.errors import (
     AckQuorumTimeout,
     BookieUnreachable,
@@ -28,8 +29,8 @@ from bookies.errors import (
     Unauthorized,
 )
 from bookies.metadata.embedded import MemoryDriver
-from bookies.metadata.interface.driver import RECORD_SIZE_MAX
-from bookies.model import BookieId
+from bookies.metadata.interface.driver import RECORD_SIZE_MAX, LedgerLock, Versioned
+from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import pack_manifest
 
@@ -509,22 +510,31 @@ def test_closing_a_reader_ends_its_tails() -> None:
     with_log(act)
 
 
+class HeldSeals(MemoryDriver):
+    """A store that closes no ledger before `sealing` is set."""
+
+    def __init__(self, world: World, sealing: asyncio.Event) -> None:
+        super().__init__(world.store, world.runtime("held"))
+        self._sealing = sealing
+
+    async def write_ledger(
+        self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
+    ) -> Versioned:
+        if metadata.is_closed:
+            await self._sealing.wait()
+        return await super().write_ledger(metadata, expected_version, lock)
+
+
 def test_readers_stop_before_a_ledger_that_is_not_closed() -> None:
     """A roll lists the next ledger first; what is in it comes behind all of the one before."""
 
     async def act(world: World, store: Client, log: Log) -> None:
-        writer = await log.lead()
+        sealing = asyncio.Event()
+        held = await Client(world.runtime("leader"), HeldSeals(world, sealing), ClientConfig()).open_session()
+        writer = await held.log("orders").lead()
         await writer.append(b"a")
         await writer.append(b"a2")
-        sealing = asyncio.Event()
-        ledger = writer._ledger
-        original = ledger.seal
-
-        async def seal(**options: object) -> int:
-            await sealing.wait()
-            return await original()
-
-        ledger.seal = seal  # type: ignore[method-assign, assignment]
+        await asyncio.sleep(1)  # The idle writer announces that it is confirmed.
         rolling = asyncio.create_task(writer.roll())
         await asyncio.sleep(1)
         assert await ledger_count(log) == 2
@@ -536,6 +546,7 @@ def test_readers_stop_before_a_ledger_that_is_not_closed() -> None:
         await rolling
         assert await blocked == Position(1, 0)
         await writer.close()
+        await held.close()
         assert await payloads(log) == [b"a", b"a2", b"b"]
 
     with_log(act)

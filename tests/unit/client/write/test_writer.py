@@ -34,6 +34,14 @@ async def test_append_returns_dense_ids_and_stores_on_every_replica(stage: Stage
 
 
 @on_stage()
+async def test_a_writer_has_no_dictionary_of_its_own(stage: Stage) -> None:
+    """With more than 30 attributes that would be 1.5 KiB each, for thousands of writers."""
+    ledger = await stage.create()
+    assert not hasattr(ledger, "__dict__")
+    await ledger.close()
+
+
+@on_stage()
 async def test_appends_of_one_turn_share_one_write_per_bookie(stage: Stage) -> None:
     ledger = await stage.create()
     futures = [ledger.append_nowait(b"x" * 100) for _ in range(500)]
