@@ -18,6 +18,7 @@ from tests.live.spark_marks import SMALL_BOOKIES
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
+from bookies.distributedlog import blocking as distributedlog
 from bookies.errors import BookKeeperError
 from bookies.protocol.log import Position
 
@@ -572,3 +573,45 @@ def test_mistakes_of_writers(
         assert list(reader.read()) == []
     assert all(each.outcome == "deleted" for each in log.reap(orphan_grace=0, replay_grace=0))
     assert {each.ledger_id for each in store.ledgers(("sink.log", log.name))} <= set(log.manifest().ledger_ids)
+
+
+# -- logs of DistributedLog ------------------------------------------------------------------------------------------
+
+
+def test_records_of_distributedlog(cluster: LocalCluster) -> None:
+    options = {"namespace": f"{cluster.metadata_uri}#apps", "subscribe": "web/orders"}
+    with distributedlog.open_namespace(options["namespace"]) as namespace:
+        log = namespace.log("web/orders")
+        with log.lead(ensemble=1) as writer:
+            writer.append_many([b"%d" % number for number in range(10)], txid=100)
+            writer.roll()
+            writer.append_set([b"10", b"11"], txid=200, compression="lz4")
+            writer.flush()
+            stream = Stream(options | {"startingOffsets": "earliest"})
+            assert numbers(stream.trigger()) == list(range(12))
+            writer.append(b"12")
+        rows = batch(options)
+        assert list(rows[0]) == ["log", "ledger_id", "entry_id", "value", "txid", "dlsn"]
+        assert [(row["log"], row["txid"]) for row in rows] == [
+            ("web/orders", txid) for txid in [*range(100, 110), 200, 200, 201]
+        ]
+        with log.open() as reader:
+            expected = [(record.payload, str(record.position)) for record in reader.read()]
+        assert [(row["value"], row["dlsn"]) for row in rows] == expected
+        assert numbers(stream.trigger()) == [12]
+        assert numbers(batch(options | {"startingOffsets": '{"web/orders": [2, 0]}'})) == [10, 11, 12]
+        log.truncate(log.find(105))
+        cut = batch(options | {"columns": "value,dlsn,txid"})
+        assert numbers(cut) == list(range(5, 13))
+    texts = batch(options | {"valueFormat": "utf8", "columns": "value"}, [pa.field("value", pa.string())])
+    assert [row["value"] for row in texts] == [str(number) for number in range(5, 13)]
+
+
+def test_what_has_no_meaning_in_a_namespace_is_refused(cluster: LocalCluster) -> None:
+    options = {"namespace": cluster.metadata_uri, "subscribe": "orders"}
+    assert "there is no log orders in namespace /default" in refusal(options)
+    assert "name its logs with option subscribe" in refusal({"namespace": cluster.metadata_uri, "ledger": 1})
+    assert "option recordFormat=envelope has no meaning" in refusal(options | {"recordFormat": "envelope"})
+    uri = {"bookkeeper.metadataServiceUri": cluster.metadata_uri}
+    assert "option bookkeeper.metadataServiceUri has no meaning" in refusal(options | uri)
+    assert "no column 'dlsn'" in refusal(uri | {"subscribe": "numbered", "columns": "dlsn"})

@@ -74,6 +74,11 @@ class Dlog:
     def name(self) -> str:
         return self._parts.name
 
+    @property
+    def first_lssn(self) -> int:
+        """The number of the first segment that the log had, or will have."""
+        return self._parts.first_lssn
+
     def __repr__(self) -> str:
         return f"<Dlog {self.name}>"
 

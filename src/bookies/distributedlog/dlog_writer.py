@@ -133,9 +133,10 @@ class _Queue(RecordBuffer[_Promise]):
 
 
 class _PumpCalls:
-    """Calls of `pump(waited=...)`: at the end of this iteration of the event loop, and after `delay_s`.
+    """Calls of `pump(waited=...)`: at the end of this iteration of the event loop, after `delay_s`, and when a segment
+    is old enough to be completed, though no record comes.
 
-    `is_due`: the former comes.
+    `is_due`: the first of these comes.
     """
 
     def __init__(self, pump: Callable[..., None], delay_s: float) -> None:
@@ -144,6 +145,7 @@ class _PumpCalls:
         self._loop = asyncio.get_running_loop()
         self.is_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._age_timer: asyncio.TimerHandle | None = None
 
     def soon(self) -> None:
         self.is_due = True
@@ -153,9 +155,18 @@ class _PumpCalls:
         if self._timer is None:
             self._timer = self._loop.call_later(self._delay_s, self._delay_over)
 
+    def at_age(self, age_s: float) -> None:
+        self._cancel_age()
+        self._age_timer = self._loop.call_later(age_s, self._pump)
+
     def cancel_later(self) -> None:
+        self._cancel_age()
         if self._timer is not None:
             self._timer.cancel()
+
+    def _cancel_age(self) -> None:
+        if self._age_timer is not None:
+            self._age_timer.cancel()
 
     def _now(self) -> None:
         self.is_due = False
@@ -460,6 +471,7 @@ class DlogWriter:
                     await parts.delete_ledger(ledger.ledger_id)
             raise
         self._open = _Open(segment, ledger, LastRecord(txid, -1, -1, 0), self._loop.time())
+        self._pump_calls.at_age(options.roll_age_s)
 
     async def _complete(self, segment: _Open) -> None:
         """Complete the present segment: nothing is in flight at its end, which is a control entry."""

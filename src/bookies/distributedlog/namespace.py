@@ -12,6 +12,7 @@ from bookies.config import ClientConfig, from_environment
 from bookies.distributedlog.dlog import Dlog, Locks
 from bookies.distributedlog.formats.binding import Binding, parse_binding
 from bookies.distributedlog.formats.log_names import (
+    DEFAULT_NAME,
     SCHEMES,
     NamespacePlace,
     check_name,
@@ -35,7 +36,6 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 from bookies.model import NAME_CHARACTERS
 from bookies.runtime.ports import Runtime
 
-DEFAULT_NAME = "default"
 SESSION_TIMEOUT_S = 30.0  # as Apache's default
 CLIENT_ID_BITS = 48
 

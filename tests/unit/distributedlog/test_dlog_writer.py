@@ -151,6 +151,24 @@ def test_a_segment_is_rolled_by_age() -> None:
     in_namespace(act)
 
 
+def test_a_segment_is_completed_by_age_though_no_record_follows() -> None:
+    async def act(place: Place) -> None:
+        log = await place.log()
+        async with log.lead(roll_age=100.0) as writer:
+            await writer.append(b"only")
+            await asyncio.sleep(90)
+            assert [segment.is_completed for segment in await log.segments()] == [False]
+            await asyncio.sleep(20)
+            assert [segment.is_completed for segment in await log.segments()] == [True]
+            assert writer.segment is None
+            await asyncio.sleep(200)  # No record starts no segment.
+            assert len(await log.segments()) == 1
+            await writer.append(b"late")
+        assert [segment.record_count for segment in await log.segments()] == [1, 1]
+
+    in_namespace(act)
+
+
 @STORES
 def test_a_new_leader_stops_the_present_one_and_keeps_its_records(has_zookeeper: bool) -> None:
     async def act(place: Place) -> None:

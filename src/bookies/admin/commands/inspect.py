@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import MACHINE, Option, Verb, verb
-from bookies.admin.shared.common import print_table, size_text
+from bookies.admin.shared.common import print_table, size_text, time_text
 
 if TYPE_CHECKING:
     from bookies.admin.shared.report import Report
@@ -71,8 +71,12 @@ def _records(
         paths = [path for _, path in files_of(disk, arguments.path)]
         if not paths:
             raise StorageError(f"{arguments.path} holds no {files_text}")
-    limits = {} if arguments.record_size_max is None else {"record_size_max": arguments.record_size_max}
-    rows: Iterator[Row] = itertools.chain.from_iterable(rows_of(disk, path, **limits) for path in paths)
+    settings: dict[str, Any] = {}
+    if arguments.record_size_max is not None:
+        settings["record_size_max"] = arguments.record_size_max
+    if arguments.records is not None and not arguments.summary:
+        settings["decode"] = _DECODERS[arguments.records]
+    rows: Iterator[Row] = itertools.chain.from_iterable(rows_of(disk, path, **settings) for path in paths)
     if arguments.ledger is not None:
         rows = (row for row in rows if row.get("ledger", arguments.ledger) == arguments.ledger)
     if arguments.summary:
@@ -134,6 +138,8 @@ def _print_records(rows: Iterable[Row]) -> int:
                 has_heading = True
             cells = (f"{row.get(name, ''):{align}{width}}" for name, width, align in _COLUMNS)
             print(f"{'  '.join(cells)}  {_about(row)}".rstrip())
+            for record in row.get("records", ()):
+                print("    " + ", ".join(f"{name} {value}" for name, value in record.items()))
         elif row_type == "ledger":
             notes = "".join(f", {row[name]} {name}" for name in ("ledger_key", "fence", "explicit_lac") if name in row)
             span = f" {row['first']} to {row['last']}" if row["entries"] else ""
@@ -173,7 +179,61 @@ def _about(row: Row) -> str:
         parts.append(f"length {row['length']:,}")
     if "master_key" in row:
         parts.append(f"key {row['master_key'] or '(empty)'}")
+    if "problem" in row:
+        parts.append(row["problem"])
     return ", ".join(parts)
+
+
+def _records_of_distributedlog(payload: bytes) -> Row:
+    """Return the records of an entry of DistributedLog. Segments of before version 4 have no envelope around them."""
+    from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM, parse_entry
+    from bookies.errors import LogRecordCorrupt
+
+    kinds = {0: "record", CONTROL: "control", END_OF_STREAM: "end of stream"}
+    try:
+        records = parse_entry(payload)
+    except LogRecordCorrupt as error:
+        return {"problem": error.message}
+    return {
+        "records": [
+            {
+                "slot": record.slot,
+                "kind": kinds.get(record.flags, f"flags {record.flags}"),
+                "txid": record.txid,
+                "position": record.position,
+                "size": len(record.payload),
+            }
+            for record in records
+        ]
+    }
+
+
+def _record_of_envelope(payload: bytes) -> Row:
+    from bookies.encoding.envelope import parse_record
+    from bookies.errors import MetadataCorrupt
+
+    try:
+        record = parse_record(payload)
+    except MetadataCorrupt as error:
+        return {"problem": error.message}
+    headers = {name: None if value is None else _text(value) for name, value in record.headers or ()}
+    fields = {
+        "key": None if record.key is None else _text(record.key),
+        "headers": headers or None,
+        "time": None if record.timestamp_us is None else time_text(record.timestamp_us // 1000),
+        "size": None if record.value is None else len(record.value),
+    }
+    return {"records": [{name: value for name, value in fields.items() if value is not None}]}
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")
+
+
+_DECODERS: dict[str, Callable[[bytes], Row]] = {
+    "distributedlog": _records_of_distributedlog,
+    "envelope": _record_of_envelope,
+}
 
 
 def _databases(disk: Disk, path: str) -> tuple[RocksDatabases | None, str]:
@@ -347,6 +407,11 @@ _RECORDS = (
     Option("--ledger ID", "print only this ledger's records", int),
     Option("--summary", "print the totals of each ledger, not its records", bool),
     Option("--record-size-max BYTES", "size in bytes above which a record counts as damaged", int),
+    Option(
+        "--records FORMAT",
+        "also print the records in each entry: distributedlog, or envelope (logs with key, headers and time)",
+        choices=tuple(_DECODERS),
+    ),
 )
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from bookies.errors import ConfigError, InvalidArgument, MetadataCorrupt
 
 SCHEMES = ("distributedlog", "distributedlog-bk")
+DEFAULT_NAME = "default"  # of a namespace without ZooKeeper
 STREAM = "<default>"
 LAYOUT_VERSION = b"\xff\xff\xff\xff"
 _REFUSED = re.compile("[\0 <>\u0001-\u001e\u0080-\u009e\ud801-\uf8fe\ufff1-\ufffe\U00010000-\U0010ffff]")
@@ -29,6 +30,11 @@ def parse_namespace_uri(uri: str) -> NamespacePlace:
     if scheme not in SCHEMES or not separator or not hosts or not slash or not all(parts):
         raise ConfigError(f"{uri!r} is not a namespace: expected distributedlog://HOST:2181/PATH")
     return NamespacePlace(hosts.replace(";", ","), "/" + "/".join(parts))
+
+
+def is_namespace(uri: str) -> bool:
+    """Report whether a URI names a namespace, and not only a metadata store."""
+    return uri.partition(":")[0] in SCHEMES or "#" in uri
 
 
 def check_name(name: str) -> str:

@@ -56,6 +56,9 @@ COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
         _GAP,
     ),
 }
+# Of records of DistributedLog. Other logs leave these names to their payloads.
+DLOG_COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {"txid": ("BIGINT", pa.int64()), "dlsn": ("STRING", pa.string())}
+_ALL_COLUMNS = {**COLUMNS, **DLOG_COLUMNS}
 # Types of tables, by Spark's names.
 TYPES: Mapping[str, pa.DataType] = {
     "BIGINT": pa.int64(),
@@ -70,30 +73,37 @@ ENVELOPE_COLUMNS = ("timestamp", "key", "value", "headers")  # columns inside th
 _constants: dict[tuple[int | str | None, pa.DataType], pa.Array] = {}
 
 
+def known_columns(options: ReadOptions) -> Mapping[str, tuple[str, pa.DataType]]:
+    """Return the columns of the source, by name."""
+    return COLUMNS if options.namespace is None else _ALL_COLUMNS
+
+
 def columns_of(options: ReadOptions) -> tuple[str, ...]:
     """Return the columns that the options select. Raises `InvalidArgument`."""
-    with_gap = not options.fails_on_loss
+    with_gap, known = not options.fails_on_loss, known_columns(options)
     if options.columns:
         names = tuple(name.strip() for name in options.columns.split(","))
         for name in names:
-            if name not in COLUMNS:
-                raise InvalidArgument(f"option columns: no column {name!r}; there are {', '.join(COLUMNS)}")
-        return tuple(name for name in COLUMNS if name in names or (name == "gap" and with_gap))
+            if name not in known:
+                raise InvalidArgument(f"option columns: no column {name!r}; there are {', '.join(known)}")
+        return tuple(name for name in known if name in names or (name == "gap" and with_gap))
     left_out = {
         "value": not options.includes_value,
         "headers": not options.includes_headers,
         "gap": not with_gap,
     } | dict.fromkeys(METADATA_COLUMNS, not options.includes_metadata)
-    return tuple(name for name in COLUMNS if not left_out.get(name, False))
+    if options.namespace is not None:
+        left_out |= dict.fromkeys(("offset", "timestamp", "key", "headers"), True)
+    return tuple(name for name in known if not left_out.get(name, False))
 
 
 def spark_schema(columns: Sequence[str]) -> str:
     """Return the schema as Spark's DDL."""
-    return ", ".join(f"{name} {COLUMNS[name][0]}" for name in columns)
+    return ", ".join(f"{name} {_ALL_COLUMNS[name][0]}" for name in columns)
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([pa.field(name, COLUMNS[name][1], nullable=True) for name in columns])
+    return pa.schema([pa.field(name, _ALL_COLUMNS[name][1], nullable=True) for name in columns])
 
 
 def schema_of_ddl(ddl: str) -> pa.Schema:
@@ -123,10 +133,14 @@ def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
 
 
 class Stretch(Struct, frozen=True):
-    """Consecutive entries of one range, in the batches that they arrived in. Becomes one record batch."""
+    """Consecutive entries of one range, in the batches that they arrived in. Becomes one record batch.
+
+    `taken`: for each value the index of its entry; None: one value for each entry, in order.
+    """
 
     origin: Range
     batches: Sequence[EntryBatch]
+    taken: pa.Array | None = None
 
     def __len__(self) -> int:
         return self.last_entry_id - self.first_entry_id + 1
@@ -142,6 +156,10 @@ class Stretch(Struct, frozen=True):
     @property
     def last_entry_id(self) -> int:
         return self.batches[-1].last_entry_id
+
+    def entry_of(self, index: int) -> int:
+        """Return the id of the entry that a value is from."""
+        return self.first_entry_id + (index if self.taken is None else self.taken[index].as_py())
 
 
 def stretches(items: Iterable[tuple[Range, EntryBatch] | Gap], size_max: int) -> Iterator[Stretch | Gap]:

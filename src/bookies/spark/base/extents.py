@@ -53,7 +53,8 @@ class Missing(Struct, frozen=True):
 class Extents(Struct, frozen=True):
     """The readable part of the log or ledger `key`. `next_seq`: the number that the next extent will get.
 
-    `token`: identifies a log among earlier and later logs of its name; None for a ledger.
+    `token`: identifies a log among earlier and later logs of its name; None for a ledger. `has_numbers`: the numbers of
+    rows count from the beginning of the log, not from what is left of it.
     """
 
     key: Key
@@ -62,6 +63,7 @@ class Extents(Struct, frozen=True):
     rows_truncated: int = 0
     is_envelope: bool = False
     token: str | None = None
+    has_numbers: bool = True
 
     @property
     def is_log(self) -> bool:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.client.read.offloaded import Group
+from bookies.distributedlog.formats.segment import Segment
 from bookies.errors import InvalidArgument
 from bookies.model import BookieId, LedgerMetadata, fragments_of
 
@@ -27,7 +28,7 @@ class Range(Struct, frozen=True):
 
     `log`, `seq`, `row`: the log, its extent, and the number of the first entry's row; None for a ledger without a log.
     `replica`: the position in the ensemble to read from, -1: any. `is_offloaded`: read from the ledger's offloaded
-    copy.
+    copy. `segment`: of a log of DistributedLog.
     """
 
     metadata: LedgerMetadata
@@ -40,6 +41,7 @@ class Range(Struct, frozen=True):
     is_envelope: bool = False
     replica: int = -1
     is_offloaded: bool = False
+    segment: Segment | None = None
 
     @property
     def count(self) -> int:

@@ -15,15 +15,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from bookies.distributedlog.formats.log_names import is_namespace
 from bookies.errors import BookieUnreachable
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.transport import BookiePool
     from bookies.config import ClientConfig
+    from bookies.distributedlog import Namespace
     from bookies.runtime import ports
 
 T = TypeVar("T")
+_Key = tuple[str, "ClientConfig"]  # URI, settings
 _worker: Worker | None = None
 _END = object()
 
@@ -40,8 +43,9 @@ class Worker:
         self.pid = os.getpid()
         self.runtime = aio.runtime()
         self.loop = aio.new_event_loop()
-        self._clients: dict[tuple[str, ClientConfig], asyncio.Task[Client]] = {}
-        self._pools: dict[tuple[str, ClientConfig], tuple[BookiePool, dict[str, tuple[str, int]]]] = {}
+        self._clients: dict[_Key, asyncio.Task[Client]] = {}
+        self._namespaces: dict[_Key, asyncio.Task[Namespace]] = {}
+        self._pools: dict[_Key, tuple[BookiePool, dict[str, tuple[str, int]]]] = {}
         self._files: ports.Worker | None = None
         thread = threading.Thread(target=self.loop.run_forever, name="bookies", daemon=True)
         thread.start()
@@ -58,12 +62,28 @@ class Worker:
     async def client(self, uri: str, config: ClientConfig) -> Client:
         """Return the client with these settings, shared by the whole process. Call on the loop.
 
-        Raises what connecting raises; the next call tries again.
+        `uri`: of a metadata store, or of a namespace of DistributedLog. Raises what connecting raises; the next call
+        tries again.
         """
-        key = uri, config
-        opening = self._clients.get(key)
+        if is_namespace(uri):
+            return (await self.namespace(uri, config)).client
+        return await self._shared(self._clients, (uri, config), lambda: self.new_client(uri, config).open_session())
+
+    async def namespace(self, uri: str, config: ClientConfig) -> Namespace:
+        """Return the namespace with these settings, shared by the whole process. Call on the loop. See `client`."""
+        from bookies.distributedlog import open_namespace
+
+        async def opened() -> Namespace:
+            return await open_namespace(uri, config=config)
+
+        return await self._shared(self._namespaces, (uri, config), opened)
+
+    async def _shared(
+        self, tasks: dict[_Key, asyncio.Task[T]], key: _Key, make: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        opening = tasks.get(key)
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            opening = self._clients[key] = self.loop.create_task(self.new_client(uri, config).open_session())
+            opening = tasks[key] = self.loop.create_task(make())
         return await asyncio.shield(opening)
 
     def pool(self, uri: str, config: ClientConfig, addresses: Mapping[str, tuple[str, int]]) -> BookiePool:

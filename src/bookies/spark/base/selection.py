@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from bookies.distributedlog.formats.log_names import check_name
 from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument
 from bookies.protocol.log.log_model import check_log_name, parse_position
@@ -51,7 +52,8 @@ def selection(options: Mapping[str, str]) -> Selection:
     [name] = named
     value = options[name]
     if name == "subscribe":
-        return Selection(tuple(dict.fromkeys(check_log_name(log_name.strip()) for log_name in value.split(","))))
+        check = check_name if "namespace" in options else check_log_name
+        return Selection(tuple(dict.fromkeys(check(log_name.strip()) for log_name in value.split(","))))
     if name == "subscribePattern":
         try:
             re.compile(value)
@@ -193,6 +195,8 @@ def at_of(at: str, extents: Extents) -> At:
         if isinstance(value, list):
             seq, entry_id = value
             return extents.placed((whole(seq), whole(entry_id)))
+        if not extents.has_numbers:
+            raise ValueError("its rows have no numbers: give [SEGMENT, ENTRY]")
         return extents.at_row(whole(value)) if extents.is_log else extents.placed((0, whole(value)))
     except (ValueError, TypeError) as error:
         if isinstance(error, InvalidArgument):

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bookies.config import ClientConfig
+from bookies.distributedlog.formats.log_names import DEFAULT_NAME, is_namespace
 from bookies.errors import InvalidArgument
 from bookies.protocol.log.log_model import check_log_name
 from bookies.spark.base.options import (
+    URI,
     client_config,
     duration,
     flag,
@@ -49,6 +51,11 @@ class SelectionOptions:
     ledgers: str | None = option("ledgers", 'ledgers that are read without a log, or `load(["17", "18"])`')
     label: str | None = option(
         "label", "`NAME=VALUE`: all ledgers with this label. A stream reads those that exist when it starts"
+    )
+    namespace: str | None = option(
+        "namespace",
+        "URI of a namespace of [DistributedLog](distributedlog.md#spark), whose logs `subscribe` or `subscribePattern` "
+        "names",
     )
     path: str | None = option("path", "")
     paths: str | None = option("paths", "")
@@ -267,7 +274,8 @@ def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
         raise InvalidArgument(
             f"option minOffsetsPerTrigger={values['rows_min']} is more than maxOffsetsPerTrigger={rows_max}"
         )
-    uri = metadata_uri(options)  # Before the selection: a query without any options gets the message that explains why.
+    # Before the selection: a query without any options gets the message that explains why.
+    uri = metadata_uri(options) if values["namespace"] is None else _namespace_uri(options)
     chosen = selection(options)
     ending = where(options, "ending", LATEST)
     check_named(starting, chosen, "starting")
@@ -281,3 +289,16 @@ def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
         starting=starting,
         ending=ending,
     )
+
+
+def _namespace_uri(options: Mapping[str, str]) -> str:
+    """Return the namespace's URI. Raises `InvalidArgument` for options that have no meaning in a namespace."""
+    uri = options["namespace"].strip()
+    refused = [name for name in ("cursor", URI) if name in options]
+    if options.get("recordFormat", "auto").lower() == "envelope":
+        refused.append("recordFormat=envelope")
+    if not ("subscribe" in options or "subscribePattern" in options):
+        raise InvalidArgument("option namespace: name its logs with option subscribe or subscribePattern")
+    if refused:
+        raise InvalidArgument(f"option {refused[0]} has no meaning with option namespace: leave it out")
+    return uri if is_namespace(uri) else f"{uri}#{DEFAULT_NAME}"

@@ -56,7 +56,7 @@ def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str)
             "the entry is no record with key and headers: choose recordFormat=raw, mode=PERMISSIVE or "
             "mode=DROPMALFORMED",
             ledger_id=stretch.ledger_id,
-            entry_id=stretch.first_entry_id + bad[0],
+            entry_id=stretch.entry_of(bad[0]),
         )
     dropped = set(bad)
     if mode == "DROPMALFORMED":
@@ -244,7 +244,7 @@ class Decoder(Struct, frozen=True):
                 f"the payload does not match valueFormat={self.format} and the schema ({reason}): "
                 "correct them, or choose mode=PERMISSIVE or mode=DROPMALFORMED",
                 ledger_id=stretch.ledger_id,
-                entry_id=stretch.first_entry_id + index,
+                entry_id=stretch.entry_of(index),
             )
 
     def _without_bad(self, columns: dict[str, pa.Array], values: pa.Array, bad: Sequence[int]) -> Decoded:

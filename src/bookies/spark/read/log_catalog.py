@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from bookies.client.base.keys import keys_of
 from bookies.client.read.offloaded import OffloadedFiles
+from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, TRUNCATED
 from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
 from bookies.protocol.ledger.offload import offload_of
 from bookies.protocol.log.log_model import ENVELOPE
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from bookies.client.log import LogReader
     from bookies.client.read import LedgerReader
     from bookies.client.read.offloaded import Group
+    from bookies.distributedlog import Namespace, Segment
     from bookies.model import LedgerMetadata
     from bookies.protocol.log import Manifest
 
@@ -42,10 +44,15 @@ SAMPLES_MAX = 32  # entries whose place is requested before a range is cut
 
 
 class LogCatalog:
-    """Facts about the logs and ledgers of one cluster, for one query. Runs on the worker's loop."""
+    """Facts about the logs and ledgers of one cluster, for one query. Runs on the worker's loop.
 
-    def __init__(self, client: Client, password: bytes, tier: str = "auto") -> None:
+    `namespace`: of DistributedLog, whose logs are read.
+    """
+
+    def __init__(self, client: Client, password: bytes, tier: str = "auto", namespace: Namespace | None = None) -> None:
         self._client = client
+        self._namespace = namespace
+        self._segments: dict[int, Segment] = {}  # of the namespace's logs, by ledger
         self._password = password
         self._tier = tier
         self._groups: dict[int, Sequence[Group]] = {}  # of offloaded ledgers
@@ -59,7 +66,8 @@ class LogCatalog:
         """Return the selected logs and ledgers that exist now."""
         if chosen.pattern is not None:
             pattern = re.compile(chosen.pattern)
-            return [name for name in await self._client.logs() if pattern.fullmatch(name)]
+            names = await (self._client.logs() if self._namespace is None else self._namespace.logs())
+            return [name for name in names if pattern.fullmatch(name)]
         if chosen.label is not None:
             return [ledger.ledger_id async for ledger in self._client.ledgers(label=chosen.label)]
         return list(chosen.keys)
@@ -87,6 +95,8 @@ class LogCatalog:
         return Extents(ledger_id, (Piece(0, ledger_id, 0, last, 0, is_complete, size),), 1)
 
     async def _log(self, name: str) -> Extents:
+        if self._namespace is not None:
+            return await self._segments_of(self._namespace, name)
         manifest = await self._manifest(name)
         pieces: list[Piece] = []
         row = manifest.rows_truncated
@@ -103,6 +113,32 @@ class LogCatalog:
                 break  # Later extents may be read only once this one has its end.
         is_envelope = manifest.record_format == ENVELOPE
         return Extents(name, tuple(pieces), manifest.next_seq, manifest.rows_truncated, is_envelope, manifest.token)
+
+    async def _segments_of(self, namespace: Namespace, name: str) -> Extents:
+        """Return the segments of a log of DistributedLog as its extents, under their numbers."""
+        log = namespace.log(name)
+        pieces: list[Piece] = []
+        next_seq = log.first_lssn
+        for segment in await log.segments():
+            next_seq = segment.lssn + 1
+            if segment.truncation == TRUNCATED:
+                continue
+            first = segment.min_entry if segment.truncation == PARTLY_TRUNCATED else 0
+            try:
+                last, is_complete, size = await self._end(segment.ledger_id)
+            except LedgerNotFound:
+                if segment.is_completed:
+                    raise
+                last, is_complete, size = -1, False, None  # It stayed empty, and is being recovered.
+            # The number of a segment that stays empty is used again, with another ledger: it ends when that one does.
+            is_complete = is_complete and (segment.is_completed or last >= 0)
+            self._segments[segment.ledger_id] = segment
+            row = pieces[-1].row + pieces[-1].count if pieces else 0
+            size = None if first else size
+            pieces.append(Piece(segment.lssn, segment.ledger_id, first, max(last, first - 1), row, is_complete, size))
+            if not is_complete:
+                break
+        return Extents(name, tuple(pieces), next_seq, has_numbers=False)
 
     async def _manifest(self, name: str) -> Manifest:
         if name not in self._logs:
@@ -236,8 +272,9 @@ class LogCatalog:
             run, curve = runs[index], curves[index]
             whole = plan.Range(await self.metadata(run.ledger_id), run.first, run.last)
             if extents.is_log:
-                is_envelope = extents.is_envelope
-                whole = replace(whole, log=str(extents.key), seq=run.seq, row=run.row, is_envelope=is_envelope)
+                row = run.row if extents.has_numbers else None
+                whole = replace(whole, log=str(extents.key), seq=run.seq, row=row, is_envelope=extents.is_envelope)
+                whole = replace(whole, segment=self._segments.get(run.ledger_id))
             if (groups := await self.groups(run.ledger_id)) is not None:
                 return plan.offloaded_ranges(whole, groups, size_max)
             points = plan.sample_points(curve, run.first, run.last, size_max, SAMPLES_MAX)

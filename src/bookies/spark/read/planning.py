@@ -78,7 +78,8 @@ def gap_of(extents: Extents, missing: Missing) -> Gap:
     reason = "truncated before it was read"
     if not extents.is_log:
         return Gap(None, int(extents.key), None, from_entry, None, until_entry, missing.rows, None, reason)
-    row = None if missing.rows is None else extents.row_of(missing.until) - missing.rows
+    is_numbered = missing.rows is not None and extents.has_numbers
+    row = extents.row_of(missing.until) - (missing.rows or 0) if is_numbered else None
     return Gap(str(extents.key), None, from_seq, from_entry, until_seq, until_entry, missing.rows, row, reason)
 
 
@@ -100,13 +101,16 @@ def loss_error(extents: Extents, gap: Gap, cursor: str | None = None) -> LogTrun
         else REMEDY
     )
     count = f"{gap.rows:,} rows" if gap.rows is not None else "rows"
+    row = f" (row {extents.row_of(extents.beginning):,})" if extents.has_numbers else ""
     return LogTruncated(
         f"{extents}: {count} from [{gap.from_seq}, {gap.from_entry}] on were truncated before they were read; the log "
-        f"now begins at [{gap.until_seq}, {gap.until_entry}] (row {extents.row_of(extents.beginning):,}). {remedy}"
+        f"now begins at [{gap.until_seq}, {gap.until_entry}]{row}. {remedy}"
     )
 
 
 async def opened(settings: Settings) -> tuple[LogCatalog, Mapping[str, tuple[str, int]]]:
     """Return a catalog that uses the process's client, and the addresses of the bookies."""
-    client = await runtime.worker().client(settings.uri, settings.config)
-    return LogCatalog(client, settings.password, settings.tier), await runtime.addresses_of(client)
+    worker = runtime.worker()
+    client = await worker.client(settings.uri, settings.config)
+    namespace = None if settings.namespace is None else await worker.namespace(settings.uri, settings.config)
+    return LogCatalog(client, settings.password, settings.tier, namespace), await runtime.addresses_of(client)

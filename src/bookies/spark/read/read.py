@@ -8,10 +8,11 @@ named: the replicas may have moved, or the ledger may be deleted. Source: spark 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from pyspark.sql.datasource import InputPartition
 
 from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, LedgerNotFound, LogTruncated
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from bookies.client.base import EntryBatch
     from bookies.model import LedgerMetadata
-    from bookies.spark.read.decode import Decoder
+    from bookies.spark.read.decode import Decoded, Decoder
 
 Item = tuple[Range, "EntryBatch"] | Gap
 REMEDY = (
@@ -76,29 +77,39 @@ class RowReader(Struct, frozen=True):
     def _batch(self, rows: arrow.Stretch | Gap) -> pa.RecordBatch:
         if isinstance(rows, Gap):
             return arrow.gap_batch(rows, self.schema)
-        record_format = self.settings.record_format
-        is_envelope = rows.origin.is_envelope if record_format == "auto" else record_format == "envelope"
-        if is_envelope or self.decoder is not None:
-            return self._decoded(rows, is_envelope)
+        open_records = self._records_of(rows.origin)
+        if open_records is not None or self.decoder is not None:
+            return self._decoded(rows, open_records)
         return arrow.record_batch(rows, self.schema)
 
-    def _decoded(self, rows: arrow.Stretch, is_envelope: bool) -> pa.RecordBatch:
+    def _records_of(self, origin: Range) -> Callable[[arrow.Stretch, pa.Array], Decoded] | None:
+        """Return the function that opens the records in entries; None: an entry is the value."""
+        from bookies.spark.read import decode, dlog_records
+
+        settings = self.settings
+        if settings.record_format == "envelope" or (settings.record_format == "auto" and origin.is_envelope):
+            names = [name for name in arrow.ENVELOPE_COLUMNS if name in self.schema.names or name == "value"]
+            return lambda rows, entries: decode.opened(rows, entries, names, settings.mode)
+        if settings.record_format == "auto" and origin.segment is not None:
+            return lambda rows, entries: dlog_records.opened(rows, entries, settings.mode)
+        return None
+
+    def _decoded(
+        self, rows: arrow.Stretch, open_records: Callable[[arrow.Stretch, pa.Array], Decoded] | None
+    ) -> pa.RecordBatch:
         import pyarrow as pa
 
-        from bookies.spark.read.decode import opened
-
-        names = [name for name in self.schema.names if name in arrow.COLUMNS]
-        inside_names = (
-            [name for name in arrow.ENVELOPE_COLUMNS if name in names or name == "value"] if is_envelope else []
-        )
-        columns = {name: arrow.column(rows, name) for name in names if name not in inside_names}
+        known = arrow.known_columns(self.settings)
         values = arrow.values(rows.batches)
-        if is_envelope:
-            inside = opened(rows, values, inside_names, self.settings.mode)
+        inside = None if open_records is None else open_records(rows, values)
+        inner = {} if inside is None else inside.columns
+        columns = {name: arrow.column(rows, name) for name in self.schema.names if name in known and name not in inner}
+        if inside is not None:
             if inside.taken is not None:
                 columns = {name: column.take(inside.taken) for name, column in columns.items()}
-            values = inside.columns["value"]
-            columns |= {name: column.cast(arrow.COLUMNS[name][1]) for name, column in inside.columns.items()}
+                rows = replace(rows, taken=inside.taken)
+            values = inner["value"]
+            columns |= {name: column.cast(known[name][1]) for name, column in inner.items()}
         if self.decoder is not None:
             decoded = self.decoder.decode(rows, values)
             if decoded.taken is not None:

@@ -37,15 +37,15 @@ def arrow_schema_of(options: ReadOptions, schema: Any) -> pa.Schema:
     """
     import pyarrow as pa
 
-    value_format = options.value_format
+    value_format, known = options.value_format, arrow.known_columns(options)
     fields = []
     spark_arrow_schema = None
     for index, name in enumerate(schema.names):
-        if name in arrow.COLUMNS and not (name == "value" and value_format != "raw"):
-            fields.append(pa.field(name, arrow.COLUMNS[name][1], nullable=True))
+        if name in known and not (name == "value" and value_format != "raw"):
+            fields.append(pa.field(name, known[name][1], nullable=True))
             continue
         if value_format == "raw" or (value_format == "utf8" and name not in ("value", "_corrupt_record")):
-            raise InvalidArgument(f"no column {name!r}; there are {', '.join(arrow.COLUMNS)}")
+            raise InvalidArgument(f"no column {name!r}; there are {', '.join(known)}")
         if spark_arrow_schema is None:
             from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -63,6 +63,6 @@ def decoder_of(options: ReadOptions, schema: pa.Schema) -> Decoder | None:
         return None
     from bookies.spark.read.decode import Decoder
 
-    own = [name for name in arrow.COLUMNS if name != "value"]
+    own = [name for name in arrow.known_columns(options) if name != "value"]
     fields = tuple(field for field in schema if field.name not in own)
     return Decoder(options.value_format, fields, options.mode) if fields else None

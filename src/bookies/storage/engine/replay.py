@@ -501,10 +501,14 @@ def _highest(entry_ids: Sequence[int]) -> int:
 
 def looks_intact(body: bytes) -> bool:
     """Report whether a checksum proves an entry or explicit LAC complete; others may be complete too."""
-    for header_size in (ENTRY_HEADER_SIZE, 16):
-        for digest_type in (DigestType.CRC32C, DigestType.CRC32):
-            end = header_size + digest_type.size
-            computed = kernels.digest(digest_type, b"", body[:header_size], body[end:])
-            if len(body) >= end and body[header_size:end] == computed:
-                return True
-    return False
+    return any(proven_content(body, header_size) is not None for header_size in (ENTRY_HEADER_SIZE, 16))
+
+
+def proven_content(body: bytes, header_size: int = ENTRY_HEADER_SIZE) -> bytes | None:
+    """Return what follows header and checksum; None if no checksum proves it complete, and so where it begins."""
+    for digest_type in (DigestType.CRC32C, DigestType.CRC32):
+        end = header_size + digest_type.size
+        computed = kernels.digest(digest_type, b"", body[:header_size], body[end:])
+        if len(body) >= end and body[header_size:end] == computed:
+            return body[end:]
+    return None

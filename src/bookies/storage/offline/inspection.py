@@ -28,6 +28,7 @@ from bookies.storage.disks.directories import HELD
 from bookies.storage.engine import (
     quarantine_format,
 )
+from bookies.storage.engine.replay import proven_content
 from bookies.storage.entry_log import (
     entry_log_format,
 )
@@ -51,6 +52,7 @@ from bookies.storage.scrub import (
 )
 
 Row = dict[str, Any]
+Decode = Callable[[bytes], Row]  # from the payload of an entry to fields of its row
 
 _READ_SIZE = 1 << 20
 _ENTRY = struct.Struct(">qqqq")
@@ -116,11 +118,17 @@ def _listed(disk: Disk, path: str) -> list[str]:
 
 
 def journal_rows(
-    disk: Disk, path: str, *, is_newest: bool | None = None, record_size_max: int = RECORD_SIZE_MAX
+    disk: Disk,
+    path: str,
+    *,
+    is_newest: bool | None = None,
+    record_size_max: int = RECORD_SIZE_MAX,
+    decode: Decode | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of one journal file: a row "file", a row "record" for each record, a row "end".
 
     `is_newest`: a torn end is what a crash leaves, not damage; None: True unless a younger file is in the directory.
+    `decode`: describes payloads.
     """
     journal_id = journal_format.parse_file_name(os.path.basename(path))
     if is_newest is None:
@@ -141,13 +149,18 @@ def journal_rows(
             search=SparseReader(file),
         ):
             if isinstance(item, Batch):
-                yield from _record_rows(item, _journal_record)
+                yield from _record_rows(item, _journal_record, decode)
             else:
                 yield _end_row(item)
 
 
-def entry_log_rows(disk: Disk, path: str, *, record_size_max: int = RECORD_SIZE_MAX) -> Iterator[Row]:
-    """Yield the rows of one entry log: "file", "record" for each record, "map" for each ledger of its map, "end"."""
+def entry_log_rows(
+    disk: Disk, path: str, *, record_size_max: int = RECORD_SIZE_MAX, decode: Decode | None = None
+) -> Iterator[Row]:
+    """Yield the rows of one entry log: "file", "record" for each record, "map" for each ledger of its map, "end".
+
+    `decode`: describes payloads.
+    """
     log_id = entry_log_format.parse_file_name(os.path.basename(path))
     with closing(disk.open(path, "r")) as file:
         size = file.size()
@@ -165,14 +178,14 @@ def entry_log_rows(disk: Disk, path: str, *, record_size_max: int = RECORD_SIZE_
         }
         for item in entry_log_format.scan(file.pread, size, record_size_max=record_size_max):
             if isinstance(item, Batch):
-                yield from _record_rows(item, _entry_fields)
+                yield from _record_rows(item, _entry_fields, decode)
             else:
                 for ledger_id, bytes_of_ledger in sorted((ledgers_map or {}).items()):
                     yield {"row": "map", "ledger": ledger_id, "size": bytes_of_ledger}
                 yield _end_row(item)
 
 
-def _record_rows(batch: Batch, fields_of: Callable[[int, int, bytes], Row]) -> Iterator[Row]:
+def _record_rows(batch: Batch, fields_of: Callable[[int, int, bytes], Row], decode: Decode | None) -> Iterator[Row]:
     starts = batch.records.starts
     for index, (ledger_id, entry_id) in enumerate(batch.ids):
         row: Row = {
@@ -181,7 +194,11 @@ def _record_rows(batch: Batch, fields_of: Callable[[int, int, bytes], Row]) -> I
             "size": starts[index + 1] - starts[index] - 4,
             "ledger": ledger_id,
         }
-        row.update(fields_of(ledger_id, entry_id, batch.records.body(index)))
+        body = batch.records.body(index)
+        row.update(fields_of(ledger_id, entry_id, body))
+        if decode is not None and row["kind"] == "entry":
+            content = proven_content(body)
+            row |= {"problem": "no checksum proves its content"} if content is None else decode(content)
         yield row
 
 

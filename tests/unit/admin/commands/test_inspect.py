@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 
 from bookies.admin.cli import main
+from bookies.distributedlog.formats.entries import SET, NewRecord, pack_entry, pack_set
+from bookies.encoding.envelope import Record, pack_record
+from bookies.model import DigestType
+from bookies.wire.digest import package_entry
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "golden" / "storage"
 
@@ -146,3 +150,35 @@ def test_nothing_is_changed(bookie: pathlib.Path, bk: Any, tmp_path_factory: pyt
     assert {path.relative_to(bookie): path.read_bytes() for path in bookie.rglob("*") if path.is_file()} == {
         path.relative_to(copy): path.read_bytes() for path in copy.rglob("*") if path.is_file()
     }
+
+
+def test_records_in_entries(tmp_path: pathlib.Path, bk: Any) -> None:
+    """Each entry's records are below it; an entry that is none says so, and counts as damage."""
+    distributedlog = pack_entry([NewRecord(7, 0, b"one"), NewRecord(8, SET, pack_set([b"a", b"bc"]), 2)], 0)
+    envelope = pack_record(Record(b"value", b"k", [("h", b"1")], 1_795_284_255_562_000))
+    path = tmp_path / "0.log"
+    bodies = [
+        package_entry(DigestType.CRC32, b"", 1, 0, -1, 0, distributedlog),
+        package_entry(DigestType.CRC32C, b"", 2, 0, -1, 0, envelope),
+        package_entry(DigestType.HMAC, b"key", 3, 0, -1, 0, b"secret"),
+    ]
+    path.write_bytes(b"BKLO\0\0\0\1".ljust(1024, b"\0") + b"".join(len(body).to_bytes(4) + body for body in bodies))
+    status, out, _ = bk("entrylog", path, "--ledger", 1, "--records", "distributedlog")
+    assert status == 0
+    assert [line for line in out.splitlines() if line.startswith("    slot")] == [
+        "    slot 0, kind record, txid 7, position 1, size 3",
+        "    slot 1, kind record, txid 8, position 2, size 1",
+        "    slot 2, kind record, txid 8, position 3, size 2",
+    ]
+    status, out, _ = bk("entrylog", path, "--ledger", 2, "--records", "envelope", "--json")
+    [record] = [row for row in json.loads(out) if row["row"] == "record"]
+    assert status == 0
+    assert (record["records"][0]["key"], record["records"][0]["headers"], record["records"][0]["size"]) == (
+        "k",
+        {"h": "1"},
+        5,
+    )
+    status, out, _ = bk("entrylog", path, "--records", "envelope")
+    assert status == 1
+    assert "is not an envelope record" in out
+    assert "no checksum proves its content" in out

@@ -12,10 +12,14 @@ import pyarrow as pa
 import pytest
 
 from bookies.client.base import EntryBatch
+from bookies.model import BookieId, LedgerMetadata
 from bookies.spark.base import envelope
+from bookies.spark.base.arrow import Stretch
+from bookies.spark.base.plan import Range
 from bookies.spark.read.decode import CORRUPT, Decoder, Malformed, opened
 
-BATCH = EntryBatch(7, 40, b"", [0], 36)
+ORIGIN = Range(LedgerMetadata(7, 1, 1, 1, ((0, (BookieId("b"),)),)), 40, 49)
+BATCH = Stretch(ORIGIN, [EntryBatch(7, 40, b"", [0], 36)])
 FIELDS = (pa.field("id", pa.int64()), pa.field(CORRUPT, pa.string()))
 
 

@@ -1,0 +1,114 @@
+"""The logs of DistributedLog as extents, while they grow, are cut, and lose their writer."""
+
+from __future__ import annotations
+
+from tests.fakes.distributedlog import Place, in_namespace
+
+from bookies.distributedlog import Dlog, Namespace
+from bookies.distributedlog.model.segment_list import started
+from bookies.distributedlog.parts import recover
+from bookies.distributedlog.store import Ownership
+from bookies.spark.base.extents import Extents
+from bookies.spark.base.selection import Selection
+from bookies.spark.read.log_catalog import LogCatalog
+
+
+async def catalog_of(place: Place) -> tuple[LogCatalog, Namespace]:
+    namespace = await place.namespace()
+    return LogCatalog(namespace.client, b"", namespace=namespace), namespace
+
+
+async def extents_of(catalog: LogCatalog) -> Extents:
+    return (await catalog.extents(["orders"]))["orders"]
+
+
+def test_segments_are_extents_under_their_numbers() -> None:
+    async def act(place: Place) -> None:
+        catalog, namespace = await catalog_of(place)
+        log = namespace.log("orders")
+        await log.create()
+        empty = await extents_of(catalog)
+        assert (empty.pieces, empty.beginning, empty.end) == ((), (1, 0), (1, 0))
+        async with log.lead() as writer:
+            await writer.append(b"a")
+            await writer.roll()
+            await writer.append_many([b"b", b"c"])
+            await writer.flush()
+            growing = await extents_of(catalog)
+            assert [(piece.seq, piece.is_complete) for piece in growing.pieces] == [(1, True), (2, False)]
+            assert (growing.beginning, growing.end[0], growing.has_numbers) == ((1, 0), 2, False)
+            assert growing.missing(empty.end, growing.end) is None
+        ended = await extents_of(catalog)
+        assert [piece.is_complete for piece in ended.pieces] == [True, True]
+        assert ended.end == (3, 0)
+        ranges = await catalog.ranges(ended, ended.pieces, await catalog.sizes(ended.pieces), 1 << 20)
+        assert [(one.log, one.seq, one.row, one.segment and one.segment.lssn) for one in ranges] == [
+            ("orders", 1, None, 1),
+            ("orders", 2, None, 2),
+        ]
+        assert await catalog.keys(Selection(pattern="ord.*")) == ["orders"]
+        await catalog.close()
+
+    in_namespace(act, has_zookeeper=False)
+
+
+def test_truncated_segments_are_left_out() -> None:
+    async def act(place: Place) -> None:
+        catalog, namespace = await catalog_of(place)
+        log = namespace.log("orders")
+        async with log.lead() as writer:
+            await writer.append(b"a")
+            await writer.roll()
+            await writer.append(b"b")
+            await writer.flush()
+            position = await writer.append(b"c")
+        before = await extents_of(catalog)
+        await log.truncate(position)
+        after = await extents_of(catalog)
+        assert [(piece.seq, piece.first) for piece in after.pieces] == [(2, position.entry)]
+        missing = after.missing(before.beginning, before.end)
+        assert missing is not None
+        assert (missing.until, missing.rows) == ((2, position.entry), None)
+        await catalog.close()
+
+    in_namespace(act)
+
+
+async def _abandoned(place: Place, log: Dlog) -> int:
+    """Start a segment as a writer does that dies before its first record."""
+    ownership = Ownership(log._parts.runtime, log._parts.store)
+    await ownership.load()
+    ledger = await log._parts.client.create(ensemble=3, digest="crc32")
+    await ownership.reserve(ledger.ledger_id)
+    await ownership.start(started(await log.segments(), ownership.highest, 1, ledger.ledger_id, 1))
+    await ledger.close()
+    return ledger.ledger_id
+
+
+def test_the_number_of_a_segment_that_stayed_empty_is_read_again() -> None:
+    """It gets another ledger: a stream that went past it would lose its records."""
+
+    async def act(place: Place) -> None:
+        catalog, namespace = await catalog_of(place)
+        log = namespace.log("orders")
+        await log.create()
+        ledger_id = await _abandoned(place, log)
+        waiting = await extents_of(catalog)
+        assert (waiting.end, [piece.is_complete for piece in waiting.pieces]) == ((1, 0), [False])
+        await (await namespace.client.recover(ledger_id)).close()  # sealed, and still listed
+        sealed = await extents_of(catalog)
+        assert (sealed.end, [piece.is_complete for piece in sealed.pieces]) == ((1, 0), [False])
+        await namespace.client.delete(ledger_id)
+        deleted = await extents_of(catalog)
+        assert deleted.end == (1, 0)
+        ownership = Ownership(log._parts.runtime, log._parts.store)
+        await ownership.load()
+        await recover(log._parts, ownership)
+        async with log.lead() as writer:
+            await writer.append(b"first")
+        again = await extents_of(catalog)
+        assert again.missing(waiting.end, again.end) is None
+        assert again.count(waiting.end, again.end) > 0
+        await catalog.close()
+
+    in_namespace(act, has_zookeeper=False)
