@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 from bookies.client.transport.client_counts import ClientCounts
@@ -432,3 +433,21 @@ def _runs(entry_ids: Sequence[int]) -> Sequence[tuple[int, int]]:
     ends.append(len(entry_ids) - 1)
     starts = [0, *[end + 1 for end in ends[:-1]]]
     return [(entry_ids[start], entry_ids[end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def take_futures(
+    waiting: list[tuple[int, list[asyncio.Future[int]]]], last: int
+) -> Iterator[tuple[int, asyncio.Future[int]]]:
+    """Remove the futures of entries up to `last`, and yield them in order with their ids.
+
+    `waiting`: first id, and the futures from it on; ascending.
+    """
+    bound = bisect_right(waiting, last, key=itemgetter(0))
+    taken = waiting[:bound]
+    del waiting[:bound]
+    for first, futures in taken:
+        count = last - first + 1
+        if count < len(futures):
+            waiting.insert(0, (last + 1, futures[count:]))
+            futures = futures[:count]
+        yield from enumerate(futures, first)

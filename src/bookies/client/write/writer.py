@@ -29,14 +29,13 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from operator import itemgetter
 from types import TracebackType
 from typing import Self, TypeVar
 
 from bookies.client.base.arguments import TimeLimit, seconds, switch
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.transport.open_ledgers import AddOptions
-from bookies.client.write.adds import AddChannel, LedgerFrames, SendWindow
+from bookies.client.write.adds import AddChannel, LedgerFrames, SendWindow, take_futures
 from bookies.client.write.closing import LedgerCloser, OpenLedger
 from bookies.client.write.quorum_timeout import QuorumTimeout, deadline_of, force_everywhere
 from bookies.client.write.send_scheduler import FifoLock
@@ -68,47 +67,21 @@ Announce = Callable[[BookieId, int], Awaitable[None]]  # sends a last add confir
 BATCH_SIZE_MAX = 256 * 1024  # bytes packaged into one buffer: large enough to amortise, small enough to overlap
 HELD_MAX = 256  # entries that are queued at most while others are in flight
 V3_OVERHEAD = 96  # bytes that an add needs beyond its v2 frame when it is sent over v3
-_first_id = itemgetter(0)
 
 
 class LedgerWriter:
     """The only writer of a ledger, as `Client.create` returns it."""
 
     # An instance with more than 30 attributes would have a dictionary of 1.5 KiB of its own, and slower access to them.
+    # fmt: off
     __slots__ = (
-        "__weakref__",
-        "_announced",
-        "_announcer",
-        "_batch_size_max",
-        "_bookies",
-        "_budget",
-        "_channel",
-        "_closer",
-        "_counts",
-        "_failed_bookie",
-        "_final_length",
-        "_forced_length",
-        "_futures",
-        "_is_held",
-        "_latency",
-        "_loop",
-        "_overhead",
-        "_payload_size_max",
-        "_payloads",
-        "_pipeline",
-        "_pool",
-        "_proof",
-        "_queue_for_memory",
-        "_quorum_timeout",
-        "_record",
-        "_rules",
-        "_scheduler",
-        "_send_lac",
-        "_tasks",
-        "_timed_last",
-        "_timed_s",
+        "__weakref__", "_announced", "_announcer", "_batch_size_max", "_bookies", "_budget", "_channel", "_closer",
+        "_counts", "_failed_bookie", "_final_length", "_forced_length", "_futures", "_is_held", "_latency", "_loop",
+        "_overhead", "_payload_size_max", "_payloads", "_pipeline", "_pool", "_proof", "_queue_for_memory",
+        "_quorum_timeout", "_record", "_rules", "_scheduler", "_send_lac", "_tasks", "_timed_last", "_timed_s",
         "_waiting",
     )
+    # fmt: on
 
     def __init__(
         self,
@@ -592,15 +565,7 @@ class LedgerWriter:
 
     def _take_waiting(self, last: int) -> Iterator[tuple[int, asyncio.Future[int]]]:
         """Remove and yield the futures of entries up to `last`, in order, with their ids."""
-        bound = bisect_right(self._waiting, last, key=_first_id)
-        taken = self._waiting[:bound]
-        del self._waiting[:bound]
-        for first, futures in taken:
-            count = last - first + 1
-            if count < len(futures):
-                self._waiting.insert(0, (last + 1, futures[count:]))
-                futures = futures[:count]
-            yield from enumerate(futures, first)
+        return take_futures(self._waiting, last)
 
     async def _change(self, change: ChangeEnsemble) -> None:
         """Commit replacements for the failed bookies, in spite of concurrent changes to the record."""
