@@ -1,17 +1,19 @@
 """`bk log`: create, append, read, tail, truncate, cursors, reap, show, list, delete.
 
 A log is an ordered list of ledgers changed by compare-and-swap. `append` takes the lead and appends one entry per line
-of stdin; it may be repeated. Positions are `LEDGER:ENTRY`.
+of stdin, in the log's record format; it may be repeated. Positions are `LEDGER:ENTRY`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, Option, Run, verb
+from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, OneOf, Option, Run, verb
 from bookies.admin.shared.common import (
     OnCluster,
     on_client,
@@ -28,11 +30,14 @@ from bookies.errors import LogTruncated
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from bookies.admin.shared.lines import Parse, WrongLine
     from bookies.client.base import EntryBatch
-    from bookies.client.base.iteration import Entries
     from bookies.client.client import Client
     from bookies.client.log import Log
+    from bookies.client.log.log_records import LogEntries
+    from bookies.encoding.envelope import Record
     from bookies.protocol.log import Manifest, Position
+    from bookies.protocol.log.records import Decode
 
 
 def _log(client: Client, arguments: argparse.Namespace) -> Log:
@@ -74,8 +79,15 @@ def _append(arguments: argparse.Namespace) -> Report:
 
 
 async def _append_from(client: Client, arguments: argparse.Namespace, descriptor: int) -> Report:
-    from bookies.admin.shared.lines import append_lines
+    from bookies.admin.shared.lines import WrongLine, append_lines
 
+    log, parse = _log(client, arguments), _parser(arguments)
+    if arguments.key is not None or arguments.header:
+        from bookies.protocol.log.log_model import RAW
+        from bookies.protocol.log.records import value_of
+
+        if (await log.manifest()).record_format == RAW:  # Nothing is appended, so the leader need not be stopped.
+            value_of(log.name, b"", arguments.key, arguments.header or None)
     progress = Progress("appended", None)
     done = 0
 
@@ -85,9 +97,12 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
         progress.update(count)
 
     try:
-        async with _log(client, arguments).lead(roll_size=arguments.roll_size) as writer:
+        async with log.lead(roll_size=arguments.roll_size) as writer:
             begin = f"{writer.ledger_id}:0"
-            count = await append_lines(writer, descriptor, confirmed)
+            count = await append_lines(writer, descriptor, confirmed, parse)
+    except WrongLine as error:
+        progress.clear()
+        raise UsageError(f"{error}; the lines before it are in log {log.name}, and none from it on") from None
     except BaseException:
         progress.clear()
         if done:
@@ -101,34 +116,96 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
     return Report({"log": arguments.log, "entries": count, "first": begin, "epoch": writer.epoch})
 
 
+def _parser(arguments: argparse.Namespace) -> Parse:
+    """Return the function that makes payloads of lines. `--key` and `--header` are for records without their own."""
+    from bookies.admin.shared.lines import WrongLine, as_they_are
+    from bookies.encoding.envelope import Record
+    from bookies.protocol.log.record_json import parse_object
+
+    key = None if arguments.key is None else os.fsencode(arguments.key)
+    headers = list(map(_header, arguments.header)) or None
+    if arguments.format == "text":
+        if key is None and headers is None:
+            return as_they_are
+        return lambda lines: ([Record(line, key, headers) for line in lines], None)
+    before = 0  # lines
+
+    def parse(lines: list[bytes]) -> tuple[list[bytes | Record], WrongLine | None]:
+        nonlocal before
+        records: list[bytes | Record] = []
+        for number, line in enumerate(lines, before + 1):
+            if not line.strip():
+                continue
+            try:
+                record = parse_object(line)
+            except ValueError as error:
+                return records, WrongLine(f"line {number:,}: {error}")
+            own = key if record.key is None else record.key, headers if record.headers is None else record.headers
+            records.append(Record(record.value, *own))
+        before += len(lines)
+        return records, None
+
+    return parse
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--header {text}: expected NAME=VALUE")
+    return name, os.fsencode(value)
+
+
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
     async with _log(client, arguments).open() as reader:
-        await _write(reader.read(_position(arguments.start)), arguments.json, b"" if arguments.raw else b"\n")
+        await _write(reader.read(_position(arguments.start)), _form(arguments), is_live=False)
     return 0
 
 
 async def _tail(client: Client, arguments: argparse.Namespace) -> int:
     async with _log(client, arguments).open() as reader:
-        await _write(reader.tail(_position(arguments.start)), arguments.json, b"\n", is_live=True)
+        await _write(reader.tail(_position(arguments.start)), _form(arguments), is_live=True)
     return 0
 
 
-async def _write(entries: Entries, as_json: bool, end: bytes, *, is_live: bool = False) -> None:
+def _form(arguments: argparse.Namespace) -> str:
+    """Return how entries are printed: `--format`, or "entries", which is `--json` alone."""
+    if arguments.json and arguments.format not in (None, "json"):
+        raise UsageError(f"--json prints JSON: omit it, or --format {arguments.format}")
+    other = "entries" if arguments.json else "raw" if getattr(arguments, "raw", False) else "text"
+    return str(arguments.format or other)
+
+
+async def _write(entries: LogEntries, form: str, *, is_live: bool) -> None:
     out = sys.stdout.buffer
     async for batch in entries.batches():
-        if as_json:
-            _write_json(batch)
-        else:
-            out.write(end.join(batch.payloads()) + end)
-        if is_live:
-            sys.stdout.flush()
-            out.flush()
+        try:
+            if form == "raw":
+                out.write(b"".join(batch.payloads()))
+            elif form == "entries":
+                for entry in batch.entries():
+                    print_json({"position": str(entry.position), "payload": entry.payload})
+            else:
+                _write_records(batch, entries.decode, form)
+        finally:
+            if is_live:
+                sys.stdout.flush()
+                out.flush()
     out.flush()
 
 
-def _write_json(batch: EntryBatch) -> None:
-    for entry in batch.entries():
-        print_json({"position": str(entry.position), "payload": entry.payload})
+def _write_records(batch: EntryBatch, decode: Decode, form: str) -> None:
+    """Print the records of a batch, up to one that is damaged. Raises `LogRecordCorrupt`."""
+    from bookies.client.log.log_records import records_of
+    from bookies.protocol.log.record_json import row_of
+
+    rows: list[bytes] = []
+    try:
+        for record in records_of(batch, decode):
+            is_json = form == "json"
+            rows.append(json.dumps(row_of(str(record.position), record)).encode() if is_json else record.value or b"")
+    finally:
+        if rows:
+            sys.stdout.buffer.write(b"\n".join(rows) + b"\n")
 
 
 def describe(name: str, manifest: Manifest) -> dict[str, object]:
@@ -326,6 +403,12 @@ _NAMESPACE = Option(
 _LOG = Option("log LOG", "name of the log")
 _PASSWORD = Option("--password", "password of the log's ledgers (default: empty)", default="")
 _DRY_RUN = Option("--dry-run", "report what would be deleted", bool)
+_FORMAT = Option(
+    "--format",
+    "text: values, a line each; json: a line of JSON each, with position, value, key, headers and time; raw: entries "
+    "as they are stored, without line ends (default text)",
+    choices=("text", "json", "raw"),
+)
 VERBS = (
     verb(
         "log create",
@@ -355,6 +438,15 @@ VERBS = (
         _PASSWORD,
         Option("--input FILE", "read from FILE instead of stdin"),
         Option(
+            "--format",
+            "text: a line is a value; json: a line is an object with text, json or base64, and perhaps key and headers "
+            "(default text)",
+            default="text",
+            choices=("text", "json"),
+        ),
+        Option("--key", "key of records without one (logs with record format envelope)"),
+        Option("--header NAME=VALUE", "header of records without headers; may be repeated", may_repeat=True),
+        Option(
             "--roll-size BYTES",
             "size of a ledger, in bytes, before the log continues in a new one (default 256 MiB)",
             int,
@@ -369,7 +461,7 @@ VERBS = (
         _LOG,
         _NAMESPACE,
         _PASSWORD,
-        Option("--raw", "print no line end after each entry", bool),
+        OneOf(Option("--raw", "print no line end after each entry: --format raw", bool), _FORMAT),
         _start("the beginning"),
     ),
     verb(
@@ -380,6 +472,7 @@ VERBS = (
         _LOG,
         _NAMESPACE,
         _PASSWORD,
+        _FORMAT,
         _start("the next entry"),
     ),
     verb(
