@@ -89,7 +89,8 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
         if (await log.manifest()).record_format == RAW:  # Nothing is appended, so the leader need not be stopped.
             value_of(log.name, b"", arguments.key, arguments.header or None)
     progress = Progress("appended", None)
-    done = 0
+    count = done = 0
+    wrong: WrongLine | None = None
 
     def confirmed(count: int) -> None:
         nonlocal done
@@ -99,10 +100,10 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
     try:
         async with log.lead(roll_size=arguments.roll_size) as writer:
             begin = f"{writer.ledger_id}:0"
-            count = await append_lines(writer, descriptor, confirmed, parse)
-    except WrongLine as error:
-        progress.clear()
-        raise UsageError(f"{error}; the lines before it are in log {log.name}, and none from it on") from None
+            try:
+                count = await append_lines(writer, descriptor, confirmed, parse)
+            except WrongLine as error:  # The writer is closed in order, so the lines before it can be read at once.
+                wrong = error
     except BaseException:
         progress.clear()
         if done:
@@ -111,6 +112,8 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
             )
         raise
     progress.clear()
+    if wrong is not None:
+        raise UsageError(f"{wrong}; the lines before it are in log {log.name}, and none from it on")
     if sys.stderr.isatty() and not arguments.json:
         print(f"appended {count:,} entries to log {arguments.log}, beginning at {begin}", file=sys.stderr)
     return Report({"log": arguments.log, "entries": count, "first": begin, "epoch": writer.epoch})

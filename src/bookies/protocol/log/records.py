@@ -20,6 +20,7 @@ from bookies.protocol.log.log_model import ENVELOPE, Position
 
 RESERVED = "bk-"  # beginning of names of headers that are ours
 TIME_MAX = (1 << 63) - 1  # microseconds
+_new = tuple.__new__  # A named tuple's own one takes twice as long.
 
 Value = bytes | bytearray | memoryview
 Headers = Mapping[str, bytes | None] | Sequence[Header]
@@ -154,11 +155,11 @@ def decoder(log: str, record_format: str) -> Decode:
 
 def plain(ledger_id: int, entry_id: int, entry: bytes) -> LogRecord:
     """Return the record of an entry that is a bare value."""
-    return LogRecord(Position(ledger_id, entry_id), entry)
+    return LogRecord(_new(Position, (ledger_id, entry_id)), entry)
 
 
 def _parsed(log: str, ledger_id: int, entry_id: int, entry: bytes) -> LogRecord:
-    position = Position(ledger_id, entry_id)
+    position = _new(Position, (ledger_id, entry_id))
     try:
         return LogRecord(position, *parse_record(entry))
     except MetadataCorrupt as error:
