@@ -198,7 +198,7 @@ def test_records_of_an_envelope_log(uri: str, tmp_path: pathlib.Path) -> None:
     for form in ("text", "json"):
         done = log(uri, "read", "records", "--format", form)
         assert (done.status, len(done.out.splitlines())) == (1, 4)
-        assert f"log records has no record at {bad}: " in done.sentence
+        assert f"log records has no record at ledger {bad.ledger_id}, entry 0: " in done.sentence
         assert f"; read on from {bad.next}" in done.sentence
     assert log(uri, "read", "records", "--from", bad.next).out == "after\n"
 

@@ -164,7 +164,8 @@ def _parsed(log: str, ledger_id: int, entry_id: int, entry: bytes) -> LogRecord:
         return LogRecord(position, *parse_record(entry))
     except MetadataCorrupt as error:
         raise LogRecordCorrupt(
-            f"log {log} has no record at {position}: {error.message}; read on from {position.next}",
+            f"log {log} has no record at ledger {ledger_id}, entry {entry_id}: {error.message}; read on from "
+            f"{position.next}",
             ledger_id=ledger_id,
             entry_id=entry_id,
         ) from error

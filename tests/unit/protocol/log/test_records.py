@@ -91,7 +91,7 @@ def test_entries_become_records() -> None:
 def test_an_entry_that_is_no_record_is_named_with_the_way_on() -> None:
     with pytest.raises(LogRecordCorrupt) as caught:
         decoder("orders", ENVELOPE)(7, 3, b"bare")
-    assert caught.value.message == (
-        "log orders has no record at 7:3: the entry (4 bytes) is not an envelope record; read on from 7:4"
+    assert str(caught.value) == (
+        "log orders has no record at ledger 7, entry 3: the entry (4 bytes) is not an envelope record; read on from 7:4"
     )
     assert (caught.value.ledger_id, caught.value.entry_id) == (7, 3)
