@@ -14,7 +14,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from bookies.encoding.envelope import Header, Record, pack_record, parse_record
+from bookies.encoding.envelope import Header, Record, pack_fields, parse_record
 from bookies.errors import InvalidArgument, LogRecordCorrupt, MetadataCorrupt
 from bookies.protocol.log.log_model import ENVELOPE, Position
 
@@ -66,13 +66,11 @@ def entry_of(
         _, key, headers, time_us = payload
     elif type(value) is not bytes:
         value = _bytes("payload", value)
-    return pack_record(
-        Record(
-            None if value is None else _bytes("value", value),
-            None if key is None else _bytes("key", key),
-            None if headers is None else _checked_headers(headers),
-            now_us if time_us is None else _in_range("timestamp_us", time_us),
-        )
+    return pack_fields(
+        None if value is None else _bytes("value", value),
+        None if key is None else _bytes("key", key),
+        None if headers is None else _checked_headers(headers),
+        now_us if time_us is None else _in_range("timestamp_us", time_us),
     )
 
 
