@@ -230,10 +230,12 @@ def test_records_that_do_not_fit_are_refused(uri: str, tmp_path: pathlib.Path) -
     assert log(uri, "read", "raw", "--format", "json").rows()[0]["text"] == "v"
     assert append(uri, "raw", tmp_path, ['{"text": "v", "key": "k"}'], "--format", "json").status == 2
     assert log(uri, "read", "raw").out == "v\n"
+    epoch = log(uri, "show", "json", "--json").json()["epoch"]
     assert "--header h: expected NAME=VALUE" in append(uri, "json", tmp_path, ["x"], "--header", "h").sentence
     assert (
         "names that begin with bk- are reserved" in append(uri, "json", tmp_path, ["x"], "--header", "bk-x=1").sentence
     )
+    assert log(uri, "show", "json", "--json").json()["epoch"] == epoch
     assert "omit it, or --format text" in log(uri, "read", "json", "--json", "--format", "text").sentence
     assert log(uri, "read", "json", "--raw", "--format", "json").status == 2
 

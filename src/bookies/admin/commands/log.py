@@ -28,14 +28,14 @@ from bookies.admin.shared.report import Report, Table
 from bookies.errors import LogTruncated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bookies.admin.shared.lines import Parse, WrongLine
     from bookies.client.base import EntryBatch
     from bookies.client.client import Client
     from bookies.client.log import Log
     from bookies.client.log.log_records import LogEntries
-    from bookies.encoding.envelope import Record
+    from bookies.encoding.envelope import Header, Record
     from bookies.protocol.log import Manifest, Position
     from bookies.protocol.log.records import Decode
 
@@ -81,13 +81,10 @@ def _append(arguments: argparse.Namespace) -> Report:
 async def _append_from(client: Client, arguments: argparse.Namespace, descriptor: int) -> Report:
     from bookies.admin.shared.lines import WrongLine, append_lines
 
-    log, parse = _log(client, arguments), _parser(arguments)
-    if arguments.key is not None or arguments.header:
-        from bookies.protocol.log.log_model import RAW
-        from bookies.protocol.log.records import value_of
-
-        if (await log.manifest()).record_format == RAW:  # Nothing is appended, so the leader need not be stopped.
-            value_of(log.name, b"", arguments.key, arguments.header or None)
+    log, (key, headers) = _log(client, arguments), _record_fields(arguments)
+    parse = _parser(arguments.format, key, headers)
+    if key is not None or headers is not None:  # What the log cannot hold must not stop its leader.
+        _check_fields(log.name, (await log.manifest()).record_format, key, headers)
     progress = Progress("appended", None)
     count = done = 0
     wrong: WrongLine | None = None
@@ -119,15 +116,33 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
     return Report({"log": arguments.log, "entries": count, "first": begin, "epoch": writer.epoch})
 
 
-def _parser(arguments: argparse.Namespace) -> Parse:
-    """Return the function that makes payloads of lines. `--key` and `--header` are for records without their own."""
+def _record_fields(arguments: argparse.Namespace) -> tuple[bytes | None, Sequence[Header] | None]:
+    """Return the key and headers of records without their own."""
+    for text in arguments.header:
+        if "=" not in text:
+            raise UsageError(f"--header {text}: expected NAME=VALUE")
+    pairs = (text.partition("=") for text in arguments.header)
+    headers: list[Header] = [(name, os.fsencode(value)) for name, _, value in pairs]
+    return None if arguments.key is None else os.fsencode(arguments.key), headers or None
+
+
+def _check_fields(log: str, record_format: str, key: bytes | None, headers: Sequence[Header] | None) -> None:
+    from bookies.protocol.log.log_model import ENVELOPE
+    from bookies.protocol.log.records import entry_of, value_of
+
+    if record_format == ENVELOPE:
+        entry_of(b"", 0, key, headers)
+    else:
+        value_of(log, b"", key, headers)
+
+
+def _parser(form: str, key: bytes | None, headers: Sequence[Header] | None) -> Parse:
+    """Return the function that makes payloads of lines."""
     from bookies.admin.shared.lines import WrongLine, as_they_are
     from bookies.encoding.envelope import Record
     from bookies.protocol.log.record_json import parse_object
 
-    key = None if arguments.key is None else os.fsencode(arguments.key)
-    headers = list(map(_header, arguments.header)) or None
-    if arguments.format == "text":
+    if form == "text":
         if key is None and headers is None:
             return as_they_are
         return lambda lines: ([Record(line, key, headers) for line in lines], None)
@@ -149,13 +164,6 @@ def _parser(arguments: argparse.Namespace) -> Parse:
         return records, None
 
     return parse
-
-
-def _header(text: str) -> tuple[str, bytes]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--header {text}: expected NAME=VALUE")
-    return name, os.fsencode(value)
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:

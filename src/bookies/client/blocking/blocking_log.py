@@ -126,6 +126,7 @@ class LogTransaction(BlockingHandle[AsyncLogTransaction]):
         return self._inner.was_committed_before
 
     append = waits(AsyncLogTransaction.append)
+    append_entries = waits(AsyncLogTransaction.append_entries)
 
     def append_many(self, payloads: Iterable[Payload | Record]) -> None:
         """Append entries; they are neither durable nor visible before the end of the block."""

@@ -32,7 +32,7 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
-from bookies.protocol.log.log_model import RAW, RECORD_FORMATS, check_log_name, emptied, pack_manifest
+from bookies.protocol.log.log_model import ENVELOPE, RAW, RECORD_FORMATS, check_log_name, emptied, pack_manifest
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
 
@@ -124,8 +124,8 @@ class Log:
 
         async def make() -> LogWriter:
             parts = await self._parts()
-            kind = LogWriter if parts.records.current.record_format == RAW else RecordLogWriter
-            return kind(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
+            writer_class = RecordLogWriter if parts.records.current.record_format == ENVELOPE else LogWriter
+            return writer_class(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
 
         return Opening(make, timeout, f"take the lead of log {self.name}")
 

@@ -21,7 +21,7 @@ from bookies.client.log.transaction import OnOpenTail, TransactionContext, abort
 from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogNotFound
 from bookies.protocol.log import Manifest
-from bookies.protocol.log.log_model import RAW, Written
+from bookies.protocol.log.log_model import ENVELOPE, Written
 from bookies.protocol.log.records import Headers, entry_of, value_of
 from bookies.protocol.log.transaction import Origin, Transaction, labels_of
 
@@ -160,11 +160,12 @@ class LogTransaction:
         Raises like `LedgerWriter.append_many`, and `InvalidArgument` for records that a raw log cannot hold.
         """
         part = self._open_part()
-        if part.record_format == RAW:
-            entries = [payload if type(payload) is bytes else value_of(self._log, payload) for payload in payloads]
-        else:
+        entries: list[Payload]
+        if part.record_format == ENVELOPE:
             now_us = self._now_us()
             entries = [entry_of(payload, now_us) for payload in payloads]
+        else:
+            entries = [payload if type(payload) is bytes else value_of(self._log, payload) for payload in payloads]
         await part.append_many(entries)
 
     async def append(
@@ -177,11 +178,16 @@ class LogTransaction:
     ) -> None:
         """Append one entry: see `LogWriter.append`. `append_many` costs less."""
         part = self._open_part()
-        if part.record_format == RAW:
-            entry = value_of(self._log, payload, key, headers, timestamp)
-        else:
+        entry: Payload
+        if part.record_format == ENVELOPE:
             entry = entry_of(payload, self._now_us(), key, headers, timestamp)
+        else:
+            entry = value_of(self._log, payload, key, headers, timestamp)
         await part.append_many([entry])
+
+    async def append_entries(self, entries: Sequence[Payload]) -> None:
+        """Append entries that have the log's record format already, byte for byte: see `LogWriter.append_entries`."""
+        await self._open_part().append_many(entries)
 
     def _now_us(self) -> int:
         return 1000 * self._parts.runtime.clock.wall_ms()

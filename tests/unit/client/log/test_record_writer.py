@@ -137,8 +137,11 @@ def test_transactions_keep_to_the_format(record_format: str) -> None:
     async def act(world: World, client: Client, log: Log) -> None:
         async with log.transaction("loader", 1) as txn:
             await txn.append(b"a")
-            await txn.append_many([b"b", bytearray(b"c"), Record(b"d")])
+            await txn.append_many([b"b", bytearray(b"c")])
+            entry = Record(b"d", timestamp_us=1)
+            await txn.append_entries([entry.value or b"" if record_format == RAW else pack_record(entry)])
             if record_format == RAW:
+                await txn.append_many([Record(b"e")])
                 for refused in (txn.append(b"x", key=b"k"), txn.append_many([Record(b"x", b"k")])):
                     with pytest.raises(InvalidArgument, match="log orders keeps raw values, without key"):
                         await refused
@@ -150,7 +153,7 @@ def test_transactions_keep_to_the_format(record_format: str) -> None:
         if record_format == ENVELOPE:
             assert found[4] == LogRecord(found[4].position, b"e", b"k", [("h", b"1")], 2_000_000)
         else:
-            assert await payloads(log) == [b"a", b"b", b"c", b"d"]
+            assert await payloads(log) == [b"a", b"b", b"c", b"d", b"e"]
 
     with_log(act, record_format)
 
