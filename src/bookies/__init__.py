@@ -91,6 +91,8 @@ if TYPE_CHECKING:
     from bookies.client.connect import connect as connect
     from bookies.client.log.log import Log as Log
     from bookies.client.log.log_reader import LogReader as LogReader
+    from bookies.client.log.log_records import LogEntries as LogEntries
+    from bookies.client.log.log_records import LogRecords as LogRecords
     from bookies.client.log.log_writer import LogWriter as LogWriter
     from bookies.client.log.sequenced import Appended as Appended
     from bookies.client.log.sequenced import SequencedWriter as SequencedWriter
@@ -128,6 +130,7 @@ if TYPE_CHECKING:
     from bookies.protocol.log.log_model import Manifest as Manifest
     from bookies.protocol.log.log_model import Position as Position
     from bookies.protocol.log.log_model import Segment as Segment
+    from bookies.protocol.log.records import LogRecord as LogRecord
     from bookies.protocol.repair.fragments import Fragment as Fragment
     from bookies.protocol.repair.fragments import FragmentVerdict as FragmentVerdict
     from bookies.protocol.repair.fragments import ReplicaState as ReplicaState
@@ -170,7 +173,10 @@ _LAZY = {
     "LedgerState": "bookies.model",
     "LedgerWriter": "bookies.client.write.writer",
     "Log": "bookies.client.log.log",
+    "LogEntries": "bookies.client.log.log_records",
     "LogReader": "bookies.client.log.log_reader",
+    "LogRecord": "bookies.protocol.log.records",
+    "LogRecords": "bookies.client.log.log_records",
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",
     "Manifest": "bookies.protocol.log.log_model",
@@ -264,13 +270,16 @@ __all__ = [
     "LocalProtocolError",
     "Log",
     "LogEnded",
+    "LogEntries",
     "LogError",
     "LogExists",
     "LogFenced",
     "LogInUse",
     "LogNotFound",
     "LogReader",
+    "LogRecord",
     "LogRecordCorrupt",
+    "LogRecords",
     "LogTransaction",
     "LogTruncated",
     "LogWriter",

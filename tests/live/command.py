@@ -59,7 +59,7 @@ def bk(*words: object, metadata: str | None = None) -> Done:
         except SystemExit as end:  # from argparse
             status = int(end.code or 0)
     out.flush()
-    text = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    text = out.buffer.getvalue().decode("utf-8", "surrogateescape")  # type: ignore[attr-defined]
     assert "Traceback" not in err.getvalue(), err.getvalue()
     return Done(status, text, err.getvalue())
 

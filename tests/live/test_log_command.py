@@ -6,6 +6,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -160,13 +161,93 @@ def test_the_blocking_client(uri: str) -> None:
         assert store.logs("block") == []
 
 
+def test_records_of_an_envelope_log(uri: str, tmp_path: pathlib.Path) -> None:
+    assert log(uri, "create", "records", "--format", "envelope").status == 0
+    append(uri, "records", tmp_path, ["bare"])
+    append(uri, "records", tmp_path, ["keyed"], "--key", "k", "--header", "h=1=2", "--header", "e=")
+    lines = ['{"text": "ä", "key": "own"}', "", '{"base64": "AP8=", "headers": {"n": null}}']
+    words = ("--format", "json", "--key", "k", "--header", "h=1")
+    assert append(uri, "records", tmp_path, lines, *words, "--json").json()["entries"] == 2
+    assert log(uri, "read", "records").out == "bare\nkeyed\nä\n\0\udcff\n"
+    rows = log(uri, "read", "records", "--format", "json").rows()
+    assert [{name: row[name] for name in row if name not in ("position", "time_ms")} for row in rows] == [
+        {"text": "bare"},
+        {"text": "keyed", "key": "k", "headers": {"h": "1=2", "e": ""}},
+        {"text": "ä", "key": "own", "headers": {"h": "1"}},
+        {"base64": "AP8=", "key": "k", "headers": {"n": None}},
+    ]
+    assert all(abs(row["time_ms"] / 1000 - time.time()) < 3600 for row in rows)
+    assert log(uri, "read", "records", "--from", rows[3]["position"], "--format", "json").rows() == rows[3:]
+    stored = [row["payload"] for row in log(uri, "read", "records", "--json").rows()]
+    assert len(stored) == 4
+    assert stored[0].endswith("bare")
+    with bookies.blocking.connect(uri) as store:
+        with store.log("records").open() as reader:
+            raw = b"".join(entry.payload for entry in reader.read())
+            found = list(reader.read().records())
+        assert log(uri, "read", "records", "--raw").out == log(uri, "read", "records", "--format", "raw").out
+        assert log(uri, "read", "records", "--raw").out == raw.decode("utf-8", "surrogateescape")
+        assert [(str(record.position), record.key) for record in found] == [
+            (row["position"], key) for row, key in zip(rows, (None, b"k", b"own", b"k"), strict=True)
+        ]
+        with store.log("records").lead() as writer:
+            bad = writer.append_entries([b"no record"])
+            writer.append(b"after", key=b"k")
+            tail = next(reader_of(store, bad.next))
+        assert (tail.value, tail.key) == (b"after", b"k")
+    for form in ("text", "json"):
+        done = log(uri, "read", "records", "--format", form)
+        assert (done.status, len(done.out.splitlines())) == (1, 4)
+        assert f"log records has no record at ledger {bad.ledger_id}, entry 0: " in done.sentence
+        assert f"; read on from {bad.next}" in done.sentence
+    assert log(uri, "read", "records", "--from", bad.next).out == "after\n"
+
+
+def reader_of(store: bookies.blocking.Client, start: Position) -> Iterator[bookies.LogRecord]:
+    with store.log("records").open() as reader:
+        yield from reader.tail(start, timeout=60).records()
+
+
+def test_records_that_do_not_fit_are_refused(uri: str, tmp_path: pathlib.Path) -> None:
+    log(uri, "create", "raw")
+    log(uri, "create", "json", "--format", "envelope")
+    lines = ['{"json": [1]}', '{"text": "a"}', '{"text": "a", "time": 1}', '{"text": "b"}']
+    done = append(uri, "json", tmp_path, lines, "--format", "json")
+    assert (done.status, done.sentence) == (
+        2,
+        "bk log: line 3: it needs one of text, json and base64, and may have key and headers, but nothing else; the "
+        "lines before it are in log json, and none from it on",
+    )
+    assert log(uri, "read", "json").out == "[1]\na\n"
+    done = append(uri, "raw", tmp_path, ["x"], "--key", "k", "--header", "h=1")
+    assert (done.status, done.sentence) == (
+        2,
+        "bk log: log raw keeps raw values, without key, headers: append the value alone, or create a log with "
+        'record_format="envelope"',
+    )
+    assert log(uri, "show", "raw", "--json").json()["epoch"] == 0  # no leader was stopped for it
+    assert append(uri, "raw", tmp_path, ['{"text": "v"}'], "--format", "json").status == 0
+    assert log(uri, "read", "raw", "--format", "json").rows()[0]["text"] == "v"
+    assert append(uri, "raw", tmp_path, ['{"text": "v", "key": "k"}'], "--format", "json").status == 2
+    assert log(uri, "read", "raw").out == "v\n"
+    epoch = log(uri, "show", "json", "--json").json()["epoch"]
+    assert "--header h: expected NAME=VALUE" in append(uri, "json", tmp_path, ["x"], "--header", "h").sentence
+    assert (
+        "names that begin with bk- are reserved" in append(uri, "json", tmp_path, ["x"], "--header", "bk-x=1").sentence
+    )
+    assert log(uri, "show", "json", "--json").json()["epoch"] == epoch
+    assert "omit it, or --format text" in log(uri, "read", "json", "--json", "--format", "text").sentence
+    assert log(uri, "read", "json", "--raw", "--format", "json").status == 2
+
+
 def test_what_transactions_leave_behind_is_listed_and_reaped(uri: str) -> None:
     assert log(uri, "create", "transactions", "--ensemble", 1, "--format", "envelope").status == 0
     assert log(uri, "show", "transactions", "--json").json()["record_format"] == "envelope"
     with bookies.blocking.connect(uri) as store:
         orders = store.log("transactions")
         with orders.transaction("loader", 1) as txn:
-            txn.append_many([b"a", b"b"])
+            txn.append(b"a", key=b"k")
+            txn.append_many([b"b"])
         with store.create(
             ensemble=1, labels={"sink.log": "transactions", "sink.app": "lost", "sink.version": "3"}
         ) as left:

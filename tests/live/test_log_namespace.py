@@ -47,6 +47,12 @@ def test_the_life_of_a_log(uri: str, tmp_path: pathlib.Path) -> None:
         (2, 3, "none"),
     ]
     assert len(log(uri, "show", "orders").out.splitlines()) == 3
+    for words in (("--key", "k"), ("--header", "h=1"), ("--format", "json")):
+        assert (
+            "a record of DistributedLog is a value" in log(uri, "append", "orders", "--input", lines, *words).sentence
+        )
+    assert "--json prints the records" in log(uri, "read", "orders", "--format", "json").sentence
+    assert log(uri, "read", "orders", "--format", "raw").out == log(uri, "read", "orders", "--raw").out == "abcabc"
     before = rows[1]["position"]
     assert log(uri, "truncate", "orders", "--before", before, "--dry-run").out.startswith(
         "would let log orders begin at"

@@ -94,7 +94,7 @@ def test_records_with_keys_survive_parquet(
     made = store.log("keyed")
     made.create(record_format="envelope")
     with made.lead() as leader:
-        leader.append_many(packed.to_pylist())
+        leader.append_entries(packed.to_pylist())
     exporting.job(spark, config(cluster, "keyed", source="keyed", to=str(tmp_path / "out")))
     store.log("keyed-copy").create(record_format="envelope")
     importing.job(spark, config(cluster, "keyed-back", files=[str(tmp_path / "out")], log="keyed-copy"))

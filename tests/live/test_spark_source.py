@@ -152,7 +152,7 @@ def test_by_the_times_inside_records(store: Any, uri: dict[str, Any]) -> None:
         times = [1_000_000 * (100 + 10 * each) if each % every else None for each in range(first, last)]
         values = pa.array([b"%d" % each for each in range(first, last)])
         at = pa.array(times, pa.timestamp("us", tz="UTC"))
-        writer.append_many(envelope.encode(values, timestamp=at).to_pylist())
+        writer.append_entries(envelope.encode(values, timestamp=at).to_pylist())
 
     with log.lead() as writer:
         add(writer, 0, 30)
@@ -288,7 +288,7 @@ def test_records_with_key_headers_and_timestamp(store: Any, uri: dict[str, Any])
     headers = pa.array([[{"key": "h", "value": b"x"}], None], envelope.HEADERS_TYPE)
     entries = envelope.encode(pa.array([b'{"id": 1}', b'{"id": 2}']), pa.array([b"k", None]), headers, at)
     with log.lead() as writer:
-        writer.append_many(entries.to_pylist())
+        writer.append_entries(entries.to_pylist())
     rows = batch(uri | {"subscribe": "records", "includeHeaders": "true"})
     assert [(row["key"], row["value"], row["headers"]) for row in rows] == [
         (b"k", b'{"id": 1}', [{"key": "h", "value": b"x"}]), (None, b'{"id": 2}', None),

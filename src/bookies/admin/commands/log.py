@@ -1,17 +1,19 @@
 """`bk log`: create, append, read, tail, truncate, cursors, reap, show, list, delete.
 
 A log is an ordered list of ledgers changed by compare-and-swap. `append` takes the lead and appends one entry per line
-of stdin; it may be repeated. Positions are `LEDGER:ENTRY`.
+of stdin, in the log's record format; it may be repeated. Positions are `LEDGER:ENTRY`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, Option, Run, verb
+from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, OneOf, Option, Run, verb
 from bookies.admin.shared.common import (
     OnCluster,
     on_client,
@@ -26,13 +28,16 @@ from bookies.admin.shared.report import Report, Table
 from bookies.errors import LogTruncated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from bookies.admin.shared.lines import Parse, WrongLine
     from bookies.client.base import EntryBatch
-    from bookies.client.base.iteration import Entries
     from bookies.client.client import Client
     from bookies.client.log import Log
+    from bookies.client.log.log_records import LogEntries
+    from bookies.encoding.envelope import Header, Record
     from bookies.protocol.log import Manifest, Position
+    from bookies.protocol.log.records import Decode
 
 
 def _log(client: Client, arguments: argparse.Namespace) -> Log:
@@ -74,10 +79,15 @@ def _append(arguments: argparse.Namespace) -> Report:
 
 
 async def _append_from(client: Client, arguments: argparse.Namespace, descriptor: int) -> Report:
-    from bookies.admin.shared.lines import append_lines
+    from bookies.admin.shared.lines import WrongLine, append_lines
 
+    log, (key, headers) = _log(client, arguments), _record_fields(arguments)
+    parse = _parser(arguments.format, key, headers)
+    if key is not None or headers is not None:  # What the log cannot hold must not stop its leader.
+        _check_fields(log.name, (await log.manifest()).record_format, key, headers)
     progress = Progress("appended", None)
-    done = 0
+    count = done = 0
+    wrong: WrongLine | None = None
 
     def confirmed(count: int) -> None:
         nonlocal done
@@ -85,9 +95,12 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
         progress.update(count)
 
     try:
-        async with _log(client, arguments).lead(roll_size=arguments.roll_size) as writer:
+        async with log.lead(roll_size=arguments.roll_size) as writer:
             begin = f"{writer.ledger_id}:0"
-            count = await append_lines(writer, descriptor, confirmed)
+            try:
+                count = await append_lines(writer, descriptor, confirmed, parse)
+            except WrongLine as error:  # The writer is closed in order, so the lines before it can be read at once.
+                wrong = error
     except BaseException:
         progress.clear()
         if done:
@@ -96,39 +109,114 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
             )
         raise
     progress.clear()
+    if wrong is not None:
+        raise UsageError(f"{wrong}; the lines before it are in log {log.name}, and none from it on")
     if sys.stderr.isatty() and not arguments.json:
         print(f"appended {count:,} entries to log {arguments.log}, beginning at {begin}", file=sys.stderr)
     return Report({"log": arguments.log, "entries": count, "first": begin, "epoch": writer.epoch})
 
 
+def _record_fields(arguments: argparse.Namespace) -> tuple[bytes | None, Sequence[Header] | None]:
+    """Return the key and headers of records without their own."""
+    for text in arguments.header:
+        if "=" not in text:
+            raise UsageError(f"--header {text}: expected NAME=VALUE")
+    pairs = (text.partition("=") for text in arguments.header)
+    headers: list[Header] = [(name, os.fsencode(value)) for name, _, value in pairs]
+    return None if arguments.key is None else os.fsencode(arguments.key), headers or None
+
+
+def _check_fields(log: str, record_format: str, key: bytes | None, headers: Sequence[Header] | None) -> None:
+    from bookies.protocol.log.log_model import ENVELOPE
+    from bookies.protocol.log.records import entry_of, value_of
+
+    if record_format == ENVELOPE:
+        entry_of(b"", 0, key, headers)
+    else:
+        value_of(log, b"", key, headers)
+
+
+def _parser(form: str, key: bytes | None, headers: Sequence[Header] | None) -> Parse:
+    """Return the function that makes payloads of lines."""
+    from bookies.admin.shared.lines import WrongLine, as_they_are
+    from bookies.encoding.envelope import Record
+    from bookies.protocol.log.record_json import parse_object
+
+    if form == "text":
+        if key is None and headers is None:
+            return as_they_are
+        return lambda lines: ([Record(line, key, headers) for line in lines], None)
+    before = 0  # lines
+
+    def parse(lines: list[bytes]) -> tuple[list[bytes | Record], WrongLine | None]:
+        nonlocal before
+        records: list[bytes | Record] = []
+        for number, line in enumerate(lines, before + 1):
+            if not line.strip():
+                continue
+            try:
+                record = parse_object(line)
+            except ValueError as error:
+                return records, WrongLine(f"line {number:,}: {error}")
+            own = key if record.key is None else record.key, headers if record.headers is None else record.headers
+            records.append(Record(record.value, *own))
+        before += len(lines)
+        return records, None
+
+    return parse
+
+
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
     async with _log(client, arguments).open() as reader:
-        await _write(reader.read(_position(arguments.start)), arguments.json, b"" if arguments.raw else b"\n")
+        await _write(reader.read(_position(arguments.start)), _form(arguments), is_live=False)
     return 0
 
 
 async def _tail(client: Client, arguments: argparse.Namespace) -> int:
     async with _log(client, arguments).open() as reader:
-        await _write(reader.tail(_position(arguments.start)), arguments.json, b"\n", is_live=True)
+        await _write(reader.tail(_position(arguments.start)), _form(arguments), is_live=True)
     return 0
 
 
-async def _write(entries: Entries, as_json: bool, end: bytes, *, is_live: bool = False) -> None:
+def _form(arguments: argparse.Namespace) -> str:
+    """Return how entries are printed: `--format`, or "entries", which is `--json` alone."""
+    if arguments.json and arguments.format not in (None, "json"):
+        raise UsageError(f"--json prints JSON: omit it, or --format {arguments.format}")
+    other = "entries" if arguments.json else "raw" if getattr(arguments, "raw", False) else "text"
+    return str(arguments.format or other)
+
+
+async def _write(entries: LogEntries, form: str, *, is_live: bool) -> None:
     out = sys.stdout.buffer
     async for batch in entries.batches():
-        if as_json:
-            _write_json(batch)
-        else:
-            out.write(end.join(batch.payloads()) + end)
-        if is_live:
-            sys.stdout.flush()
-            out.flush()
+        try:
+            if form == "raw":
+                out.write(b"".join(batch.payloads()))
+            elif form == "entries":
+                for entry in batch.entries():
+                    print_json({"position": str(entry.position), "payload": entry.payload})
+            else:
+                _write_records(batch, entries.decode, form)
+        finally:
+            if is_live:
+                sys.stdout.flush()
+                out.flush()
     out.flush()
 
 
-def _write_json(batch: EntryBatch) -> None:
-    for entry in batch.entries():
-        print_json({"position": str(entry.position), "payload": entry.payload})
+def _write_records(batch: EntryBatch, decode: Decode, form: str) -> None:
+    """Print the records of a batch, up to one that is damaged. Raises `LogRecordCorrupt`."""
+    from bookies.client.log.log_records import records_of
+    from bookies.protocol.log.record_json import row_of
+
+    rows: list[bytes] = []
+    try:
+        for record in records_of(batch, decode):
+            is_json = form == "json"
+            rows.append(json.dumps(row_of(str(record.position), record)).encode() if is_json else record.value or b"")
+    finally:
+        if rows:
+            sys.stdout.buffer.write(b"\n".join(rows) + b"\n")
 
 
 def describe(name: str, manifest: Manifest) -> dict[str, object]:
@@ -326,6 +414,12 @@ _NAMESPACE = Option(
 _LOG = Option("log LOG", "name of the log")
 _PASSWORD = Option("--password", "password of the log's ledgers (default: empty)", default="")
 _DRY_RUN = Option("--dry-run", "report what would be deleted", bool)
+_FORMAT = Option(
+    "--format",
+    "text: values, a line each; json: a line of JSON each, with position, value, key, headers and time; raw: entries "
+    "as they are stored, without line ends (default text)",
+    choices=("text", "json", "raw"),
+)
 VERBS = (
     verb(
         "log create",
@@ -355,6 +449,15 @@ VERBS = (
         _PASSWORD,
         Option("--input FILE", "read from FILE instead of stdin"),
         Option(
+            "--format",
+            "text: a line is a value; json: a line is an object with text, json or base64, and perhaps key and headers "
+            "(default text)",
+            default="text",
+            choices=("text", "json"),
+        ),
+        Option("--key", "key of records without one (logs with record format envelope)"),
+        Option("--header NAME=VALUE", "header of records without headers; may be repeated", may_repeat=True),
+        Option(
             "--roll-size BYTES",
             "size of a ledger, in bytes, before the log continues in a new one (default 256 MiB)",
             int,
@@ -369,7 +472,7 @@ VERBS = (
         _LOG,
         _NAMESPACE,
         _PASSWORD,
-        Option("--raw", "print no line end after each entry", bool),
+        OneOf(Option("--raw", "print no line end after each entry: --format raw", bool), _FORMAT),
         _start("the beginning"),
     ),
     verb(
@@ -380,6 +483,7 @@ VERBS = (
         _LOG,
         _NAMESPACE,
         _PASSWORD,
+        _FORMAT,
         _start("the next entry"),
     ),
     verb(

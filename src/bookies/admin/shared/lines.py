@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+from bookies.admin.shared.usage import UsageError
 from bookies.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from bookies.encoding.envelope import Record
 
 PIECE_SIZE = 256 * 1024  # bytes of lines handed to one append_many
 IN_FLIGHT = 8  # pieces appended but not confirmed
@@ -18,19 +22,35 @@ LINE_SIZE_MAX = 1 << 30  # bytes; no setting allows larger entries
 class Appender(Protocol):
     """Writer of a ledger or of a log."""
 
-    async def append_many(self, payloads: list[bytes], /) -> object: ...
+    async def append_many(self, payloads: list[Any], /) -> object: ...
 
 
-async def append_lines(writer: Appender, descriptor: int, confirmed: Callable[[int], None]) -> int:
-    """Append every line up to the end of the input. Return their number.
+class WrongLine(UsageError):
+    """A line that is no entry. The lines before it were appended, and no later one."""
 
-    `confirmed`: called with the number of lines confirmed so far. Raises the exceptions of the writer's `append_many`,
-    also while the input is silent.
+
+Parse = Callable[[list[bytes]], tuple[Sequence["bytes | Record"], WrongLine | None]]
+
+
+def as_they_are(lines: list[bytes]) -> tuple[Sequence[bytes | Record], WrongLine | None]:
+    """Return the lines as payloads."""
+    return lines, None
+
+
+async def append_lines(
+    writer: Appender, descriptor: int, confirmed: Callable[[int], None], parse: Parse = as_they_are
+) -> int:
+    """Append every line up to the end of the input. Return the number of entries.
+
+    `confirmed`: called with the number of entries confirmed so far. `parse`: makes payloads of the next lines, up to
+    one that is wrong. Raises the exceptions of the writer's `append_many`, also while the input is silent, and
+    `WrongLine`.
     """
     pieces = read_lines(descriptor)
     reading: asyncio.Future[list[bytes] | None] = asyncio.ensure_future(anext(pieces, None))
     in_flight: deque[asyncio.Future[int]] = deque()  # the result is the number of lines
     count, is_ended = 0, False
+    wrong: WrongLine | None = None
     try:
         while in_flight or not is_ended:
             may_read = not is_ended and len(in_flight) < IN_FLIGHT
@@ -44,19 +64,24 @@ async def append_lines(writer: Appender, descriptor: int, confirmed: Callable[[i
                 lines = reading.result()
                 is_ended = lines is None
                 if lines is not None:
-                    in_flight.append(asyncio.ensure_future(_append(writer, lines)))
+                    payloads, wrong = parse(lines)
+                    is_ended = wrong is not None
+                    if payloads:
+                        in_flight.append(asyncio.ensure_future(_append(writer, [*payloads])))
                     reading = asyncio.ensure_future(anext(pieces, None))
     finally:
         unfinished: list[asyncio.Future[Any]] = [reading, *in_flight]
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
+    if wrong is not None:
+        raise wrong
     return count
 
 
-async def _append(writer: Appender, lines: list[bytes]) -> int:
-    await writer.append_many(lines)
-    return len(lines)
+async def _append(writer: Appender, payloads: list[bytes | Record]) -> int:
+    await writer.append_many(payloads)
+    return len(payloads)
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from bookies.admin.shared import Progress
+from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.common import opened_input, print_json, run_async, time_text
 from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
 from bookies.admin.shared.report import Report, Table
@@ -46,6 +46,11 @@ async def _position(log: Dlog, text: str | None) -> Dlsn | None:
 
 def append(arguments: argparse.Namespace) -> Report | int:
     """Append the lines of the input, with transaction ids that continue the log's."""
+    if arguments.format != "text" or arguments.key is not None or arguments.header:
+        raise UsageError(
+            "--format json, --key and --header are for logs of this cluster: a record of DistributedLog is a value. "
+            "Omit them, or omit --namespace"
+        )
     with opened_input(arguments.input, "nothing was appended") as descriptor:
         return on_namespace(arguments, lambda namespace, _: _append(namespace, arguments, descriptor))
 
@@ -70,7 +75,7 @@ async def read(namespace: Namespace, arguments: argparse.Namespace) -> int:
     log = namespace.log(arguments.log)
     async with log.open() as reader:
         start = await _position(log, arguments.start)
-        await _write(reader.read(start).batches(), arguments.json, b"" if arguments.raw else b"\n")
+        await _write(reader.read(start).batches(), arguments)
     return 0
 
 
@@ -79,12 +84,15 @@ async def tail(namespace: Namespace, arguments: argparse.Namespace) -> int:
     log = namespace.log(arguments.log)
     async with log.open() as reader:
         start = await _position(log, arguments.start)
-        await _write(reader.tail(start).batches(), arguments.json, b"\n")
+        await _write(reader.tail(start).batches(), arguments)
     return 0
 
 
-async def _write(batches: RecordBatches, as_json: bool, end: bytes) -> None:
-    out = sys.stdout.buffer
+async def _write(batches: RecordBatches, arguments: argparse.Namespace) -> None:
+    if arguments.format == "json":
+        raise UsageError("--format json is for logs of this cluster: --json prints the records of DistributedLog")
+    out, as_json = sys.stdout.buffer, arguments.json
+    end = b"" if arguments.format == "raw" or getattr(arguments, "raw", False) else b"\n"
     async for batch in batches:
         if as_json:
             for record in batch:

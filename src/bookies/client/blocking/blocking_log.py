@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Self
 
-from bookies.client.blocking.blocking_iteration import Caller
-from bookies.client.blocking.delegation import Blocking, BlockingHandle, delegates, iterates, opens, reads, waits
+from bookies.client.base import EntryBatch
+from bookies.client.blocking.blocking_iteration import BlockingBatches, BlockingEntries, Caller
+from bookies.client.blocking.delegation import Blocking, BlockingHandle, delegates, iterates, opens, waits
 from bookies.client.log import LogReader as AsyncLogReader
 from bookies.client.log import LogWriter as AsyncLogWriter
 from bookies.client.log import log as asynchronous
+from bookies.client.log.log_records import LogEntries, records_of
 from bookies.client.log.sequenced import SequencedWriter as AsyncSequencedWriter
 from bookies.client.log.transaction_writer import LogTransaction as AsyncLogTransaction
 from bookies.client.write.writer import Payload
+from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError
 from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.records import Decode, LogRecord
 
 
 class LogWriter(BlockingHandle[AsyncLogWriter]):
@@ -45,9 +49,42 @@ class LogWriter(BlockingHandle[AsyncLogWriter]):
     close = waits(AsyncLogWriter.close)
     abandon = waits(AsyncLogWriter.abandon)
 
-    def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> Position:
+    def append_many(self, payloads: Iterable[Payload | Record], *, timeout: float | None = None) -> Position:
         """Append entries one after the other and return the last position, once all are durable."""
         return self._thread.call(self._inner.append_many(list(payloads), timeout=timeout))
+
+    append_entries = waits(AsyncLogWriter.append_entries)
+
+
+class BlockingLogEntries(BlockingEntries):
+    """An iteration over the entries of a log. After a `TimeoutError` it may be repeated."""
+
+    def __init__(self, thread: Caller, entries: LogEntries) -> None:
+        super().__init__(BlockingBatches(thread, entries.batches()))
+        self._decode = entries.decode
+
+    def records(self) -> BlockingRecords:
+        """Return the same iteration by records. Entries of batches that were already delivered are not repeated.
+
+        A record has position, value, key, headers and time; in a raw log a position and the value only. An entry that
+        is no record raises `LogRecordCorrupt`. It names the position, and the iteration may be continued after it.
+        """
+        return BlockingRecords(self._batches, self._decode)
+
+
+class BlockingRecords(Iterator[LogRecord]):
+    """An iteration over the records of a log. After an error it may be repeated."""
+
+    def __init__(self, batches: Iterator[EntryBatch], decode: Decode) -> None:
+        self._batches = batches
+        self._decode = decode
+        self._items: Iterator[LogRecord] = iter(())
+
+    def __next__(self) -> LogRecord:
+        for record in self._items:
+            return record
+        self._items = records_of(next(self._batches), self._decode)
+        return next(self._items)
 
 
 class LogReader(BlockingHandle[AsyncLogReader]):
@@ -63,8 +100,8 @@ class LogReader(BlockingHandle[AsyncLogReader]):
         return self._inner.manifest
 
     refresh = waits(AsyncLogReader.refresh)
-    read = reads(AsyncLogReader.read)
-    tail = reads(AsyncLogReader.tail)
+    read = delegates(AsyncLogReader.read, BlockingLogEntries, BlockingLogEntries)
+    tail = delegates(AsyncLogReader.tail, BlockingLogEntries, BlockingLogEntries)
     close = waits(AsyncLogReader.close)
 
 
@@ -89,8 +126,9 @@ class LogTransaction(BlockingHandle[AsyncLogTransaction]):
         return self._inner.was_committed_before
 
     append = waits(AsyncLogTransaction.append)
+    append_entries = waits(AsyncLogTransaction.append_entries)
 
-    def append_many(self, payloads: Iterable[Payload]) -> None:
+    def append_many(self, payloads: Iterable[Payload | Record]) -> None:
         """Append entries; they are neither durable nor visible before the end of the block."""
         self._thread.call(self._inner.append_many(list(payloads)))
 

@@ -22,6 +22,7 @@ from bookies.client.log.cursor_store import LogCursors
 from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
 from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
+from bookies.client.log.record_writer import RecordLogWriter
 from bookies.client.log.sequenced import SequencedWriter
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
@@ -31,7 +32,7 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
-from bookies.protocol.log.log_model import RAW, RECORD_FORMATS, check_log_name, emptied, pack_manifest
+from bookies.protocol.log.log_model import ENVELOPE, RAW, RECORD_FORMATS, check_log_name, emptied, pack_manifest
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
 
@@ -69,9 +70,9 @@ class Log:
     ) -> None:
         """Create the log, without entries. The numbers are those of each of its ledgers: see `Client.create`.
 
-        `record_format`: the content of an entry, for Spark: "raw", the value itself, or "envelope", with key, headers
-        and timestamp. `exist_ok`: accept a log that exists, with any numbers. `timeout`: seconds. Raises `LogExists`,
-        `InvalidArgument`.
+        `record_format`: the content of an entry: "raw", the value itself, or "envelope", a record with key, headers and
+        timestamp. Every writer keeps to it. `exist_ok`: accept a log that exists, with any numbers. `timeout`: seconds.
+        Raises `LogExists`, `InvalidArgument`.
         """
         ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
         token = f"{self._runtime.random.getrandbits(64):016x}"
@@ -123,7 +124,8 @@ class Log:
 
         async def make() -> LogWriter:
             parts = await self._parts()
-            return LogWriter(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
+            writer_class = RecordLogWriter if parts.records.current.record_format == ENVELOPE else LogWriter
+            return writer_class(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
 
         return Opening(make, timeout, f"take the lead of log {self.name}")
 

@@ -17,13 +17,15 @@ from weakref import WeakValueDictionary
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.arguments import TimeLimit, position
-from bookies.client.base.iteration import Batches, Entries
+from bookies.client.base.iteration import Batches
 from bookies.client.log.log_operations import LogContext, Patience
+from bookies.client.log.log_records import LogEntries
 from bookies.client.read import LedgerReader
 from bookies.errors import BookKeeperError, LedgerClosed, LedgerNotFound, LogNotFound, LogTruncated
 from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import Extent
+from bookies.protocol.log.records import decoder
 
 T = TypeVar("T")
 POLL_S = 10.0  # seconds; a tail reads the list this often even without a notification: a watch may have been lost
@@ -59,29 +61,30 @@ class LogReader:
         state = "closed" if self._is_closed else "open"
         return f"<LogReader {self.name} {state} ledgers={self.manifest.ledger_ids}>"
 
-    def read(self, start: Position | None = None, *, timeout: float | None = None) -> Entries:
+    def read(self, start: Position | None = None, *, timeout: float | None = None) -> LogEntries:
         """Iterate over the entries from `start` on (None: from the beginning) up to the entries confirmed at that
         moment.
 
         `async for entry in reader.read()`; `entry.position` is its position, `entry.position.next` the one to
-        continue from. `.batches()` gives verified batches instead. `timeout`: seconds that a step may take.
+        continue from. `.records()` gives records with value, key, headers and time instead, `.batches()` verified
+        batches. `timeout`: seconds that a step may take.
 
         Raises `LogTruncated` (the next entries are not in the log any more; `manifest` tells where it begins),
         `LedgerNotFound` (a ledger of the log is lost), and the errors of `LedgerReader.read`.
         """
-        return Entries(self._source(start, is_tail=False), timeout)
+        return self._entries(start, timeout, is_tail=False)
 
-    def tail(self, start: Position | None = None, *, timeout: float | None = None) -> Entries:
+    def tail(self, start: Position | None = None, *, timeout: float | None = None) -> LogEntries:
         """Iterate over the entries from `start` on (None: new ones only) as they are confirmed, without an end. See
         `read`."""
-        return Entries(self._source(start, is_tail=True), timeout)
+        return self._entries(start, timeout, is_tail=True)
 
-    def _source(self, start: Position | None, *, is_tail: bool) -> _LogSource:
+    def _entries(self, start: Position | None, timeout: float | None, *, is_tail: bool) -> LogEntries:
         start = None if start is None else position("start", start)
         source = _LogSource(self, self._parts, start, is_tail=is_tail)
         self._count += 1
         self._sources[self._count] = source
-        return source
+        return LogEntries(source, timeout, decoder(self.name, self.manifest.record_format))
 
     async def close(self) -> None:
         """End its iterations. Idempotent."""

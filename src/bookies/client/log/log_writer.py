@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -36,6 +36,7 @@ from bookies.client.log.log_operations import (
 from bookies.client.write import LedgerWriter
 from bookies.client.write.manifest import ManifestLoop
 from bookies.client.write.writer import BATCH_SIZE_MAX, Payload
+from bookies.encoding.envelope import Record
 from bookies.errors import (
     AckQuorumTimeout,
     BookKeeperError,
@@ -49,10 +50,12 @@ from bookies.errors import (
 )
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import LedgerEnd, ended, rolled
+from bookies.protocol.log.records import Headers, value_of
 from bookies.runtime.tasks import Tasks
 
 OVERHEAD_MAX = 128  # bytes that an entry takes beside its payload, at most
 ROLL_RETRY_S = 10.0  # seconds after a roll that could not begin; until then the present ledger is used
+_new = tuple.__new__  # A named tuple's own one takes twice as long.
 
 
 class _Failed(Struct):
@@ -197,43 +200,73 @@ class LogWriter:
         return f"<LogWriter {self.name} {state} epoch={self._epoch} {self._ledger!r}>"
 
     # -- appending -----------------------------------------------------------------------------------------------
-    async def append(self, payload: Payload, *, timeout: float | None = None) -> Position:
+    async def append(
+        self,
+        payload: Payload | Record,
+        *,
+        key: Payload | None = None,
+        headers: Headers | None = None,
+        timestamp: float | None = None,
+        timeout: float | None = None,
+    ) -> Position:
         """Append one entry and return its position, once it is durable on the ack quorum. `timeout`: seconds.
 
+        The entry has the log's record format. In an envelope log it is a record with `key`, `headers` (a mapping or
+        pairs, from a name to bytes or None) and `timestamp` (seconds since 1970; None: now), or a `Record`, whose time
+        is now if it has none. In a raw log it is the payload.
+
         Raises `LogFenced` (another process leads now: the entry may or may not be in the log), `AckQuorumTimeout`
-        (not confirmed in time: the same), `LedgerClosed` (the writer was closed), `InvalidArgument` (too large), and
-        the error that ended this writer after a failure.
+        (not confirmed in time: the same), `LedgerClosed` (the writer was closed), `InvalidArgument` (too large, or not
+        for a raw log), and the error that ended this writer after a failure.
         """
-        if timeout is not None:
-            return await self._in_time(self._append([payload]), timeout)
+        if timeout is not None or key is not None or headers is not None or timestamp is not None:
+            value = value_of(self.name, payload, key, headers, timestamp)
+            return await self._in_time(self._append([value]), timeout)
         if self._gate.is_busy or self._error is not None:
-            return await self._append([payload])
+            return await self._append([value_of(self.name, payload)])
         self._count = number = self._count + 1
         ledger = self._ledger  # From here on like `_append`, which would cost half as much again per entry.
         try:
-            entry_id = await ledger.append(payload)
+            entry_id = await ledger.append(payload)  # type: ignore[arg-type]  # A ledger refuses a `Record`.
         except InvalidArgument:
-            raise
+            if not isinstance(payload, Record):
+                raise
+            return await self._append([value_of(self.name, payload)])
         except BookKeeperError as error:
-            return await self._append_left([payload], number, ledger, error)
+            return await self._append_left([payload], number, ledger, error)  # type: ignore[list-item]
         self._size_left -= len(payload)
         if self._size_left <= 0:
             self._roll_soon()
-        return Position(ledger.ledger_id, entry_id)
+        return _new(Position, (ledger.ledger_id, entry_id))
 
-    async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> Position:
+    async def append_many(self, payloads: Iterable[Payload | Record], *, timeout: float | None = None) -> Position:
         """Append entries one after the other, without any between them; return the last position, once all are durable.
 
-        They are in one ledger, unless it fails meanwhile. Raises like `append`; then some of them may be in the log.
+        They have the log's record format: see `append`. They are in one ledger, unless it fails meanwhile. Raises like
+        `append`; then some of them may be in the log.
         """
         batch = list(payloads)
+        try:
+            return await self._appending(batch, timeout)  # type: ignore[arg-type]
+        except InvalidArgument:
+            if not any(isinstance(payload, Record) for payload in batch):
+                raise
+        # Nothing was sent: a ledger checks the types of all payloads before.
+        return await self._appending([value_of(self.name, payload) for payload in batch], timeout)
+
+    async def append_entries(self, entries: Sequence[Payload], *, timeout: float | None = None) -> Position:
+        """Append entries that have the log's record format already, byte for byte: copies, or packed elsewhere.
+
+        See `append_many`, which is for values and records.
+        """
+        return await self._appending(list(entries), timeout)
+
+    def _appending(self, batch: list[Payload], timeout: float | None) -> Coroutine[object, object, Position]:
         if not batch:
             raise InvalidArgument("append_many needs at least one payload")
-        if timeout is None:
-            return await self._append(batch)
-        return await self._in_time(self._append(batch), timeout)
+        return self._append(batch) if timeout is None else self._in_time(self._append(batch), timeout)
 
-    async def _in_time(self, appending: Coroutine[object, object, Position], timeout: float) -> Position:
+    async def _in_time(self, appending: Coroutine[object, object, Position], timeout: float | None) -> Position:
         try:
             async with asyncio.timeout(seconds(timeout)):
                 return await appending

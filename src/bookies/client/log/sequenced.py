@@ -138,7 +138,7 @@ class SequencedWriter:
         epoch, append = self._leader.epoch, object()
         self._floors[append] = self._end
         try:
-            last = await self._leader.append_many(entries)
+            last = await self._leader.append_entries(entries)
             if self._leader.epoch != epoch:  # They may be in two ledgers.
                 raise LogError(f"a ledger of log {self._leader.name} was replaced: the positions are unknown")
         except InvalidArgument:

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 from msgspec.structs import replace
 
 from bookies.client.log.transaction import OnOpenTail, TransactionContext, abort, commit, read_head
+from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogNotFound
 from bookies.protocol.log import Manifest
-from bookies.protocol.log.log_model import Written
+from bookies.protocol.log.log_model import ENVELOPE, Written
+from bookies.protocol.log.records import Headers, entry_of, value_of
 from bookies.protocol.log.transaction import Origin, Transaction, labels_of
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class PartWriter:
     ) -> None:
         self.log = log
         self.token = manifest.token
+        self.record_format = manifest.record_format
         self._parts = parts
         self._manifest = manifest
         self._origin = origin
@@ -54,7 +57,10 @@ class PartWriter:
         self._written: list[Written] = []
 
     async def append_many(self, payloads: Iterable[Payload]) -> None:
-        """Append entries. They are durable when `finish` returns. Raises like `LedgerWriter.append_many`."""
+        """Append entries of the log's record format. They are durable when `finish` returns.
+
+        Raises like `LedgerWriter.append_many`.
+        """
         batch = list(payloads)
         if batch:
             async with self._turn:
@@ -148,13 +154,43 @@ class LogTransaction:
         self._options = options
         self._part: PartWriter | None = None
 
-    async def append_many(self, payloads: Iterable[Payload]) -> None:
-        """Append entries; they are neither durable nor visible before the end of the block."""
-        await self._open_part().append_many(payloads)
+    async def append_many(self, payloads: Iterable[Payload | Record]) -> None:
+        """Append entries in the log's record format; they are neither durable nor visible before the end of the block.
 
-    async def append(self, payload: Payload) -> None:
-        """Append one entry. `append_many` costs less."""
-        await self._open_part().append_many([payload])
+        Raises like `LedgerWriter.append_many`, and `InvalidArgument` for records that a raw log cannot hold.
+        """
+        part = self._open_part()
+        entries: list[Payload]
+        if part.record_format == ENVELOPE:
+            now_us = self._now_us()
+            entries = [entry_of(payload, now_us) for payload in payloads]
+        else:
+            entries = [payload if type(payload) is bytes else value_of(self._log, payload) for payload in payloads]
+        await part.append_many(entries)
+
+    async def append(
+        self,
+        payload: Payload | Record,
+        *,
+        key: Payload | None = None,
+        headers: Headers | None = None,
+        timestamp: float | None = None,
+    ) -> None:
+        """Append one entry: see `LogWriter.append`. `append_many` costs less."""
+        part = self._open_part()
+        entry: Payload
+        if part.record_format == ENVELOPE:
+            entry = entry_of(payload, self._now_us(), key, headers, timestamp)
+        else:
+            entry = value_of(self._log, payload, key, headers, timestamp)
+        await part.append_many([entry])
+
+    async def append_entries(self, entries: Sequence[Payload]) -> None:
+        """Append entries that have the log's record format already, byte for byte: see `LogWriter.append_entries`."""
+        await self._open_part().append_many(entries)
+
+    def _now_us(self) -> int:
+        return 1000 * self._parts.runtime.clock.wall_ms()
 
     def _open_part(self) -> PartWriter:
         if self._part is None:

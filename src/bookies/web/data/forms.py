@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from bookies.encoding.documents import parse_json
 from bookies.encoding.envelope import Record
-from bookies.protocol.log.sequences import HEADER, parse_number
+from bookies.protocol.log.record_json import parse_object, row_of
+from bookies.protocol.log.records import LogRecord
 from bookies.web.messages import JSON, Problem, Request, Response
 
 BINARY = "application/octet-stream"
@@ -19,7 +17,6 @@ LINES = "application/x-ndjson"  # an object a line
 PREFIXED = "application/x-bk-entries"  # of each entry: its length, u32 big-endian, and its bytes
 BODIES = f"{BINARY}, {LINES}, {PREFIXED}"
 ENTRIES_MAX = 1_000  # of one request
-RESERVED = "bk-"  # beginning of headers that are ours
 _u32 = struct.Struct(">I")
 
 
@@ -29,7 +26,7 @@ class Page(NamedTuple):
     `is_end`: no later entry was there to read.
     """
 
-    rows: Sequence[tuple[str, Record]]
+    rows: Sequence[tuple[str, LogRecord]]
     following: str
     is_end: bool
 
@@ -40,7 +37,7 @@ class Page(NamedTuple):
 def parse_entries(request: Request) -> list[Record]:
     """Return the entries of a body. Its type says how it holds several; any other type is one entry. Raises `Problem`.
 
-    An entry in JSON is `{"text": ...}`, `{"json": ...}` or `{"base64": ...}`, and may have `key` and `headers`.
+    `parse_object` documents an entry in JSON.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == LINES:
@@ -60,43 +57,9 @@ def parse_entries(request: Request) -> list[Record]:
 
 def _parse_line(number: int, line: bytes) -> Record:
     try:
-        content = parse_json(line)
-        if not isinstance(content, dict):
-            raise ValueError("an object is needed")
-        kinds = [name for name in ("text", "json", "base64") if name in content]
-        if len(kinds) != 1 or not content.keys() <= {*kinds, "key", "headers"}:
-            raise ValueError("it needs one of text, json and base64, and may have key and headers, but nothing else")
-        (kind,) = kinds
-        key = content.get("key")
-        return Record(
-            _value(kind, content[kind]),
-            None if key is None else _text(key, "key"),
-            _parse_headers(content["headers"]) if "headers" in content else None,
-        )
-    except (ValueError, TypeError, binascii.Error) as error:
+        return parse_object(line)
+    except ValueError as error:
         raise Problem(400, f"line {number} of the body: {error}") from None
-
-
-def _value(kind: str, value: object) -> bytes:
-    if kind == "json":
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-    data = _text(value, kind)
-    return base64.b64decode(data, validate=True) if kind == "base64" else data
-
-
-def _text(value: object, name: str) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} has to be a string")
-    return value.encode()
-
-
-def _parse_headers(value: object) -> list[tuple[str, bytes | None]]:
-    if not isinstance(value, dict):
-        raise TypeError("headers has to be an object of strings")
-    for name in value:
-        if name.startswith(RESERVED):
-            raise ValueError(f"headers: names that begin with {RESERVED} are reserved")
-    return [(name, None if item is None else _text(item, f"headers.{name}")) for name, item in value.items()]
 
 
 def _parse_prefixed(body: bytes) -> list[bytes]:
@@ -128,29 +91,3 @@ def page_response(request: Request, page: Page) -> Response:
         return Response(200, "".join(f"{json.dumps(row)}\n" for row in rows).encode(), LINES, headers)
     content = {"entries": rows, "next": page.following, "end": page.is_end}
     return Response(200, json.dumps(content).encode() + b"\n", JSON, headers)
-
-
-def row_of(position: str, record: Record) -> dict[str, Any]:
-    """Return an entry as JSON: `text` if it is UTF-8, else `base64`."""
-    row: dict[str, Any] = {"position": position, **_textual(record.value or b"")}
-    if record.key is not None:
-        row["key"] = record.key.decode("utf-8", "backslashreplace")
-    others: dict[str, str | None] = {}
-    for name, value in record.headers or ():
-        numbered = parse_number(value) if name == HEADER else None
-        if numbered is not None:
-            row["writer"], row["sequence"] = numbered
-        else:
-            others[name] = None if value is None else value.decode("utf-8", "backslashreplace")
-    if others:
-        row["headers"] = others
-    if record.timestamp_us is not None:
-        row["time_ms"] = record.timestamp_us // 1000
-    return row
-
-
-def _textual(value: bytes) -> Mapping[str, str]:
-    try:
-        return {"text": value.decode()}
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}

@@ -8,11 +8,12 @@ from typing import TypedDict, cast
 
 from bookies.client.log.log import Log
 from bookies.client.log.sequenced import Appended
-from bookies.encoding.envelope import Record, pack_record, parse_record
-from bookies.errors import BookKeeperError, InvalidArgument, LogExists, LogTruncated, SequenceGap
+from bookies.encoding.envelope import Record
+from bookies.errors import BookKeeperError, InvalidArgument, LogExists, LogRecordCorrupt, LogTruncated, SequenceGap
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import ENVELOPE, parse_position
+from bookies.protocol.log.records import decoder
 from bookies.protocol.log.sequences import CURSOR
 from bookies.web.apache_bookie import API
 from bookies.web.data.forms import BINARY, BODIES, page_response, parse_entries
@@ -203,8 +204,10 @@ class LogEndpoints:
         async with self._reading.turns, log.open() as reader:
             try:
                 batches = reader.read(None if start is None else _position(start)).batches()
-                is_envelope = reader.manifest.record_format == ENVELOPE
-                page = await self._reading.page(request, batches, _text, is_envelope=is_envelope)
+                decode = decoder(log.name, reader.manifest.record_format)
+                page = await self._reading.page(request, batches, _text, decode)
+            except LogRecordCorrupt as error:
+                raise _corrupt(error) from error
             except LogTruncated as error:
                 raise _truncated(error, await reader.refresh()) from error
         return page_response(request, page if page.following else page._replace(following=start or ""))
@@ -220,7 +223,7 @@ class LogEndpoints:
         async with (await self._client.get()).open(position.ledger_id, password=password) as ledger:
             entry = await ledger.read_entry(position.entry_id)
         self._reading.entries += 1
-        record = parse_record(entry.payload) if manifest.record_format == ENVELOPE else Record(entry.payload)
+        record = decoder(log.name, manifest.record_format)(*position, entry.payload)
         return Response(200, record.value or b"", BINARY, {"ETag": f'"{position}"'})
 
     async def _tail(self, request: Request) -> Response:
@@ -229,8 +232,8 @@ class LogEndpoints:
         position = _position(last).next if last else _position(start) if start else None
         reader = await (await self._log(request)).open()
         batches = reader.tail(position, timeout=HEARTBEAT_S).batches()
-        is_envelope = reader.manifest.record_format == ENVELOPE
-        return Tail(self._reading, reader, batches, _text, is_envelope=is_envelope).response()
+        decode = decoder(reader.name, reader.manifest.record_format)
+        return Tail(self._reading, reader, batches, _text, decode).response()
 
     # -- cursors -------------------------------------------------------------------------------------------------
     async def _cursors(self, request: Request) -> Response:
@@ -301,18 +304,9 @@ async def _send(led: LedLog, records: Sequence[Record], numbers: tuple[str, int]
     if numbers is not None:
         return await (await led.numbered()).append(*numbers, records)
     epoch = led.writer.epoch
-    last = await led.writer.append_many(_packed(led.writer.manifest, records))
+    last = await led.writer.append_many(records)
     is_one = led.writer.epoch == epoch  # otherwise they may be in two ledgers
     return Appended(Position(last.ledger_id, last.entry_id - len(records) + 1) if is_one else None, last, 0)
-
-
-def _packed(manifest: Manifest, records: Sequence[Record]) -> list[bytes]:
-    """Return records as entries. Raises `InvalidArgument` if the log has no room for their keys or headers."""
-    if manifest.record_format == ENVELOPE:
-        return [pack_record(record) for record in records]
-    if any(record.key is not None or record.headers is not None for record in records):
-        raise InvalidArgument("the log keeps raw values, without keys and headers")
-    return [record.value or b"" for record in records]
 
 
 def _text(ledger_id: int, entry_id: int) -> str:
@@ -351,6 +345,14 @@ def _truncated(error: LogTruncated, manifest: Manifest) -> Problem:
     beginning = manifest.beginning
     headers = {} if beginning is None else {"Bk-Begin": _text(beginning.ledger_id, beginning.first)}
     return Problem(410, str(error), "read from the position in Bk-Begin", headers)
+
+
+def _corrupt(error: LogRecordCorrupt) -> Problem:
+    """Return the answer to a read that begins at an entry that is no record."""
+    assert error.ledger_id is not None
+    assert error.entry_id is not None
+    headers = {"Bk-Next": _text(error.ledger_id, error.entry_id + 1)}
+    return Problem(500, str(error), "continue from the position in Bk-Next", headers)
 
 
 def _cursor_facts(cursor: Cursor) -> dict[str, object]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol
 
 from bookies.client.base import EntryBatch
 from bookies.client.base.iteration import Batches
-from bookies.encoding.envelope import Record, parse_record
-from bookies.errors import BookKeeperError, LedgerClosed
-from bookies.web.data.forms import Page, row_of
+from bookies.errors import BookKeeperError, LedgerClosed, LogRecordCorrupt
+from bookies.protocol.log.record_json import row_of
+from bookies.protocol.log.records import Decode, LogRecord
+from bookies.web.data.forms import Page
 from bookies.web.messages import Problem, Request, Response
 
 LIMIT, LIMIT_MAX = 100, 1_000  # entries of a page
@@ -40,24 +41,33 @@ class Reading:
         self.turns = asyncio.Semaphore(READS_MAX)
         self._tails_max = tails_max
 
-    async def page(self, request: Request, batches: Batches, text: PositionText, *, is_envelope: bool) -> Page:
-        """Read a page of the size that a request asks for. Raises `Problem`, and the errors of reading."""
+    async def page(self, request: Request, batches: Batches, text: PositionText, decode: Decode) -> Page:
+        """Read a page of the size that a request asks for. It ends before an entry that is no record.
+
+        Raises `Problem`, the errors of reading, and `LogRecordCorrupt` if that entry is the first.
+        """
         limit = bounded(request, "limit", LIMIT, LIMIT_MAX)
         size_left = bounded(request, "max_bytes", SIZE, SIZE_MAX)
-        rows: list[tuple[str, Record]] = []
+        rows: list[tuple[str, LogRecord]] = []
         following = ""
         async for batch in batches:
             for entry_id, payload in zip(batch.entry_ids, batch.payloads(), strict=True):
                 size_left -= len(payload)
                 if len(rows) == limit or (rows and size_left < 0):
-                    self.entries += len(rows)
-                    return Page(rows, following, is_end=False)
-                rows.append(
-                    (text(batch.ledger_id, entry_id), parse_record(payload) if is_envelope else Record(payload))
-                )
+                    return self._part(rows, following)
+                try:
+                    rows.append((text(batch.ledger_id, entry_id), decode(batch.ledger_id, entry_id, payload)))
+                except LogRecordCorrupt:
+                    if not rows:
+                        raise
+                    return self._part(rows, following)
                 following = text(batch.ledger_id, entry_id + 1)
         self.entries += len(rows)
         return Page(rows, following, is_end=True)
+
+    def _part(self, rows: Sequence[tuple[str, LogRecord]], following: str) -> Page:
+        self.entries += len(rows)
+        return Page(rows, following, is_end=False)
 
     def check_tails(self) -> None:
         """Raise `Problem` if there are too many tails."""
@@ -74,14 +84,12 @@ class Reading:
 class Tail:
     """Body of an answer that follows a log or a ledger. A client that does not read stops it, without more memory."""
 
-    def __init__(
-        self, reading: Reading, reader: Reader, batches: Batches, text: PositionText, *, is_envelope: bool
-    ) -> None:
+    def __init__(self, reading: Reading, reader: Reader, batches: Batches, text: PositionText, decode: Decode) -> None:
         self.reader = reader
         self._reading = reading
         self._batches = batches
         self._text = text
-        self._is_envelope = is_envelope
+        self._decode = decode
         self._pieces = self._events()
         reading.tails[self] = None
 
@@ -124,9 +132,12 @@ class Tail:
         parts: list[str] = []
         size = 0
         for entry_id, payload in zip(batch.entry_ids, batch.payloads(), strict=True):
-            record = parse_record(payload) if self._is_envelope else Record(payload)
             position = self._text(batch.ledger_id, entry_id)
-            parts.append(f"id: {position}\ndata: {json.dumps(row_of(position, record))}\n\n")
+            try:
+                content = f"data: {json.dumps(row_of(position, self._decode(batch.ledger_id, entry_id, payload)))}"
+            except LogRecordCorrupt as error:  # One event of its own, with an id: clients continue after it.
+                content = f"event: error\ndata: {json.dumps(str(error))}"
+            parts.append(f"id: {position}\n{content}\n\n")
             size += len(parts[-1])
             if size >= EVENTS_SIZE:
                 yield "".join(parts).encode()

@@ -19,6 +19,7 @@ from bookies.client.blocking import blocking, blocking_administration, blocking_
 from bookies.client.blocking.blocking import LoopThread
 from bookies.client.client import Client
 from bookies.client.log import Log, LogReader, LogWriter
+from bookies.client.log.log_records import LogEntries
 from bookies.client.log.sequenced import SequencedWriter
 from bookies.client.read import LedgerReader
 from bookies.client.repair import Administration
@@ -58,6 +59,7 @@ def public_names(kind: type) -> set[str]:
         (Batches, blocking_iteration.BlockingBatches),
         (Log, blocking_log.Log),
         (LogReader, blocking_log.LogReader),
+        (LogEntries, blocking_log.BlockingLogEntries),
         (LogWriter, blocking_log.LogWriter),
         (SequencedWriter, blocking_log.SequencedWriter),
     ],

@@ -62,7 +62,7 @@ def test_a_repeat_is_answered_with_the_same_positions_by_the_next_leader_too() -
         with pytest.raises(SequenceGap):
             await numbered.append("w", 4, records(b"e"))
         leader = await log.lead()
-        await leader.append(b"no record")  # another program's mistake is no number
+        await leader.append_entries([b"no record"])  # another program's mistake is no number
         await lead(log)
         assert await values_of_records(log) == [b"a", b"b", b"x", b"c"]
 

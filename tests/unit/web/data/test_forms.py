@@ -7,8 +7,9 @@ import json
 import pytest
 
 from bookies.encoding.envelope import Record
-from bookies.protocol.log.sequences import HEADER, pack_number
-from bookies.web.data.forms import BINARY, ENTRIES_MAX, LINES, PREFIXED, Page, page_response, parse_entries, row_of
+from bookies.protocol.log import Position
+from bookies.protocol.log.records import LogRecord
+from bookies.web.data.forms import BINARY, ENTRIES_MAX, LINES, PREFIXED, Page, page_response, parse_entries
 from bookies.web.messages import Problem, Request
 
 
@@ -36,17 +37,9 @@ def test_lines_of_json() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"x", b"[]", b"{}", b'{"text":1}', b'{"text":"a","json":1}', b'{"text":"a","time":1}', b'{"base64":"?"}',
-        b'{"text":"a","key":1}', b'{"text":"a","headers":[]}', b'{"text":"a","headers":{"h":1}}',
-        b'{"text":"a","headers":{"bk-sequence":"w:1"}}', b"\xff", b"[" * 100_000,
-    ],
-)  # fmt: skip
-def test_a_bad_line_is_named(line: bytes) -> None:
-    with pytest.raises(Problem, match="line 2 of the body") as caught:
-        parse_entries(request(b'{"text":"a"}\n' + line, LINES))
+def test_a_bad_line_is_named() -> None:
+    with pytest.raises(Problem, match="line 2 of the body: an object is needed") as caught:
+        parse_entries(request(b'{"text":"a"}\n[]', LINES))
     assert caught.value.status == 400
 
 
@@ -74,7 +67,9 @@ def test_numbers_of_entries_are_bounded(body: bytes, kind: str, status: int) -> 
 
 
 def test_pages_in_each_form() -> None:
-    page = Page([("7:0", Record(b"a")), ("7:1", Record(b"\xff"))], "7:2", is_end=True)
+    page = Page(
+        [(f"7:{at}", LogRecord(Position(7, at), value)) for at, value in enumerate((b"a", b"\xff"))], "7:2", True
+    )
     answer = page_response(request(b""), page)
     assert (answer.headers["Bk-Next"], answer.headers["Bk-End"]) == ("7:2", "true")
     assert json.loads(answer.body) == {  # type: ignore[arg-type]
@@ -87,11 +82,3 @@ def test_pages_in_each_form() -> None:
     lines = page_response(request(b"", accept=LINES), page)
     assert isinstance(lines.body, bytes)
     assert [json.loads(line)["position"] for line in lines.body.splitlines()] == ["7:0", "7:1"]
-
-
-def test_a_record_as_json() -> None:
-    headers = [("h", b"\xff"), (HEADER, pack_number("w", 3)), ("n", None)]
-    assert row_of("7:0", Record(None, b"k", headers, 1_700_000_000_123_456)) == {
-        "position": "7:0", "text": "", "key": "k", "writer": "w", "sequence": 3,
-        "headers": {"h": "\\xff", "n": None}, "time_ms": 1_700_000_000_123,
-    }  # fmt: skip

@@ -197,6 +197,46 @@ def test_a_tail_resumes_after_the_last_event_and_ends_with_the_gateway(serve: Se
     serve(body)
 
 
+def test_client_and_gateway_exchange_records_and_pass_an_entry_that_is_none(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        client = await site.client()
+        async with client.log("orders").lead() as writer:
+            first = await writer.append(b"v", key=b"k", headers={"h": b"1", "n": None}, timestamp=1.5)
+            bad = await writer.append_entries([b"bare"])
+            await writer.append(b"w")
+        page = (await site.call("GET", ENTRIES)).json
+        assert page == {
+            "entries": [
+                {"position": str(first), "text": "v", "key": "k", "headers": {"h": "1", "n": None}, "time_ms": 1500}
+            ],
+            "next": str(bad), "end": False,
+        }  # fmt: skip
+        refused = await site.call("GET", f"{ENTRIES}?from={bad}")
+        assert (refused.status, refused.headers["bk-next"]) == (500, str(bad.next))
+        assert f"log orders has no record at ledger {bad.ledger_id}, entry 1: " in refused.json["detail"]
+        assert (await site.call("GET", f"{ENTRIES}/{bad}")).status == 500
+        assert await texts(site, f"{ENTRIES}?from={bad.next}") == ["w"]
+        tail = await site.connect()
+        ask(tail, f"/logs/orders/tail?from={first}")
+        assert [text for _, text in await events(tail, 2)] == ["v", "w"]
+        assert f"id: {bad}\nevent: error\ndata: ".encode() in tail.received
+        tail.transport.close()
+        own = {"text": "x", "key": "k", "headers": {"h": "1"}}
+        position = (await site.call("POST", ENTRIES, json.dumps(own).encode(), Content_Type=LINES)).json["first"]
+        async with client.log("orders").lead(), client.log("orders").open() as reader:  # seals the gateway's ledger
+            found = [record async for record in reader.read(bad.next).records()]
+        assert (str(found[1].position), found[1].value, found[1].key, found[1].headers) == (
+            position, b"x", b"k", [("h", b"1")],
+        )  # fmt: skip
+        assert found[1].timestamp_us is not None
+        (row,) = (await site.call("GET", f"{ENTRIES}?from={position}")).json["entries"]
+        assert row == {"position": position, **own, "time_ms": found[1].timestamp_us // 1000}
+        await client.close()
+
+    serve(body)
+
+
 def test_a_client_that_does_not_read_its_tail_stops_it_and_is_cut(serve: Serve) -> None:
     async def body(site: Site) -> None:
         await create(site)

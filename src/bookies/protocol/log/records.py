@@ -1,0 +1,169 @@
+"""Records of a log: how a payload becomes an entry, and an entry a record again.
+
+The log's record format decides it. In a `raw` log the entry is the value. In an `envelope` log it is a record with key,
+headers and time, whose layout is in `encoding/envelope.py`. Every writer of a log keeps to its format, because readers
+have no other way to tell a bare value from a damaged record.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from msgspec import Struct
+
+from bookies.encoding.envelope import Header, Record, pack_fields, parse_record
+from bookies.errors import InvalidArgument, LogRecordCorrupt, MetadataCorrupt
+from bookies.protocol.log.log_model import ENVELOPE, Position
+
+RESERVED = "bk-"  # beginning of names of headers that are ours
+TIME_MAX = (1 << 63) - 1  # microseconds
+_new = tuple.__new__  # A named tuple's own one takes twice as long.
+
+Value = bytes | bytearray | memoryview
+Headers = Mapping[str, bytes | None] | Sequence[Header]
+
+
+class LogRecord(Struct, frozen=True):
+    """Record read from a log. None: null, or not in the entry. `timestamp_us`: microseconds since 1970.
+
+    The record of a raw log has a position and a value only.
+    """
+
+    position: Position
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[Header] | None = None
+    timestamp_us: int | None = None
+
+    @property
+    def timestamp(self) -> float | None:
+        """Return the time in seconds since 1970, as `append` accepts it."""
+        return None if self.timestamp_us is None else self.timestamp_us / 1_000_000
+
+
+# -- to entries ------------------------------------------------------------------------------------------------------
+
+
+def entry_of(
+    payload: Value | Record,
+    now_us: int,
+    key: Value | None = None,
+    headers: Headers | None = None,
+    timestamp: float | None = None,
+) -> bytes:
+    """Return the entry of an envelope log. `now_us`: the time of a record that has none, microseconds since 1970.
+
+    `timestamp`: seconds since 1970. Raises `InvalidArgument`.
+    """
+    value: Value | None = payload if not isinstance(payload, Record) else payload.value
+    time_us = None if timestamp is None else _microseconds(timestamp)
+    if isinstance(payload, Record):
+        if key is not None or headers is not None or timestamp is not None:
+            raise InvalidArgument("a Record has its own key, headers and timestamp: set them there")
+        _, key, headers, time_us = payload
+    elif type(value) is not bytes:
+        value = _bytes("payload", value)
+    return pack_fields(
+        None if value is None else _bytes("value", value),
+        None if key is None else _bytes("key", key),
+        None if headers is None else _checked_headers(headers),
+        now_us if time_us is None else _in_range("timestamp_us", time_us),
+    )
+
+
+def value_of(
+    log: str,
+    payload: Value | Record,
+    key: Value | None = None,
+    headers: Headers | None = None,
+    timestamp: float | None = None,
+) -> Value:
+    """Return the entry of a raw log. Raises `InvalidArgument` for everything that only a record can hold."""
+    value, *own = payload if isinstance(payload, Record) else (payload, None, None, None)
+    fields = zip(("key", "headers", "timestamp"), (key, headers, timestamp), own, strict=True)
+    refused = [name for name, given, of_record in fields if given is not None or of_record is not None]
+    if value is None:
+        refused.append("null as the value")
+    if value is None or refused:
+        raise InvalidArgument(
+            f"log {log} keeps raw values, without {', '.join(refused)}: append the value alone, or create a log with "
+            f'record_format="{ENVELOPE}"'
+        )
+    return value
+
+
+def check_header_name(name: str) -> str:
+    """Return the name of a header that an application chose. Raises ValueError."""
+    if name.startswith(RESERVED):
+        raise ValueError(f"names that begin with {RESERVED} are reserved")
+    return name
+
+
+def _checked_headers(headers: Headers) -> list[Header]:
+    try:
+        pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
+        for name, _ in pairs:
+            check_header_name(name).encode()
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"headers: {error}; expected a mapping or pairs, from a name (str) to bytes or None"
+        ) from None
+    return [(name, None if value is None else _bytes(f"header {name}", value)) for name, value in pairs]
+
+
+def _bytes(name: str, value: object) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    kinds = "bytes, bytearray, memoryview" + (" or a Record" if name == "payload" else "")
+    raise InvalidArgument(f"{name}: must be {kinds}, not {type(value).__name__}")
+
+
+def _microseconds(timestamp: float) -> int:
+    try:
+        whole = math.floor(timestamp)
+        return _in_range("timestamp", whole * 1_000_000 + round((timestamp - whole) * 1_000_000))
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(f"timestamp={timestamp!r}: must be a number of seconds since 1970") from None
+
+
+def _in_range(name: str, time_us: object) -> int:
+    try:
+        number = operator.index(time_us)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"{name}={time_us!r}: must be a whole number of microseconds since 1970") from None
+    if not -TIME_MAX <= number <= TIME_MAX:
+        raise InvalidArgument(f"{name}={number} microseconds: must be below {TIME_MAX} in amount")
+    return number
+
+
+# -- from entries ----------------------------------------------------------------------------------------------------
+
+Decode = Callable[[int, int, bytes], LogRecord]  # of a ledger's id, an entry's id and the entry
+
+
+def decoder(log: str, record_format: str) -> Decode:
+    """Return the function that makes records of a log's entries. It raises `LogRecordCorrupt`."""
+    return partial(_parsed, log) if record_format == ENVELOPE else plain
+
+
+def plain(ledger_id: int, entry_id: int, entry: bytes) -> LogRecord:
+    """Return the record of an entry that is a bare value."""
+    return LogRecord(_new(Position, (ledger_id, entry_id)), entry)
+
+
+def _parsed(log: str, ledger_id: int, entry_id: int, entry: bytes) -> LogRecord:
+    position = _new(Position, (ledger_id, entry_id))
+    try:
+        return LogRecord(position, *parse_record(entry))
+    except MetadataCorrupt as error:
+        raise LogRecordCorrupt(
+            f"log {log} has no record at ledger {ledger_id}, entry {entry_id}: {error.message}; read on from "
+            f"{position.next}",
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+        ) from error
