@@ -1,4 +1,4 @@
-"""`bk log`: create, append, read, tail, truncate, cursors, reap, show, list, delete.
+"""`bk log`: create, append, read, tail, truncate, cursors, retention, history, reap, show, list, delete.
 
 A log is an ordered list of ledgers changed by compare-and-swap. `append` takes the lead and appends one entry per line
 of stdin; it may be repeated. Positions are `LEDGER:ENTRY`.
@@ -10,8 +10,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from bookies.admin.commands import log_retention
 from bookies.admin.shared import Progress, UsageError
-from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, Option, Run, verb
+from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, OneOf, Option, Run, verb
 from bookies.admin.shared.common import (
     OnCluster,
     on_client,
@@ -23,6 +24,7 @@ from bookies.admin.shared.common import (
 )
 from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
 from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.times import SINCE, UNTIL, Before, end_of, start_of
 from bookies.errors import LogTruncated
 
 if TYPE_CHECKING:
@@ -102,18 +104,25 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
-    async with _log(client, arguments).open() as reader:
-        await _write(reader.read(_position(arguments.start)), arguments.json, b"" if arguments.raw else b"\n")
+    log = _log(client, arguments)
+    async with log.open() as reader:
+        entries = reader.read(await start_of(log, arguments, _position(arguments.start)))
+        end = await end_of(log, arguments)
+        await _write(
+            entries if end is None else Before(reader, entries, end), arguments.json, b"" if arguments.raw else b"\n"
+        )
     return 0
 
 
 async def _tail(client: Client, arguments: argparse.Namespace) -> int:
-    async with _log(client, arguments).open() as reader:
-        await _write(reader.tail(_position(arguments.start)), arguments.json, b"\n", is_live=True)
+    log = _log(client, arguments)
+    async with log.open() as reader:
+        start = await start_of(log, arguments, _position(arguments.start))
+        await _write(reader.tail(start), arguments.json, b"\n", is_live=True)
     return 0
 
 
-async def _write(entries: Entries, as_json: bool, end: bytes, *, is_live: bool = False) -> None:
+async def _write(entries: Entries | Before, as_json: bool, end: bytes, *, is_live: bool = False) -> None:
     out = sys.stdout.buffer
     async for batch in entries.batches():
         if as_json:
@@ -131,8 +140,8 @@ def _write_json(batch: EntryBatch) -> None:
         print_json({"position": str(entry.position), "payload": entry.payload})
 
 
-def describe(name: str, manifest: Manifest) -> dict[str, object]:
-    """Return a log's record for JSON: stable names."""
+def describe(name: str, manifest: Manifest, begun: Mapping[int, int] | None = None) -> dict[str, object]:
+    """Return a log's record for JSON: stable names. `begun`: times of extents, by number, in ms."""
     return {
         "log": name,
         "ensemble": manifest.ensemble,
@@ -149,6 +158,7 @@ def describe(name: str, manifest: Manifest) -> dict[str, object]:
                 "first": extent.first,
                 "last": extent.last,
                 "bytes": extent.bytes,
+                "begun_ms": (begun or {}).get(extent.seq),
             }
             for extent in manifest.extents
         ],
@@ -157,11 +167,13 @@ def describe(name: str, manifest: Manifest) -> dict[str, object]:
 
 
 async def _show(client: Client, arguments: argparse.Namespace) -> Report:
-    manifest = await _log(client, arguments).manifest()
-    return Report(describe(arguments.log, manifest), _parts(arguments.log, manifest))
+    log = _log(client, arguments)
+    manifest = await log.manifest()
+    begun = await log.begun()
+    return Report(describe(arguments.log, manifest, begun), _parts(arguments.log, manifest, begun))
 
 
-def _parts(name: str, manifest: Manifest) -> Iterator[str | Table]:
+def _parts(name: str, manifest: Manifest, begun: Mapping[int, int]) -> Iterator[str | Table]:
     quorums = f"E{manifest.ensemble}/Qw{manifest.write_quorum}/Qa{manifest.ack_quorum}"
     created = time_text(manifest.created_ms)
     yield f"log {name}  {quorums}  {manifest.digest.name.lower()}  epoch {manifest.epoch}  created {created}"
@@ -174,10 +186,11 @@ def _parts(name: str, manifest: Manifest) -> Iterator[str | Table]:
             "open" if extent.last is None else extent.last,
             "-" if extent.last is None else f"{max(0, extent.last - extent.first + 1):,}",
             "-" if extent.bytes is None else size_text(extent.bytes),
+            time_text(begun[extent.seq]) if extent.seq in begun else "-",
         )
         for extent in manifest.extents
     ]
-    yield Table(("ledger", "first", "last", "entries", "payload"), rows, (0, 1, 2, 3, 4))
+    yield Table(("ledger", "first", "last", "entries", "payload", "begun"), rows, (0, 1, 2, 3, 4))
 
 
 async def _reap(client: Client, arguments: argparse.Namespace) -> Report:
@@ -370,7 +383,8 @@ VERBS = (
         _NAMESPACE,
         _PASSWORD,
         Option("--raw", "print no line end after each entry", bool),
-        _start("the beginning"),
+        OneOf(_start("the beginning"), SINCE),
+        UNTIL,
     ),
     verb(
         "log tail",
@@ -380,7 +394,7 @@ VERBS = (
         _LOG,
         _NAMESPACE,
         _PASSWORD,
-        _start("the next entry"),
+        OneOf(_start("the next entry"), SINCE),
     ),
     verb(
         "log truncate",
@@ -403,6 +417,7 @@ VERBS = (
         Option("--move NAME=POSITION", "set a cursor to an entry; create it if it does not exist"),
         Option("--delete NAME", "delete a cursor: truncation no longer respects it"),
     ),
+    *log_retention.VERBS,
     verb(
         "log reap",
         "delete the ledgers of transactions that will not commit",

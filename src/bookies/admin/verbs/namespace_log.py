@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from bookies.admin.shared import Progress
+from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.common import opened_input, print_json, run_async, time_text
 from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
 from bookies.admin.shared.report import Report, Table
@@ -26,6 +26,8 @@ def on_namespace(arguments: argparse.Namespace, body: Body) -> Report | int:
     async def main() -> Report | int:
         from bookies.distributedlog import open_namespace
 
+        if getattr(arguments, "since", None) or getattr(arguments, "until", None):
+            raise UsageError("--since and --until are for logs without --namespace: give --from POSITION")
         password = getattr(arguments, "password", "").encode()
         async with open_namespace(arguments.namespace, password=password) as namespace:
             return await body(namespace, arguments)
