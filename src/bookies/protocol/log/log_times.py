@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
 
 from bookies.encoding.documents import parse_json
@@ -57,12 +57,13 @@ def known_points(manifest: Manifest) -> list[Point]:
     if not manifest.extents:
         return []
     points = [Point(Position(manifest.extents[0].ledger_id, 0), manifest.created_ms)]
-    for extent in manifest.extents:
-        if extent.committed_ms is not None:
-            points.append(Point(_start(extent), extent.committed_ms))
-    last = manifest.extents[-1]
-    if last.committed_ms is not None and last.last is not None:
-        points.append(Point(Position(last.ledger_id, last.last + 1), last.committed_ms + COMMIT_MS))
+    for extent, following in zip_longest(manifest.extents, manifest.extents[1:]):
+        if extent.committed_ms is None or extent.last is None:
+            continue
+        points.append(Point(_start(extent), extent.committed_ms))
+        ended_ms = extent.committed_ms + COMMIT_MS
+        if following is None or (following.committed_ms is not None and following.committed_ms > ended_ms):
+            points.append(Point(Position(extent.ledger_id, extent.last + 1), ended_ms))
     return points
 
 

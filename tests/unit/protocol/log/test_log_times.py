@@ -51,10 +51,10 @@ def test_the_list_knows_the_creation_and_its_commits() -> None:
     assert known_points(manifest()) == []
     log = manifest(Extent(0, 7, 2, 9, txn="a:1", committed_ms=50), Extent(1, 8, 0, 3, txn="a:2", committed_ms=60))
     assert known_points(log) == [point(7, 0, 1), point(7, 2, 50), point(8, 0, 60), point(8, 4, 60 + COMMIT_MS)]
-    assert known_points(manifest(Extent(0, 7, 0, 9, txn="a:1", committed_ms=50), Extent(1, 8))) == [
-        point(7, 0, 1),
-        point(7, 0, 50),
-    ]
+    first = Extent(0, 7, 0, 9, txn="a:1", committed_ms=50)
+    assert known_points(manifest(first, Extent(1, 8))) == [point(7, 0, 1), point(7, 0, 50)]
+    later = Extent(1, 8, 0, 9, txn="a:2", committed_ms=51 + COMMIT_MS)
+    assert point(7, 10, 50 + COMMIT_MS) in known_points(manifest(first, later))
 
 
 def test_too_many_points_lose_older_ones_but_not_the_first_of_a_ledger() -> None:
@@ -106,8 +106,17 @@ def test_the_record_comes_back() -> None:
     assert parse_times("orders", "another", data) == []
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format":1,"token":"t","points":[[7,0]]}',
-                                  b'{"format":1,"token":"t","points":[[]]}', b'{"format":1,"token":"t","points":5}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"format":1,"token":"t","points":[[7,0]]}',
+        b'{"format":1,"token":"t","points":[[]]}',
+        b'{"format":1,"token":"t","points":5}',
+    ],
+)
 def test_a_damaged_record_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(MetadataCorrupt, match="times of log orders cannot be read"):
         parse_times("orders", "t", data)
