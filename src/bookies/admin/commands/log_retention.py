@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from bookies.admin.shared.command_line import OneOf, Option, verb
-from bookies.admin.shared.common import on_client, size_text, time_text
+from bookies.admin.shared.common import on_client, on_session, size_text, time_text
 from bookies.admin.shared.report import Report, Table
 from bookies.admin.shared.times import seconds_of
 from bookies.admin.shared.usage import UsageError
@@ -15,14 +15,15 @@ from bookies.units import duration_text, parse_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bookies.admin.shared import Session
     from bookies.client.client import Client
     from bookies.protocol.log.retention import Removal, Retention
 
 _LIMITS = ("age", "size", "rows", "cursor_age")
 
 
-async def _retention(client: Client, arguments: argparse.Namespace) -> Report:
-    log = client.log(arguments.log)
+async def _retention(session: Session, arguments: argparse.Namespace) -> Report:
+    log = session.client.log(arguments.log)
     is_set = any(getattr(arguments, name) is not None for name in _LIMITS)
     if is_set and (arguments.off or arguments.apply):
         raise UsageError("--off and --apply go without limits: set them with a command of their own")
@@ -49,7 +50,10 @@ async def _retention(client: Client, arguments: argparse.Namespace) -> Report:
         lines.append("nothing to remove")
     if decision.held_by:
         lines.append(f"cursors that keep more: {', '.join(decision.held_by)}")
-    return Report(facts, lines)
+    remarks = []
+    if policy.has_limit and not arguments.apply and await session.driver.recovery.auditor() is None:
+        remarks.append("no process of auto-recovery runs: until one does, only --apply removes entries")
+    return Report(facts, lines, remarks=remarks)
 
 
 def _size(text: str) -> int:
@@ -71,15 +75,19 @@ def _limits(policy: Retention) -> dict[str, object]:
 def _policy_text(name: str, policy: Retention) -> str:
     limits = []
     if policy.age_ms is not None:
-        limits.append(f"entries of the last {duration_text(policy.age_ms / 1000)}")
+        limits.append(f"entries of the last {_duration(policy.age_ms / 1000)}")
     if policy.size is not None:
         limits.append(f"the newest {size_text(policy.size)}")
     if policy.rows is not None:
         limits.append(f"the newest {policy.rows:,} entries")
     text = f"log {name} keeps {', at most '.join(limits) if limits else 'all entries'}"
     if policy.cursor_age_ms is not None:
-        text += f"; cursors hold entries for {duration_text(policy.cursor_age_ms / 1000)}"
+        text += f"; cursors hold entries for {_duration(policy.cursor_age_ms / 1000)}"
     return text
+
+
+def _duration(seconds: float) -> str:
+    return duration_text(seconds) if seconds < 48 * 3600 else f"{seconds / 86_400:g} days"
 
 
 def _removal_text(removal: Removal) -> str:
@@ -128,7 +136,7 @@ VERBS = (
         "log retention",
         "show, set or apply the limits of a log; auto-recovery removes older ledgers",
         "bk log retention orders --age 7d --size 100GiB",
-        on_client(_retention),
+        on_session(_retention),
         _LOG,
         Option("--age DURATION", "keep entries for this time, such as 7d"),
         Option("--size BYTES", "keep this number of payload bytes, such as 100GiB"),

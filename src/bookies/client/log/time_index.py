@@ -64,13 +64,15 @@ class TimeIndex:
     async def keep(self, confirmed: Callable[[], Position | None]) -> None:
         """Note points and store them. `confirmed`: the position after the last confirmed entry; None ends this."""
         loop = asyncio.get_running_loop()
-        while (position := confirmed()) is not None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            if (position := confirmed()) is None:
+                return
             self.note(position)
             if self._unsaved and loop.time() >= self._due_s:
                 self._due_s = loop.time() + SAVE_S
                 with contextlib.suppress(BookKeeperError):
                     await self.save()
-            await asyncio.sleep(INTERVAL_S)
 
     async def finish(self, position: Position) -> None:
         """Note the end of the leader's last ledger, and store all points. Best effort."""
