@@ -128,6 +128,9 @@ if TYPE_CHECKING:
     from bookies.protocol.log.log_model import Manifest as Manifest
     from bookies.protocol.log.log_model import Position as Position
     from bookies.protocol.log.log_model import Segment as Segment
+    from bookies.protocol.log.retention import LogRemoval as LogRemoval
+    from bookies.protocol.log.retention import Retention as Retention
+    from bookies.protocol.log.retention import RetentionDecision as RetentionDecision
     from bookies.protocol.repair.fragments import Fragment as Fragment
     from bookies.protocol.repair.fragments import FragmentVerdict as FragmentVerdict
     from bookies.protocol.repair.fragments import ReplicaState as ReplicaState
@@ -171,6 +174,7 @@ _LAZY = {
     "LedgerWriter": "bookies.client.write.writer",
     "Log": "bookies.client.log.log",
     "LogReader": "bookies.client.log.log_reader",
+    "LogRemoval": "bookies.protocol.log.retention",
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",
     "Manifest": "bookies.protocol.log.log_model",
@@ -185,6 +189,8 @@ _LAZY = {
     "ReplicaScan": "bookies.client.repair.scan",
     "ReplicaState": "bookies.protocol.repair.fragments",
     "ReplicaVerdict": "bookies.protocol.repair.fragments",
+    "Retention": "bookies.protocol.log.retention",
+    "RetentionDecision": "bookies.protocol.log.retention",
     "Segment": "bookies.protocol.log.log_model",
     "SequencedWriter": "bookies.client.log.sequenced",
     "Versioned": "bookies.metadata.interface.driver",
@@ -271,6 +277,7 @@ __all__ = [
     "LogNotFound",
     "LogReader",
     "LogRecordCorrupt",
+    "LogRemoval",
     "LogTransaction",
     "LogTruncated",
     "LogWriter",
@@ -279,6 +286,7 @@ __all__ = [
     "MetadataError",
     "Move",
     "NoCluster",
+    "NotConfirmed",
     "NotEnoughBookies",
     "NotSupported",
     "Obstacle",
@@ -286,7 +294,6 @@ __all__ = [
     "Position",
     "ProtocolError",
     "QuorumError",
-    "NotConfirmed",
     "ReadFailed",
     "Reaped",
     "Record",
@@ -301,6 +308,8 @@ __all__ = [
     "ReplicaState",
     "ReplicaVerdict",
     "ReplicationFailed",
+    "Retention",
+    "RetentionDecision",
     "Segment",
     "SequenceGap",
     "SequencedWriter",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bookies.admin.shared import Session
     from bookies.client.client import Client
-    from bookies.protocol.log.retention import Removal, Retention
+    from bookies.protocol.log.retention import LogRemoval, Retention
 
 _LIMITS = ("age", "size", "rows", "cursor_age")
 
@@ -28,7 +28,7 @@ async def _retention(session: Session, arguments: argparse.Namespace) -> Report:
     if is_set and (arguments.off or arguments.apply):
         raise UsageError("--off and --apply go without limits: set them with a command of their own")
     if arguments.dry_run and not arguments.apply:
-        raise UsageError("--dry-run is for --apply: setting limits removes nothing by itself")
+        raise UsageError("--dry-run is for --apply: a command that sets limits removes nothing")
     if is_set or arguments.off:
         await log.set_retention(
             age=None if arguments.age is None else seconds_of("--age", arguments.age),
@@ -90,14 +90,14 @@ def _duration(seconds: float) -> str:
     return duration_text(seconds) if seconds < 48 * 3600 else f"{seconds / 86_400:g} days"
 
 
-def _removal_text(removal: Removal) -> str:
+def _removal_text(removal: LogRemoval) -> str:
     first, last = removal.ledgers[0], removal.ledgers[-1]
     names = f"ledger {first}" if first == last else f"ledgers {first} to {last}"
     text = f"{names}: {removal.rows:,} entries, {size_text(removal.size)} (limit: {', '.join(removal.reasons)})"
     return f"{text}; passed cursors {', '.join(removal.passed)}" if removal.passed else text
 
 
-def _facts(removal: Removal) -> dict[str, object]:
+def _facts(removal: LogRemoval) -> dict[str, object]:
     return {
         "at_ms": removal.at_ms,
         "before": str(removal.before),
@@ -114,7 +114,7 @@ async def _history(client: Client, arguments: argparse.Namespace) -> Report:
     return Report([_facts(removal) for removal in removals], [_table(removals)])
 
 
-def _table(removals: Sequence[Removal]) -> Table:
+def _table(removals: Sequence[LogRemoval]) -> Table:
     rows = [
         (
             time_text(removal.at_ms),

@@ -37,7 +37,7 @@ from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import RAW, RECORD_FORMATS, check_log_name, emptied, pack_manifest
 from bookies.protocol.log.log_times import begun_ms
-from bookies.protocol.log.retention import Decision, Removal, Retention
+from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
 
@@ -293,17 +293,17 @@ class Log:
         async with TimeLimit(timeout, f"read the retention of log {self.name}"):
             return (await self._retention()).policy
 
-    async def retention_decision(self, *, timeout: float | None = None) -> Decision:
+    async def retention_decision(self, *, timeout: float | None = None) -> RetentionDecision:
         """Return what `apply_retention` would remove first, and which cursors keep more. Raises `LogNotFound`."""
         async with TimeLimit(timeout, f"decide the retention of log {self.name}"):
             return await (await self._retention()).decide()
 
-    async def apply_retention(self, *, timeout: float | None = None) -> list[Removal]:
+    async def apply_retention(self, *, timeout: float | None = None) -> list[LogRemoval]:
         """Remove what the limits allow to go, now, and return it. Needs no password. Raises `LogNotFound`."""
         async with TimeLimit(timeout, f"apply the retention of log {self.name}"):
             return await (await self._retention()).apply()
 
-    async def history(self, *, timeout: float | None = None) -> list[Removal]:
+    async def history(self, *, timeout: float | None = None) -> list[LogRemoval]:
         """Return the last 100 removals of retention, the oldest first. Raises `LogNotFound`."""
         async with TimeLimit(timeout, f"read the history of log {self.name}"):
             return await (await self._retention()).history()

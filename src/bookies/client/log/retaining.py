@@ -23,9 +23,9 @@ from bookies.protocol.log.log_model import truncated
 from bookies.protocol.log.log_times import ended_ms
 from bookies.protocol.log.retention import (
     LEDGERS_MAX,
-    Decision,
-    Removal,
+    LogRemoval,
     Retention,
+    RetentionDecision,
     decide,
     pack_history,
     parse_history,
@@ -60,28 +60,28 @@ class LogRetention:
 
         await self._parts.records.update(change)
 
-    async def history(self) -> list[Removal]:
+    async def history(self) -> list[LogRemoval]:
         """Return the latest removals, the oldest first. Raises `MetadataError`."""
         return (await self._history())[0]
 
-    async def _history(self) -> tuple[list[Removal], int]:
+    async def _history(self) -> tuple[list[LogRemoval], int]:
         try:
             data, version = await self._driver.read_record(self._record)
         except RecordNotFound:
             return [], 0
         return parse_history(self._parts.records.name, self._parts.records.current.token, data), version
 
-    async def decide(self) -> Decision:
+    async def decide(self) -> RetentionDecision:
         """Decide what may go now. Raises `MetadataError`, `LedgerNotFound`."""
         policy = self.policy
         if not policy.has_limit:
-            return Decision(None)
+            return RetentionDecision(None)
         manifest = self._parts.records.current
         cursors, _ = await repeated(self._parts.runtime, self._parts.cursors.read)
         now_ms = self._parts.runtime.clock.wall_ms()
         return decide(manifest, policy, await self._ends(manifest, policy, now_ms), cursors, now_ms)
 
-    async def apply(self) -> list[Removal]:
+    async def apply(self) -> list[LogRemoval]:
         """Remove what may go now, and return what went. Raises `LogNotFound`, `LogFenced`, and the store's errors."""
         removals = []
         while (decision := await self.decide()).removal is not None:
@@ -95,7 +95,7 @@ class LogRetention:
             await sweep(self._parts)
         return removals
 
-    async def _remove(self, decision: Decision, removal: Removal) -> None:
+    async def _remove(self, decision: RetentionDecision, removal: LogRemoval) -> None:
         before = removal.before
         check_cursors = self._parts.cursors.guard(before, {}, is_forced=False, stale=decision.stale)
 

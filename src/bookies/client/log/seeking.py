@@ -21,7 +21,7 @@ from bookies.protocol.log.log_times import Point, bracket, known_points, ordered
 if TYPE_CHECKING:
     from bookies.client.read import LedgerReader
 
-DISORDER = 256  # entries; timestamps may be out of order by so many places, because several producers append at once
+DISORDER = 256  # places by which timestamps may be out of order, because several producers append at once
 SLACK_MS = 1_000  # between the timestamp of a record and the confirmation of its entry
 
 

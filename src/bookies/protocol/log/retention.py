@@ -44,7 +44,7 @@ class Retention(Struct, frozen=True, kw_only=True):
         return any(limit is not None for limit in (self.age_ms, self.size, self.rows))
 
 
-class Removal(Struct, frozen=True):
+class LogRemoval(Struct, frozen=True):
     """Removal of a log's oldest ledgers. `at_ms`: wall clock. `before`: where the log begins then.
 
     `reasons`: the limits of the policy that ask for it. `size`: payload bytes. `passed`: cursors that had unread
@@ -60,13 +60,13 @@ class Removal(Struct, frozen=True):
     passed: tuple[str, ...] = ()
 
 
-class Decision(NamedTuple):
+class RetentionDecision(NamedTuple):
     """Decision about a log. `removal` None: no ledger may go. `stale`: the cursors that it may pass.
 
     `held_by`: names of the cursors that keep more from going.
     """
 
-    removal: Removal | None
+    removal: LogRemoval | None
     stale: tuple[Cursor, ...] = ()
     held_by: tuple[str, ...] = ()
 
@@ -86,16 +86,16 @@ def retention_fields(policy: Retention) -> dict[str, int]:
         if limit < 1:
             raise InvalidArgument(f"{name.removesuffix('_ms')}: a retention of {limit} keeps nothing: give more than 0")
     if limits and not policy.has_limit:
-        raise InvalidArgument("cursor_age removes nothing by itself: give an age, a size or a number of rows too")
+        raise InvalidArgument("cursor_age alone removes nothing: give an age, a size or a number of rows too")
     return limits
 
 
 def decide(
     manifest: Manifest, policy: Retention, ends: Mapping[int, int], cursors: Mapping[str, Cursor], now_ms: int
-) -> Decision:
+) -> RetentionDecision:
     """Decide which of the oldest ledgers go. `ends`: `ended_ms` of extents, as far as it is known."""
     if manifest.held or manifest.is_deleting:
-        return Decision(None)
+        return RetentionDecision(None)
     closed = list(takewhile(lambda extent: extent.last is not None, manifest.extents[:-OPEN_MAX]))[:LEDGERS_MAX]
     wanted = {
         "age": _aged(closed, ends, now_ms, policy.age_ms),
@@ -109,9 +109,9 @@ def decide(
     held_by = tuple(sorted(name for name, index in holding.items() if index < count))
     count = min([count, *holding.values()])
     if not count:
-        return Decision(None, (), held_by)
+        return RetentionDecision(None, (), held_by)
     gone, first = manifest.extents[:count], manifest.extents[count]
-    removal = Removal(
+    removal = LogRemoval(
         now_ms,
         Position(first.ledger_id, first.first),
         tuple(reason for reason, number in wanted.items() if number),
@@ -120,7 +120,7 @@ def decide(
         sum(extent.bytes or 0 for extent in gone),
         tuple(sorted(cursor.name for cursor in stale if needed[cursor.name] < count)),
     )
-    return Decision(removal, stale, held_by)
+    return RetentionDecision(removal, stale, held_by)
 
 
 def _aged(closed: Sequence[Extent], ends: Mapping[int, int], now_ms: int, age_ms: int | None) -> int:
@@ -176,13 +176,13 @@ def _rows(extent: Extent) -> int:
 # -- the record of the history ---------------------------------------------------------------------------------------
 
 
-def pack_history(token: str, removals: Sequence[Removal]) -> bytes:
+def pack_history(token: str, removals: Sequence[LogRemoval]) -> bytes:
     """Return the stored record with the latest removals: JSON, one line."""
     rows = [{**to_builtins(removal), "before": str(removal.before)} for removal in removals[-REMOVALS_MAX:]]
     return json.dumps({"format": FORMAT, "token": token, "removals": rows}, separators=(",", ":")).encode()
 
 
-def parse_history(log: str, token: str, data: bytes) -> list[Removal]:
+def parse_history(log: str, token: str, data: bytes) -> list[LogRemoval]:
     """Return the removals, the oldest first; none if they belong to another log of that name.
 
     Raises `MetadataCorrupt`, `NotSupported` (a later format).
@@ -194,7 +194,7 @@ def parse_history(log: str, token: str, data: bytes) -> list[Removal]:
         if content["token"] != token:
             return []
         return [
-            Removal(
+            LogRemoval(
                 int(row["at_ms"]),
                 parse_position(row["before"]),
                 tuple(map(str, row["reasons"])),

@@ -16,7 +16,7 @@ from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.interface.driver import Step
 from bookies.metadata.shared.nodes import Table
 from bookies.protocol.log import Position
-from bookies.protocol.log.retention import Decision, Retention
+from bookies.protocol.log.retention import Retention, RetentionDecision
 
 Act = Callable[[World, Client, Log, list[Position]], Awaitable[None]]
 LEDGERS, PAUSE_S = 8, 10
@@ -48,7 +48,7 @@ async def ledgers(client: Client) -> list[int]:
 def test_ledgers_go_by_age_and_the_history_says_so() -> None:
     async def act(world: World, client: Client, log: Log, firsts: list[Position]) -> None:
         assert await log.retention() == Retention()
-        assert await log.retention_decision() == Decision(None)
+        assert await log.retention_decision() == RetentionDecision(None)
         assert await log.apply_retention() == []
         await log.set_retention(age=65)
         assert await log.retention() == Retention(age_ms=65_000)

@@ -13,9 +13,9 @@ from bookies.protocol.log.log_model import HELD, Extent
 from bookies.protocol.log.retention import (
     LEDGERS_MAX,
     REMOVALS_MAX,
-    Decision,
-    Removal,
+    LogRemoval,
     Retention,
+    RetentionDecision,
     decide,
     pack_history,
     parse_history,
@@ -29,7 +29,7 @@ ENDS = {seq: 1000 * (seq + 1) for seq in range(6)}  # the third extent, number 2
 NOW = 10_000
 
 
-def decision(policy: Retention, *cursors: Cursor, manifest: Manifest = LIST, now_ms: int = NOW) -> Decision:
+def decision(policy: Retention, *cursors: Cursor, manifest: Manifest = LIST, now_ms: int = NOW) -> RetentionDecision:
     return decide(manifest, policy, ENDS, {cursor.name: cursor for cursor in cursors}, now_ms)
 
 
@@ -64,11 +64,11 @@ def test_limits(policy: Retention, ledgers: list[int]) -> None:
 
 def test_a_removal_says_what_and_why() -> None:
     policy = Retention(age_ms=6_999, size=500)
-    assert decision(policy).removal == Removal(NOW, Position(13, 0), ("age", "size"), (10, 11, 12), 30, 300)
+    assert decision(policy).removal == LogRemoval(NOW, Position(13, 0), ("age", "size"), (10, 11, 12), 30, 300)
 
 
 def test_extents_of_an_unknown_age_stay() -> None:
-    assert decide(LIST, Retention(age_ms=1), {1: 5}, {}, NOW) == Decision(None)
+    assert decide(LIST, Retention(age_ms=1), {1: 5}, {}, NOW) == RetentionDecision(None)
     assert decision(Retention(age_ms=1), now_ms=500).removal is None  # the clock stepped back
 
 
@@ -90,8 +90,8 @@ def test_no_ledger_goes_that_a_cursor_needs(at: Cursor, ledgers: list[int]) -> N
 def test_a_cursor_is_passed_when_neither_it_nor_its_entries_are_young() -> None:
     policy = Retention(rows=1, cursor_age_ms=5_000)
     stale = cursor(11, 3, moved_ms=2_500)
-    assert decision(policy, stale) == Decision(
-        Removal(NOW, Position(15, 0), ("rows",), (10, 11, 12, 13, 14), 50, 500, ("billing",)), (stale,)
+    assert decision(policy, stale) == RetentionDecision(
+        LogRemoval(NOW, Position(15, 0), ("rows",), (10, 11, 12, 13, 14), 50, 500, ("billing",)), (stale,)
     )
     assert gone(policy, cursor(11, 3, moved_ms=6_000)) == [10]
     assert gone(policy, cursor(14, 3, moved_ms=0)) == [
@@ -107,7 +107,7 @@ def test_a_cursor_is_passed_when_neither_it_nor_its_entries_are_young() -> None:
 
 def test_a_log_that_is_held_or_deleted_keeps_all() -> None:
     for manifest in (replace(LIST, extra={HELD: "it moved"}), replace(LIST, is_deleting=True)):
-        assert decision(Retention(rows=1), manifest=manifest) == Decision(None)
+        assert decision(Retention(rows=1), manifest=manifest) == RetentionDecision(None)
 
 
 def test_a_removal_has_a_bounded_number_of_ledgers() -> None:
@@ -131,7 +131,7 @@ def test_the_policy_is_a_field_of_the_record() -> None:
     [
         (Retention(age_ms=0), "age: a retention of 0 keeps nothing"),
         (Retention(size=-5), "size: a retention of -5 keeps nothing"),
-        (Retention(cursor_age_ms=5), "cursor_age removes nothing by itself"),
+        (Retention(cursor_age_ms=5), "cursor_age alone removes nothing"),
     ],
 )
 def test_wrong_policies(policy: Retention, text: str) -> None:
@@ -141,7 +141,7 @@ def test_wrong_policies(policy: Retention, text: str) -> None:
 
 def test_the_history_comes_back_and_is_bounded() -> None:
     removals = [
-        Removal(ms, Position(13, 0), ("age",), (10, 11), 20, 200, ("billing",)) for ms in range(REMOVALS_MAX + 5)
+        LogRemoval(ms, Position(13, 0), ("age",), (10, 11), 20, 200, ("billing",)) for ms in range(REMOVALS_MAX + 5)
     ]
     data = pack_history("t", removals)
     assert parse_history("orders", "t", data) == removals[5:]
