@@ -165,7 +165,7 @@ class LogWriter:
         self._schedule = _RollSchedule(roll_size, roll_age_s, self._aged)
         self._futile = FutileLedgers(parts.runtime)
         self._install(ledger)
-        self._tasks.start(parts.times.keep(self._confirmed), f"note times of log {self.name}")
+        parts.times.keep(self._confirmed, self._tasks)
         if self._records.current.deleting:
             self._tasks.start(self._sweep(), f"sweep up after log {self.name}")
 

@@ -19,6 +19,7 @@ from bookies.metadata.interface.driver import RecordAt, RecordWrite
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_times import POINTS_MAX, Point, ordered, pack_times, parse_times, thinned
 from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import Tasks
 
 INTERVAL_S = 1.0  # seconds between two points while entries are confirmed
 SAVE_S = 10.0  # seconds between two writes
@@ -61,18 +62,28 @@ class TimeIndex:
         if len(self._unsaved) > POINTS_MAX:  # The store does not answer.
             self._unsaved = thinned(self._unsaved)
 
-    async def keep(self, confirmed: Callable[[], Position | None]) -> None:
-        """Note points and store them. `confirmed`: the position after the last confirmed entry; None ends this."""
+    def keep(self, confirmed: Callable[[], Position | None], tasks: Tasks) -> None:
+        """Note points and store them. `confirmed`: the position after the last confirmed entry; None ends this.
+
+        `tasks`: run the writes.
+        """
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(INTERVAL_S)
-            if (position := confirmed()) is None:
+
+        def look() -> None:
+            position = confirmed()
+            if position is None:
                 return
             self.note(position)
             if self._unsaved and loop.time() >= self._due_s:
                 self._due_s = loop.time() + SAVE_S
-                with contextlib.suppress(BookKeeperError):
-                    await self.save()
+                tasks.start(self._try_to_save(), f"store times of log {self._records.name}")
+            loop.call_later(INTERVAL_S, look)
+
+        loop.call_later(INTERVAL_S, look)
+
+    async def _try_to_save(self) -> None:
+        with contextlib.suppress(BookKeeperError):
+            await self.save()
 
     async def finish(self, position: Position) -> None:
         """Note the end of the leader's last ledger, and store all points. Best effort."""
