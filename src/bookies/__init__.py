@@ -131,6 +131,9 @@ if TYPE_CHECKING:
     from bookies.protocol.log.log_model import Position as Position
     from bookies.protocol.log.log_model import Segment as Segment
     from bookies.protocol.log.records import LogRecord as LogRecord
+    from bookies.protocol.log.retention import LogRemoval as LogRemoval
+    from bookies.protocol.log.retention import Retention as Retention
+    from bookies.protocol.log.retention import RetentionDecision as RetentionDecision
     from bookies.protocol.repair.fragments import Fragment as Fragment
     from bookies.protocol.repair.fragments import FragmentVerdict as FragmentVerdict
     from bookies.protocol.repair.fragments import ReplicaState as ReplicaState
@@ -177,6 +180,7 @@ _LAZY = {
     "LogReader": "bookies.client.log.log_reader",
     "LogRecord": "bookies.protocol.log.records",
     "LogRecords": "bookies.client.log.log_records",
+    "LogRemoval": "bookies.protocol.log.retention",
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",
     "Manifest": "bookies.protocol.log.log_model",
@@ -191,6 +195,8 @@ _LAZY = {
     "ReplicaScan": "bookies.client.repair.scan",
     "ReplicaState": "bookies.protocol.repair.fragments",
     "ReplicaVerdict": "bookies.protocol.repair.fragments",
+    "Retention": "bookies.protocol.log.retention",
+    "RetentionDecision": "bookies.protocol.log.retention",
     "Segment": "bookies.protocol.log.log_model",
     "SequencedWriter": "bookies.client.log.sequenced",
     "Versioned": "bookies.metadata.interface.driver",
@@ -280,6 +286,7 @@ __all__ = [
     "LogRecord",
     "LogRecordCorrupt",
     "LogRecords",
+    "LogRemoval",
     "LogTransaction",
     "LogTruncated",
     "LogWriter",
@@ -288,6 +295,7 @@ __all__ = [
     "MetadataError",
     "Move",
     "NoCluster",
+    "NotConfirmed",
     "NotEnoughBookies",
     "NotSupported",
     "Obstacle",
@@ -295,7 +303,6 @@ __all__ = [
     "Position",
     "ProtocolError",
     "QuorumError",
-    "NotConfirmed",
     "ReadFailed",
     "Reaped",
     "Record",
@@ -310,6 +317,8 @@ __all__ = [
     "ReplicaState",
     "ReplicaVerdict",
     "ReplicationFailed",
+    "Retention",
+    "RetentionDecision",
     "Segment",
     "SequenceGap",
     "SequencedWriter",

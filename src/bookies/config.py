@@ -426,6 +426,9 @@ class RecoveryConfig:
     audit_verification_percentage: int = setting(
         0, "percent of the entries between the first and the last that checks and repairs read", low=0, high=100
     )
+    log_retention_interval_s: int = setting(
+        600, "time between two removals of what logs need not keep, see `bk log retention`; 0: never", low=0
+    )
     audit_ledgers_at_once: int = setting(16, "ledgers whose replicas are checked at a time", low=1, high=10_000)
     audit_metadata_rate: int = setting(2_000, "metadata operations of checks, per second", low=1)
     recovery_ledgers_at_once: int = setting(8, "ledgers that this process repairs at a time", low=1, high=1_000)

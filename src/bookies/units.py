@@ -1,13 +1,14 @@
-"""Durations and sizes as text: what operators type in options and read in reports."""
+"""Durations, times and sizes as text: what operators type in options and read in reports."""
 
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _duration = re.compile(r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+) *(?P<unit>[a-z]+)").fullmatch
-_size = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kmg]?)").fullmatch
+_size = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kmgt]?)(?:(?<=[kmgt])ib)?").fullmatch
 
 
 def parse_duration(text: str) -> float | None:
@@ -18,8 +19,22 @@ def parse_duration(text: str) -> float | None:
     return float(match["number"]) * _SECONDS[match["unit"]]
 
 
+def parse_time(text: str, now_s: float) -> float | None:
+    """Return the seconds since 1970 of a time in ISO 8601, or a duration before `now_s`; None if the text is neither.
+
+    A time without a zone is local.
+    """
+    ago_s = parse_duration(text)
+    if ago_s is not None:
+        return now_s - ago_s
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
 def parse_size(text: str) -> int | None:
-    """Return the bytes of `65536`, `64k`, `8m` or `1g` (powers of 1,024); None if the text is no size."""
+    """Return the bytes of `65536`, `64k`, `8m`, `1GiB` or `1t` (powers of 1,024); None if the text is no size."""
     match = _size(text.strip().lower())
     return None if match is None else int(match["number"]) * _BYTES[match["unit"]]
 

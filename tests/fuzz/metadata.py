@@ -23,7 +23,7 @@ from bookies.metadata.shared.store_driver import parse_instance_id
 from bookies.metadata.zookeeper import zk_layout
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.offload import LABEL, offload_of
-from bookies.protocol.log import cursors, log_model, log_segments
+from bookies.protocol.log import cursors, log_model, log_segments, log_times, retention
 from bookies.replication.operator import status
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "metadata"
@@ -159,8 +159,10 @@ def _manifest(data: bytes) -> None:
     manifest = accepted(errors, log_model.parse_manifest, "log", data)
     if manifest is not None:
         check(manifest.token is not None, "a manifest without a token", manifest)
+        accepted(MetadataCorrupt, retention.retention_of, manifest)
     accepted(errors, log_segments.parse_segment, "segment", data)
-    accepted(errors, cursors.parse_cursors, "log", "t", data)
+    for parse in (cursors.parse_cursors, log_times.parse_times, retention.parse_history):
+        accepted(errors, parse, "log", "t", data)
 
 
 def _status(data: bytes) -> None:
@@ -183,6 +185,9 @@ MANIFEST = {
     "epoch": 1, "next_seq": 2, "extents": [{"seq": 1, "ledger": 7, "first": 0, "last": 3}], "deleting": [9], "txns": {},
 }  # fmt: skip
 NOTE = {"maintenance": {"until_ms": 9, "by": "x"}, "draining": {"since_ms": 1, "by": "x"}}
+TIMES = {"format": 1, "token": "t", "points": [[7, 0, 1795284255562, 50, 1008], [9, 0, 5]]}
+REMOVAL = {"at_ms": 1, "before": "7:0", "reasons": ["age"], "ledgers": [1], "rows": 2, "size": 3, "passed": []}
+HISTORY = {"format": 1, "token": "t", "removals": [REMOVAL]}
 CURSORS = {"format": 1, "token": "t", "cursors": {"c": {"ledger": 1, "entry": 2, "moved_ms": 3}}}
 OFFLOAD = {
     "attempt": "a",
@@ -205,7 +210,7 @@ LINES = [
 JSON: list[tuple[Callable[[bytes], None], list[Any]]] = [
     (_notes, [{"format": 1, "bookies": {"b1:1": NOTE}}]),
     (_places, [{"format": 1, "bookies": {"b1:1": ["/r1", "10.0.0.1"]}}]),
-    (_manifest, [MANIFEST, {"extents": MANIFEST["extents"]}, CURSORS]),
+    (_manifest, [MANIFEST, {"extents": MANIFEST["extents"]}, CURSORS, TIMES, HISTORY]),
     (_status, [{"written_ms": 5, "reports": [{"ledger_id": 1, "checked_ms": 2}], "lost": []}]),
     (_offload, [OFFLOAD]),
     (_dump, LINES),

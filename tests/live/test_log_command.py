@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import pathlib
 import subprocess
@@ -114,6 +115,39 @@ def test_cursors_hold_truncations_back(uri: str, tmp_path: pathlib.Path) -> None
     assert "expected NAME=LEDGER:ENTRY" in log(uri, "cursors", "held", "--move", "billing").sentence
 
 
+def test_times_and_retention(uri: str, tmp_path: pathlib.Path) -> None:
+    log(uri, "create", "timed")
+    middles = []
+    for part in range(4):
+        append(uri, "timed", tmp_path, [f"{part}a", f"{part}b"])
+        time.sleep(0.01)
+        middles.append(datetime.datetime.now().isoformat())
+    assert log(uri, "read", "timed", "--since", "1h", "--until", middles[0]).out.splitlines() == ["0a", "0b"]
+    assert log(uri, "read", "timed", "--since", middles[1]).out.splitlines() == ["2a", "2b", "3a", "3b"]
+    assert log(uri, "read", "timed", "--until", "1d").out == ""
+    assert "must be a duration before now" in log(uri, "read", "timed", "--since", "soon").sentence
+    assert "not allowed with" in log(uri, "read", "timed", "--since", "1h", "--from", "1:0").err
+    assert all(extent["begun_ms"] for extent in log(uri, "show", "timed", "--json").json()["extents"])
+
+    shown = log(uri, "retention", "timed", "--rows", 3, "--age", "7d")
+    assert "keeps entries of the last 7 days, at most the newest 3 entries" in shown.out
+    assert "until one does, only --apply removes entries" in shown.err
+    for words, text in (
+        (("--age", "soon"), "must be a duration such as 12h or 7d"),
+        (("--size", "1x"), "must be a number of bytes"),
+        (("--rows", 0), "keeps nothing"),
+        (("--off", "--rows", 1), "go without limits"),
+        (("--dry-run",), "--dry-run is for --apply"),
+    ):
+        assert text in log(uri, "retention", "timed", *words).sentence
+    planned = log(uri, "retention", "timed", "--apply", "--dry-run", "--json").json()["would_remove"]
+    removed = log(uri, "retention", "timed", "--apply", "--json").json()["removed"]
+    assert [row["entries"] for row in removed] == [row["entries"] for row in planned] == [4]
+    assert log(uri, "read", "timed").out.splitlines() == ["2a", "2b", "3a", "3b"]
+    assert [row["reasons"] for row in log(uri, "history", "timed", "--json").json()] == [["rows"]]
+    assert "keeps all entries" in log(uri, "retention", "timed", "--off").out
+
+
 def test_a_tail_goes_on_from_leader_to_leader(uri: str, tmp_path: pathlib.Path) -> None:
     log(uri, "create", "live")
     append(uri, "live", tmp_path, ["before"])
@@ -155,8 +189,15 @@ def test_the_blocking_client(uri: str) -> None:
             assert next(reader.tail(last)).payload == b"four"
             assert reader.manifest == log.manifest()
             assert "LogReader blocking" in repr(reader)
+        assert log.at(0.0) == first
+        assert log.at(time.time() + 60) == Position(log.manifest().ledger_ids[-1], 0)
         log.truncate(last)
         log.lead().abandon()
+        log.set_retention(age=3600.0, size=1)
+        assert log.retention().size == 1
+        assert log.apply_retention() == log.history()
+        assert log.retention_decision().removal is None
+        assert log.begun()
         log.delete()
         assert store.logs("block") == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bookies.units import decimal_size_text, duration_text, parse_duration, parse_size, size_text
+from bookies.units import decimal_size_text, duration_text, parse_duration, parse_size, parse_time, size_text
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,41 @@ def test_any_other_text_is_no_duration(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("0", 0), ("65536", 65_536), ("64k", 65_536), (" 8M ", 8 << 20), ("1g", 1 << 30)]
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("65536", 65_536),
+        ("64k", 65_536),
+        (" 8M ", 8 << 20),
+        ("1g", 1 << 30),
+        ("3GiB", 3 << 30),
+        ("1t", 1 << 40),
+    ],
 )
 def test_a_size_is_a_whole_number_with_or_without_a_scale(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "k", "-1", "1.5k", "1kb", "1t", "٣", "5 k"])
+@pytest.mark.parametrize("text", ["", "k", "-1", "1.5k", "1kb", "1ib", "1p", "٣", "5 k"])
 def test_any_other_text_is_no_size(text: str) -> None:
     assert parse_size(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-11-27T10:00Z", 1_795_773_600),
+        (" 2026-11-27T11:00:00.5+01:00 ", 1_795_773_600.5),
+        ("10m", 99_400),
+        ("2d", -72_800),
+        ("", None),
+        ("soon", None),
+        ("10", None),
+        ("2026-13-01", None),
+    ],
+)
+def test_a_time_is_absolute_or_before_now(text: str, seconds: float | None) -> None:
+    assert parse_time(text, 100_000) == seconds
 
 
 def test_sizes_are_printed_in_powers_of_1024_or_of_1000() -> None:

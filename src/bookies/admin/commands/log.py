@@ -1,4 +1,4 @@
-"""`bk log`: create, append, read, tail, truncate, cursors, reap, show, list, delete.
+"""`bk log`: create, append, read, tail, truncate, cursors, retention, history, reap, show, list, delete.
 
 A log is an ordered list of ledgers changed by compare-and-swap. `append` takes the lead and appends one entry per line
 of stdin, in the log's record format; it may be repeated. Positions are `LEDGER:ENTRY`.
@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from bookies.admin.commands import log_retention
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, OneOf, Option, Run, verb
 from bookies.admin.shared.common import (
@@ -25,6 +26,7 @@ from bookies.admin.shared.common import (
 )
 from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
 from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.times import SINCE, UNTIL, Before, end_of, start_of
 from bookies.errors import LogTruncated
 
 if TYPE_CHECKING:
@@ -167,14 +169,19 @@ def _parser(form: str, key: bytes | None, headers: Sequence[Header] | None) -> P
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
-    async with _log(client, arguments).open() as reader:
-        await _write(reader.read(_position(arguments.start)), _form(arguments), is_live=False)
+    log = _log(client, arguments)
+    async with log.open() as reader:
+        entries = reader.read(await start_of(log, arguments, _position(arguments.start)))
+        end = await end_of(log, arguments)
+        await _write(entries if end is None else Before(reader, entries, end), _form(arguments), is_live=False)
     return 0
 
 
 async def _tail(client: Client, arguments: argparse.Namespace) -> int:
-    async with _log(client, arguments).open() as reader:
-        await _write(reader.tail(_position(arguments.start)), _form(arguments), is_live=True)
+    log = _log(client, arguments)
+    async with log.open() as reader:
+        start = await start_of(log, arguments, _position(arguments.start))
+        await _write(reader.tail(start), _form(arguments), is_live=True)
     return 0
 
 
@@ -186,7 +193,7 @@ def _form(arguments: argparse.Namespace) -> str:
     return str(arguments.format or other)
 
 
-async def _write(entries: LogEntries, form: str, *, is_live: bool) -> None:
+async def _write(entries: LogEntries | Before, form: str, *, is_live: bool) -> None:
     out = sys.stdout.buffer
     async for batch in entries.batches():
         try:
@@ -219,8 +226,8 @@ def _write_records(batch: EntryBatch, decode: Decode, form: str) -> None:
             sys.stdout.buffer.write(b"\n".join(rows) + b"\n")
 
 
-def describe(name: str, manifest: Manifest) -> dict[str, object]:
-    """Return a log's record for JSON: stable names."""
+def describe(name: str, manifest: Manifest, begun: Mapping[int, int] | None = None) -> dict[str, object]:
+    """Return a log's record for JSON: stable names. `begun`: times of extents, by number, in ms."""
     return {
         "log": name,
         "ensemble": manifest.ensemble,
@@ -237,6 +244,7 @@ def describe(name: str, manifest: Manifest) -> dict[str, object]:
                 "first": extent.first,
                 "last": extent.last,
                 "bytes": extent.bytes,
+                "begun_ms": (begun or {}).get(extent.seq),
             }
             for extent in manifest.extents
         ],
@@ -245,11 +253,13 @@ def describe(name: str, manifest: Manifest) -> dict[str, object]:
 
 
 async def _show(client: Client, arguments: argparse.Namespace) -> Report:
-    manifest = await _log(client, arguments).manifest()
-    return Report(describe(arguments.log, manifest), _parts(arguments.log, manifest))
+    log = _log(client, arguments)
+    manifest = await log.manifest()
+    begun = await log.begun()
+    return Report(describe(arguments.log, manifest, begun), _parts(arguments.log, manifest, begun))
 
 
-def _parts(name: str, manifest: Manifest) -> Iterator[str | Table]:
+def _parts(name: str, manifest: Manifest, begun: Mapping[int, int]) -> Iterator[str | Table]:
     quorums = f"E{manifest.ensemble}/Qw{manifest.write_quorum}/Qa{manifest.ack_quorum}"
     created = time_text(manifest.created_ms)
     yield f"log {name}  {quorums}  {manifest.digest.name.lower()}  epoch {manifest.epoch}  created {created}"
@@ -262,10 +272,11 @@ def _parts(name: str, manifest: Manifest) -> Iterator[str | Table]:
             "open" if extent.last is None else extent.last,
             "-" if extent.last is None else f"{max(0, extent.last - extent.first + 1):,}",
             "-" if extent.bytes is None else size_text(extent.bytes),
+            time_text(begun[extent.seq]) if extent.seq in begun else "-",
         )
         for extent in manifest.extents
     ]
-    yield Table(("ledger", "first", "last", "entries", "payload"), rows, (0, 1, 2, 3, 4))
+    yield Table(("ledger", "first", "last", "entries", "payload", "begun"), rows, (0, 1, 2, 3, 4))
 
 
 async def _reap(client: Client, arguments: argparse.Namespace) -> Report:
@@ -473,7 +484,8 @@ VERBS = (
         _NAMESPACE,
         _PASSWORD,
         OneOf(Option("--raw", "print no line end after each entry: --format raw", bool), _FORMAT),
-        _start("the beginning"),
+        OneOf(_start("the beginning"), SINCE),
+        UNTIL,
     ),
     verb(
         "log tail",
@@ -484,7 +496,7 @@ VERBS = (
         _NAMESPACE,
         _PASSWORD,
         _FORMAT,
-        _start("the next entry"),
+        OneOf(_start("the next entry"), SINCE),
     ),
     verb(
         "log truncate",
@@ -507,6 +519,7 @@ VERBS = (
         Option("--move NAME=POSITION", "set a cursor to an entry; create it if it does not exist"),
         Option("--delete NAME", "delete a cursor: truncation no longer respects it"),
     ),
+    *log_retention.VERBS,
     verb(
         "log reap",
         "delete the ledgers of transactions that will not commit",

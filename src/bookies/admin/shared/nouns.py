@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "log": (
         "bookies.admin.commands.log",
-        "unbounded logs: create, append, read, tail, truncate, cursors, reap, show, list, delete",
+        "unbounded logs: create, append, read, tail, truncate, cursors, retention, history, reap, show, list, delete",
     ),
     "bookie": (
         "bookies.admin.commands.bookie",

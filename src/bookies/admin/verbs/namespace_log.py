@@ -26,6 +26,8 @@ def on_namespace(arguments: argparse.Namespace, body: Body) -> Report | int:
     async def main() -> Report | int:
         from bookies.distributedlog import open_namespace
 
+        if getattr(arguments, "since", None) or getattr(arguments, "until", None):
+            raise UsageError("--since and --until are for logs without --namespace: give --from POSITION")
         password = getattr(arguments, "password", "").encode()
         async with open_namespace(arguments.namespace, password=password) as namespace:
             return await body(namespace, arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import Iterable
+from datetime import datetime
 from types import TracebackType
 from typing import SupportsIndex
 
@@ -13,6 +14,7 @@ from bookies.model import BookieId
 from bookies.protocol.ledger.ledger import check_quorums
 from bookies.protocol.log import Position
 
+Moment = datetime | float
 NUMBER_MAX = (1 << 63) - 1  # of ids and counts, which are int64 on the wire
 
 
@@ -103,6 +105,26 @@ def seconds(timeout: float | None) -> float | None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
         raise InvalidArgument(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
     return timeout
+
+
+def moment(name: str, value: Moment) -> int:
+    """Return a moment in ms since 1970: of a datetime with a time zone, or of seconds. Raises `InvalidArgument`."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(f"{name}={value}: a time without a time zone is ambiguous: give it tzinfo")
+        return int(value.timestamp() * 1000)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < NUMBER_MAX // 1000:
+        raise InvalidArgument(f"{name}={value!r}: must be a datetime with a time zone, or seconds since 1970")
+    return int(value * 1000)
+
+
+def milliseconds(name: str, value: float | None) -> int | None:
+    """Return a duration in seconds as milliseconds, or None. Raises `InvalidArgument`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < NUMBER_MAX // 1000:
+        raise InvalidArgument(f"{name}={value!r}: must be a number of seconds above 0, or None for no limit")
+    return max(1, int(value * 1000))
 
 
 class TimeLimit:

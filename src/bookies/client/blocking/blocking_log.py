@@ -149,6 +149,9 @@ class Log(Blocking[asynchronous.Log]):
     lead = opens(asynchronous.Log.lead, LogWriter, "Become the leader, who appends.")
     open = opens(asynchronous.Log.open, LogReader)
 
+    at = waits(asynchronous.Log.at)
+    begun = waits(asynchronous.Log.begun)
+
     def sequenced(self, leader: LogWriter, *, timeout: float | None = None) -> SequencedWriter:
         """Return the writer of numbered entries, which appends through a leader of this log."""
         return SequencedWriter(self._thread, self._thread.call(self._inner.sequenced(leader._inner, timeout=timeout)))
@@ -159,4 +162,9 @@ class Log(Blocking[asynchronous.Log]):
     cursors = waits(asynchronous.Log.cursors)
     move_cursor = waits(asynchronous.Log.move_cursor)
     delete_cursor = waits(asynchronous.Log.delete_cursor)
+    set_retention = waits(asynchronous.Log.set_retention)
+    retention = waits(asynchronous.Log.retention)
+    retention_decision = waits(asynchronous.Log.retention_decision)
+    apply_retention = waits(asynchronous.Log.apply_retention)
+    history = waits(asynchronous.Log.history)
     delete = waits(asynchronous.Log.delete)

@@ -21,6 +21,8 @@ from bookies.protocol.log.log_model import LedgerEnd
 from bookies.runtime.ports import Runtime
 
 CURSORS = "cursors/"  # prefix of the names of their records
+TIMES = "log-times/"  # prefix of the records of points in time: see `time_index.py`
+HISTORY = "log-history/"  # prefix of the records of what retentions removed: see `retaining.py`
 SEQUENCES = "sequences/"  # prefix of the records of numbered entries, which move with a cursor: see `sequenced.py`
 
 
@@ -106,18 +108,20 @@ class LogCursors:
             await back_off(self._runtime, conflicts)
 
     def guard(
-        self, before: Position, ends: Mapping[int, LedgerEnd], *, is_forced: bool
+        self, before: Position, ends: Mapping[int, LedgerEnd], *, is_forced: bool, stale: Sequence[Cursor] = ()
     ) -> Callable[[Manifest], Awaitable[Sequence[Step]]]:
         """Return the conditions for a truncation to `before`, checked with the swap; it carries cursors along.
 
-        Raises `CursorBehind` unless it `is_forced`; then unread cursors stay where they are, and others are carried.
+        `stale`: cursors that may be passed, as they are, without force. Raises `CursorBehind` unless it `is_forced`;
+        then unread cursors stay where they are, and others are carried.
         """
 
         async def check(manifest: Manifest) -> Sequence[Step]:
             cursors, version = await self.read()
             behind = passed(cursors, manifest, before, ends)
-            if behind and not is_forced:
-                names = ", ".join(f"{cursor.name} (at {cursor.position})" for cursor in behind)
+            refused = [] if is_forced else [cursor for cursor in behind if cursor not in stale]
+            if refused:
+                names = ", ".join(f"{cursor.name} (at {cursor.position})" for cursor in refused)
                 raise CursorBehind(
                     f"log {self._records.name} cannot be truncated to {before}, because of its cursors {names}: "
                     "truncate to the first of them, delete or move it, or force the truncation"
@@ -131,7 +135,7 @@ class LogCursors:
         return check
 
     async def delete_all(self) -> None:
-        """Delete all cursors, and the record of numbered entries, with a log that is being deleted."""
+        """Delete all cursors, and the log's other records, with a log that is being deleted."""
 
         async def attempt(record: str) -> None:
             try:
@@ -140,5 +144,5 @@ class LogCursors:
             except RecordNotFound:
                 pass  # None is left.
 
-        for record in (self._record, SEQUENCES + self._records.name):
-            await repeated(self._runtime, partial(attempt, record))
+        for prefix in (CURSORS, SEQUENCES, TIMES, HISTORY):
+            await repeated(self._runtime, partial(attempt, prefix + self._records.name))

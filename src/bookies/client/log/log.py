@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from bookies.client.base import Opening
-from bookies.client.base.arguments import TimeLimit, quorums, seconds, switch, whole_number
+from bookies.client.base.arguments import Moment, TimeLimit, milliseconds, quorums, seconds, switch, whole_number
+from bookies.client.base.arguments import moment as moment_of
 from bookies.client.base.arguments import position as position_of
 from bookies.client.base.keys import digest_type_of
 from bookies.client.base.metadata_loop import repeated
@@ -23,7 +24,10 @@ from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, 
 from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
 from bookies.client.log.record_writer import RecordLogWriter
+from bookies.client.log.retaining import LogRetention
+from bookies.client.log.seeking import points_of, position_at
 from bookies.client.log.sequenced import SequencedWriter
+from bookies.client.log.time_index import TimeIndex
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
 from bookies.client.write.manifest import ManifestLoop
@@ -33,6 +37,8 @@ from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import ENVELOPE, RAW, RECORD_FORMATS, check_log_name, emptied, pack_manifest
+from bookies.protocol.log.log_times import begun_ms
+from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
 
@@ -146,6 +152,29 @@ class Log:
 
         return Opening(make, timeout, f"open log {self.name}")
 
+    async def at(self, time: Moment, *, is_end: bool = False, timeout: float | None = None) -> Position | None:
+        """Return the position of the first entry that may have been appended at a time or later.
+
+        `time`: a datetime with a time zone, or seconds since 1970. An entry is appended when it is confirmed. No entry
+        of that time or later is before the position; a few earlier ones may follow it. Of a time in the future it is
+        the end of the log. `is_end`: the position after the last entry that may have been appended before that time.
+        None: the log has no ledger yet. `timeout`: seconds.
+
+        Raises `InvalidArgument`, `LogNotFound`, and the errors of reading.
+        """
+        time_ms, is_end = moment_of("time", time), switch("is_end", is_end)
+        async with TimeLimit(timeout, f"seek in log {self.name}"):
+            return await position_at(await self._parts(), time_ms, is_end=is_end)
+
+    async def begun(self, *, timeout: float | None = None) -> dict[int, int]:
+        """Return when ledgers of the log got their first entry at the earliest, in ms since 1970, by `Extent.seq`.
+
+        Ledgers are missing whose leader or transaction has not noted it. Raises `LogNotFound`.
+        """
+        async with TimeLimit(timeout, f"read the times of log {self.name}"):
+            parts = await self._parts()
+            return begun_ms(parts.records.current, await points_of(parts))
+
     # -- transactions --------------------------------------------------------------------------------------------
     def transaction(
         self,
@@ -236,6 +265,54 @@ class Log:
         async with TimeLimit(timeout, f"delete cursor {name} of log {self.name}"):
             await (await self._parts()).cursors.delete(name)
 
+    # -- retention -----------------------------------------------------------------------------------------------
+    async def set_retention(
+        self,
+        *,
+        age: float | None = None,
+        size: int | None = None,
+        rows: int | None = None,
+        cursor_age: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Set which entries are kept; auto-recovery removes older ledgers from then on. Without a limit it keeps all.
+
+        `age`: seconds since the last entry of a ledger. `size`, `rows`: payload bytes and entries that stay. A ledger
+        that any limit allows to go is removed. `cursor_age`: seconds after which a cursor that has not moved keeps
+        nothing. `timeout`: seconds. Raises `InvalidArgument`, `LogNotFound`.
+        """
+        policy = Retention(
+            age_ms=milliseconds("age", age),
+            size=None if size is None else whole_number("size", size, None),
+            rows=None if rows is None else whole_number("rows", rows, None),
+            cursor_age_ms=milliseconds("cursor_age", cursor_age),
+        )
+        async with TimeLimit(timeout, f"set the retention of log {self.name}"):
+            await (await self._retention()).set_policy(policy)
+
+    async def retention(self, *, timeout: float | None = None) -> Retention:
+        """Return the limits that `set_retention` has set. Raises `LogNotFound`."""
+        async with TimeLimit(timeout, f"read the retention of log {self.name}"):
+            return (await self._retention()).policy
+
+    async def retention_decision(self, *, timeout: float | None = None) -> RetentionDecision:
+        """Return what `apply_retention` would remove first, and which cursors keep more. Raises `LogNotFound`."""
+        async with TimeLimit(timeout, f"decide the retention of log {self.name}"):
+            return await (await self._retention()).decide()
+
+    async def apply_retention(self, *, timeout: float | None = None) -> list[LogRemoval]:
+        """Remove what the limits allow to go, now, and return it. Needs no password. Raises `LogNotFound`."""
+        async with TimeLimit(timeout, f"apply the retention of log {self.name}"):
+            return await (await self._retention()).apply()
+
+    async def history(self, *, timeout: float | None = None) -> list[LogRemoval]:
+        """Return the last 100 removals of retention, the oldest first. Raises `LogNotFound`."""
+        async with TimeLimit(timeout, f"read the history of log {self.name}"):
+            return await (await self._retention()).history()
+
+    async def _retention(self) -> LogRetention:
+        return LogRetention(await self._parts(), self._driver)
+
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log and its ledgers for ever. One that does not exist counts as deleted.
 
@@ -271,4 +348,5 @@ class Log:
 
     def _parts_of(self, records: ManifestLoop) -> LogContext:
         cursors = LogCursors(self._runtime, self._driver, records)
-        return LogContext(self._client, self._runtime, records, cursors, self._password)
+        times = TimeIndex(self._runtime, self._driver, records)
+        return LogContext(self._client, self._runtime, records, cursors, times, self._password)

@@ -168,6 +168,7 @@ class LogWriter:
         self._schedule = _RollSchedule(roll_size, roll_age_s, self._aged)
         self._futile = FutileLedgers(parts.runtime)
         self._install(ledger)
+        parts.times.keep(self._confirmed, self._tasks)
         if self._records.current.deleting:
             self._tasks.start(self._sweep(), f"sweep up after log {self.name}")
 
@@ -392,6 +393,11 @@ class LogWriter:
         self._ledger = ledger
         self._size_left = self._schedule.size  # payload bytes
         self._schedule.await_age()
+        self._parts.times.note(Position(ledger.ledger_id, 0))
+
+    def _confirmed(self) -> Position | None:
+        """Return the position after the last confirmed entry; None: this writer has ended."""
+        return None if self._error is not None else Position(self.ledger_id, self._ledger.last_add_confirmed + 1)
 
     def _end(self, error: BookKeeperError) -> None:
         """End the writer: no more appends."""
@@ -494,6 +500,7 @@ class LogWriter:
             if self._error is None:
                 async with TimeLimit(timeout, f"end log {self.name} in order"):
                     await self._seal()
+                await self._parts.times.finish(Position(self.ledger_id, self._ledger.last_add_confirmed + 1))
         finally:
             await self.abandon()
 

@@ -17,6 +17,7 @@ from bookies.client.base.metadata_loop import PROMPT_CONFLICTS, back_off
 from bookies.client.base.segments import LOGS, LogStore
 from bookies.client.log.cursor_store import LogCursors
 from bookies.client.log.log_operations import LogContext, sweep
+from bookies.client.log.time_index import TimeIndex
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import (
     BookKeeperError,
@@ -287,7 +288,8 @@ class _Commit:
                 client, runtime, driver, password = self._parts
                 records = ManifestLoop(runtime, driver, log)
                 await records.refresh()
-                await sweep(LogContext(client, runtime, records, LogCursors(runtime, driver, records), password))
+                cursors, times = LogCursors(runtime, driver, records), TimeIndex(runtime, driver, records)
+                await sweep(LogContext(client, runtime, records, cursors, times, password))
 
 
 async def read_ledgers(driver: MetadataDriver, ledger_ids: Sequence[int]) -> dict[int, Versioned | None]:

@@ -96,6 +96,7 @@ class Extent(Struct, frozen=True):
     last: None: the ledger may still be open; its metadata decides.
     rows, bytes: entries and payload when it was closed.
     txn: the transaction that appended it.
+    committed_ms: wall time of its commit.
     extra: fields that this version does not know.
     """
 
@@ -106,6 +107,7 @@ class Extent(Struct, frozen=True):
     rows: int | None = None
     bytes: int | None = None
     txn: str | None = None
+    committed_ms: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -147,6 +149,7 @@ class Manifest(Struct, frozen=True):
     rows_truncated: rows of the log before its present beginning, so that a row's number never changes.
     segments: where the older extents are stored, as it was read.
     txns: application -> its last transaction, see `protocol/log/transaction.py`.
+    retention: which entries may be removed, see `protocol/log/retention.py`.
     """
 
     token: str
@@ -164,6 +167,7 @@ class Manifest(Struct, frozen=True):
     rows_truncated: int = 0
     segments: tuple[Segment, ...] = ()
     txns: Mapping[str, Any] = field(default_factory=dict)
+    retention: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -307,16 +311,18 @@ def appended(
     txn: str,
     *,
     is_replacing: bool = False,
+    now_ms: int | None = None,
 ) -> Manifest:
     """Return the list with the closed ledgers of a transaction appended, or with `is_replacing` in place of all others.
 
     ends: ends of ledgers that have none in the list; the leader that had them open loses the leadership.
     txn: the name of the transaction.
+    now_ms: the wall time of its commit.
     """
     closed = _with_ends(manifest, ends)
     assert not closed.open_ledgers, "committed after an end that is not decided"
     extents = tuple(
-        Extent(seq, ledger.ledger_id, 0, ledger.last_entry_id, ledger.last_entry_id + 1, ledger.length, txn)
+        Extent(seq, ledger.ledger_id, 0, ledger.last_entry_id, ledger.last_entry_id + 1, ledger.length, txn, now_ms)
         for seq, ledger in enumerate(written, manifest.next_seq)
     )
     is_over = is_replacing or bool(manifest.open_ledgers)
@@ -449,7 +455,7 @@ def check_log_name(name: str) -> str:
     return name
 
 
-_EXTENT_FIELDS = {"seq": "seq", "ledger": "ledger_id", "first": "first", "last": "last"} | {
+_EXTENT_FIELDS = {"seq": "seq", "ledger": "ledger_id", "first": "first", "last": "last", "at": "committed_ms"} | {
     name: name for name in ("rows", "bytes", "txn")
 }
 _FIELDS = frozenset(
@@ -470,6 +476,7 @@ _FIELDS = frozenset(
         "txns",
         "rows_truncated",
         "segments",
+        "retention",
     )
 )
 
@@ -497,6 +504,8 @@ def pack_manifest(manifest: Manifest) -> bytes:
         content["segments"] = [segment._asdict() for segment in manifest.segments]
     if manifest.rows_truncated:
         content["rows_truncated"] = manifest.rows_truncated
+    if manifest.retention:
+        content["retention"] = dict(manifest.retention)
     return json.dumps(content | dict(manifest.extra), separators=(",", ":")).encode()
 
 
@@ -527,6 +536,7 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             is_deleting=content.get("state") == "deleting",
             rows_truncated=int(content.get("rows_truncated", 0)),
             txns=dict(content["txns"]),
+            retention=dict(content.get("retention", {})),
             extra={key: value for key, value in content.items() if key not in _FIELDS},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -117,7 +117,7 @@ def decide(
 
 
 def _swapped(manifest: Manifest, txn: Transaction, log: str, ends: Mapping[int, LedgerEnd], now_ms: int) -> Manifest:
-    changed = appended(manifest, txn.ledgers[log], ends, txn.name, is_replacing=txn.is_replacing)
+    changed = appended(manifest, txn.ledgers[log], ends, txn.name, is_replacing=txn.is_replacing, now_ms=now_ms)
     txns = {app: last for app, last in manifest.txns.items() if now_ms - _used_ms(last) < RETENTION_MS}
     if txn.is_kept:
         txns[txn.app] = {"query": txn.query, "version": txn.version, "at": now_ms}

@@ -1,9 +1,10 @@
 """Auditor: detects lost bookies, marks the ledgers that need them, and checks replicas periodically.
 
-It runs two tasks. One follows the bookies. When a bookie counts as lost, or is to be emptied, the task reads every
+It runs three tasks. One follows the bookies. When a bookie counts as lost, or is to be emptied, the task reads every
 ledger's record and marks those that need the bookie. When several bookies are away that are not lost yet, it marks the
-ledgers with one replica left (`protocol/repair/absence.py` says why only these). The other task runs the periodic
-checks that are due, which ask bookies and take long, in one pass over the records.
+ledgers with one replica left (`protocol/repair/absence.py` says why only these). The second task runs the periodic
+checks that are due, which ask bookies and take long, in one pass over the records. The third applies the retention
+of logs.
 
 A mark is a claim that workers verify: a wrong mark costs them a check, not a copy. Everything the auditor writes can be
 repeated, so an auditor that crashes, or two at a time, do no harm. Source: metadata 8.1 to 8.4.
@@ -23,6 +24,7 @@ from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.absence import HURRY_S, due_in_s
 from bookies.replication.auditor.checks import Check, Endangered, Listings, LostBookies, Placement, Replicas
+from bookies.replication.auditor.log_retention import keep_retention
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.replication.base.task_parts import TaskParts
 from bookies.runtime.histogram import Distribution
@@ -70,7 +72,7 @@ class Auditor:
         self._audited, self._hurried = {}, ()
         self._parts.membership.listen(self._bookies_changed.set)
         try:
-            await all_of((self._follow_bookies(), self._patrol()))
+            await all_of((self._follow_bookies(), self._patrol(), keep_retention(self._parts)))
         finally:
             self._parts.membership.unlisten(self._bookies_changed.set)
             self.doing = WAITING

@@ -15,6 +15,7 @@ from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.log_model import ENVELOPE, parse_position
 from bookies.protocol.log.records import decoder
 from bookies.protocol.log.sequences import CURSOR
+from bookies.units import parse_time
 from bookies.web.apache_bookie import API
 from bookies.web.data.forms import BINARY, BODIES, page_response, parse_entries
 from bookies.web.data.reading import HEARTBEAT_S, Reading, Tail, bounded
@@ -82,7 +83,7 @@ class LogEndpoints:
                 BODIES,
                 body_max=BODY_SIZE_MAX,
             ),
-            Route(_ENTRIES, "read a page of entries", self._read, READ, role=Role.READER),
+            Route(_ENTRIES, "read a page of entries", self._read, f"since=TIME, {READ}", role=Role.READER),
             Route(f"{_ENTRIES}/{{position}}", "read one entry, raw", self._read_one, PASSWORD, role=Role.READER),
             Route(
                 f"{_LOG}/tail",
@@ -199,8 +200,10 @@ class LogEndpoints:
         return json_response(facts, 201 if is_new else 200, headers)
 
     async def _read(self, request: Request) -> Response:
-        start = request.query.get("from")
+        start, since = request.query.get("from"), request.query.get("since")
         log = await self._log(request)
+        if since is not None:
+            start = await _start_of(log, start, since)
         async with self._reading.turns, log.open() as reader:
             try:
                 batches = reader.read(None if start is None else _position(start)).batches()
@@ -269,6 +272,17 @@ class LogEndpoints:
         cursor = await self._present(request)
         await (await self._log(request)).delete_cursor(_own(cursor.name))
         return json_response({"deleted": cursor.name}, before=_cursor_facts(cursor))
+
+
+async def _start_of(log: Log, start: str | None, since: str) -> str | None:
+    """Return the position of a time. Raises `Problem`."""
+    moment = parse_time(since, 0.0)
+    if moment is None or moment <= 0:
+        raise Problem(400, f"since: {since!r} is no time such as 2026-11-27T10:00Z")
+    if start is not None:
+        raise Problem(400, "from and since contradict each other: give one of them")
+    position = await log.at(moment)
+    return None if position is None else str(position)
 
 
 class Quorums(TypedDict, total=False):

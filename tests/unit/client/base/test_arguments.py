@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.fakes.world import World, in_world
 
 import bookies
 from bookies.client.base import arguments
-from bookies.client.base.arguments import TimeLimit, whole_number
+from bookies.client.base.arguments import TimeLimit, milliseconds, moment, whole_number
 from bookies.client.connect import connect
 from bookies.config import BookieConfig, ClientConfig, validate
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LedgerNotFound, NotEnoughBookies
@@ -25,6 +26,19 @@ class Index:
 
     def __index__(self) -> int:
         return 3
+
+
+def test_moments_and_durations() -> None:
+    assert moment("t", 1.5) == 1500
+    assert moment("t", datetime.datetime(2026, 11, 27, 10, tzinfo=datetime.UTC)) == 1_795_773_600_000
+    with pytest.raises(InvalidArgument, match="t=2026-11-27 00:00:00: a time without a time zone is ambiguous"):
+        moment("t", datetime.datetime(2026, 11, 27))
+    assert (milliseconds("age", None), milliseconds("age", 0.0001), milliseconds("age", 2)) == (None, 1, 2000)
+    for wrong in ("7", True, -1, float("nan"), float("inf"), 1e300):
+        with pytest.raises(InvalidArgument, match="t="):
+            moment("t", wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="age="):
+            milliseconds("age", wrong)  # type: ignore[arg-type]
 
 
 def test_whole_numbers() -> None:

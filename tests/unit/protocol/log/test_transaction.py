@@ -43,7 +43,7 @@ def test_a_transaction_is_known_by_its_name_and_its_ledgers() -> None:
 
 def test_a_commit_puts_every_ledger_at_the_end_and_notes_the_transaction() -> None:
     after = swapped(NEW)
-    assert after.extents == (Extent(0, 10, 0, 4, 5, 50, "app:3"), Extent(1, 11, 0, 0, 1, 7, "app:3"))
+    assert after.extents == (Extent(0, 10, 0, 4, 5, 50, "app:3", 1000), Extent(1, 11, 0, 0, 1, 7, "app:3", 1000))
     assert after.txns == {"app": {"query": "q", "version": 3, "at": 1000}}
     assert (after.next_seq, after.epoch) == (2, 0)
 

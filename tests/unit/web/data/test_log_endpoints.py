@@ -90,6 +90,21 @@ def test_appends_are_read_in_pages_and_one_by_one(serve: Serve) -> None:
     serve(body)
 
 
+def test_a_page_begins_at_a_time(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        assert (await site.call("GET", f"{ENTRIES}?since=2020-01-01T00:00Z")).json["entries"] == []
+        await site.call("POST", ENTRIES, b"zero")
+        row = (await site.call("GET", f"{ENTRIES}?since=2020-01-01T00:00Z")).json["entries"][0]
+        assert row["text"] == "zero"
+        await asyncio.sleep(60)
+        assert (await site.call("GET", f"{ENTRIES}?since=2999-01-01T00:00Z")).json["entries"] == []
+        for wrong in ("soon", "10m", f"2020-01-01T00:00Z&from={row['position']}"):
+            assert (await site.call("GET", f"{ENTRIES}?since={wrong}")).status == 400
+
+    serve(body)
+
+
 def test_a_repeated_number_is_answered_with_the_same_position_by_any_gateway(serve: Serve) -> None:
     async def body(site: Site) -> None:
         await create(site)

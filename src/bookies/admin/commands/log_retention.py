@@ -1,0 +1,160 @@
+"""`bk log retention` and `bk log history`: which entries a log keeps, and what was removed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from bookies.admin.shared.command_line import OneOf, Option, verb
+from bookies.admin.shared.common import on_client, on_session, size_text, time_text
+from bookies.admin.shared.report import Report, Table
+from bookies.admin.shared.times import seconds_of
+from bookies.admin.shared.usage import UsageError
+from bookies.units import duration_text, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bookies.admin.shared import Session
+    from bookies.client.client import Client
+    from bookies.protocol.log.retention import LogRemoval, Retention
+
+_LIMITS = ("age", "size", "rows", "cursor_age")
+
+
+async def _retention(session: Session, arguments: argparse.Namespace) -> Report:
+    log = session.client.log(arguments.log)
+    is_set = any(getattr(arguments, name) is not None for name in _LIMITS)
+    if is_set and (arguments.off or arguments.apply):
+        raise UsageError("--off and --apply go without limits: set them with a command of their own")
+    if arguments.dry_run and not arguments.apply:
+        raise UsageError("--dry-run is for --apply: a command that sets limits removes nothing")
+    if is_set or arguments.off:
+        await log.set_retention(
+            age=None if arguments.age is None else seconds_of("--age", arguments.age),
+            size=None if arguments.size is None else _size(arguments.size),
+            rows=arguments.rows,
+            cursor_age=None if arguments.cursor_age is None else seconds_of("--cursor-age", arguments.cursor_age),
+        )
+    policy = await log.retention()
+    decision = await log.retention_decision()
+    facts = _limits(policy) | {"held_by": list(decision.held_by)}
+    lines = [_policy_text(arguments.log, policy)]
+    removals = [] if decision.removal is None else [decision.removal]
+    if arguments.apply and not arguments.dry_run:
+        removals = await log.apply_retention()
+    name = "removed" if arguments.apply and not arguments.dry_run else "would_remove"
+    facts[name] = [_facts(removal) for removal in removals]
+    lines += [f"{name.replace('_', ' ')} {_removal_text(removal)}" for removal in removals]
+    if arguments.apply and not removals:
+        lines.append("nothing to remove")
+    if decision.held_by:
+        lines.append(f"cursors that keep more: {', '.join(decision.held_by)}")
+    remarks = []
+    if policy.has_limit and not arguments.apply and await session.driver.recovery.auditor() is None:
+        remarks.append("no process of auto-recovery runs: until one does, only --apply removes entries")
+    return Report(facts, lines, remarks=remarks)
+
+
+def _size(text: str) -> int:
+    size = parse_size(text)
+    if size is None:
+        raise UsageError(f"--size {text}: must be a number of bytes such as 500m or 100GiB")
+    return size
+
+
+def _limits(policy: Retention) -> dict[str, object]:
+    return {
+        "age_s": None if policy.age_ms is None else policy.age_ms / 1000,
+        "size": policy.size,
+        "rows": policy.rows,
+        "cursor_age_s": None if policy.cursor_age_ms is None else policy.cursor_age_ms / 1000,
+    }
+
+
+def _policy_text(name: str, policy: Retention) -> str:
+    limits = []
+    if policy.age_ms is not None:
+        limits.append(f"entries of the last {_duration(policy.age_ms / 1000)}")
+    if policy.size is not None:
+        limits.append(f"the newest {size_text(policy.size)}")
+    if policy.rows is not None:
+        limits.append(f"the newest {policy.rows:,} entries")
+    text = f"log {name} keeps {', at most '.join(limits) if limits else 'all entries'}"
+    if policy.cursor_age_ms is not None:
+        text += f"; cursors hold entries for {_duration(policy.cursor_age_ms / 1000)}"
+    return text
+
+
+def _duration(seconds: float) -> str:
+    return duration_text(seconds) if seconds < 48 * 3600 else f"{seconds / 86_400:g} days"
+
+
+def _removal_text(removal: LogRemoval) -> str:
+    first, last = removal.ledgers[0], removal.ledgers[-1]
+    names = f"ledger {first}" if first == last else f"ledgers {first} to {last}"
+    text = f"{names}: {removal.rows:,} entries, {size_text(removal.size)} (limit: {', '.join(removal.reasons)})"
+    return f"{text}; passed cursors {', '.join(removal.passed)}" if removal.passed else text
+
+
+def _facts(removal: LogRemoval) -> dict[str, object]:
+    return {
+        "at_ms": removal.at_ms,
+        "before": str(removal.before),
+        "reasons": list(removal.reasons),
+        "ledgers": list(removal.ledgers),
+        "entries": removal.rows,
+        "bytes": removal.size,
+        "passed_cursors": list(removal.passed),
+    }
+
+
+async def _history(client: Client, arguments: argparse.Namespace) -> Report:
+    removals = await client.log(arguments.log).history()
+    return Report([_facts(removal) for removal in removals], [_table(removals)])
+
+
+def _table(removals: Sequence[LogRemoval]) -> Table:
+    rows = [
+        (
+            time_text(removal.at_ms),
+            removal.before,
+            f"{len(removal.ledgers)}: {removal.ledgers[0]} to {removal.ledgers[-1]}",
+            f"{removal.rows:,}",
+            size_text(removal.size),
+            ", ".join(removal.reasons),
+            ", ".join(removal.passed) or "-",
+        )
+        for removal in removals
+    ]
+    return Table(("time", "begins at", "ledgers", "entries", "payload", "limit", "passed cursors"), rows, (3, 4))
+
+
+_LOG = Option("log LOG", "name of the log")
+VERBS = (
+    verb(
+        "log retention",
+        "show, set or apply the limits of a log; auto-recovery removes older ledgers",
+        "bk log retention orders --age 7d --size 100GiB",
+        on_session(_retention),
+        _LOG,
+        Option("--age DURATION", "keep entries for this time, such as 7d"),
+        Option("--size BYTES", "keep this number of payload bytes, such as 100GiB"),
+        Option("--rows COUNT", "keep this number of entries", int),
+        Option("--cursor-age DURATION", "pass a cursor that has not moved for this time (default: pass none)"),
+        OneOf(
+            Option("--off", "remove all limits", bool),
+            Option("--apply", "remove now what the limits allow", bool),
+        ),
+        Option("--dry-run", "with --apply: report what would be removed", bool),
+        description="Limits replace those of an earlier command. Whole ledgers are removed, the oldest first, as soon "
+        "as one limit allows it; the last two ledgers always stay, and so does what a cursor has not read.",
+    ),
+    verb(
+        "log history",
+        "list the removals of a log's retention",
+        "bk log history orders",
+        on_client(_history),
+        _LOG,
+    ),
+)

@@ -1,0 +1,114 @@
+"""Whatever leaders note and lose, and however points are thinned: no entry of a time is before its position."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookies.model import DigestType
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.log_model import Extent
+from bookies.protocol.log.log_times import (
+    Point,
+    bracket,
+    ended_ms,
+    known_points,
+    ordered,
+    pack_times,
+    parse_times,
+    placed,
+    thinned,
+)
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "append", "note", "note", "roll", "save", "crash", "commit", "back", "truncate"]),
+        st.integers(0, 50),
+    ),
+    max_size=60,
+)
+
+
+class History:
+    """A log as it grows: the time of each entry, the points of the present leader, and those that are stored."""
+
+    def __init__(self) -> None:
+        self.now = self.highest = 1000
+        self.manifest = Manifest("t", 1000, 3, 3, 2, DigestType.CRC32C)
+        self.extents = [Extent(0, 7)]
+        self.times: list[tuple[Position, int, int]] = []  # of entries: by the clock, and the highest time so far
+        self.noted = [Point(Position(7, 0), 1000)]
+        self.stored = b""
+        self.has_stepped = False  # The clock has stepped back.
+        self.count = 1  # extents so far
+
+    def act(self, step: str, size: int) -> None:
+        self.now += size
+        self.highest = max(self.highest, self.now)
+        last = self.extents[-1]
+        end = sum(position.ledger_id == last.ledger_id for position, *_ in self.times)
+        if step == "append":
+            self.times.append((Position(last.ledger_id, end), self.now, self.highest))
+        elif step == "note":
+            self.noted.append(Point(Position(last.ledger_id, end), self.now))
+        elif step in ("roll", "crash"):
+            if step == "crash":
+                self.noted.clear()
+            self.close(end)
+            self.open_ledger()
+        elif step == "commit":
+            self.close(end)
+            number, self.count = self.count, self.count + 1
+            self.extents.append(Extent(number, 100 - number, 0, size, size + 1, 1, "a:1", self.now))
+            self.times += [(Position(100 - number, entry), self.now, self.highest) for entry in range(size + 1)]
+            self.open_ledger()
+        elif step == "save":
+            now = self.list()
+            known = parse_times("x", "t", self.stored) if self.stored else []
+            points = ordered(now, [*known, *self.noted])
+            self.stored = pack_times("t", points if self.has_stepped else thinned(points, 8))
+            self.noted.clear()
+        elif step == "back":
+            self.noted.append(Point(Position(last.ledger_id, end), self.now))
+            self.has_stepped = True  # A point that is lost or omitted could be the only one with the higher time.
+            self.act("save", 0)
+            self.now -= 10 * size
+        elif len(self.extents) > 2:
+            del self.extents[0]
+
+    def open_ledger(self) -> None:
+        number, self.count = self.count, self.count + 1
+        self.extents.append(Extent(number, 100 - number))
+        self.noted.append(Point(Position(100 - number, 0), self.now))
+
+    def close(self, end: int) -> None:
+        last = self.extents[-1]
+        self.extents[-1] = Extent(last.seq, last.ledger_id, 0, end - 1, end, 1)
+
+    def list(self) -> Manifest:
+        return Manifest("t", 1000, 3, 3, 2, DigestType.CRC32C, extents=tuple(self.extents), next_seq=999)
+
+
+@given(STEPS, st.integers(0, 3000))
+def test_no_entry_of_a_time_is_before_its_position(steps: list[tuple[str, int]], after: int) -> None:
+    history = History()
+    for step, size in [*steps, ("save", 0)]:
+        history.act(step, size)
+    now = history.list()
+    order = {extent.ledger_id: index for index, extent in enumerate(now.extents)}
+    points = ordered(now, [*parse_times("x", "t", history.stored), *known_points(now)])
+    low, high = bracket(points, 1000 + after)
+    start = placed(now, Position(now.extents[0].ledger_id, 0) if low is None else low.position)
+    for at, confirmed_ms, highest_ms in history.times:
+        if at.ledger_id not in order:
+            continue
+        key = order[at.ledger_id], at.entry_id
+        if confirmed_ms >= 1000 + after:
+            assert key >= (order[start.ledger_id], start.entry_id)
+        if high is not None:
+            end = placed(now, high.position)
+            if key >= (order[end.ledger_id], end.entry_id):
+                assert highest_ms >= 1000 + after
+    for seq, ended in ended_ms(now, points).items():
+        [extent] = [extent for extent in now.extents if extent.seq == seq]
+        assert all(ms <= ended for at, ms, _ in history.times if at.ledger_id == extent.ledger_id)

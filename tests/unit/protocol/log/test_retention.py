@@ -1,0 +1,153 @@
+"""Which ledgers of a log may go, and why; what is refused; the records of the policy and of the history."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from bookies.errors import InvalidArgument, MetadataCorrupt, NotSupported
+from bookies.model import DigestType
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.cursors import Cursor
+from bookies.protocol.log.log_model import HELD, Extent
+from bookies.protocol.log.retention import (
+    LEDGERS_MAX,
+    REMOVALS_MAX,
+    LogRemoval,
+    Retention,
+    RetentionDecision,
+    decide,
+    pack_history,
+    parse_history,
+    retention_fields,
+    retention_of,
+)
+
+EXTENTS = (*(Extent(seq, 10 + seq, 0, 9, 10, 100) for seq in range(5)), Extent(5, 15, 0, 9, 10, 100), Extent(6, 16))
+LIST = Manifest("t", 1, 3, 3, 2, DigestType.CRC32C, extents=EXTENTS, next_seq=7)
+ENDS = {seq: 1000 * (seq + 1) for seq in range(6)}  # the third extent, number 2, ended at 3,000
+NOW = 10_000
+
+
+def decision(policy: Retention, *cursors: Cursor, manifest: Manifest = LIST, now_ms: int = NOW) -> RetentionDecision:
+    return decide(manifest, policy, ENDS, {cursor.name: cursor for cursor in cursors}, now_ms)
+
+
+def gone(policy: Retention, *cursors: Cursor) -> list[int]:
+    removal = decision(policy, *cursors).removal
+    return [] if removal is None else list(removal.ledgers)
+
+
+def cursor(ledger_id: int, entry_id: int, moved_ms: int = 0) -> Cursor:
+    return Cursor("billing", Position(ledger_id, entry_id), moved_ms)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ledgers"),
+    [
+        (Retention(), []),
+        (Retention(age_ms=6_999), [10, 11, 12]),
+        (Retention(age_ms=7_000), [10, 11]),  # exactly as old as the limit: it stays
+        (Retention(age_ms=1), [10, 11, 12, 13, 14]),  # never the last two
+        (Retention(size=600), []),
+        (Retention(size=599), []),
+        (Retention(size=500), [10]),
+        (Retention(size=301), [10, 11]),
+        (Retention(rows=1), [10, 11, 12, 13, 14]),
+        (Retention(rows=40), [10, 11]),
+        (Retention(age_ms=6_999, rows=40), [10, 11, 12]),
+    ],
+)
+def test_limits(policy: Retention, ledgers: list[int]) -> None:
+    assert gone(policy) == ledgers
+
+
+def test_a_removal_says_what_and_why() -> None:
+    policy = Retention(age_ms=6_999, size=500)
+    assert decision(policy).removal == LogRemoval(NOW, Position(13, 0), ("age", "size"), (10, 11, 12), 30, 300)
+
+
+def test_extents_of_an_unknown_age_stay() -> None:
+    assert decide(LIST, Retention(age_ms=1), {1: 5}, {}, NOW) == RetentionDecision(None)
+    assert decision(Retention(age_ms=1), now_ms=500).removal is None  # the clock stepped back
+
+
+@pytest.mark.parametrize(
+    ("at", "ledgers"),
+    [
+        (cursor(10, 0), []),
+        (cursor(12, 3), [10, 11]),
+        (cursor(12, 10), [10, 11, 12]),  # it has read all of the ledger
+        (cursor(16, 4), [10, 11, 12, 13, 14]),
+        (cursor(99, 0), [10, 11, 12, 13, 14]),  # lost: it holds nothing
+    ],
+)
+def test_no_ledger_goes_that_a_cursor_needs(at: Cursor, ledgers: list[int]) -> None:
+    assert gone(Retention(rows=1), at) == ledgers
+    assert decision(Retention(rows=1), at).held_by == (("billing",) if len(ledgers) < 5 else ())
+
+
+def test_a_cursor_is_passed_when_neither_it_nor_its_entries_are_young() -> None:
+    policy = Retention(rows=1, cursor_age_ms=5_000)
+    stale = cursor(11, 3, moved_ms=2_500)
+    assert decision(policy, stale) == RetentionDecision(
+        LogRemoval(NOW, Position(15, 0), ("rows",), (10, 11, 12, 13, 14), 50, 500, ("billing",)), (stale,)
+    )
+    assert gone(policy, cursor(11, 3, moved_ms=6_000)) == [10]
+    assert gone(policy, cursor(14, 3, moved_ms=0)) == [
+        10,
+        11,
+        12,
+        13,
+    ]  # its entries came at 5,000: it may wait for them
+    assert gone(policy, cursor(16, 3, moved_ms=0)) == [10, 11, 12, 13, 14]
+    closed = replace(LIST, extents=EXTENTS[:6])
+    assert decision(policy, cursor(15, 10), manifest=closed).stale == ()
+
+
+def test_a_log_that_is_held_or_deleted_keeps_all() -> None:
+    for manifest in (replace(LIST, extra={HELD: "it moved"}), replace(LIST, is_deleting=True)):
+        assert decision(Retention(rows=1), manifest=manifest) == RetentionDecision(None)
+
+
+def test_a_removal_has_a_bounded_number_of_ledgers() -> None:
+    many = replace(LIST, extents=tuple(Extent(seq, seq, 0, 0, 1, 1) for seq in range(LEDGERS_MAX + 10)))
+    removal = decision(Retention(rows=1), manifest=many).removal
+    assert removal is not None
+    assert removal.before == Position(LEDGERS_MAX, 0)
+
+
+def test_the_policy_is_a_field_of_the_record() -> None:
+    policy = Retention(age_ms=7, rows=3, cursor_age_ms=9)
+    assert retention_fields(policy) == {"age_ms": 7, "rows": 3, "cursor_age_ms": 9}
+    assert retention_of(replace(LIST, retention={**retention_fields(policy), "later": 1})) == policy
+    assert retention_of(LIST) == Retention()
+    with pytest.raises(MetadataCorrupt, match="retention of a log cannot be read"):
+        retention_of(replace(LIST, retention={"age_ms": "7d"}))
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (Retention(age_ms=0), "age: a retention of 0 keeps nothing"),
+        (Retention(size=-5), "size: a retention of -5 keeps nothing"),
+        (Retention(cursor_age_ms=5), "cursor_age alone removes nothing"),
+    ],
+)
+def test_wrong_policies(policy: Retention, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        retention_fields(policy)
+
+
+def test_the_history_comes_back_and_is_bounded() -> None:
+    removals = [
+        LogRemoval(ms, Position(13, 0), ("age",), (10, 11), 20, 200, ("billing",)) for ms in range(REMOVALS_MAX + 5)
+    ]
+    data = pack_history("t", removals)
+    assert parse_history("orders", "t", data) == removals[5:]
+    assert parse_history("orders", "another", data) == []
+    for damaged in (b"{", b'{"format":1,"token":"t","removals":[{"at_ms":1}]}', b"[]"):
+        with pytest.raises(MetadataCorrupt, match="history of log orders cannot be read"):
+            parse_history("orders", "t", damaged)
+    with pytest.raises(NotSupported, match="format 2"):
+        parse_history("orders", "t", b'{"format":2}')
