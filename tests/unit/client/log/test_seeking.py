@@ -54,16 +54,13 @@ async def forget_points(client: Client, log: Log) -> None:
     await client._driver.delete_record(TIMES + log.name, version)
 
 
-async def appended(
-    world: World, log: Log, *, rolls: bool = False, record: bool = False
-) -> list[tuple[Position, float]]:
+async def appended(world: World, log: Log, *, rolls: bool = False) -> list[tuple[Position, float]]:
     """Append an entry every five seconds; their positions and the times just before."""
     entries = []
     async with log.lead() as writer:
         for number in range(12):
             at_s = now(world)
-            payload = pack_record(Record(b"%d" % number, timestamp_us=int(at_s * 1e6))) if record else b"%d" % number
-            entries.append((await writer.append(payload), at_s))
+            entries.append((await writer.append(b"%d" % number), at_s))
             await asyncio.sleep(5)
             if rolls:
                 await writer.roll()
@@ -164,7 +161,7 @@ def test_without_points_the_creation_of_ledgers_narrows_the_position() -> None:
 
 def test_timestamps_of_records_give_the_exact_entry() -> None:
     async def act(world: World, client: Client, log: Log) -> None:
-        entries = await appended(world, log, rolls=True, record=True)
+        entries = await appended(world, log, rolls=True)
         await forget_points(client, log)
         for position, at_s in entries:
             assert await log.at(at_s) == position
@@ -179,11 +176,11 @@ def test_timestamps_of_records_give_the_exact_entry() -> None:
 def test_timestamps_that_are_no_times_of_appends_are_left_out(entry: bytes) -> None:
     async def act(world: World, client: Client, log: Log) -> None:
         async with log.lead() as writer:
-            first = await writer.append(entry)
-            await writer.append_many([entry] * 20)
+            first = await writer.append_entries([entry])
+            await writer.append_entries([entry] * 20)
             middle_s = now(world)
             await asyncio.sleep(10)
-            await writer.append_many([entry] * 20)
+            await writer.append_entries([entry] * 20)
         found = await log.at(middle_s + 0.05)
         assert found is not None
         assert first.entry_id <= found.entry_id <= first.entry_id + 21
@@ -197,9 +194,7 @@ def test_timestamps_somewhat_out_of_order_skip_no_record() -> None:
         async with log.lead() as writer:
             begin_us = int(now(world) * 1e6)
             await asyncio.sleep(0.1)
-            last = await writer.append_many(
-                [pack_record(Record(b"x", timestamp_us=begin_us + step * 1000)) for step in steps]
-            )
+            last = await writer.append_many([Record(b"x", timestamp_us=begin_us + step * 1000) for step in steps])
         start = Position(last.ledger_id, last.entry_id - len(steps) + 1)
         await asyncio.sleep(1)
         at_s = begin_us / 1e6 + 0.04
