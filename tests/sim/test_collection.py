@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -299,6 +300,37 @@ def test_what_no_record_names_goes_at_once_when_somebody_asks_for_it(small: Any,
         for each in (2, 3):  # Nobody refuses their copies.
             await promises.add(store, each, {9: body(each, 9)}, is_recovery=True)
         await promises.add(store, 1, {0: body(1, 0, version=1)}, is_recovery=True)  # It may come again.
+
+    assert made.live(script, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    made.check()
+
+
+def test_a_copy_that_arrives_while_its_lock_is_lost_is_not_deleted(small: Any, body: Body) -> None:
+    """The store ends the bookie's session after the check of ledger 1; a repair takes the lock over, and copies the
+    ledger here. Either the bookie refuses that, or it keeps what it has acknowledged."""
+    made, records = small(), FakeRecords.of(1, 2)
+    current, locks = records.current_ledgers, records.recovery
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        async def looked_up(ledger_ids: Sequence[int]) -> list[Record | None]:
+            found = await current(ledger_ids)
+            if ledger_ids == [2] and 1 in locks.mine:
+                locks.mine.clear()
+                with contextlib.suppress(StorageError):
+                    await promises.add(store, 1, {9: body(1, 9)}, is_recovery=True)
+                    records.ledgers[1] = record(1, is_closed=True)
+            return found
+
+        records.current_ledgers = looked_up  # type: ignore[method-assign]
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [1, 2])
+        records.ledgers |= {each: record(each, "b2", is_closed=True) for each in (1, 2)}
+        await collect(store, with_surplus=True)
+        gone = [each for each in (1, 2) if not records.ledgers[each].metadata.names(BOOKIE)]
+        assert 2 in gone
+        assert sorted(store.ledger_ids()) == [each for each in (1, 2) if each not in gone]
+        forget(promises, *gone)
 
     assert made.live(script, stops=False)
     made.crash(NOTHING_SURVIVES)

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.fakes.records import BOOKIE, FakeRecords, record
+from tests.fakes.offloaded import coming_back
+from tests.fakes.records import BOOKIE, FakeRecords, Record, record
 from tests.sim.space_world import ALL, Body, collect, compact, fill, logs_of, small_machine
 
-from bookies.errors import DataUnknown, EntryNotFound, LedgerUnknownToBookie
+from bookies.errors import DataUnknown, EntryNotFound, LedgerFenced, LedgerUnknownToBookie
 from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
 from bookies.storage.identity import Cookie
@@ -77,6 +78,30 @@ def test_what_the_metadata_may_want_is_not_compacted_away(small: Any, body: Body
                 assert await store.read(ledger, entry) == body(ledger, entry, size=500)
 
     assert made.live(doubtful)
+
+
+def test_what_the_record_allowed_to_delete_is_not_missed(small: Any, body: Body) -> None:
+    """A restore from files begins when the logs still have the ledger. The bookie lists it and all that is written."""
+    made, records = small(), FakeRecords.of(*ALL)
+    lose_index(made, body)
+    closed = record(LOST, is_closed=True).metadata
+
+    async def restore(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        records.ledgers[LOST] = Record(coming_back(closed))
+        await collect(store)
+        await store._open().rebuilder.wait_idle()
+        await promises.add(store, LOST, {entry: body(LOST, entry, size=500) for entry in range(14)}, is_recovery=True)
+        records.ledgers[LOST] = Record(closed)
+        await collect(store)
+        assert await store.list_entries(LOST) == [range(14)]
+        with pytest.raises(EntryNotFound):
+            await store.read(LOST, 14)
+        with pytest.raises(LedgerFenced):
+            await promises.add(store, LOST, {14: body(LOST, 14)})
+
+    assert made.live(restore)
+    made.check()
 
 
 def test_what_the_metadata_wants_nothing_of_goes(small: Any, body: Body) -> None:

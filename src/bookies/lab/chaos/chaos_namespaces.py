@@ -1,9 +1,11 @@
-"""Surroundings of `bk chaos --namespaces`: every process in a network namespace, disks and a metadata store of the run.
+"""Surroundings of `bk chaos --namespaces`: every process in a network namespace, with a clock of its own; disks and a
+metadata store of the run.
 
 `enter` puts the run into namespaces of the system for processes, mounts and network. The kernel ends and removes all of
 it with the first process in there: however a run ends, no process, mount, loop device or namespace outlives it.
 
     directory/disks/<bookie>-journal.img, -ledgers.img    file systems of a bookie, mounted on its directories
+    directory/clocks/<node>                               the error of its clock (`chaos_clock`)
     directory/store, store.log, switch.log                the metadata store; the network (`chaos_switch`)
 """
 
@@ -18,12 +20,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from bookies.admin.cluster.local_cluster import LocalBookie
 from bookies.admin.shared import UsageError
 from bookies.errors import BookKeeperError
+from bookies.lab.chaos.chaos_clock import set_clock
 from bookies.lab.chaos.chaos_plan import LONG_S, SHORT_S, Hit, duration_s
 from bookies.lab.chaos.chaos_processes import OrderedProcess, Program
 from bookies.lab.chaos.chaos_switch import HUB
@@ -45,7 +49,9 @@ WEIGHTS = {
     "stop store": 0.4,
     "full disk": 1.5,
     "read-only disk": 1.5,
+    "step clock": 4.0,
 }
+CLOCK_STEPS_S = (-86_400, -3_600, -30, -2, 0, 2, 30, 3_600, 86_400)
 IMPAIRMENTS_MAX = 2  # of the network at a time, so that work goes on between them
 ISOLATION_S = (8.0, 20.0)  # longer than a lease and the lost-bookie delay
 STORE_START_S, POLL_S = 60.0, 0.1
@@ -179,7 +185,7 @@ class Namespaces:
         self._nodes = [*self._bookies, *others]
         names = [HUB, STORE, *self._nodes]
         self._addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, 1)}
-        self._store = Store(directory / STORE, self._addresses[STORE], jars, self.prefix(STORE))
+        self._store = Store(directory / STORE, self._addresses[STORE], jars, self._network(STORE))
         self.metadata_uri: str | None = self._store.uri
         self._switch: OrderedProcess | None = None
         self._faults = 0
@@ -187,7 +193,9 @@ class Namespaces:
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self, bookies: Sequence[LocalBookie]) -> None:
-        (self._directory / "disks").mkdir()
+        for folder in ("disks", "clocks"):
+            (self._directory / folder).mkdir()
+        self._set_clocks(0)
         parameters = {"nodes": self._addresses, "seed": self._seed}
         self._switch = OrderedProcess("bookies.lab.chaos.chaos_switch", self._directory / "switch.log", parameters)
         self._store.start()
@@ -220,13 +228,16 @@ class Namespaces:
             conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
             main = ["org.apache.bookkeeper.server.Main", "--conf", str(conf)]
             bookie = LocalBookie(name, conf.parent, host=self._addresses[name], port=APACHE_PORT)
-            bookie.prefix = tuple(self.prefix(name))
+            bookie.prefix = tuple(self._network(name))
             bookie.program = ("sh", "-c", 'exec "$@" >&2', "sh", *JAVA, "-cp", f"{self._jars}/*", *main)
             bookies.append(bookie)
         return bookies
 
-    def prefix(self, node: str) -> list[str]:
+    def _network(self, node: str) -> list[str]:
         return ["nsenter", f"--net=/run/netns/bk-{node}", "--"]
+
+    def prefix(self, node: str) -> list[str]:
+        return [*self._network(node), sys.executable, "-P", "-m", "bookies.lab.chaos.chaos_clock", self._clock(node)]
 
     def serves(self, bookie: LocalBookie) -> None:
         """Clients reach the bookie's own address."""
@@ -238,6 +249,7 @@ class Namespaces:
 
     def heal(self) -> None:
         self._order("heal")
+        self._set_clocks(0)
 
     def finish(self) -> dict[str, int]:
         assert self._switch is not None
@@ -256,6 +268,11 @@ class Namespaces:
     def hit(self, fault: str, choices: random.Random) -> Hit | None:
         if fault.endswith(" store") and not fault.startswith("isolated"):
             return self._hit_store(fault, choices)
+        if fault == "step clock":
+            ours = [node for node in self._nodes if node not in self._apache]
+            name, step_s = choices.choice(ours), choices.choice(CLOCK_STEPS_S)
+            set_clock(pathlib.Path(self._clock(name)), step_s)
+            return Hit(f"{name} {step_s:+,} s")
         if self._impairments >= IMPAIRMENTS_MAX:
             return None
         seconds = choices.uniform(*choices.choice((SHORT_S, LONG_S, ISOLATION_S)))
@@ -367,6 +384,13 @@ class Namespaces:
 
     def _image(self, bookie: str, disk: str) -> pathlib.Path:
         return self._directory / "disks" / f"{bookie}-{disk}.img"
+
+    def _clock(self, node: str) -> str:
+        return str(self._directory / "clocks" / node)
+
+    def _set_clocks(self, seconds: int) -> None:
+        for node in self._nodes:
+            set_clock(pathlib.Path(self._clock(node)), seconds)
 
     def _order(self, action: str, **parameters: object) -> None:
         assert self._switch is not None

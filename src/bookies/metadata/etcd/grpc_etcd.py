@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.1, 2.0  # between two rounds of attempts; at most a fifth of a session timeout
 _PING_S = 10  # on an idle connection; etcd's servers drop clients that ping more often than every 5 s
+_LATE_S = 0.5  # after gRPC's time limit; gRPC computes it from the wall clock, which may be set back at this moment
 _LOST = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED", "DATA_LOSS")
 
 
@@ -54,10 +55,11 @@ def _library() -> Any:
 
 
 class _Connection:
-    """A channel to one server, and the token that it issued."""
+    """A channel to one server, and the token that it issued. `waits`: of calls, which end with the connection."""
 
     def __init__(self, host: str, credentials: Credentials) -> None:
         self.host = host
+        self.waits: dict[asyncio.Timeout, None] = {}
         self._credentials = credentials
         self._grpc = grpc = _library()
         options: list[tuple[str, Any]] = [
@@ -110,6 +112,8 @@ class _Connection:
         return self._channel.stream_stream(method)(timeout=timeout_s, metadata=metadata)
 
     async def close(self) -> None:
+        for wait in self.waits:  # gRPC does not wake the callers of a call that it has not sent yet.
+            wait.reschedule(0)
         await self._channel.close()
 
 
@@ -241,9 +245,13 @@ class GrpcEtcd:
         """Translate gRPC's errors into the port's, and drop a connection that has failed."""
         task = asyncio.current_task()
         assert task is not None
-        cancelled_before = task.cancelling()
+        cancelled_before, wait = task.cancelling(), asyncio.timeout(None)
         try:
-            yield
+            async with wait:
+                connection.waits[wait] = None
+                yield
+        except TimeoutError:
+            raise self._lost(connection) from None
         except asyncio.CancelledError:
             # When a connection is closed, gRPC raises it in waiting calls that were not cancelled.
             if task.cancelling() > cancelled_before:
@@ -258,6 +266,8 @@ class GrpcEtcd:
             raise self._lost(connection) from error
         except asyncio.InvalidStateError as error:  # the call has ended
             raise self._lost(connection) from error
+        finally:
+            connection.waits.pop(wait, None)
 
     def _lost(self, connection: _Connection) -> MetadataError | ClientClosed:
         if self._is_closed:
@@ -304,7 +314,12 @@ class GrpcEtcd:
         while True:
             connection = await self._connected()
             try:
-                return await once(connection)
+                async with asyncio.timeout(self._attempt_s + _LATE_S):
+                    return await once(connection)
+            except TimeoutError:
+                self._drop(connection)
+                if not may_repeat or loop.time() >= deadline:
+                    raise self._lost(connection) from None
             except _TokenRefused:
                 if has_new_token:
                     raise

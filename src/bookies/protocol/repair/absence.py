@@ -144,11 +144,11 @@ def due_in_s(interval_s: float, last_ms: int | None, now_ms: int) -> float | Non
     """Return in how many seconds a periodic check is due; None: never (interval 0).
 
     `last_ms`: wall clock of the last check; None: there was none. A clock that was set back delays a check by at most
-    the interval.
+    the interval: a check that lies further in the future than that has been noted by a clock that was wrong.
     """
     if interval_s <= 0:
         return None
     if last_ms is None:
         return 0.0
-    elapsed_s = max(0.0, (now_ms - last_ms) / 1000)
-    return max(0.0, interval_s - elapsed_s)
+    elapsed_s = (now_ms - last_ms) / 1000
+    return 0.0 if abs(elapsed_s) >= interval_s else interval_s - max(0.0, elapsed_s)

@@ -5,8 +5,8 @@ Invariants
 - F-31: delete a ledger only after an explicit "no such ledger" for its id. An error, a timeout or another cluster's
   store keeps the ledger.
 - A ledger is proven deleted twice: before its quarantine, and before its deletion.
-- A ledger whose record does not name this bookie is deleted under the ledger's lock, because a repair may be about to
-  add this bookie to the record.
+- A ledger whose record does not name this bookie refuses entries before its lock is taken, and is deleted under the
+  lock. A repair that has copied it here either holds the lock until the record names this bookie, or has given up.
 
 On the loop's thread. Source: storage 7.2, 7.3.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from bookies.errors import BookKeeperError
 from bookies.model import LedgerMetadata
-from bookies.protocol.ledger.offload import may_be_forgotten
+from bookies.protocol.ledger.offload import is_given_up, may_be_forgotten
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
 from bookies.storage.engine import StorageParts
@@ -89,8 +89,8 @@ class LedgerCollection:
     async def collect(self, *, is_forced: bool, with_surplus: bool = False) -> None:
         """Run one pass.
 
-        `with_surplus`: delete closed ledgers whose records do not name this bookie now, without quarantine. Raises:
-        MetadataError, StorageError, OSError; ledgers not decided by then are kept.
+        `with_surplus`: delete closed ledgers whose records do not name this bookie now; their quarantine ends with the
+        pass. Raises: MetadataError, StorageError, OSError; ledgers not decided by then are kept.
         """
         local = sorted(self._index.ledger_ids())
         await self._records.check_instance()
@@ -112,13 +112,13 @@ class LedgerCollection:
         self.alarm = None
         now_ms = self._clock.wall_ms()
         await self._removals.quarantine(garbage, QuarantineState.QUARANTINED, now_ms)
-        if with_surplus:
-            quarantined = self._removals.in_state(QuarantineState.SURPLUS)
-            await self._delete_surplus([*surplus, *quarantined], now_ms)
-        else:
-            await self._removals.quarantine(surplus, QuarantineState.SURPLUS, now_ms)
+        await self._removals.quarantine(surplus, QuarantineState.SURPLUS, now_ms)
         if garbage or surplus:
             self._events.info("gc.quarantined", ledgers=len(garbage), surplus=len(surplus))
+        if with_surplus:
+            await self._delete_surplus(list(self._removals.in_state(QuarantineState.SURPLUS)), now_ms)
+            kept = self._removals.in_state(QuarantineState.SURPLUS)
+            await self._removals.lift([ledger_id for ledger_id in surplus if ledger_id in kept])
         await self.lift(reappeared)
         await self._delete_expired(set(missing), now_ms)
 
@@ -149,16 +149,21 @@ class LedgerCollection:
     async def rebuild_lost(self, ledger_ids: Iterable[int]) -> None:
         """Rebuild the index of those ledgers, missing from the index, that the metadata wants here.
 
-        Their fences and explicit LACs are lost, and entries may be, so they stay uncertain. Raises: StorageError.
+        Their fences and explicit LACs are lost, and entries may be, so they stay uncertain. The record of a ledger that
+        comes back from files has allowed this bookie to delete it: what its logs lack is not lost. Raises:
+        StorageError.
         """
         for ledger_id in ledger_ids:
             try:
-                metadata = await self._records.read(ledger_id)
+                metadata = await self._records.read_current(ledger_id)
             except (BookKeeperError, TimeoutError):
                 continue
             if metadata is None or may_be_forgotten(metadata) or not metadata.names(self._bookie):
                 continue
             if self._index.is_known(ledger_id) or self._removals.get(ledger_id) is not None:
+                continue
+            if is_given_up(metadata):
+                await self._index.rebuild_if_missing(ledger_id)
                 continue
             self._events.error(
                 "gc.ledger_lost", ledger=ledger_id, consequence="its index is rebuilt from the entry logs"
@@ -240,17 +245,15 @@ class LedgerCollection:
         )
 
     async def _delete_surplus(self, ledger_ids: Sequence[int], now_ms: int) -> None:
-        """Delete the ledgers that can be locked and are still surplus then. A later run tries the others."""
+        """Delete those of these quarantined ledgers that can be locked and are surplus then; later, the others."""
         for start in range(0, len(ledger_ids), LOCKED_BATCH):
             locks: dict[int, Any] = {}
             try:
                 await self._records.lock(ledger_ids[start : start + LOCKED_BATCH], self._bookie, locks)
-                await self.lift([ledger_id for ledger_id in locks if self._removals.get(ledger_id) is not None])
-                due = [ledger_id for ledger_id in locks if await self.is_unwanted(ledger_id)]
-                new = [ledger_id for ledger_id in due if self._removals.get(ledger_id) is None]
-                await self._removals.quarantine(new, QuarantineState.SURPLUS, now_ms)
+                due = {ledger_id: None for ledger_id in locks if await self.is_unwanted(ledger_id)}
                 if due:
-                    await self._delete(due, now_ms)
+                    await self._delete(list(due), now_ms)
+                await self.lift([ledger_id for ledger_id in locks if ledger_id not in due])
             finally:
                 for lock in locks.values():
                     await self._records.unlock(lock)

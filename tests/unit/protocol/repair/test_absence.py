@@ -188,7 +188,8 @@ def test_a_ledger_is_in_danger_with_one_replica_left_and_several_away(
         (60, 1_000, 11_000, 50.0),
         (60, 1_000, 61_000, 0.0),
         (60, 1_000, 10_000_000, 0.0),
-        (60, 500_000, 1_000, 60.0),  # the clock was turned back
+        (60, 50_000, 1_000, 60.0),  # the clock was turned back
+        (60, 500_000, 1_000, 0.0),  # or was far ahead when the check was noted
     ],
 )
 def test_a_check_is_due_an_interval_after_the_last(
