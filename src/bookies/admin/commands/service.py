@@ -1,0 +1,275 @@
+"""`bk service`: units of systemd for a bookie, auto-recovery and a gateway, and what systemd says of them.
+
+`unit_text` is a pure function of `Unit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct, to_builtins
+
+from bookies.admin.shared import UsageError
+from bookies.admin.shared.command_line import MACHINE, Option, verb
+from bookies.admin.shared.report import Finding, Report, finding_text
+
+FOLDER = "etc/systemd/system"
+MARK = "# Written by `bk service install`."
+KINDS = {  # kind -> (words of the command, description)
+    "bookie": ("bookie run", "bookie, a server of a replicated log store"),
+    "recovery": ("recovery run", "auto-recovery of a replicated log store"),
+    "gateway": ("gateway run", "HTTP gateway of a replicated log store"),
+}
+HOMES, TEMPORARY = ("/home/", "/root/", "/run/user/"), ("/tmp/", "/var/tmp/")
+EXPOSURE_MAX = 4.0  # of `systemd-analyze security`; 10 is the worst
+# Memory is not made executable-only: compiled extensions of optional packages may map their own.
+_UNIT = """{mark}
+[Unit]
+Description={description}
+Wants=network-online.target
+After=network-online.target{after}
+StartLimitIntervalSec=600
+StartLimitBurst=10
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={command}
+User={user}
+WorkingDirectory=/
+Restart=on-failure
+RestartSec=5
+TimeoutStartSec=120
+TimeoutStopSec=120
+WatchdogSec=60
+KillMode=mixed
+LimitNOFILE=65536
+OOMScoreAdjust={oom_score}
+UMask=0027
+ProtectSystem=strict
+{writable}ProtectHome={protect_home}
+PrivateTmp={private_tmp}
+PrivateDevices=true
+NoNewPrivileges=true
+ProtectProc=invisible
+ProtectClock=true
+ProtectHostname=true
+ProtectKernelTunables=true
+ProtectKernelModules=true
+ProtectKernelLogs=true
+ProtectControlGroups=true
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=true
+RestrictRealtime=true
+RestrictSUIDSGID=true
+RemoveIPC=true
+LockPersonality=true
+{capabilities}SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class Unit(Struct, frozen=True):
+    """A unit. `command`: the program and its arguments. `directories`: absolute paths that the process writes to.
+
+    `reads`: other paths that it needs. `low_port`: whether it listens on a port below 1024.
+    """
+
+    kind: str
+    command: Sequence[str]
+    user: str
+    directories: Sequence[str]
+    reads: Sequence[str]
+    low_port: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"bk-{self.kind}.service"
+
+
+def unit_text(unit: Unit) -> str:
+    """Return the file of a unit."""
+    paths = [f"{path}/" for path in (*unit.directories, *unit.reads)]
+    others = "" if unit.kind == "bookie" else " bk-bookie.service"  # it stops after those that use it
+    capability = "CAP_NET_BIND_SERVICE" if unit.low_port else ""
+    return _UNIT.format(
+        mark=MARK,
+        description=KINDS[unit.kind][1].capitalize(),
+        after=others,
+        command=" ".join(quoted(word).replace("$", "$$") for word in unit.command),
+        user=unit.user,
+        oom_score=-500 if unit.kind == "bookie" else 0,
+        writable="".join(f"ReadWritePaths={quoted(path)}\n" for path in unit.directories),
+        protect_home="read-only" if any(path.startswith(HOMES) for path in paths) else "true",
+        private_tmp=str(not any(path.startswith(TEMPORARY) for path in paths)).lower(),
+        capabilities=f"CapabilityBoundingSet={capability}\nAmbientCapabilities={capability}\n",
+    )
+
+
+def quoted(word: str) -> str:
+    """Return a word as systemd reads it: quoted if it needs quotes, and % doubled."""
+    text = word.replace("%", "%%")
+    if word and not any(character in word for character in " \t\"'\\;"):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+# -- install -----------------------------------------------------------------------------------------------------------
+
+
+def unit_of(kind: str, config: str | None, user: str) -> Unit:
+    """Return the unit for the settings in effect. Raises `UsageError`, `ConfigError`."""
+    from bookies.config import BookieConfig, GatewayConfig, HttpConfig, MetadataConfig
+    from bookies.configuration import configured
+
+    settings = configured({"bookie": BookieConfig, "recovery": HttpConfig, "gateway": GatewayConfig}[kind])
+    uri = configured(MetadataConfig).uri
+    if not uri:
+        raise UsageError("name the metadata store: uri in [metadata] of --config FILE; a service has no bk-data")
+    if kind == "gateway" and not settings.http_users_file:
+        raise UsageError("a gateway needs users: http_users_file in [gateway] of --config FILE (`bk token add`)")
+    directories: list[str] = []
+    ports = [settings.http_port]
+    if isinstance(settings, BookieConfig):
+        directories += settings.journal_directories + settings.ledger_directories + settings.index_directories
+        ports += [settings.port, settings.tls_port]
+    if uri.startswith("file:"):
+        directories.append("/" + uri.removeprefix("file:").lstrip("/") if uri.startswith("file:/") else uri[5:])
+    if relative := [path for path in directories if not os.path.isabs(path)]:
+        raise UsageError(f"{relative[0]} is a relative path, and a service has no current directory: write it in full")
+    program = os.path.join(os.path.dirname(sys.executable), "bk")
+    start = [program] if os.access(program, os.X_OK) else [sys.executable, "-P", "-m", "bookies"]
+    options = ["--config", os.path.abspath(config)] if config else []
+    return Unit(
+        kind,
+        [*start, *KINDS[kind][0].split(), *options],
+        user,
+        list(dict.fromkeys(map(os.path.normpath, directories))),
+        [start[0], *options[1:]],
+        any(0 < port < 1024 for port in ports),
+    )
+
+
+def _install(arguments: argparse.Namespace) -> Report:
+    config = arguments.config or os.environ.get("BK_CONFIG")
+    unit = unit_of(arguments.kind, config, arguments.user)
+    text = unit_text(unit)
+    path = os.path.join(arguments.prefix, FOLDER, unit.name)
+    facts = {"unit": path, "user": unit.user, "directories": list(unit.directories), "text": text}
+    if arguments.dry_run:
+        return Report(facts | {"written": False}, [text.rstrip()], remarks=[f"would write {path}"])
+    try:
+        with open(path, encoding="utf-8") as file:
+            before = file.read()
+    except FileNotFoundError:
+        before = ""
+    if before and not before.startswith(MARK):
+        raise UsageError(f"{path} was not written by this command, and was not changed: remove it first")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{path}.new", path)
+    return Report(facts | {"written": True}, [f"wrote {path}", *_next_steps(unit)])
+
+
+def _next_steps(unit: Unit) -> Iterator[str]:
+    """Yield what is left to do before the unit can start."""
+    try:
+        pwd.getpwnam(unit.user)
+    except KeyError:
+        yield f"  useradd --system --home-dir / --shell /usr/sbin/nologin {unit.user}"
+    for directory in unit.directories:
+        if not os.path.isdir(directory):
+            yield f"  install --directory --owner {unit.user} --mode 750 {directory}"
+    yield f"  systemctl daemon-reload && systemctl enable --now {unit.name}"
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
+def _check(arguments: argparse.Namespace) -> Report:
+    folder = os.path.join(arguments.prefix, FOLDER)
+    paths = [path for kind in KINDS if os.path.exists(path := os.path.join(folder, f"bk-{kind}.service"))]
+    if not paths:
+        raise UsageError(f"there is no unit of bookies in {folder}: bk service install --kind bookie")
+    findings = [finding for path in paths for finding in _findings(path)]
+    status = int(any(finding.level == "bad" for finding in findings))
+    return Report([to_builtins(finding) for finding in findings], map(finding_text, findings), status)
+
+
+def _findings(path: str) -> Iterator[Finding]:
+    name = os.path.basename(path)
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            directory = line.partition("=")[2].strip().strip('"').replace("%%", "%")
+            if line.startswith("ReadWritePaths=") and not os.path.isdir(directory):
+                remedy = "create it for the unit's user: without it the unit does not start"
+                yield Finding("bad", f"{name}: the directory {directory} does not exist", remedy, name)
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        yield Finding("warn", f"{name} was not verified: systemd-analyze is not installed", "install systemd", name)
+        return
+    done = subprocess.run([program, "verify", path], capture_output=True, text=True)
+    complaints = [line for line in (done.stdout + done.stderr).splitlines() if name in line]
+    for complaint in complaints:
+        yield Finding("bad", f"systemd-analyze verify: {complaint}", "", name)
+    if not complaints and done.returncode == 0:
+        yield Finding("ok", f"{name}: systemd-analyze verify has no complaint", "", name)
+    elif not complaints:
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        yield Finding("warn", f"{name} was not verified: {reason}", "", name)
+    yield _exposure(program, path, name)
+
+
+def _exposure(program: str, path: str, name: str) -> Finding:
+    """Return how exposed the unit is, as `systemd-analyze security` rates it: 0 (best) to 10."""
+    done = subprocess.run(
+        [program, "security", "--offline=true", "--json=short", "--no-pager", path], capture_output=True, text=True
+    )
+    try:
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+    except ValueError:
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return Finding("warn", f"{name}: its exposure was not rated: {reason}", "", name)
+    exposure = sum(float(row["exposure"] or 0) for row in rows)
+    worst = sorted(rows, key=lambda row: -float(row["exposure"] or 0))[:3]
+    text = f"{name}: exposure {exposure:.1f} of 10; the largest parts: {', '.join(row['name'] for row in worst)}"
+    return Finding("ok" if exposure <= EXPOSURE_MAX else "warn", text, "", name)
+
+
+_PREFIX = Option("--prefix DIR", f"root of the file system; units are in {FOLDER} below it (default /)", default="/")
+VERBS = (
+    verb(
+        "service install",
+        "write a hardened systemd unit for a bookie, auto-recovery or a gateway",
+        "bk service install --kind bookie --config /etc/bookies/bk.toml --dry-run",
+        _install,
+        Option("--kind", "what the unit runs", choices=tuple(KINDS), is_required=True),
+        Option("--user NAME", "user that runs it (default: bookies)", default="bookies"),
+        _PREFIX,
+        Option("--dry-run", "print the unit, write no file", bool),
+        description="The unit may write only to the directories of the settings. systemd restarts it when it fails, or "
+        "when its event loop hangs for a minute. Prints what is left to do.",
+        shared=MACHINE,
+    ),
+    verb(
+        "service check",
+        "check the installed units: directories, `systemd-analyze verify` and `security`",
+        "bk service check",
+        _check,
+        _PREFIX,
+        shared=MACHINE,
+    ),
+)
