@@ -144,9 +144,10 @@ def check_files(package: pathlib.Path, tracked: Iterable[str]) -> None:
         raise Problem(f"{package.name} lacks {', '.join(missing)}")
     if extra:
         raise Problem(f"{package.name} has files that do not belong there: {', '.join(sorted(extra))}")
-    paths = {os.fspath(ROOT), os.path.expanduser("~"), sys.prefix, sys.base_prefix, tempfile.gettempdir() + "/tmp"}
+    prefixes = {str(python.parent.parent) for _, python in pythons()} - {"/", "/usr", "/usr/local"}
+    paths = {os.fspath(ROOT), os.fspath(pathlib.Path(tempfile.gettempdir(), "tmp")), *prefixes}
     for name, data in files.items():
-        if found := [path for path in paths if len(path) > 2 and path.encode() in data]:
+        if found := [path for path in paths if path.encode() in data]:
             raise Problem(f"{name} in {package.name} has a path of this machine: {found[0]}")
 
 

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from msgspec import Struct, to_builtins
 
@@ -212,41 +211,53 @@ def _check(arguments: argparse.Namespace) -> Report:
 def _findings(path: str) -> Iterator[Finding]:
     name = os.path.basename(path)
     with open(path, encoding="utf-8") as file:
-        for line in file:
-            directory = line.partition("=")[2].strip().strip('"').replace("%%", "%")
-            if line.startswith("ReadWritePaths=") and not os.path.isdir(directory):
-                remedy = "create it for the unit's user: without it the unit does not start"
-                yield Finding("bad", f"{name}: the directory {directory} does not exist", remedy, name)
+        lines = [line.rstrip("\n").partition("=")[::2] for line in file]
+    user = next((value for key, value in lines if key == "User"), "root")
+    for directory in (value.strip('"').replace("%%", "%") for key, value in lines if key == "ReadWritePaths"):
+        if problem := _problem_of(directory, user):
+            yield Finding("bad", f"{name}: {problem}", "without it the unit does not start", name)
     program = shutil.which("systemd-analyze")
     if program is None:
         yield Finding("warn", f"{name} was not verified: systemd-analyze is not installed", "install systemd", name)
         return
-    done = subprocess.run([program, "verify", path], capture_output=True, text=True)
+    done = _output(program, "verify", path)
     complaints = [line for line in (done.stdout + done.stderr).splitlines() if name in line]
     for complaint in complaints:
-        yield Finding("bad", f"systemd-analyze verify: {complaint}", "", name)
+        yield Finding("bad" if done.returncode else "warn", f"systemd-analyze verify: {complaint}", "", name)
     if not complaints and done.returncode == 0:
         yield Finding("ok", f"{name}: systemd-analyze verify has no complaint", "", name)
     elif not complaints:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         yield Finding("warn", f"{name} was not verified: {reason}", "", name)
-    yield _exposure(program, path, name)
+    yield _exposure(_output(program, "security", "--offline=true", "--no-pager", path), name)
 
 
-def _exposure(program: str, path: str, name: str) -> Finding:
-    """Return how exposed the unit is, as `systemd-analyze security` rates it: 0 (best) to 10."""
-    done = subprocess.run(
-        [program, "security", "--offline=true", "--json=short", "--no-pager", path], capture_output=True, text=True
-    )
+def _problem_of(directory: str, user: str) -> str:
+    """Return why a user cannot have a directory; empty: it is the user's, or the user does not exist here."""
+    if not os.path.isdir(directory):
+        return f"the directory {directory} does not exist: create it for {user}"
     try:
-        rows: list[dict[str, Any]] = json.loads(done.stdout)
-    except ValueError:
+        owner = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return f"there is no user {user}"
+    is_own = owner in (0, os.stat(directory).st_uid)
+    return "" if is_own else f"the directory {directory} belongs to another user: chown it to {user}"
+
+
+def _output(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C.UTF-8"})
+
+
+def _exposure(done: subprocess.CompletedProcess[str], name: str) -> Finding:
+    """Return how exposed the unit is, as `systemd-analyze security` rates it: 0 (best) to 10."""
+    overall = re.search(r"Overall exposure level for .*: ([0-9.]+)", done.stdout)
+    if overall is None:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return Finding("warn", f"{name}: its exposure was not rated: {reason}", "", name)
-    exposure = sum(float(row["exposure"] or 0) for row in rows)
-    worst = sorted(rows, key=lambda row: -float(row["exposure"] or 0))[:3]
-    text = f"{name}: exposure {exposure:.1f} of 10; the largest parts: {', '.join(row['name'] for row in worst)}"
-    return Finding("ok" if exposure <= EXPOSURE_MAX else "warn", text, "", name)
+    parts = re.findall(r"^\S+ (\S+=\S*) .* ([0-9.]+)\s*$", done.stdout, re.MULTILINE)
+    worst = [part for part, _ in sorted(parts, key=lambda part: -float(part[1]))[:3]]
+    text = f"{name}: systemd rates its exposure {overall[1]} of 10; the largest parts: {', '.join(worst)}"
+    return Finding("ok" if float(overall[1]) <= EXPOSURE_MAX else "warn", text, "", name)
 
 
 _PREFIX = Option("--prefix DIR", f"root of the file system; units are in {FOLDER} below it (default /)", default="/")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import pathlib
+import pwd
 import shutil
 from typing import Any
 
@@ -76,9 +78,16 @@ def test_install_and_check(tmp_path: pathlib.Path, run: Any, monkeypatch: pytest
     run(*install)  # again
     monkeypatch.setattr(shutil, "which", lambda name: None)
     rows = json.loads(run("check", "--json", status=1))
-    assert [row["level"] for row in rows] == ["bad", "bad", "warn"]
+    assert [row["level"] for row in rows] == ["bad", "bad", "bad", "warn"]
     assert f"{tmp_path}/journal does not exist" in rows[0]["what"]
     assert "systemd-analyze is not installed" in rows[-1]["what"]
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "metadata").mkdir()
+    assert "there is no user no-such-user" in run("check", status=1)
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: pwd.struct_passwd(("x", "x", os.getuid() + 1, 0, "", "", "")))
+    assert f"{tmp_path}/journal belongs to another user" in run("check", status=1)
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: pwd.struct_passwd(("x", "x", os.getuid(), 0, "", "", "")))
+    assert "was not verified" in run("check")
     path.write_text("[Unit]\n")
     assert "was not written by this command" in run(*install, status=2)
 
@@ -106,15 +115,17 @@ def test_findings_of_systemd_analyze(tmp_path: pathlib.Path, run: Any, monkeypat
         script = f"#!/bin/sh\nif [ $1 = verify ]; then echo '{verify}'; exit {status}; fi\necho '{security}'\n"
         program.write_text(script)
         program.chmod(0o755)
-        rows: list[dict[str, str]] = json.loads(run("check", "--json", status=int("bk-recovery" in verify)))
+        rows: list[dict[str, str]] = json.loads(run("check", "--json", status=int("bk-recovery" in verify and status)))
         return rows
 
-    rated = json.dumps([{"name": "A", "exposure": "0.2"}, {"name": "B", "exposure": "1.1"}, {"name": "C"}])
-    rows = answers("", rated.replace('"C"', '"C", "exposure": null'))
+    rated = "x A= text 0.2\n- C= text\nx B= text 1.1\n\n-> Overall exposure level for bk-recovery.service: 1.3 OK"
+    rows = answers("", rated)
     assert [row["level"] for row in rows] == ["ok", "ok"]
-    assert "exposure 1.3 of 10; the largest parts: B, A, C" in rows[1]["what"]
-    rows = answers("bk-recovery.service:7: Unknown key", "no json")
+    assert "exposure 1.3 of 10; the largest parts: B=, A=" in rows[1]["what"]
+    rows = answers("bk-recovery.service:7: Special user", rated)
+    assert [row["level"] for row in rows] == ["warn", "ok"]
+    rows = answers("bk-recovery.service:7: Unknown key", "no rating", status=1)
     assert [row["level"] for row in rows] == ["bad", "warn"]
     assert "bk-recovery.service:7: Unknown key" in rows[0]["what"]
-    rows = answers("", rated.replace('"1.1"', '"9"').replace('"C"', '"C", "exposure": null'), status=1)
+    rows = answers("", rated.replace("1.3", "9.1"), status=1)
     assert [row["level"] for row in rows] == ["warn", "warn"]
