@@ -125,7 +125,7 @@ def members(package: pathlib.Path) -> dict[str, bytes]:
         return {name: file.read() for name, file in files.items() if file is not None}
 
 
-def check_files(package: pathlib.Path, tracked: Iterable[str]) -> None:
+def check_files(package: pathlib.Path, tracked: Iterable[str], paths: Iterable[str]) -> None:
     """Compare a package with the files that git tracks, and look for paths of this machine. Raises `Problem`."""
     files = members(package)
     is_wheel = package.suffix == ".whl"
@@ -135,8 +135,6 @@ def check_files(package: pathlib.Path, tracked: Iterable[str]) -> None:
         raise Problem(f"{package.name} lacks {', '.join(missing)}")
     if extra:
         raise Problem(f"{package.name} has files that do not belong there: {', '.join(sorted(extra))}")
-    prefixes = {str(python.parent.parent) for _, python in pythons()} - {"/", "/usr", "/usr/local"}
-    paths = {os.fspath(ROOT), os.fspath(pathlib.Path(tempfile.gettempdir(), "tmp")), *prefixes}
     for name, data in files.items():
         if found := [path for path in paths if path.encode() in data]:
             raise Problem(f"{name} in {package.name} has a path of this machine: {found[0]}")
@@ -167,9 +165,11 @@ def try_package(
 def check(out: pathlib.Path, places: Mapping[str, pathlib.Path], *, demo: bool) -> None:
     """Check the packages in `out`, and install each one. Raises `Problem`."""
     tracked = run("git", "ls-files", *PACKAGED).splitlines()
+    prefixes = {str(python.parent.parent) for _, python in pythons()} - {"/", "/usr", "/usr/local"}
+    paths = {os.fspath(ROOT), os.fspath(pathlib.Path(tempfile.gettempdir(), "tmp")), *prefixes}
     [sdist], wheels = out.glob("*.tar.gz"), sorted(out.glob("*.whl"))
     for package in (sdist, *wheels):
-        check_files(package, tracked)
+        check_files(package, tracked, paths)
     run(sys.executable, "-m", "twine", "check", "--strict", sdist, *wheels)
     run(sys.executable, "-m", "check_wheel_contents", *wheels)
     for version, place in places.items():
