@@ -13,12 +13,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
 from msgspec import Struct, to_builtins
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import MACHINE, Option, verb
 from bookies.admin.shared.report import Finding, Report, finding_text
+from bookies.runtime.service_manager import START_S
 
 FOLDER = "etc/systemd/system"
 MARK = "# Written by `bk service install`."
@@ -27,6 +29,7 @@ KINDS = {  # kind -> (words of the command, description)
     "recovery": ("recovery run", "auto-recovery of a replicated log store"),
     "gateway": ("gateway run", "HTTP gateway of a replicated log store"),
 }
+TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
 HOMES, TEMPORARY = ("/home/", "/root/", "/run/user/"), ("/tmp/", "/var/tmp/")
 EXPOSURE_MAX = 4.0  # of `systemd-analyze security`; 10 is the worst
 # Memory is not made executable-only: compiled extensions of optional packages may map their own.
@@ -46,7 +49,7 @@ User={user}
 WorkingDirectory=/
 Restart=on-failure
 RestartSec=5
-TimeoutStartSec=120
+TimeoutStartSec={start}
 TimeoutStopSec=120
 WatchdogSec=60
 KillMode=mixed
@@ -109,6 +112,7 @@ def unit_text(unit: Unit) -> str:
         after=others,
         command=" ".join(quoted(word).replace("$", "$$") for word in unit.command),
         user=unit.user,
+        start=int(START_S),
         oom_score=-500 if unit.kind == "bookie" else 0,
         writable="".join(f"ReadWritePaths={quoted(path)}\n" for path in unit.directories),
         protect_home="read-only" if any(path.startswith(HOMES) for path in paths) else "true",
@@ -156,9 +160,15 @@ def unit_of(kind: str, config: str | None, user: str) -> Unit:
         [*start, *KINDS[kind][0].split(), *options],
         user,
         list(dict.fromkeys(map(os.path.normpath, directories))),
-        [start[0], *options[1:]],
+        [start[0], sys.base_prefix, *options[1:], *_files_of(settings)],
         any(0 < port < 1024 for port in ports),
     )
+
+
+def _files_of(settings: object) -> list[str]:
+    """Return the files that settings name."""
+    values = {spec.name: getattr(settings, spec.name) for spec in fields(settings)}  # type: ignore[arg-type]
+    return [value for name, value in values.items() if value and (name.endswith("_file") or name in TLS_FILES)]
 
 
 def _install(arguments: argparse.Namespace) -> Report:

@@ -8,6 +8,7 @@ import os
 import pathlib
 import pwd
 import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ def test_install_and_check(tmp_path: pathlib.Path, run: Any, monkeypatch: pytest
     assert "was not written by this command" in run(*install, status=2)
 
 
-def test_what_is_refused(tmp_path: pathlib.Path, run: Any) -> None:
+def test_what_is_refused(tmp_path: pathlib.Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "bk.toml"
     install = ("install", "--config", config, "--dry-run", "--kind")
     config.write_text("[bookie]\n")
@@ -100,6 +101,11 @@ def test_what_is_refused(tmp_path: pathlib.Path, run: Any) -> None:
     config.write_text('[metadata]\nuri = "zk://z:1/l"\n')
     assert "bk-data/journal is a relative path" in run(*install, "bookie", status=2)
     assert "a gateway needs users" in run(*install, "gateway", status=2)
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr(sys, "executable", "/opt/bookies/bin/python")
+    config.write_text('[metadata]\nuri = "zk://z:1/l"\n[gateway]\nhttp_users_file = "/home/me/users"\n')
+    assert "ProtectHome=read-only" in run(*install, "gateway")
+    assert "ProtectHome=true" in run(*install, "recovery")
     assert "Type=notify" in run(*install, "recovery")
     assert "there is no unit of bookies" in run("check", status=2)
 
