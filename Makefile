@@ -1,6 +1,7 @@
 # Every verb does its own set-up: a virtual environment in .venv, made again when pyproject.toml or the kernels change.
+# Another PYTHON than the default one gets an environment of its own: make test PYTHON=python3.12 uses .venv-python3.12.
 PYTHON ?= python3
-VENV := .venv
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 KERNELS := src/bookies/kernels/_native.pyx src/bookies/kernels/_crc32c.h
 SEED ?=
@@ -11,7 +12,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs dist release clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -133,8 +134,17 @@ docs: $(VENV)/.dev $(VENV)/.docs
 	@$(BIN)/python docs/chart.py
 	@$(BIN)/zensical build --clean --strict
 
+# An sdist, and a wheel for each installed CPython, into dist. ARGS: --twice compares two builds, --demo runs each wheel.
+dist: $(VENV)/.release
+	@$(BIN)/python release/packages.py build $(ARGS)
+
+# The packages of a version with checksums and a bill of materials. Tag and upload are left to you.
+release: $(VENV)/.release
+	@$(if $(VERSION),,echo "which version? make release VERSION=0.1.0" && exit 2)
+	@$(BIN)/python release/packages.py release $(VERSION)
+
 clean:
-	rm -rf $(VENV) build dist .cache .coverage .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-* build dist .cache .coverage .mypy_cache .ruff_cache .pytest_cache
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "needs Python 3.11 or newer: '$(PYTHON)' was not found (make PYTHON=/path/to/python3.11)"; exit 1; }
@@ -161,6 +171,10 @@ $(VENV)/.connect: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 $(VENV)/.docs: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the generator of the documentation site ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]' && touch $@
+
+$(VENV)/.release: pyproject.toml | $(VENV)/bin/python
+	@echo "installing what builds and checks packages ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[release]' && touch $@
 
 $(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing bookies, PySpark and the demo's data ..."

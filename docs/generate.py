@@ -106,26 +106,30 @@ def cli_page() -> str:
 
 def settings_page() -> str:
     """Every setting with unit, default, range."""
-    from bookies.config import BookieConfig, ClientConfig, GatewayConfig, RecoveryConfig
+    from bookies.config import LIVE, BookieConfig, ClientConfig, GatewayConfig, MetadataConfig, RecoveryConfig
 
     parts = [
-        "# Settings\n\nMade from the code by `make docs`. A bookie takes them as `--set NAME=VALUE`, from the "
-        "environment as `BK_NAME`; a client as keyword arguments of `connect`.\n"
+        "# Settings\n\nMade from the code by `make docs`. They are in the tables of [`bk.toml`](../howto/configure.md), "
+        "in `--set NAME=VALUE` of a bookie or a gateway, in the variables `BK_NAME`, and in the keyword arguments of "
+        "`connect`. Durations and sizes are numbers, in the unit of the name, or text such as `10m` and `64m`. A "
+        "setting with *run time* may change while a bookie runs, with `bk bookie settings`.\n"
     ]
-    for title, kind in (
-        ("Bookie", BookieConfig),
-        ("Client", ClientConfig),
-        ("Auto-recovery", RecoveryConfig),
-        ("Gateway", GatewayConfig),
+    for title, table, kind in (
+        ("Bookie", "bookie", BookieConfig),
+        ("Client", "client", ClientConfig),
+        ("Auto-recovery", "recovery", RecoveryConfig),
+        ("Gateway", "gateway", GatewayConfig),
+        ("Metadata store", "metadata", MetadataConfig),
     ):
-        parts.append(f"## {title}\n\n| setting | default | range | meaning |\n|---|---|---|---|")
+        parts.append(f"## {title}\n\nTable `[{table}]`.\n\n| setting | default | range | meaning |\n|---|---|---|---|")
         for each in fields(kind):
             low, high = each.metadata["low"], each.metadata["high"]
             bounds = f"{'' if low is None else f'{low:,}'} .. {'' if high is None else f'{high:,}'}".strip()
             is_number = isinstance(each.default, int) and not isinstance(each.default, bool)
             default = f"{each.default:,}" if is_number else f"`{each.default!r}`"
             parts.append(
-                f"| `{each.name}` | {default} | {'' if bounds == '..' else bounds} | {each.metadata['help']} |"
+                f"| `{each.name}` | {default} | {'' if bounds == '..' else bounds} | {each.metadata['help']}"
+                f"{' *run time*' if kind is BookieConfig and each.name in LIVE else ''} |"
             )
         parts.append("")
     return "\n".join(parts)

@@ -19,9 +19,15 @@ UNIT_TESTS = pathlib.Path(__file__).parent / "unit"
 
 # A package may import from lines above its own, from itself, and from what stands after the arrow.
 LADDER: list[dict[str, set[str]]] = [
-    {"errors": set(), "units": set(), "transitions": set(), "model": {"errors"}, "config": {"errors", "model"}},
-    {"kernels": set(), "encoding": set()},
-    {"wire": set(), "protocol": set(), "runtime": set()},
+    {
+        "errors": set(),
+        "units": set(),
+        "transitions": set(),
+        "model": {"errors"},
+        "config": {"errors", "model", "units"},
+    },
+    {"kernels": set(), "encoding": set(), "settings": {"encoding"}},
+    {"wire": set(), "protocol": set(), "runtime": set(), "configuration": {"runtime"}},
     {"storage": set(), "metadata": set()},
     {"bookie": set(), "client": set(), "apache": set()},
     {"replication": {"client"}, "distributedlog": set()},

@@ -1,26 +1,35 @@
 """Settings as dataclasses. Each field carries its default, its unit in its name, and one line of help.
 
-The command line, environment variables (`BK_<NAME>`), documentation and errors come from these. No key of a
-configuration is silently ignored.
+The command line, environment variables (`BK_<NAME>`), the file `bk.toml` (`settings.py`), documentation and errors come
+from these. No key of a configuration is silently ignored.
 """
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from bookies.errors import ConfigError
 from bookies.model import FRAME_SIZE_MAX
+from bookies.units import parse_duration, parse_size
 
 T = TypeVar("T")
 KIB, MIB = 1 << 10, 1 << 20
 SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 TLS_VERSIONS = ("1.2", "1.3")
 LOCATION = re.compile(r"(/[^/\s]+)+/?")
+UNITS = {  # of a setting, by the end of its name
+    "_ms": "ms",
+    "_s": "s",
+    "_size": "bytes",
+    "_size_max": "bytes",
+    "memory_limit": "bytes",
+    "_threshold": "percent",
+    "_percentage": "percent",
+    "_share_max": "percent",
+}
 PLACEMENTS = ("auto", "random", "rack", "region", "zone")
 AUTHENTICATIONS = ("none", "sasl", "certificate")
 # Settings of both sides.
@@ -63,6 +72,17 @@ NEEDS_RESTART_AT_ZERO = ("gc_interval_ms", "scrub_period_ms")
 def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
     """Declare a field with a range and a line of help."""
     return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetadataConfig:
+    """Settings of the metadata store."""
+
+    uri: str = setting(
+        "",
+        "metadata store of the cluster: file:DIR, zk://HOST:2181/PATH or etcd://HOST:2379/PATH; empty: that of the "
+        "nearest bk-data directory or of the context in use",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,16 +474,7 @@ class RecoveryConfig:
 def validate(config: T) -> T:
     """Check every field's type and range, and that they agree. Raises `ConfigError` naming field, value, range."""
     for spec in fields(config):  # type: ignore[arg-type]
-        value = getattr(config, spec.name)
-        low, high = spec.metadata["low"], spec.metadata["high"]
-        if type(value) is not type(spec.default):
-            expected = type(spec.default).__name__
-            raise ConfigError(f"{spec.name} = {value!r}: must be {expected} ({spec.metadata['help']})")
-        if isinstance(value, int) and not isinstance(value, bool):
-            if low is not None and value < low:
-                raise ConfigError(f"{spec.name} = {value}: must be at least {low} ({spec.metadata['help']})")
-            if high is not None and value > high:
-                raise ConfigError(f"{spec.name} = {value}: must be at most {high} ({spec.metadata['help']})")
+        check_value(spec, getattr(config, spec.name))
     if isinstance(config, HttpConfig):
         _validate_http(config)
     if isinstance(config, BookieConfig):
@@ -483,6 +494,19 @@ def validate(config: T) -> T:
             f"{config.hedge_delay_max_ms}: lower the one or raise the other"
         )
     return config
+
+
+def check_value(spec: Field[Any], value: Any) -> None:
+    """Check the type and the range of a field's value. Raises `ConfigError` naming field, value, range."""
+    low, high = spec.metadata["low"], spec.metadata["high"]
+    if type(value) is not type(spec.default):
+        expected = type(spec.default).__name__
+        raise ConfigError(f"{spec.name} = {value!r}: must be {expected} ({spec.metadata['help']})")
+    if isinstance(value, int) and not isinstance(value, bool):
+        if low is not None and value < low:
+            raise ConfigError(f"{spec.name} = {value}: must be at least {low} ({spec.metadata['help']})")
+        if high is not None and value > high:
+            raise ConfigError(f"{spec.name} = {value}: must be at most {high} ({spec.metadata['help']})")
 
 
 def _validate_http(config: HttpConfig) -> None:
@@ -619,23 +643,35 @@ def _validate_authentication(config: BookieConfig) -> None:
         )
 
 
-def from_environment(kind: type[T], environment: Mapping[str, str] | None = None, **given: Any) -> T:
-    """Build a config from `given`, then `BK_<FIELD>` variables, then defaults. Raises `ConfigError`."""
-    environment = os.environ if environment is None else environment
-    values = dict(given)
-    for spec in fields(kind):  # type: ignore[arg-type]
-        text = environment.get(f"BK_{spec.name.upper()}")
-        if text is None or spec.name in values:
-            continue
-        values[spec.name] = parse_value(spec.default, text, f"BK_{spec.name.upper()}")
-    return validate(kind(**values))
+def unit_of(name: str) -> str:
+    """Return the unit of a setting's number: ms, s, bytes or percent; empty: a count, or no number."""
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
 def parse_value(default: Any, text: str, name: str) -> Any:
-    """Return the value of a setting with this default from text. Raises `ConfigError`."""
+    """Return the value of a setting with this default from text. Raises `ConfigError`.
+
+    Durations and sizes may have a unit, such as `10m` or `64m`. `name`: ends in that of the setting, in any case.
+    """
     try:
         if isinstance(default, tuple):
             return tuple(part for part in text.split(",") if part)
-        return SWITCHES[text.lower()] if isinstance(default, bool) else type(default)(text)
+        if isinstance(default, bool):
+            return SWITCHES[text.lower()]
+        return _number(text, unit_of(name.lower())) if isinstance(default, int) else text
     except (ValueError, KeyError) as error:
         raise ConfigError(f"{name}={text!r}: not a {type(default).__name__}") from error
+
+
+def _number(text: str, unit: str) -> int:
+    """Return a whole number, or a duration or size with a unit in that of the setting. Raises ValueError."""
+    value: float | None = None
+    if unit == "bytes":
+        value = parse_size(text)
+    elif unit in ("ms", "s") and (seconds := parse_duration(text)) is not None:
+        value = seconds * (1000 if unit == "ms" else 1)
+    if value is None:
+        return int(text)
+    if value != round(value):
+        raise ValueError(f"{text} is no whole number of {unit}")
+    return round(value)

@@ -9,7 +9,8 @@ import sys
 
 from bookies.bookie.main import configure_logging
 from bookies.client.client import Client
-from bookies.config import RecoveryConfig, from_environment
+from bookies.config import RecoveryConfig
+from bookies.configuration import configured
 from bookies.metadata.uri import connect
 from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
@@ -24,7 +25,7 @@ from bookies.runtime.events import Events
 
 
 async def main(role: str, uri: str) -> None:
-    runtime, config = aio.runtime(), from_environment(RecoveryConfig)
+    runtime, config = aio.runtime(), configured(RecoveryConfig)
     events, driver = Events("recovery", runtime.clock), connect(uri, runtime, may_create=False)
     async with Client(runtime, driver) as client:
         membership = Membership(driver, runtime.clock, config.lost_bookie_delay_s, events)

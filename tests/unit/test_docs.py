@@ -22,6 +22,8 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 @pytest.mark.parametrize("script", ["generate.py", "drawings.py", "chart.py"])
 def test_generated_pages_are_current(script: str) -> None:
+    if script == "generate.py" and sys.version_info >= (3, 13):
+        pytest.skip("argparse prints options in another form since Python 3.13")
     done = subprocess.run(
         [sys.executable, f"docs/{script}", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )

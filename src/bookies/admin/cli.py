@@ -84,6 +84,9 @@ def _run(noun: str, arguments: list[str], server: dict[str, str]) -> int:
     from bookies.admin.shared.common import active_context
     from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
 
+    before = os.environ.get("BK_CONFIG")
+    if getattr(parsed, "config", None):
+        os.environ["BK_CONFIG"] = parsed.config  # for every reader of settings in this process and its children
     try:
         context = active_context(parsed) if hasattr(parsed, "metadata") and not server["--server"] else None
         if context is not None and context[1].server:
@@ -119,6 +122,10 @@ def _run(noun: str, arguments: list[str], server: dict[str, str]) -> int:
             raise
         print(f"bk {noun}: internal error, {error!r}; this is a bug (--debug prints the traceback)", file=sys.stderr)
         return 1
+    finally:
+        os.environ.pop("BK_CONFIG", None)
+        if before is not None:
+            os.environ["BK_CONFIG"] = before
 
 
 def _of_context(context: Context, arguments: argparse.Namespace) -> dict[str, str] | None:
@@ -139,8 +146,8 @@ def _overview() -> str:
     lines += [
         "",
         "Every command accepts --json. Commands that work on a cluster accept --metadata URI. The default is the first",
-        "of BK_METADATA, the context named by BK_CONTEXT, the cluster of the nearest `bk-data` directory (from the",
-        "current directory upwards), and the context in use.",
+        "of BK_METADATA, the file of --config or BK_CONFIG, the context of BK_CONTEXT, the cluster of the nearest",
+        "`bk-data` directory (from the current directory upwards), and the context in use.",
         "`bk --server https://b1:8080 --token-file FILE NOUN ...` works through an HTTP server; also BK_SERVER,",
         "BK_TOKEN_FILE or BK_TOKEN, and BK_SERVER_AUTHORITY (--authority) for a PEM file of authorities.",
         "`bk help apache` lists the counterpart of each of Apache's commands.",

@@ -15,8 +15,9 @@ from bookies.apache.client_keys import CLIENT
 from bookies.apache.placement import client_placement
 from bookies.apache.properties import parse_properties
 from bookies.apache.security import check_client_authentication, client_tls
-from bookies.apache.table import Notice, explained, metadata_uri, number, seconds, secure_metadata, translate, value_of
-from bookies.config import ClientConfig, from_environment
+from bookies.apache.table import Notice, layer_of, metadata_uri, number, seconds, secure_metadata, translate, value_of
+from bookies.config import ClientConfig
+from bookies.configuration import settings_of
 from bookies.errors import ConfigError
 
 
@@ -44,10 +45,7 @@ def client_options(source: str | os.PathLike[str] | Mapping[str, str]) -> Client
     _timeouts(properties, settings)
     client_tls(properties, settings, notices)
     client_placement(properties, settings, notices)
-    try:
-        config = from_environment(ClientConfig, **settings)
-    except ConfigError as error:
-        raise explained(CLIENT, properties, error, "Apache's configuration") from None
+    config = settings_of(ClientConfig, layer_of(CLIENT, properties, settings, "Apache's configuration")).config
     check_client_authentication(properties, config.sasl_file)
     return ClientOptions(uri or "", config, tuple(notices))
 

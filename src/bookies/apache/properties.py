@@ -16,32 +16,48 @@ def parse_properties(text: str) -> dict[str, str]:
     `${key}` is replaced by that key's value, if it exists.
     """
     properties: dict[str, str] = {}
-    for line in _logical_lines(text):
+    for _, line in _logical_lines(text):
         separator = _SEPARATOR.search(line)
-        key = line if separator is None else line[: separator.start("mark")]
         value = "" if separator is None else line[separator.end("mark") :]
-        key, value = _unescaped(key), _unescaped(value).strip()
+        key, value = _key_of(line), _unescaped(value).strip()
         properties[key] = f"{properties[key]},{value}" if key in properties else value
     return {
         key: _REFERENCE.sub(lambda name: properties.get(name[1], name[0]), value) for key, value in properties.items()
     }
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    """Yield lines without comments and empty ones. A line that ends in a backslash continues in the next."""
-    line = ""
-    for part in text.splitlines():
+def key_lines(text: str) -> dict[str, int]:
+    """Return the line, from 1, on which each key stands first."""
+    lines: dict[str, int] = {}
+    for number, line in _logical_lines(text):
+        lines.setdefault(_key_of(line), number)
+    return lines
+
+
+def _key_of(line: str) -> str:
+    separator = _SEPARATOR.search(line)
+    return _unescaped(line if separator is None else line[: separator.start("mark")])
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines without comments and empty ones, with the number of the first.
+
+    A line that ends in a backslash continues in the next.
+    """
+    line, first = "", 0
+    for number, part in enumerate(text.splitlines(), 1):
         part = part.lstrip()
         if not line and (not part or part[0] in "#!"):
             continue
+        first = first if line else number
         line += part
         if (len(line) - len(line.rstrip("\\"))) % 2:
             line = line[:-1]
             continue
-        yield line
+        yield first, line
         line = ""
     if line:
-        yield line
+        yield first, line
 
 
 def _unescaped(text: str) -> str:

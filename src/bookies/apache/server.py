@@ -15,7 +15,7 @@ from bookies.apache.security import bookie_authentication, bookie_tls
 from bookies.apache.server_keys import SERVER
 from bookies.apache.table import (
     Notice,
-    explained,
+    layer_of,
     mebibytes,
     metadata_uri,
     names,
@@ -29,6 +29,7 @@ from bookies.apache.table import (
 )
 from bookies.config import MIB, BookieConfig, RecoveryConfig
 from bookies.errors import ConfigError
+from bookies.settings import Layer
 
 PAGE_SIZE = 8192  # Apache's default
 HTTP_PORT = 8080  # Apache's default
@@ -57,9 +58,9 @@ class BookieOptions(Struct, frozen=True):
     recovery_settings: dict[str, Any]
     properties: Mapping[str, str]
 
-    def explained(self, error: ConfigError, path: str) -> ConfigError:
-        """Return an error about our settings with the keys of the file that they came from."""
-        return explained(SERVER, self.properties, error, path)
+    def layer(self, path: str) -> Layer:
+        """Return the settings of bookie and recovery with the keys that they came from. `path`: of the file."""
+        return layer_of(SERVER, self.properties, self.settings | self.recovery_settings, path)
 
 
 def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:

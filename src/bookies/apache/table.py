@@ -19,6 +19,7 @@ from msgspec import Struct
 from bookies.apache.properties import items_of
 from bookies.config import MIB, SWITCHES
 from bookies.errors import ConfigError
+from bookies.settings import Given, Layer
 
 T = TypeVar("T")
 
@@ -216,12 +217,16 @@ def translate(rows: Sequence[Row], properties: Mapping[str, str]) -> tuple[dict[
     return settings, notices
 
 
-def explained(rows: Sequence[Row], properties: Mapping[str, str], error: ConfigError, where: str) -> ConfigError:
-    """Return an error about our settings with the keys that they came from. `where`: the place of the keys."""
-    words = error.message.replace(":", " ").split()
-    mapped = [row for row in rows if isinstance(row, Mapped) and properties.get(row.key)]
-    keys = [f"{row.key}={_shown(row.key, properties[row.key])}" for row in mapped if row.setting in words]
-    return ConfigError(f"{error.message}. In {where}: {', '.join(keys)}") if keys else error
+def layer_of(rows: Sequence[Row], properties: Mapping[str, str], settings: Mapping[str, Any], place: str) -> Layer:
+    """Return settings from a file with the keys that each one came from. `place`: the file."""
+    keys: dict[str, list[str]] = {}
+    for row in rows:
+        if isinstance(row, Mapped) and properties.get(row.key):
+            keys.setdefault(row.setting, []).append(f"{row.key}={_shown(row.key, properties[row.key])}")
+    return {
+        name: Given(value, "file", f"{place}: {', '.join(keys[name])}" if name in keys else place)
+        for name, value in settings.items()
+    }
 
 
 def _shown(key: str, value: str) -> str:

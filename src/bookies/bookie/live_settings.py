@@ -8,38 +8,28 @@ from typing import Any
 
 from bookies.config import LIVE, NEEDS_RESTART_AT_ZERO, BookieConfig, parse_value, validate
 from bookies.errors import ConfigError, InvalidArgument
+from bookies.settings import Given, Layer, rows_of
 
 
 class LiveSettings:
-    """The settings of one bookie. `sources`: `file`, `environment` or `option` by name, of those that are set.
+    """The settings of one bookie. `origins`: the places of those that are set.
 
     `apply`: makes the storage use the new settings.
     """
 
     def __init__(self, config: BookieConfig, apply: Callable[[BookieConfig], None]) -> None:
         self.config = config
-        self.sources: Mapping[str, str] = {}
+        self.origins: Layer = {}
         self._apply = apply
         self.change_count = 0  # of settings
         self._changed: dict[str, None] = {}
 
     def rows(self) -> list[dict[str, object]]:
         """Return every setting with value, default, source, and whether it may change while the bookie runs."""
-        rows: list[dict[str, object]] = []
-        for setting in fields(self.config):
-            value = getattr(self.config, setting.name)
-            preset = self.sources.get(setting.name, "default" if value == setting.default else "start")
-            rows.append(
-                {
-                    "name": setting.name,
-                    "value": value,
-                    "default": setting.default,
-                    "source": "run time" if setting.name in self._changed else preset,
-                    "changeable": setting.name in LIVE,
-                    "help": setting.metadata["help"],
-                }
-            )
-        return rows
+        others = [spec for spec in fields(self.config) if getattr(self.config, spec.name) != spec.default]
+        started = {spec.name: Given(None, "start", "") for spec in others}
+        changed = {name: Given(None, "run time", "") for name in self._changed}
+        return rows_of(self.config, {**started, **self.origins, **changed})
 
     def change(self, values: Mapping[str, object], *, dry_run: bool = False) -> dict[str, dict[str, object]]:
         """Change all of these settings, or none. Return the old and the new value of each by name.

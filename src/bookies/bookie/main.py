@@ -36,10 +36,13 @@ from bookies.errors import (
 )
 from bookies.metadata.uri import connect
 from bookies.runtime import aio
-from bookies.runtime.events import JsonFormatter
+from bookies.runtime.events import JournalFormatter, JsonFormatter, is_journal, prioritized
 from bookies.runtime.ports import Runtime
+from bookies.runtime.service_manager import ServiceManager, service_manager
+from bookies.settings import Layer
 
 TIDY_AFTER_S = 1.0  # serving; the import takes some 20 ms, which a start need not wait for
+STDERR = 2
 BESIDE_S = 10.0  # for tasks beside a bookie, to end
 EXIT_OK, EXIT_CONFIG, EXIT_INTERNAL, EXIT_METADATA, EXIT_STORAGE = 0, 1, 2, 4, 5
 
@@ -57,11 +60,12 @@ def run(
     ready: Callable[[BookieServer], None] | None = None,
     beside: Beside | None = None,
     around: Around | None = None,
+    origins: Layer | None = None,
 ) -> int:
     """Run a bookie until SIGTERM or SIGINT and return the exit status. `ready`: called once instead of the ready line.
 
     `beside`: runs for as long as the bookie serves, then it is cancelled; its failure does not stop the bookie.
-    `around`: entered before the bookie starts, left after it has stopped.
+    `around`: entered before the bookie starts, left after it has stopped. `origins`: the places of the settings.
     """
     configure_logging()
     try:
@@ -69,7 +73,7 @@ def run(
         check_identity(config)
     except ConfigError as error:
         return _refuse(config, error)
-    return aio.run(_main(config, metadata_uri, ready or print_ready, beside, around))
+    return aio.run(_main(config, metadata_uri, ready or print_ready, beside, around, origins or {}))
 
 
 async def _main(
@@ -78,17 +82,22 @@ async def _main(
     ready: Callable[[BookieServer], None],
     beside: Beside | None,
     around: Around | None,
+    origins: Layer,
 ) -> int:
     stop_asked = asyncio.Event()
     _stop_on_signals(stop_asked)
     runtime = aio.runtime()
+    manager = service_manager(os.environ)
+    surroundings = contextlib.AsyncExitStack()
+    await surroundings.enter_async_context(manager.alive())
     try:
         driver = connect(metadata_uri, runtime, lease_ms=config.lease_ms)
         await driver.open()
     except (BookKeeperError, OSError) as error:
+        await surroundings.aclose()
         return _refuse(config, error, EXIT_METADATA)
     server = BookieServer(runtime, config, driver)
-    surroundings = contextlib.AsyncExitStack()
+    server.settings.origins = origins
     try:
         try:
             if around is not None:
@@ -100,7 +109,7 @@ async def _main(
         ready(server)
         asyncio.get_running_loop().call_later(TIDY_AFTER_S, _leave_to_the_end)
         async with _running_beside(beside, server, runtime):
-            return await _serve(server, stop_asked)
+            return await _serve(server, stop_asked, manager)
     finally:
         await surroundings.aclose()
         await driver.close()
@@ -147,10 +156,12 @@ async def _start_unless(stop_asked: asyncio.Event, server: BookieServer) -> bool
     return True
 
 
-async def _serve(server: BookieServer, stop_asked: asyncio.Event) -> int:
+async def _serve(server: BookieServer, stop_asked: asyncio.Event, manager: ServiceManager) -> int:
     failure = asyncio.create_task(server.wait_failed())
     wish = asyncio.create_task(stop_asked.wait())
-    await asyncio.wait((failure, wish), return_when=asyncio.FIRST_COMPLETED)
+    host, port = server.address
+    with manager.serving(f"bookie {server.bookie_id} serves on {host}:{port}"):
+        await asyncio.wait((failure, wish), return_when=asyncio.FIRST_COMPLETED)
     wish.cancel()
     if not failure.done():
         failure.cancel()
@@ -159,10 +170,9 @@ async def _serve(server: BookieServer, stop_asked: asyncio.Event) -> int:
     await server.abort()
     cause = failure.result()
     status = EXIT_STORAGE if isinstance(cause, StorageError | OSError) else EXIT_INTERNAL
-    print(
+    _print_failure(
         f"bookie {server.bookie_id} failed: {_reason(cause)}. Entries it had not yet confirmed may or may "
-        "not be stored; confirmed ones are in its journal and are restored when it is started again",
-        file=sys.stderr,
+        "not be stored; confirmed ones are in its journal and are restored when it is started again"
     )
     return status
 
@@ -240,8 +250,12 @@ def _refuse(config: BookieConfig, error: Exception, status: int | None = None) -
     else:
         logging.getLogger("bookies.bookie").error("bookie.broken", exc_info=error)
         text, exit_status = f"{start}internal error, {_reason(error)}; this is a bug", EXIT_INTERNAL
-    print(text, file=sys.stderr)
+    _print_failure(text)
     return exit_status if status is None else status
+
+
+def _print_failure(text: str) -> None:
+    print(prioritized(logging.ERROR, text) if is_journal(STDERR) else text, file=sys.stderr)
 
 
 def _reason(error: BaseException) -> str:
@@ -251,14 +265,18 @@ def _reason(error: BaseException) -> str:
 
 
 def configure_logging() -> None:
-    """Log events to stderr, as JSON with `BK_LOG_FORMAT=json`. Handlers that the process has configured itself stay."""
+    """Log events to stderr, as JSON with `BK_LOG_FORMAT=json`. Handlers that the process has configured itself stay.
+
+    For systemd's journal, which adds the time itself, each line has its priority.
+    """
     root = logging.getLogger()
     if root.handlers:
         return
     handler = logging.StreamHandler()
-    if os.environ.get("BK_LOG_FORMAT") == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    to_journal = is_journal(STDERR)
+    time = "" if to_journal else "%(asctime)s "
+    is_json = os.environ.get("BK_LOG_FORMAT") == "json"
+    formatter = JsonFormatter() if is_json else logging.Formatter(f"{time}%(levelname)-7s %(message)s")
+    handler.setFormatter(JournalFormatter(formatter) if to_journal else formatter)
     root.addHandler(handler)
     logging.getLogger("bookies").setLevel(os.environ.get("BK_LOG_LEVEL", "INFO").upper())

@@ -10,7 +10,8 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
 from bookies.client.base import Opening
 from bookies.client.client import Client
-from bookies.config import ClientConfig, from_environment
+from bookies.config import ClientConfig
+from bookies.configuration import configured
 from bookies.errors import InvalidArgument, MetadataError
 
 P = ParamSpec("P")
@@ -107,7 +108,7 @@ def connect(
         raise InvalidArgument(f"config={config!r}: must be a ClientConfig, not {type(config).__name__}")
     if config is not None and given:
         raise InvalidArgument(f"pass either config= or {', '.join(given)}=, not both")
-    chosen = config or from_environment(ClientConfig, **given)
+    chosen = config or configured(ClientConfig, **given)
     return Opening(partial(_opened, uri, chosen), timeout, f"connect to {uri}")
 
 

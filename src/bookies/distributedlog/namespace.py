@@ -8,7 +8,8 @@ from typing import Self
 from bookies.client.base import Opening
 from bookies.client.base.arguments import TimeLimit
 from bookies.client.client import Client
-from bookies.config import ClientConfig, from_environment
+from bookies.config import ClientConfig
+from bookies.configuration import configured
 from bookies.distributedlog.dlog import Dlog, Locks
 from bookies.distributedlog.formats.binding import Binding, parse_binding
 from bookies.distributedlog.formats.log_names import (
@@ -141,7 +142,7 @@ def open_namespace(
 
     Raises `ConfigError`, `LogNotFound` (no such namespace), `MetadataError`.
     """
-    chosen = config or from_environment(ClientConfig)
+    chosen = config or configured(ClientConfig)
     scheme = uri.partition(":")[0]
     if scheme in SCHEMES:
         place = parse_namespace_uri(uri)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 
 from bookies.runtime.ports import Clock
 
@@ -60,6 +61,35 @@ def _word(value: object) -> str:
     """Return a value without spaces as it is, anything else quoted, so that a line can be split again."""
     text = str(value)
     return text if text and not any(character in text for character in ' "=\n') else json.dumps(text)
+
+
+PRIORITIES = {logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6, logging.DEBUG: 7}  # of syslog
+
+
+def is_journal(descriptor: int) -> bool:
+    """Report whether a descriptor is the stream that systemd gave this process to its journal."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def prioritized(level: int, text: str) -> str:
+    """Return a text for systemd's journal: each of its lines begins with its priority, such as `<4>`."""
+    priority = next((PRIORITIES[known] for known in PRIORITIES if level >= known), 7)
+    return "\n".join(f"<{priority}>{line}" for line in text.splitlines())
+
+
+class JournalFormatter(logging.Formatter):
+    """Lines of another formatter, for systemd's journal."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        return prioritized(record.levelno, self._inner.format(record))
 
 
 class JsonFormatter(logging.Formatter):

@@ -6,7 +6,7 @@ The server listens before a bookie replays its journal, so that probes are answe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -120,18 +120,16 @@ def beside_start(
     open_driver: OpenDriver,
     recovery: Callable[[], AutoRecovery | None] | None,
     other_routes: OtherRoutes = lambda process: (),
-    sources: Mapping[str, str] | None = None,
 ) -> Callable[[BookieServer, Runtime], contextlib.AbstractAsyncContextManager[None]]:
     """Return the function that runs the HTTP server around the life of a bookie: see `bookie.main.run`.
 
     `recovery`: auto-recovery in the same process, which returns None while it does not run. `other_routes`: endpoints
-    of other packages. `sources`: of the settings, see `LiveSettings`.
+    of other packages.
     """
 
     @contextlib.asynccontextmanager
     async def around(server: BookieServer, runtime: Runtime) -> AsyncIterator[None]:
         config = server.config
-        server.settings.sources = sources or {}
         health = BookieHealth(server, runtime.clock.monotonic)
         metrics = bookie_collection(server, recovery, health, runtime.clock)
         client = SharedClient(runtime, open_driver, client_config)

@@ -533,7 +533,7 @@ class TestPythonKernels:
             close = getattr(unawaited, "close", None)  # of a coroutine
             if close is not None:
                 close()
-            del unawaited, steps
+            del unawaited, close, steps
             # Here: the list's, the loop variable's, the call's.
             assert {sys.getrefcount(item) for item in items} == {3}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import pathlib
 
 import pytest
 
 from bookies.errors import DiskFull
-from bookies.runtime.events import REPEATS_MAX, WINDOW_S, Events, JsonFormatter
+from bookies.runtime.events import REPEATS_MAX, WINDOW_S, Events, JournalFormatter, JsonFormatter, is_journal
 
 
 class ManualClock:
@@ -65,3 +67,20 @@ def test_json_lines(log: pytest.LogCaptureFixture) -> None:
     assert first == {"level": "info", "component": "test", "event": "bookie.ready", "port": 3181}
     assert second["event"] == "broken"
     assert "KeyError" in second["traceback"]
+
+
+@pytest.mark.parametrize(("level", "priority"), [(logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (5, 7)])
+def test_every_line_for_the_journal_has_its_priority(level: int, priority: int) -> None:
+    record = logging.LogRecord("bookies.x", level, "", 0, "one\ntwo", (), None)
+    lines = JournalFormatter(logging.Formatter("%(message)s")).format(record).splitlines()
+    assert lines == [f"<{priority}>one", f"<{priority}>two"]
+
+
+def test_the_journal_is_recognized_by_its_stream(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(tmp_path / "stream", "w") as stream:
+        status = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        assert is_journal(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", "1:1")
+        assert not is_journal(stream.fileno())
+    assert not is_journal(10_000)

@@ -342,6 +342,7 @@ class LocalCluster:
         ]
         environment = dict(os.environ)
         environment.pop("BK_PARENT_PIPE", None)
+        environment.pop("BK_CONFIG", None)  # The file's identity and directories are those of one bookie.
         if not self.is_detached:
             environment["BK_PARENT_PIPE"] = "1"
         with bookie.log.open("ab") as log:

@@ -17,13 +17,13 @@ from bookies.admin.verbs import balance, control, drain, format_command, scrub
 
 if TYPE_CHECKING:
     from bookies.admin.shared import Session
-    from bookies.apache.server import BookieOptions
     from bookies.bookie.main import Around
     from bookies.bookie.server import BookieServer
     from bookies.client.client import Client
     from bookies.client.transport import BookieStatus
     from bookies.config import BookieConfig
     from bookies.replication.daemon.process import BesideBookie
+    from bookies.settings import Given, Layer, Resolved
 
 
 def _run(arguments: argparse.Namespace) -> Report | int:
@@ -31,7 +31,7 @@ def _run(arguments: argparse.Namespace) -> Report | int:
 
     from bookies.bookie import main
     from bookies.config import BookieConfig, RecoveryConfig
-    from bookies.errors import BookKeeperError, ConfigError
+    from bookies.errors import BookKeeperError
 
     if arguments.list_settings:
         settings = (*fields(BookieConfig), *fields(RecoveryConfig))
@@ -42,11 +42,12 @@ def _run(arguments: argparse.Namespace) -> Report | int:
     if arguments.conf is not None:
         from bookies.admin.shared import apache_conf
 
+        if arguments.config:
+            raise UsageError("name one file: --config (bk.toml) or --conf (Apache's)")
         conf = apache_conf.read_conf(arguments.conf)
-    try:
-        config = bookie_config(arguments, {} if conf is None else conf.settings)
-    except ConfigError as error:
-        raise (error if conf is None else conf.explained(error, arguments.conf)) from None
+    file = None if conf is None else conf.layer(arguments.conf)
+    resolved = bookie_settings(arguments, file)
+    config = resolved.config
     uri = conf.metadata_uri if conf is not None and not _names_metadata(arguments) else None
     uri = uri or metadata_uri(arguments)
     if conf is not None:
@@ -59,62 +60,40 @@ def _run(arguments: argparse.Namespace) -> Report | int:
             _write_ready_file(arguments.ready_file, main.ready_line(server))
         main.print_ready(server)
 
-    sources = _sources(arguments, {} if conf is None else conf.settings)
     try:
-        recovery = _beside(config, arguments, conf, uri)
+        recovery = _beside(config, arguments, file, uri)
         beside = None if recovery is None else recovery.run
-        return main.run(config, uri, ready=ready, beside=beside, around=_http(config, uri, recovery, sources))
+        around = _http(config, uri, recovery)
+        return main.run(config, uri, ready=ready, beside=beside, around=around, origins=resolved.origins)
     except BrokenPipeError as error:
         # Nothing reads a bookie's output, so a broken pipe is an error here, unlike in other commands.
         raise BookKeeperError(f"the bookie broke off: {error}") from error
 
 
-def _beside(
-    config: BookieConfig, arguments: argparse.Namespace, conf: BookieOptions | None, uri: str
-) -> BesideBookie | None:
+def _beside(config: BookieConfig, arguments: argparse.Namespace, file: Layer | None, uri: str) -> BesideBookie | None:
     """Return auto-recovery for the bookie's process, if the settings enable it."""
     if not config.auto_recovery:
         return None
-    from bookies.config import ClientConfig, RecoveryConfig, from_environment
+    from bookies.config import ClientConfig, RecoveryConfig
+    from bookies.configuration import configured, settings_of
     from bookies.metadata.uri import connect
     from bookies.replication.daemon.process import BesideBookie
     from bookies.runtime import aio
 
-    settings = _environment(arguments, {} if conf is None else conf.recovery_settings)
     runtime = aio.runtime()
     return BesideBookie(
-        from_environment(RecoveryConfig, settings),
-        from_environment(ClientConfig),
+        settings_of(RecoveryConfig, _set_options(arguments), file).config,
+        configured(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
     )
 
 
-def _sources(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> dict[str, str]:
-    """Return where each setting that is set comes from: option, environment or file."""
-    from dataclasses import fields
-
-    from bookies.config import BookieConfig
-
-    given = {text.partition("=")[0] for text in arguments.set}
-    sources: dict[str, str] = {}
-    for setting in fields(BookieConfig):
-        option = {"journal_directories": "journal_dir", "ledger_directories": "ledger_dir"}.get(
-            setting.name, setting.name
-        )
-        if setting.name in given or getattr(arguments, option, None) not in (None, []):
-            sources[setting.name] = "option"
-        elif f"BK_{setting.name.upper()}" in os.environ:
-            sources[setting.name] = "environment"
-        elif setting.name in from_file:
-            sources[setting.name] = "file"
-    return sources
-
-
-def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None, sources: Mapping[str, str]) -> Around | None:
+def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None) -> Around | None:
     """Return the HTTP server around the bookie, if the settings enable it. Raises `ConfigError`."""
     if config.http_port < 0:
         return None
-    from bookies.config import ClientConfig, from_environment
+    from bookies.config import ClientConfig
+    from bookies.configuration import configured
     from bookies.metadata.uri import connect
     from bookies.runtime import aio
 
@@ -122,11 +101,10 @@ def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None, sources
     from bookies.admin.remote import remote_api
 
     around: Around = site.beside_start(
-        from_environment(ClientConfig),
+        configured(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
         None if recovery is None else lambda: recovery.current,
         remote_api.routes,
-        sources,
     )
     return around
 
@@ -135,40 +113,44 @@ def _names_metadata(arguments: argparse.Namespace) -> bool:
     return bool(arguments.metadata or os.environ.get("BK_METADATA"))
 
 
-def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> BookieConfig:
-    """Return the settings. Precedence: options, `--set`, the environment, the file.
+def bookie_settings(arguments: argparse.Namespace, file: Layer | None) -> Resolved[BookieConfig]:
+    """Return the settings. Precedence: options, `--set`, the environment, the file (None: that of BK_CONFIG).
 
     Raises `UsageError`, `ConfigError`.
     """
-    from bookies.config import BookieConfig, from_environment
+    from bookies.config import BookieConfig
+    from bookies.configuration import file_layer, settings_of
+    from bookies.settings import Given
 
-    given: dict[str, object] = {
-        "bookie_id": arguments.bookie_id,
-        "host": arguments.host,
-        "port": arguments.port,
-        "journal_directories": arguments.journal_dir,
-        "ledger_directories": arguments.ledger_dir,
-        "index_directories": arguments.index_dir,
-        "lease_ms": arguments.lease_ms,
+    given: dict[str, tuple[str, object]] = {
+        "bookie_id": ("--bookie-id", arguments.bookie_id),
+        "host": ("--host", arguments.host),
+        "port": ("--port", arguments.port),
+        "journal_directories": ("--journal-dir", arguments.journal_dir),
+        "ledger_directories": ("--ledger-dir", arguments.ledger_dir),
+        "index_directories": ("--index-dir", arguments.index_dir),
+        "lease_ms": ("--lease-ms", arguments.lease_ms),
     }
-    values = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in given.items()
+    options = _set_options(arguments) | {
+        name: Given(tuple(value) if isinstance(value, list) else value, "option", option)
+        for name, (option, value) in given.items()
         if value not in (None, [])
     }
-    if arguments.host is not None and "advertised_host" in from_file:
+    layer = dict(file_layer(BookieConfig) if file is None else file)
+    if arguments.host is not None:
         # --host names the address to listen on and the one to publish: it overrides the file's advertised host.
-        from_file = {name: value for name, value in from_file.items() if name != "advertised_host"}
-    return from_environment(BookieConfig, _environment(arguments, from_file), **values)
+        layer.pop("advertised_host", None)
+    return settings_of(BookieConfig, options, layer)
 
 
-def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> dict[str, str]:
-    """Return `BK_...` variables: those of `--set`, of the environment, of a file. Raises `UsageError`."""
+def _set_options(arguments: argparse.Namespace) -> dict[str, Given]:
+    """Return the settings of `--set`, of the bookie and of its auto-recovery. Raises `UsageError`."""
     from dataclasses import fields
 
     from bookies.config import BookieConfig, RecoveryConfig
+    from bookies.settings import Given
 
-    overrides: dict[str, str] = {}
+    options: dict[str, Given] = {}
     known = {field.name for config_type in (BookieConfig, RecoveryConfig) for field in fields(config_type)}
     for text in arguments.set:
         name, equals, value = text.partition("=")
@@ -179,13 +161,8 @@ def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) ->
             raise UsageError(
                 f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)"
             )
-        overrides[f"BK_{name.upper()}"] = value
-    file_variables: dict[str, str] = {}
-    if from_file:
-        from bookies.admin.shared.apache_conf import as_environment
-
-        file_variables = as_environment(dict(from_file))
-    return {**file_variables, **os.environ, **overrides}
+        options[name] = Given(value, "option", f"--set {name}")
+    return options
 
 
 def _changed_settings(config: BookieConfig, uri: str) -> Report:
@@ -302,7 +279,7 @@ VERBS = (
         "run a bookie in the foreground until SIGTERM",
         "bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/bk --ledger-dir /srv/bk",
         _run,
-        Option("--conf FILE", "Apache's bk_server.conf; options and BK_... variables override it"),
+        Option("--conf FILE", "Apache's bk_server.conf instead of --config; options and BK_... variables override it"),
         Option("--bookie-id", "fixed identity (default: host:port)"),
         Option("--host", "address to listen on and to publish (default 127.0.0.1)"),
         Option("--port", "TCP port (default 3181; 0: any, needs --bookie-id)", int),

@@ -17,8 +17,8 @@ from msgspec import to_builtins
 
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option, verb
-from bookies.admin.shared.common import find_data_directory, size_text, with_session
-from bookies.admin.shared.report import Finding, Report
+from bookies.admin.shared.common import find_data_directory, named_metadata, size_text, with_session
+from bookies.admin.shared.report import Finding, Report, finding_text
 from bookies.admin.verbs import tls_doctor
 
 SYNC_COUNT = 50
@@ -31,8 +31,7 @@ def _run(arguments: argparse.Namespace) -> Report:
     for finding in tls_doctor.findings(arguments) if arguments.what == "tls" else _findings(arguments):
         findings.append(finding)
         if not arguments.json:
-            mark = {"ok": "  ok ", "warn": " warn", "bad": "  BAD"}[finding.level]
-            print(f"{mark}  {finding.what}" + (f"\n       -> {finding.remedy}" if finding.remedy else ""), flush=True)
+            print(finding_text(finding), flush=True)
     return Report(map(to_builtins, findings), status=int(any(finding.level == "bad" for finding in findings)))
 
 
@@ -129,9 +128,9 @@ def _java() -> Finding:
 
 
 def _cluster(arguments: argparse.Namespace) -> Iterator[Finding]:
-    uri = arguments.metadata or os.environ.get("BK_METADATA")
+    uri = named_metadata(arguments)
     directory = find_data_directory()
-    if uri is None and directory is None:
+    if not uri and directory is None:
         yield Finding("ok", "no cluster here yet; start one with `bk up`")
         return
     from bookies.admin.verbs.cluster_health import cluster_findings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -41,21 +42,23 @@ def ledger_routes(process: Process) -> list[Route]:
 
 def _run(arguments: argparse.Namespace) -> int:
     from bookies.bookie.main import configure_logging
-    from bookies.config import ClientConfig, GatewayConfig, from_environment
+    from bookies.config import ClientConfig, GatewayConfig
+    from bookies.configuration import configured
     from bookies.metadata.uri import connect
     from bookies.runtime import aio
+    from bookies.runtime.service_manager import service_manager
 
     web_site()  # or the error that names the extra
     from bookies.web.data.gateway import Gateway
 
     uri = metadata_uri(arguments)
     given = {"http_port": arguments.port, "http_users_file": arguments.users}
-    config = from_environment(
+    config = configured(
         GatewayConfig,
         **{name: value for name, value in given.items() if value is not None},
         **_settings(arguments.set),
     )
-    client_config = from_environment(ClientConfig)
+    client_config = configured(ClientConfig)
     configure_logging()
 
     async def main() -> int:
@@ -66,9 +69,13 @@ def _run(arguments: argparse.Namespace) -> int:
         def open_driver() -> MetadataDriver:
             return connect(uri, runtime, may_create=False)
 
-        async with Gateway(runtime, config, client_config, open_driver, ledger_routes).running() as (host, port):
-            print(f"gateway on {'https' if config.http_tls else 'http'}://{host}:{port}", flush=True)
-            await asyncio.get_running_loop().create_future()  # A signal cancels it.
+        manager = service_manager(os.environ)
+        gateway = Gateway(runtime, config, client_config, open_driver, ledger_routes)
+        async with manager.alive(), gateway.running() as (host, port):
+            text = f"gateway on {'https' if config.http_tls else 'http'}://{host}:{port}"
+            print(text, flush=True)
+            with manager.serving(text):
+                await asyncio.get_running_loop().create_future()  # A signal cancels it.
         return 0
 
     try:
@@ -85,7 +92,11 @@ VERBS = (
         _run,
         Option("--users FILE", "file of users, written by `bk token add` (default: the setting http_users_file)"),
         Option("--port", "port to listen on (default: the setting http_port, 8081); 0: any free one", int),
-        Option("--set NAME=VALUE", "setting, may be repeated; also BK_NAME variables", may_repeat=True),
+        Option(
+            "--set NAME=VALUE",
+            "setting, may be repeated; also BK_NAME variables and [gateway] of --config",
+            may_repeat=True,
+        ),
         description="Appends, reads, tails and cursors for programs in any language, described by /openapi.json. "
         "SIGTERM ends it after the requests in progress. Settings: docs/reference/settings.md.",
     ),

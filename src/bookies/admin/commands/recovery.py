@@ -33,15 +33,17 @@ GONE = "gone: its session has ended"
 
 def _run(arguments: argparse.Namespace) -> int:
     from bookies.bookie.main import configure_logging
-    from bookies.config import ClientConfig, HttpConfig, RecoveryConfig, from_environment
+    from bookies.config import ClientConfig, HttpConfig, RecoveryConfig
+    from bookies.configuration import configured
     from bookies.metadata.uri import connect
     from bookies.model import BookieId
     from bookies.replication.daemon.process import Participant, RecoveryProcess
     from bookies.runtime import aio
+    from bookies.runtime.service_manager import service_manager
 
     uri, host = metadata_uri(arguments), socket.gethostname()
-    config, client_config = from_environment(RecoveryConfig), from_environment(ClientConfig)
-    http_config = from_environment(
+    config, client_config = configured(RecoveryConfig), configured(ClientConfig)
+    http_config = configured(
         HttpConfig, **({"http_port": arguments.http_port} if arguments.http_port is not None else {})
     )
     site = web_site() if http_config.http_port >= 0 else None
@@ -55,17 +57,21 @@ def _run(arguments: argparse.Namespace) -> int:
             return connect(uri, runtime, may_create=False)
 
         process = RecoveryProcess(Participant(runtime, open_driver, config, client_config, name, host))
+        manager = service_manager(os.environ)
         if site is None:
-            await process.run()
+            async with manager.alive():
+                with manager.serving(f"auto-recovery {name}"):
+                    await process.run()
             return 0
         from bookies.admin.remote import remote_api
 
         surroundings = site.around_recovery(
             process, http_config, runtime, open_driver, client_config, remote_api.routes
         )
-        async with surroundings as (at, port):
+        async with manager.alive(), surroundings as (at, port):
             print(f"HTTP server on {at}:{port}", flush=True)
-            await process.run()
+            with manager.serving(f"auto-recovery {name}, HTTP server on {at}:{port}"):
+                await process.run()
         return 0
 
     try:
@@ -223,7 +229,7 @@ VERBS = (
             "--http-port", "port of the HTTP server with probes and metrics (default: no server; 0: any free one)", int
         ),
         description="Bookies with auto_recovery=true run auto-recovery themselves; this is for machines without such "
-        "a bookie. Settings: BK_... variables, see docs/reference/settings.md.",
+        "a bookie. Settings: [recovery] of --config, or BK_... variables, see docs/reference/settings.md.",
     ),
     verb(
         "recovery status",

@@ -20,7 +20,7 @@ from bookies.errors import BookKeeperError
 from bookies.web.apache_bookie import API
 
 TIMEOUT_S = 60.0
-LOCAL = ("json", "debug", "metadata", "ledger_dir")  # fields that are not sent
+LOCAL = ("json", "debug", "config", "metadata", "ledger_dir")  # fields that are not sent
 
 
 class Server:

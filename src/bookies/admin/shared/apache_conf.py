@@ -6,7 +6,6 @@ import fcntl
 import socket
 import struct
 import sys
-from typing import Any
 
 from bookies.apache.client import read_properties
 from bookies.apache.server import BookieOptions, bookie_options
@@ -33,17 +32,6 @@ class ThisHost:
 def read_conf(path: str) -> BookieOptions:
     """Read the options of a bookie from Apache's file. Raises `ConfigError`."""
     return bookie_options(read_properties(path), ThisHost())
-
-
-def as_environment(settings: dict[str, Any]) -> dict[str, str]:
-    """Return the settings as `BK_...` variables, so the real environment and the command line override them."""
-
-    def text_of(value: Any) -> str:
-        if isinstance(value, tuple):
-            return ",".join(value)
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
-    return {f"BK_{name.upper()}": text_of(value) for name, value in settings.items()}
 
 
 def print_notices(path: str, notices: list[Notice]) -> None:

@@ -45,11 +45,12 @@ class OneOf:
 METADATA = Option(
     "--metadata URI",
     "metadata store of the cluster: file:DIR, zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: the first of "
-    "BK_METADATA, BK_CONTEXT, the nearest bk-data directory and the context in use)",
+    "BK_METADATA, --config, BK_CONTEXT, the nearest bk-data directory and the context in use)",
 )
+CONFIG = Option("--config FILE", "file with settings, see `bk config init` (default: BK_CONFIG); variables override it")
 JSON = Option("--json", "print one JSON document (or one line per row) on stdout", bool)
 DEBUG = Option("--debug", "print the traceback of an error", bool)
-MACHINE = (JSON, DEBUG)  # of commands that work on this machine's files and processes
+MACHINE = (CONFIG, JSON, DEBUG)  # of commands that work on this machine's files and processes
 CLUSTER = (METADATA, *MACHINE)  # of commands that work on a cluster
 
 BOOKIE = Option("bookie ID", "id of the bookie")

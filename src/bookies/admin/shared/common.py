@@ -58,10 +58,10 @@ def web_site() -> ModuleType:
 
 
 def metadata_uri(arguments: argparse.Namespace) -> str:
-    """Return the URI of `--metadata`, else of `BK_METADATA`, else of the nearest local cluster. Raises `UsageError`."""
-    uri = getattr(arguments, "metadata", None) or os.environ.get("BK_METADATA")
+    """Return the URI that is named, else that of the nearest local cluster or of the context. Raises `UsageError`."""
+    uri = named_metadata(arguments)
     if uri:
-        return str(uri)
+        return uri
     directory = find_data_directory()
     context = active(has_data_directory=directory is not None)
     if context is not None:
@@ -80,9 +80,20 @@ def metadata_uri(arguments: argparse.Namespace) -> str:
     return _store_of(directory)
 
 
+def named_metadata(arguments: argparse.Namespace) -> str:
+    """Return the URI of `--metadata`, else of `BK_METADATA`, else of the file of `BK_CONFIG`; empty: none of them."""
+    uri = getattr(arguments, "metadata", None) or os.environ.get("BK_METADATA")
+    if not uri and os.environ.get("BK_CONFIG"):
+        from bookies.config import MetadataConfig
+        from bookies.configuration import configured
+
+        uri = configured(MetadataConfig).uri
+    return str(uri or "")
+
+
 def active_context(arguments: argparse.Namespace) -> tuple[str, Context] | None:
     """Return the context that a command uses, with its name; None: something else names its cluster."""
-    if getattr(arguments, "metadata", None) or os.environ.get("BK_METADATA"):
+    if named_metadata(arguments):
         return None
     return active(has_data_directory=find_data_directory() is not None)
 
@@ -175,13 +186,14 @@ def with_session(arguments: argparse.Namespace, body: Callable[[Session], Awaita
 
     async def main() -> T:
         from bookies.client.client import Client
-        from bookies.config import ClientConfig, from_environment
+        from bookies.config import ClientConfig
+        from bookies.configuration import configured
         from bookies.metadata.uri import connect
         from bookies.runtime import aio
 
         runtime = aio.runtime()
         driver = connect(metadata_uri(arguments), runtime, may_create=False)
-        async with Client(runtime, driver, from_environment(ClientConfig)) as client:
+        async with Client(runtime, driver, configured(ClientConfig)) as client:
             return await body(Session(runtime, client, driver))
 
     return run_async(main)

@@ -19,6 +19,8 @@ COMMANDS = {
         "show the state of the cluster: bookies, disk space, ledgers by state",
     ),
     "top": ("bookies.admin.commands.cluster", "watch the cluster live: bookies, load, latency, disks, repairs"),
+    "config": ("bookies.admin.commands.config", "the file of settings: init, show, check"),
+    "service": ("bookies.admin.commands.service", "units of systemd: install, check"),
     "context": ("bookies.admin.commands.context", "names for clusters: add, use, list, remove"),
     "completion": ("bookies.admin.commands.completion", "print the script that completes `bk` in a shell"),
     "demo": ("bookies.lab.commands.demo", "run a guided tour: real data, a killed bookie, a killed writer, proof"),

@@ -41,6 +41,12 @@ class Finding(Struct, frozen=True):
     about: str = ""
 
 
+def finding_text(finding: Finding) -> str:
+    """Return a finding as one line, and its remedy as a second one."""
+    mark = {"ok": "  ok ", "warn": " warn", "bad": "  BAD"}[finding.level]
+    return f"{mark}  {finding.what}" + (f"\n       -> {finding.remedy}" if finding.remedy else "")
+
+
 def print_report(report: Report, *, as_json: bool) -> int:
     """Print the report. Return its exit status."""
     if as_json:

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 from bookies.admin.shared.common import run_async
 from bookies.admin.shared.report import Finding
-from bookies.config import ClientConfig, from_environment
+from bookies.config import ClientConfig
+from bookies.configuration import configured
 from bookies.errors import BookKeeperError, InvalidArgument, Status
 from bookies.model import FRAME_SIZE_MAX
 from bookies.wire.auth import roles_of
@@ -36,7 +37,7 @@ def findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     if arguments.certificate:
         yield from of_file(arguments.certificate, arguments.key)
         return
-    config = from_environment(ClientConfig)
+    config = configured(ClientConfig)
     addresses = run_async(lambda: _addresses(arguments))
     if arguments.bookie and arguments.bookie not in addresses:
         yield Finding("bad", f"bookie {arguments.bookie} is not registered", "list the bookies with `bk bookie list`")

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from bookies.config import BookieConfig, from_environment
+from bookies.config import BookieConfig
+from bookies.configuration import configured
 from bookies.errors import CorruptRecord, StorageError
 from bookies.runtime.ports import Disk
 from bookies.storage.identity import Cookie, cookie
@@ -38,7 +39,7 @@ class Offline(Struct):
         """Return the environment's settings with these directories. Raises StorageError if there are problems."""
         for path, problem in self.problems.items():
             raise StorageError(f"{path}: {problem}. No file was changed. Restore it, or mount the disk, first")
-        return from_environment(
+        return configured(
             BookieConfig,
             journal_directories=tuple(self.journals),
             ledger_directories=tuple(self.ledgers),

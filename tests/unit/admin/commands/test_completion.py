@@ -29,7 +29,7 @@ def script() -> str:
         ("bk ledger list", {"list"}),
         ("bk ledger list --st", {"--state"}),
         ("bk ledger list --state o", {"open"}),
-        ("bk status --c", {"--count"}),
+        ("bk status --c", {"--count", "--config"}),
         ("bk completion f", {"fish"}),
         ("bk context ", {"add", "use", "list", "remove"}),
     ],
