@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Self
 
-from bookies.client.blocking.blocking_iteration import Caller
+from bookies.client.base import Entry, EntryBatch
+from bookies.client.blocking.blocking_iteration import BlockingBatches, Caller
+from bookies.client.blocking.blocking_lease import Lease
 from bookies.client.blocking.delegation import Blocking, BlockingHandle, delegates, iterates, opens, reads, waits
 from bookies.client.log import LogReader as AsyncLogReader
 from bookies.client.log import LogWriter as AsyncLogWriter
 from bookies.client.log import log as asynchronous
+from bookies.client.log.consumer import LogConsumer as AsyncLogConsumer
 from bookies.client.log.sequenced import SequencedWriter as AsyncSequencedWriter
 from bookies.client.log.transaction_writer import LogTransaction as AsyncLogTransaction
 from bookies.client.write.writer import Payload
@@ -68,6 +71,37 @@ class LogReader(BlockingHandle[AsyncLogReader]):
     close = waits(AsyncLogReader.close)
 
 
+class LogConsumer(BlockingHandle[AsyncLogConsumer], Iterator[Entry]):
+    """Entries of a log for one named consumer. See `bookies.client.log.consumer.LogConsumer`.
+
+    The calling thread is not interrupted when the lease is lost: the next step raises `LeaseLost`.
+    """
+
+    def __init__(self, thread: Caller, inner: AsyncLogConsumer) -> None:
+        super().__init__(thread, inner)
+        self._batches = BlockingBatches(thread, inner.batches())
+        self._entries: Iterator[Entry] = iter(())
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the consumer's name. Its token grows with every consumer."""
+        return Lease(self._thread, self._inner.lease)
+
+    def __next__(self) -> Entry:
+        for entry in self._entries:
+            return entry
+        self._entries = self._inner.progress.entries(next(self._batches))
+        return next(self._entries)
+
+    def batches(self) -> Iterator[EntryBatch]:
+        """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""
+        return self._batches
+
+    commit = waits(AsyncLogConsumer.commit)
+    lag = waits(AsyncLogConsumer.lag)
+    close = waits(AsyncLogConsumer.close)
+
+
 class SequencedWriter(Blocking[AsyncSequencedWriter]):
     """Writer of numbered entries. See `bookies.client.log.sequenced.SequencedWriter`."""
 
@@ -121,4 +155,6 @@ class Log(Blocking[asynchronous.Log]):
     cursors = waits(asynchronous.Log.cursors)
     move_cursor = waits(asynchronous.Log.move_cursor)
     delete_cursor = waits(asynchronous.Log.delete_cursor)
+    consumer = opens(asynchronous.Log.consumer, LogConsumer)
+    consumers = waits(asynchronous.Log.consumers)
     delete = waits(asynchronous.Log.delete)

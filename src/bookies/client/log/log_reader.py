@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
 from bookies.client.base import EntryBatch
-from bookies.client.base.arguments import TimeLimit, position
+from bookies.client.base.arguments import TimeLimit, position, switch
 from bookies.client.base.iteration import Batches, Entries
 from bookies.client.log.log_operations import LogContext, Patience
 from bookies.client.read import LedgerReader
@@ -26,6 +26,7 @@ from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import Extent
 
 T = TypeVar("T")
+BEFORE_THE_FIRST = Extent(-1, -1)  # stands for what was read to its end in a log without ledgers
 POLL_S = 10.0  # seconds; a tail reads the list this often even without a notification: a watch may have been lost
 
 
@@ -69,16 +70,22 @@ class LogReader:
         Raises `LogTruncated` (the next entries are not in the log any more; `manifest` tells where it begins),
         `LedgerNotFound` (a ledger of the log is lost), and the errors of `LedgerReader.read`.
         """
-        return Entries(self._source(start, is_tail=False), timeout)
+        return Entries(self._source(start), timeout)
 
-    def tail(self, start: Position | None = None, *, timeout: float | None = None) -> Entries:
-        """Iterate over the entries from `start` on (None: new ones only) as they are confirmed, without an end. See
-        `read`."""
-        return Entries(self._source(start, is_tail=True), timeout)
+    def tail(
+        self, start: Position | None = None, *, from_beginning: bool = False, timeout: float | None = None
+    ) -> Entries:
+        """Iterate over the entries from `start` on as they are confirmed, without an end. See `read`.
 
-    def _source(self, start: Position | None, *, is_tail: bool) -> _LogSource:
+        `start` None: new ones only, or with `from_beginning` all.
+        """
+        from_beginning = switch("from_beginning", from_beginning)
+        return Entries(self._source(start, is_tail=True, from_beginning=from_beginning), timeout)
+
+    def _source(self, start: Position | None, *, is_tail: bool = False, from_beginning: bool = True) -> _LogSource:
         start = None if start is None else position("start", start)
         source = _LogSource(self, self._parts, start, is_tail=is_tail)
+        source.from_beginning = from_beginning
         self._count += 1
         self._sources[self._count] = source
         return source
@@ -104,11 +111,15 @@ class LogReader:
 
 
 class _LogSource:
-    """The batches of one iteration. `_next`: the position to deliver next; None before the beginning is known."""
+    """The batches of one iteration. `_next`: the position to deliver next; None before the beginning is known.
+
+    `from_beginning`: what None stands for at first; otherwise for the end.
+    """
 
     def __init__(self, reader: LogReader, parts: LogContext, start: Position | None, *, is_tail: bool) -> None:
         self._reader = reader
         self._parts = parts
+        self.from_beginning = True
         self._next = start
         self._is_tail = is_tail
         self._extent: Extent | None = None  # the extent being read, or read to its end
@@ -151,13 +162,16 @@ class _LogSource:
     async def _begin(self) -> bool:
         """Find the first extent; False: there is none, and no reason to wait."""
         manifest = await self._refreshed()
-        if self._next is None and self._is_tail:
+        if self._next is None and not self.from_beginning:
             await self._find_end(manifest)
         elif self._next is None:
             beginning = manifest.beginning
-            if beginning is None:
+            if beginning is not None:
+                self._enter(beginning)
+            elif self._is_tail:
+                self._extent, self._is_complete = BEFORE_THE_FIRST, True
+            else:
                 return False
-            self._enter(beginning)
         else:
             extent = manifest.find(self._next)
             if extent is None:
@@ -179,7 +193,7 @@ class _LogSource:
             if not ledger.is_sealed:
                 self._extent, self._next = extent, Position(extent.ledger_id, last).next
                 return
-        self._extent = manifest.extents[-1] if manifest.extents else Extent(-1, -1)  # an end before the beginning
+        self._extent = manifest.extents[-1] if manifest.extents else BEFORE_THE_FIRST
         self._is_complete = True
 
     def _enter(self, extent: Extent) -> None:

@@ -24,6 +24,7 @@ from typing import Self
 from msgspec import Struct
 
 from bookies.client.base.arguments import TimeLimit, position, seconds, switch
+from bookies.client.log.leader_turn import LeaderTurn
 from bookies.client.log.log_operations import (
     FutileLedgers,
     LogContext,
@@ -63,10 +64,14 @@ class _Failed(Struct):
 
 
 class _FailedAppends:
-    """Appends whose ledger failed, until its recovery decides what it holds. `is_recovering`: the recovery runs."""
+    """Appends whose ledger failed, until its recovery decides what it holds. `is_recovering`: the recovery runs.
 
-    def __init__(self) -> None:
+    `futile`: consecutive ledgers that failed.
+    """
+
+    def __init__(self, futile: FutileLedgers) -> None:
         self.is_recovering = False
+        self.futile = futile
         self._appends: list[_Failed] = []
 
     def add(self, number: int) -> asyncio.Future[None]:
@@ -89,10 +94,14 @@ class _FailedAppends:
 
 
 class _Gate:
-    """Keeps appends from the ledger while it changes. `is_busy`: it is closed, or earlier appends still wait."""
+    """Keeps appends from the ledger while it changes. `is_busy`: it is closed, or earlier appends still wait.
+
+    `changing`: held by operations that change the ledger, so that one roll or recovery runs at a time.
+    """
 
     def __init__(self) -> None:
         self.is_busy = False
+        self.changing = asyncio.Lock()
         self._lock = asyncio.Lock()
         self._count = 0  # appends that wait
 
@@ -151,22 +160,25 @@ class _RollSchedule:
 class LogWriter:
     """The one writer of a log, until another process takes over. Made by `Log.lead`."""
 
-    def __init__(self, parts: LogContext, ledger: LedgerWriter, roll_size: int, roll_age_s: float) -> None:
+    def __init__(
+        self, parts: LogContext, ledger: LedgerWriter, roll_size: int, roll_age_s: float, turn: LeaderTurn | None
+    ) -> None:
         self._parts = parts
         self._epoch = parts.records.current.epoch
         self._tasks = Tasks(self._task_died)
-        self._changing = asyncio.Lock()  # held by operations that change the ledger: one roll or recovery at a time
         self._gate = _Gate()
-        self._failed = _FailedAppends()
+        self._failed = _FailedAppends(FutileLedgers(parts.runtime))
         self._count = 0  # appends so far
         self._ends: dict[int, LedgerEnd] = {}  # ends of the ledgers that this writer has written, once they are decided
         self._next: LedgerWriter | None = None  # the next ledger of a roll: created, perhaps listed, not written to yet
         self._error: BookKeeperError | None = None  # the error that ended this writer
         self._schedule = _RollSchedule(roll_size, roll_age_s, self._aged)
-        self._futile = FutileLedgers(parts.runtime)
+        self._turn = turn
         self._install(ledger)
         if self._records.current.deleting:
             self._tasks.start(self._sweep(), f"sweep up after log {self.name}")
+        if turn is not None:
+            self._tasks.start(turn.keep(self._check_lead), f"keep the lead of log {self.name}")
 
     # -- what it is ----------------------------------------------------------------------------------------------
     @property
@@ -311,7 +323,7 @@ class LogWriter:
 
     # -- going on after a failure --------------------------------------------------------------------------------
     async def _recover(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
-        async with self._changing:
+        async with self._gate.changing:
             with contextlib.suppress(BookKeeperError):  # It has become the error of every append, and of the writer.
                 await self._replace(ledger, cause)
 
@@ -329,7 +341,7 @@ class LogWriter:
                     if is_fenced(cause):
                         raise LogFenced(f"another process is taking log {self.name} over") from cause
                     await ledger.close()
-                    await self._futile.pause(ledger.last_add_confirmed, failure_of(cause))
+                    await self._failed.futile.pause(ledger.last_add_confirmed, failure_of(cause))
                     following = await take_over(self._parts, leader=self._epoch)
                 except BookKeeperError as error:
                     self._end(error)
@@ -386,6 +398,14 @@ class LogWriter:
         error.__cause__ = cause
         self._end(error)
 
+    async def _check_lead(self) -> None:
+        """Check that no other process has led the log meanwhile. Ends the writer, and raises `LogFenced`."""
+        async with self._gate.changing:
+            manifest = await self._records.refresh()
+            if manifest.epoch != self._epoch:
+                self._end(LogFenced(f"another process has led log {self.name} while this one had lost its turn"))
+                raise self._ended()
+
     # -- rolling -------------------------------------------------------------------------------------------------
     async def roll(self, *, timeout: float | None = None) -> None:
         """Continue in a new ledger, and seal the present one.
@@ -399,7 +419,7 @@ class LogWriter:
 
     async def _roll(self, ledger: LedgerWriter) -> None:
         """Roll. A cancelled roll leaves a ledger that the next roll uses. Source: client-protocol 5.3."""
-        async with self._changing:
+        async with self._gate.changing:
             if self._ledger is not ledger or self._error is not None:
                 return  # It was replaced during the wait.
             if self._next is None:
@@ -465,7 +485,7 @@ class LogWriter:
             await self.abandon()
 
     async def _seal(self) -> None:
-        async with self._changing:
+        async with self._gate.changing:
             while self._error is None:
                 ledger = self._ledger
                 try:
@@ -483,6 +503,8 @@ class LogWriter:
         """Release the log without sealing its last ledger: the next leader does. Pending appends become unknown."""
         self._end(LedgerClosed("the writer was closed"))
         await self._tasks.stop()
+        if self._turn is not None:
+            await self._turn.release()
         if self._next is not None:
             await self._next.close()
         await self._ledger.close()

@@ -436,14 +436,16 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
 # -- the record ------------------------------------------------------------------------------------------------------
 
 
-def check_log_name(name: str) -> str:
+def check_log_name(name: str, noun: str = "log") -> str:
     """Return the name of a log: 1 to 200 letters, digits, `-`, `.`, `_`; the first one a letter or a digit.
+
+    `noun`: what else has such a name, for the message.
 
     Raises `InvalidArgument` for any other.
     """
     if not 1 <= len(name) <= NAME_LENGTH_MAX or not NAME_CHARACTERS.issuperset(name) or name[0] in "-._":
         raise InvalidArgument(
-            f"{name!r} is no name of a log: 1 to {NAME_LENGTH_MAX} letters, digits, - . _ , "
+            f"{name!r} is no name of a {noun}: 1 to {NAME_LENGTH_MAX} letters, digits, - . _ , "
             "the first one a letter or a digit"
         )
     return name
