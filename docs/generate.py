@@ -37,6 +37,8 @@ WIDTH = 100  # of prose, and of a signature on one line
 PLUMBING = {
     "check_open",
     "client_closed",
+    "enter",
+    "fail",
     "learn",
     "transactions",
     "usage",

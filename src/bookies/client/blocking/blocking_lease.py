@@ -20,7 +20,7 @@ class Lease(BlockingHandle[AsyncLease]):
 
     @property
     def is_held(self) -> bool:
-        """Whether no other process can have it at this moment."""
+        """Report whether no other process can have it at this moment."""
         return self._inner.is_held
 
     check = runs(AsyncLease.check)

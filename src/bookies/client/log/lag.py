@@ -32,7 +32,9 @@ async def consumer_states(parts: LogContext, contest_of: Callable[[str], Contest
     states = {}
     for name, cursor in cursors.items():
         queue, _ = await repeated(parts.runtime, contest_of(name).queue)
-        states[name] = ConsumerState(cursor, measured[name], tuple(each.text for each in queue.participants))
+        states[name] = ConsumerState(
+            cursor, measured[name], tuple(participant.text for participant in queue.participants)
+        )
     return states
 
 
@@ -43,7 +45,7 @@ async def lags(parts: LogContext, positions: Mapping[str, Position]) -> dict[str
     measured = {}
     for name, position in positions.items():
         rows, size = rows_and_bytes(position, manifest, ends) or (None, None)
-        measured[name] = Lag(rows, size, await _age_s(parts, manifest, position) if rows else rows)
+        measured[name] = Lag(rows, size, 0.0 if rows == 0 else await _age_s(parts, manifest, position))
     return measured
 
 

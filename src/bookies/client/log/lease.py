@@ -48,7 +48,7 @@ FAILURES_MAX = 4  # that lengthen the pause between two attempts; a renewal has 
 
 
 class Contest(Struct, frozen=True):
-    """What processes compete for: the record of a lease. `title`: what it is, for messages."""
+    """The record of a lease, which processes compete for. `title`: what it is, for messages."""
 
     runtime: Runtime
     driver: MetadataDriver
@@ -127,7 +127,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether no other process can have it at this moment."""
+        """Report whether no other process can have it at this moment."""
         return self._error is None and self._clock.monotonic() < self._candidate.held_until_s
 
     def check(self) -> None:

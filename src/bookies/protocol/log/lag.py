@@ -9,7 +9,7 @@ from bookies.protocol.log.log_model import LedgerEnd, Manifest, Position
 
 
 class Lag(NamedTuple):
-    """What a consumer has not handled yet. None: unknown.
+    """Part of a log that a consumer has not handled yet. None: unknown.
 
     `rows`: entries. `bytes`: their payload; of a ledger that is partly handled an estimate, as if its entries were
     equally large. `seconds`: age of the oldest, by the timestamp in its record.

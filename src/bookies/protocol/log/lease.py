@@ -62,7 +62,7 @@ class LeaseQueue(Struct, frozen=True):
 
     def without(self, ids: Collection[str]) -> LeaseQueue:
         """Return the queue without these participants."""
-        return replace(self, participants=tuple(each for each in self.participants if each.id not in ids))
+        return replace(self, participants=tuple(row for row in self.participants if row.id not in ids))
 
 
 class _Seen(NamedTuple):
@@ -94,7 +94,7 @@ class Candidate:
     @property
     def place(self) -> int:
         """Return its place in the queue, 0 for the holder; -1: it is not in the queue."""
-        return next((place for place, each in enumerate(self._queue.participants) if each.id == self._row.id), -1)
+        return next((place for place, row in enumerate(self._queue.participants) if row.id == self._row.id), -1)
 
     @property
     def watches(self) -> bool:
@@ -109,7 +109,7 @@ class Candidate:
     def seen(self, queue: LeaseQueue, now_s: float) -> None:
         """Note the content of the record, at the moment when its reader has it."""
         self._queue = queue
-        self._others = {each.id: self._sight(each, now_s) for each in queue.participants if each.id != self._row.id}
+        self._others = {row.id: self._sight(row, now_s) for row in queue.participants if row.id != self._row.id}
         if (place := self.place) < 0:
             self.token = 0  # Others took it for dead, or the record was deleted.
             return
@@ -138,7 +138,7 @@ class Candidate:
 
     def change(self, now_s: float) -> LeaseQueue | None:
         """Return what to write to the record; None: nothing is due. Removes the dead, and renews or joins."""
-        dead = {each.id for each in self._queue.participants if self._is_dead(each, now_s)}
+        dead = {row.id for row in self._queue.participants if self._is_dead(row, now_s)}
         left = self._queue.without(dead)
         if self.place < 0:
             if len(left.participants) >= (PARTICIPANTS_MAX if self._waits else 1):
@@ -148,7 +148,7 @@ class Candidate:
         if not dead and now_s < self._renewal_s:
             return None
         self._beat(now_s, self.token)
-        rows = tuple(self._row if each.id == self._row.id else each for each in left.participants)
+        rows = tuple(self._row if row.id == self._row.id else row for row in left.participants)
         return replace(left, participants=rows)
 
     def _beat(self, now_s: float, token: int) -> None:
@@ -167,7 +167,7 @@ class Candidate:
 
     def next_s(self, now_s: float) -> float:
         """Return when the record has to be read again, if no watch reports a change before."""
-        times = [self._dead_s(each) for each in self._queue.participants if each.id != self._row.id]
+        times = [self._dead_s(row) for row in self._queue.participants if row.id != self._row.id]
         if self.place < 0:  # Then others remove those that are dead already.
             return min([now_s + self._ttl_s / RENEWALS, *(time_s for time_s in times if time_s > now_s)])
         return min([self._renewal_s, *times])
@@ -198,8 +198,8 @@ def check_text(text: object) -> str:
 def pack_queue(queue: LeaseQueue) -> bytes:
     """Return the stored record: JSON, one line."""
     rows = [
-        {"id": each.id, "token": each.token, "beat": each.beat, "ttl_ms": each.ttl_ms, "text": each.text}
-        for each in queue.participants
+        {"id": row.id, "token": row.token, "beat": row.beat, "ttl_ms": row.ttl_ms, "text": row.text}
+        for row in queue.participants
     ]
     content = {"format": FORMAT, "next_token": queue.next_token, "queue": rows}
     return json.dumps(content, separators=(",", ":")).encode()
