@@ -39,6 +39,8 @@ PLUMBING = {
     "client_closed",
     "enter",
     "fail",
+    "last_pushed",
+    "numbered",
     "learn",
     "transactions",
     "usage",

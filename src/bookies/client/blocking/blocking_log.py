@@ -48,9 +48,17 @@ class LogWriter(BlockingHandle[AsyncLogWriter]):
     close = waits(AsyncLogWriter.close)
     abandon = waits(AsyncLogWriter.abandon)
 
-    def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> Position:
+    def append_many(
+        self,
+        payloads: Iterable[Payload],
+        *,
+        producer: str | None = None,
+        sequence: int | None = None,
+        timeout: float | None = None,
+    ) -> Position:
         """Append entries one after the other and return the last position, once all are durable."""
-        return self._thread.call(self._inner.append_many(list(payloads), timeout=timeout))
+        appending = self._inner.append_many(list(payloads), producer=producer, sequence=sequence, timeout=timeout)
+        return self._thread.call(appending)
 
 
 class LogReader(BlockingHandle[AsyncLogReader]):

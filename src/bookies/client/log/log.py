@@ -26,7 +26,7 @@ from bookies.client.log.lease import CONSUMERS, LEADERS, TTL_S, Contest
 from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
 from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
-from bookies.client.log.sequenced import SequencedWriter
+from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
 from bookies.client.write.manifest import ManifestLoop
@@ -140,18 +140,19 @@ class Log:
                 if turn is not None:
                     await turn.release()
                 raise
-            return LogWriter(parts, ledger, roll_size, roll_age, turn)
+            numbered = NumberedAppends(self._parts, self._driver)
+            return LogWriter(parts, ledger, roll_size, roll_age, turn, numbered)
 
         return Opening(make, timeout, f"take the lead of log {self.name}")
 
     async def sequenced(self, leader: LogWriter, *, timeout: float | None = None) -> SequencedWriter:
         """Return the writer of numbered entries, which appends through a leader of this log: see `SequencedWriter`.
 
-        Reads the numbers that the log holds. Call it once for a leader. Raises `InvalidArgument` (its record format is
-        raw), `LogNotFound`, and the errors of reading.
+        A leader has one, which `leader.append(..., producer=...)` uses too. The first use reads the numbers that the
+        log holds. Raises `InvalidArgument` (its record format is raw), `LogNotFound`, and the errors of reading.
         """
         async with TimeLimit(timeout, f"read the numbers of log {self.name}"):
-            return await SequencedWriter.begin(await self._parts(), self._driver, leader)
+            return await leader.numbered()
 
     def open(self, *, timeout: float | None = None) -> Opening[LogReader]:
         """Open the log for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""

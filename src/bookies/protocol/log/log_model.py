@@ -300,6 +300,15 @@ def truncated(
     return None if changed == manifest else changed
 
 
+def last_position(manifest: Manifest, ends: Mapping[int, LedgerEnd]) -> Position | None:
+    """Return the last entry of ledgers whose end is known; None: there is none. `ends`: ends that the list lacks."""
+    for extent in reversed(manifest.extents):
+        end = extent.end or ends.get(extent.ledger_id)
+        if end is not None and end.last_entry_id >= 0:
+            return Position(extent.ledger_id, end.last_entry_id)
+    return None
+
+
 def appended(
     manifest: Manifest,
     written: Sequence[Written],

@@ -42,6 +42,8 @@ PLUMBING = {
     "client_closed",
     "enter",
     "fail",
+    "last_pushed",
+    "numbered",
     "open_session",
     "transactions",
     "announce",
