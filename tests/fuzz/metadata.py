@@ -23,7 +23,7 @@ from bookies.metadata.shared.store_driver import parse_instance_id
 from bookies.metadata.zookeeper import zk_layout
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.offload import LABEL, offload_of
-from bookies.protocol.log import cursors, log_model, log_segments
+from bookies.protocol.log import cursors, lease, log_model, log_segments
 from bookies.replication.operator import status
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "metadata"
@@ -161,6 +161,7 @@ def _manifest(data: bytes) -> None:
         check(manifest.token is not None, "a manifest without a token", manifest)
     accepted(errors, log_segments.parse_segment, "segment", data)
     accepted(errors, cursors.parse_cursors, "log", "t", data)
+    round_trip(lambda record: lease.parse_queue("locks/x", record), lease.pack_queue, errors, data)
 
 
 def _status(data: bytes) -> None:
@@ -183,7 +184,8 @@ MANIFEST = {
     "epoch": 1, "next_seq": 2, "extents": [{"seq": 1, "ledger": 7, "first": 0, "last": 3}], "deleting": [9], "txns": {},
 }  # fmt: skip
 NOTE = {"maintenance": {"until_ms": 9, "by": "x"}, "draining": {"since_ms": 1, "by": "x"}}
-CURSORS = {"format": 1, "token": "t", "cursors": {"c": {"ledger": 1, "entry": 2, "moved_ms": 3}}}
+CURSORS = {"format": 1, "token": "t", "cursors": {"c": {"ledger": 1, "entry": 2, "moved_ms": 3, "token": 4}}}
+LEASE = {"format": 1, "next_token": 3, "queue": [{"id": "a", "token": 2, "beat": 1, "ttl_ms": 1000, "text": "h:1"}]}
 OFFLOAD = {
     "attempt": "a",
     "uri": "file:///x",
@@ -205,7 +207,7 @@ LINES = [
 JSON: list[tuple[Callable[[bytes], None], list[Any]]] = [
     (_notes, [{"format": 1, "bookies": {"b1:1": NOTE}}]),
     (_places, [{"format": 1, "bookies": {"b1:1": ["/r1", "10.0.0.1"]}}]),
-    (_manifest, [MANIFEST, {"extents": MANIFEST["extents"]}, CURSORS]),
+    (_manifest, [MANIFEST, {"extents": MANIFEST["extents"]}, CURSORS, LEASE]),
     (_status, [{"written_ms": 5, "reports": [{"ledger_id": 1, "checked_ms": 2}], "lost": []}]),
     (_offload, [OFFLOAD]),
     (_dump, LINES),

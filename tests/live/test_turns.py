@@ -19,6 +19,7 @@ from bookies.admin.cluster import LocalCluster
 
 pytestmark = pytest.mark.live
 
+ENTRIES = 10_000  # more than a consumer handles while another process starts
 SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20, "checkpoint_interval_ms": 100}
 
 
@@ -92,7 +93,7 @@ def test_a_consumer_that_was_killed_is_followed_from_its_last_commit(uri: str) -
         log = store.log("consumed")
         log.create()
         with log.lead() as writer:
-            writer.append_many([b"%d" % number for number in range(200)])
+            writer.append_many([b"%d" % number for number in range(ENTRIES)])
         with process("consumer", uri, "consumed", "billing") as first:
             token = int(line(first, "token"))
             with process("consumer", uri, "consumed", "billing") as second:
@@ -106,11 +107,19 @@ def test_a_consumer_that_was_killed_is_followed_from_its_last_commit(uri: str) -
                 assert 30 < committed <= handled + 1
                 assert int(line(second, "token")) > token
                 assert int(line(second, "handled")) == committed
-                while int(line(second, "handled")) < 199:
-                    pass
-        row = bk("log", "cursors", "consumed", "--json", metadata=uri).json()[0]
-        assert row["cursor"] == "billing"
-        assert row["entries_behind"] <= 200
+                assert int(line(second, "handled")) == committed + 1
+        with log.consumer("audit") as rows:
+            assert [next(rows).payload for _ in range(3)] == [b"0", b"1", b"2"]
+            for entry in rows:
+                assert entry.payload == b"3"
+                break
+            rows.commit()
+            assert rows.lag().rows == ENTRIES - 4
+            audit, billing = bk("log", "cursors", "consumed", "--json", metadata=uri).json()
+            assert (audit["cursor"], audit["entries_behind"], len(audit["processes"])) == ("audit", ENTRIES - 4, 1)
+            assert (billing["cursor"], 0 < billing["entries_behind"] < ENTRIES) == ("billing", True)
+            assert next(rows).payload == b"4"
+        assert log.cursors()["audit"].position.entry_id == 5
 
 
 def test_a_lock_of_a_killed_process(uri: str) -> None:
@@ -121,13 +130,20 @@ def test_a_lock_of_a_killed_process(uri: str) -> None:
             killed_s = kill(first)
             assert line(second, "token") == "2"
             assert time.monotonic() - killed_s > TTL_S / 2
-            with bookies.blocking.connect(uri) as store:
+            with process("lock", uri, "nightly") as third:
+                wait_queued(uri, "locks/nightly", 2)
+                second.send_signal(signal.SIGSTOP)
+                assert line(third, "token") == "3"
+                second.send_signal(signal.SIGCONT)
+                assert "was not renewed in time" in line(second, "lost")
+            with process("lock", uri, "nightly") as second, bookies.blocking.connect(uri) as store:
+                assert int(line(second, "token")) > 3
                 with pytest.raises(bookies.LeaseHeld, match="lock nightly is held by"):
                     store.lock("nightly", wait=False)
                 kill(second)
                 with store.lock("nightly", wait=False) as lease:
                     assert lease.is_held
-                    assert lease.token > 2
+                    assert lease.token > 4
                     lease.check()
                 with pytest.raises(bookies.LeaseLost):
                     lease.check()

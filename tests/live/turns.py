@@ -40,7 +40,10 @@ async def lock(store: bk.Client, name: str) -> None:
 
 async def main(act: str, uri: str, *words: str) -> None:
     async with bk.connect(uri) as store:
-        await {"leader": lead, "consumer": consume, "lock": lock}[act](store, *words)
+        try:
+            await {"leader": lead, "consumer": consume, "lock": lock}[act](store, *words)
+        except bk.LeaseLost as error:
+            print("lost", error, flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from bookies.errors import (
 )
 from bookies.metadata.interface import MetadataDriver, Watch
 from bookies.protocol.log.lease import (
+    PARTICIPANTS_MAX,
     Candidate,
     LeaseQueue,
     Participant,
@@ -157,10 +158,12 @@ class Lease:
             await self._pause()
 
     def _refused(self, holder: Participant) -> LeaseHeld:
-        return LeaseHeld(
-            f"{self._contest.title} is held by {holder.text}: wait for it with wait=True, or end that process. If you "
-            "waited, too many others do"
-        )
+        held = f"{self._contest.title} is held by {holder.text}"
+        if self._candidate.waits:
+            return LeaseHeld(
+                f"{held}, and {PARTICIPANTS_MAX} processes wait for it, the most that can: try again later"
+            )
+        return LeaseHeld(f"{held}: wait for it, or end that process")
 
     async def _synchronize(self) -> None:
         """Read the record and write what is due, until that succeeds. Raises permanent errors of the store."""

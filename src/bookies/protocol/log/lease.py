@@ -85,7 +85,7 @@ class Candidate:
         self.token = 0  # 0: it is not in the queue
         self._row = Participant(candidate_id, 0, 0, int(ttl_s * 1000), text)
         self._ttl_s = ttl_s
-        self._waits = waits
+        self.waits = waits
         self._queue = LeaseQueue()
         self._sent_s: dict[int, float] = {}  # times of the attempts, by beat, since the last one that took effect
         self._renewed_s = 0.0  # when the last attempt that took effect was sent
@@ -132,7 +132,7 @@ class Candidate:
         A holder proves that it lives by another beat, within a third of its `ttl`.
         """
         holder = self._queue.holder
-        if self.place >= 0 or holder is None or (self._waits and len(self._queue.participants) < PARTICIPANTS_MAX):
+        if self.place >= 0 or holder is None or (self.waits and len(self._queue.participants) < PARTICIPANTS_MAX):
             return None
         return holder if self._others[holder.id].is_alive else None
 
@@ -141,7 +141,7 @@ class Candidate:
         dead = {row.id for row in self._queue.participants if self._is_dead(row, now_s)}
         left = self._queue.without(dead)
         if self.place < 0:
-            if len(left.participants) >= (PARTICIPANTS_MAX if self._waits else 1):
+            if len(left.participants) >= (PARTICIPANTS_MAX if self.waits else 1):
                 return None
             self._beat(now_s, left.next_token)
             return replace(left, next_token=left.next_token + 1, participants=(*left.participants, self._row))
