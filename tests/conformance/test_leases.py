@@ -43,11 +43,11 @@ def test_a_sign_of_life_refuses_who_does_not_wait(kind: Kind) -> None:
     async def body(cluster: Cluster) -> None:
         drivers = [await cluster.driver() for _ in range(2)]
         contests = [Contest(aio.runtime(), driver, "locks/nightly", "lock nightly") for driver in drivers]
-        first: Lease = await contests[0].opening(1.0, True, "first", None)
+        first: Lease = await contests[0].opening(3.0, True, "first", None)
         with pytest.raises(LeaseHeld, match="held by first"):
-            await contests[1].opening(1.0, False, "second", None)
+            await contests[1].opening(3.0, False, "second", None)
         await first.release()
-        second: Lease = await contests[1].opening(1.0, False, "second", None)
+        second: Lease = await contests[1].opening(3.0, False, "second", None)
         assert second.token > first.token
         await second.release()
 

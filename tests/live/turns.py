@@ -10,7 +10,7 @@ import sys
 
 import bookies as bk
 
-TTL_S = 2.0
+TTL_S = 4.0  # a busy machine may keep a process waiting for a second or two
 
 
 async def lead(store: bk.Client, log: str, name: str) -> None:

@@ -10,10 +10,11 @@ from bookies.client.log.lease import Contest
 from bookies.client.log.log_operations import LogContext
 from bookies.client.log.log_reader import LogReader
 from bookies.encoding.envelope import parse_record
-from bookies.errors import BookKeeperError
+from bookies.errors import BookKeeperError, InvalidArgument
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.lag import Lag, rows_and_bytes
+from bookies.protocol.log.lease import LeaseQueue
 from bookies.protocol.log.log_model import ENVELOPE, LedgerEnd
 
 
@@ -31,7 +32,10 @@ async def consumer_states(parts: LogContext, contest_of: Callable[[str], Contest
     measured = await lags(parts, {name: cursor.position for name, cursor in cursors.items()})
     states = {}
     for name, cursor in cursors.items():
-        queue, _ = await repeated(parts.runtime, contest_of(name).queue)
+        try:
+            queue, _ = await repeated(parts.runtime, contest_of(name).queue)
+        except InvalidArgument:
+            queue = LeaseQueue()  # The names of log and cursor are too long together, so none can consume under them.
         states[name] = ConsumerState(
             cursor, measured[name], tuple(participant.text for participant in queue.participants)
         )

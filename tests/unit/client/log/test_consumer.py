@@ -281,3 +281,17 @@ def test_progress_before_anything_is_handed_out() -> None:
     progress.accept()
     progress.ask()
     assert progress.handled == Position(1, 2)
+
+
+def test_names_that_are_too_long_together() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        long = client.log("l" * 200)
+        await long.create()
+        [position] = await fill(long, 1)
+        await long.move_cursor("c" * 200, position)
+        with pytest.raises(InvalidArgument, match="at most 255 characters"):
+            await long.consumer("c" * 200)
+        assert [state.processes for state in (await long.consumers()).values()] == [()]
+        await long.delete()
+
+    with_log(act)
