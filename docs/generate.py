@@ -37,6 +37,10 @@ WIDTH = 100  # of prose, and of a signature on one line
 PLUMBING = {
     "check_open",
     "client_closed",
+    "enter",
+    "fail",
+    "last_pushed",
+    "numbered",
     "learn",
     "transactions",
     "usage",

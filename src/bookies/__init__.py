@@ -32,6 +32,9 @@ from bookies.errors import (
     EntryNotFound,
     FragmentNotFinished,
     InvalidArgument,
+    LeaseError,
+    LeaseHeld,
+    LeaseLost,
     LedgerClosed,
     LedgerError,
     LedgerExists,
@@ -72,6 +75,7 @@ from bookies.errors import (
     Unauthorized,
     VersionConflict,
     WriteFailed,
+    WrongExpectedLast,
 )
 
 TYPE_CHECKING = False  # As typing's, which type checkers know by name; importing typing would double the cost.
@@ -89,6 +93,10 @@ if TYPE_CHECKING:
     from bookies.client.blocking import blocking
     from bookies.client.client import Client as Client
     from bookies.client.connect import connect as connect
+    from bookies.client.log.consumer import LogConsumer as LogConsumer
+    from bookies.client.log.lag import ConsumerState as ConsumerState
+    from bookies.client.log.lease import Election as Election
+    from bookies.client.log.lease import Lease as Lease
     from bookies.client.log.log import Log as Log
     from bookies.client.log.log_reader import LogReader as LogReader
     from bookies.client.log.log_records import LogEntries as LogEntries
@@ -125,6 +133,7 @@ if TYPE_CHECKING:
     from bookies.model import LedgerMetadata as LedgerMetadata
     from bookies.model import LedgerState as LedgerState
     from bookies.protocol.log.cursors import Cursor as Cursor
+    from bookies.protocol.log.lag import Lag as Lag
     from bookies.protocol.log.log_model import Extent as Extent
     from bookies.protocol.log.log_model import LedgerEnd as LedgerEnd
     from bookies.protocol.log.log_model import Manifest as Manifest
@@ -156,9 +165,11 @@ _LAZY = {
     "BookieStatus": "bookies.client.transport.watcher",
     "Client": "bookies.client.client",
     "ClientConfig": "bookies.config",
+    "ConsumerState": "bookies.client.log.lag",
     "CopyProgress": "bookies.client.repair.replication",
     "Cursor": "bookies.protocol.log.cursors",
     "DigestType": "bookies.model",
+    "Election": "bookies.client.log.lease",
     "Endpoint": "bookies.model",
     "Entries": "bookies.client.base.iteration",
     "Entry": "bookies.client.base.entries",
@@ -167,7 +178,9 @@ _LAZY = {
     "Fragment": "bookies.protocol.repair.fragments",
     "FragmentPlacement": "bookies.client.base.fragment_placement",
     "FragmentVerdict": "bookies.protocol.repair.fragments",
+    "Lag": "bookies.protocol.log.lag",
     "LastConfirmedAndEntry": "bookies.client.base.entries",
+    "Lease": "bookies.client.log.lease",
     "LedgerCheck": "bookies.client.repair.replica_tools",
     "LedgerEnd": "bookies.protocol.log.log_model",
     "LedgerLock": "bookies.metadata.interface.recovery_store",
@@ -176,6 +189,7 @@ _LAZY = {
     "LedgerState": "bookies.model",
     "LedgerWriter": "bookies.client.write.writer",
     "Log": "bookies.client.log.log",
+    "LogConsumer": "bookies.client.log.consumer",
     "LogEntries": "bookies.client.log.log_records",
     "LogReader": "bookies.client.log.log_reader",
     "LogRecord": "bookies.protocol.log.records",
@@ -232,6 +246,7 @@ __all__ = [
     "ClientClosed",
     "ClientConfig",
     "ConfigError",
+    "ConsumerState",
     "CookieExists",
     "CookieMismatch",
     "CookieNotFound",
@@ -245,6 +260,7 @@ __all__ = [
     "DigestType",
     "DirectoryInUse",
     "DiskFull",
+    "Election",
     "Endpoint",
     "Entries",
     "Entry",
@@ -258,7 +274,12 @@ __all__ = [
     "FragmentPlacement",
     "FragmentVerdict",
     "InvalidArgument",
+    "Lag",
     "LastConfirmedAndEntry",
+    "Lease",
+    "LeaseError",
+    "LeaseHeld",
+    "LeaseLost",
     "LedgerCheck",
     "LedgerClosed",
     "LedgerEnd",
@@ -275,6 +296,7 @@ __all__ = [
     "LedgerWriter",
     "LocalProtocolError",
     "Log",
+    "LogConsumer",
     "LogEnded",
     "LogEntries",
     "LogError",
@@ -332,6 +354,7 @@ __all__ = [
     "Versioned",
     "Watch",
     "WriteFailed",
+    "WrongExpectedLast",
     "apache",
     "blocking",
     "connect",

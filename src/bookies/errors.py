@@ -395,6 +395,19 @@ class CursorMoved(LogError):
     code = -17
 
 
+class WrongExpectedLast(LogError):
+    """The last entry of the log is not the one that a conditional append expects; nothing was appended.
+
+    `last`: ledger and entry of the last one; (-1, -1): the log has no entry.
+    """
+
+    code = -17
+
+    def __init__(self, message: str = "", *, last: tuple[int, int] = (-1, -1)) -> None:
+        super().__init__(message)
+        self.last = last
+
+
 class SequenceGap(LogError):
     """A writer's number does not follow its last one. `expected`: the number that does."""
 
@@ -421,6 +434,20 @@ class LogRecordCorrupt(LogError):
     """An entry of the log does not consist of records."""
 
     code = 520
+
+
+class LeaseError(BookKeeperError):
+    """An error about a lock, an election, or the turn of a leader or a consumer."""
+
+
+class LeaseHeld(LeaseError):
+    """Another live process has the lease, and the caller does not want to wait, or too many others wait."""
+
+    retriable = True
+
+
+class LeaseLost(LeaseError):
+    """The lease was not renewed in time, so another process may have it now."""
 
 
 class ProtocolError(BookKeeperError):

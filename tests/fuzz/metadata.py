@@ -23,7 +23,7 @@ from bookies.metadata.shared.store_driver import parse_instance_id
 from bookies.metadata.zookeeper import zk_layout
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.ledger.offload import LABEL, offload_of
-from bookies.protocol.log import cursors, log_model, log_segments, log_times, retention
+from bookies.protocol.log import cursors, lease, log_model, log_segments, log_times, retention
 from bookies.replication.operator import status
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "metadata"
@@ -163,6 +163,7 @@ def _manifest(data: bytes) -> None:
     accepted(errors, log_segments.parse_segment, "segment", data)
     for parse in (cursors.parse_cursors, log_times.parse_times, retention.parse_history):
         accepted(errors, parse, "log", "t", data)
+    round_trip(lambda record: lease.parse_queue("locks/x", record), lease.pack_queue, errors, data)
 
 
 def _status(data: bytes) -> None:
@@ -188,7 +189,8 @@ NOTE = {"maintenance": {"until_ms": 9, "by": "x"}, "draining": {"since_ms": 1, "
 TIMES = {"format": 1, "token": "t", "points": [[7, 0, 1795284255562, 50, 1008], [9, 0, 5]]}
 REMOVAL = {"at_ms": 1, "before": "7:0", "reasons": ["age"], "ledgers": [1], "rows": 2, "size": 3, "passed": []}
 HISTORY = {"format": 1, "token": "t", "removals": [REMOVAL]}
-CURSORS = {"format": 1, "token": "t", "cursors": {"c": {"ledger": 1, "entry": 2, "moved_ms": 3}}}
+CURSORS = {"format": 1, "token": "t", "cursors": {"c": {"ledger": 1, "entry": 2, "moved_ms": 3, "token": 4}}}
+LEASE = {"format": 1, "next_token": 3, "queue": [{"id": "a", "token": 2, "beat": 1, "ttl_ms": 1000, "text": "h:1"}]}
 OFFLOAD = {
     "attempt": "a",
     "uri": "file:///x",
@@ -210,7 +212,7 @@ LINES = [
 JSON: list[tuple[Callable[[bytes], None], list[Any]]] = [
     (_notes, [{"format": 1, "bookies": {"b1:1": NOTE}}]),
     (_places, [{"format": 1, "bookies": {"b1:1": ["/r1", "10.0.0.1"]}}]),
-    (_manifest, [MANIFEST, {"extents": MANIFEST["extents"]}, CURSORS, TIMES, HISTORY]),
+    (_manifest, [MANIFEST, {"extents": MANIFEST["extents"]}, CURSORS, LEASE, TIMES, HISTORY]),
     (_status, [{"written_ms": 5, "reports": [{"ledger_id": 1, "checked_ms": 2}], "lost": []}]),
     (_offload, [OFFLOAD]),
     (_dump, LINES),

@@ -11,7 +11,7 @@ from tests.live.tutorial_page import TUTORIALS, tutorial
 pytestmark = pytest.mark.live
 
 
-@pytest.mark.parametrize("name", ["first-ledger.md", "first-log.md", "a-cluster-that-heals.md"])
+@pytest.mark.parametrize("name", ["first-ledger.md", "first-log.md", "consumer.md", "a-cluster-that-heals.md"])
 def test_the_page_runs(name: str, tmp_path: pathlib.Path) -> None:
     with tutorial(name, tmp_path) as page:
         page.run()
@@ -19,7 +19,7 @@ def test_the_page_runs(name: str, tmp_path: pathlib.Path) -> None:
 
 def test_every_tutorial_is_executed() -> None:
     # The last one in `test_spark_docs.py`, which has a session.
-    executed = {"first-ledger.md", "first-log.md", "a-cluster-that-heals.md", "spark.md"}
+    executed = {"first-ledger.md", "first-log.md", "consumer.md", "a-cluster-that-heals.md", "spark.md"}
     assert {path.name for path in TUTORIALS.glob("*.md")} == executed | {"README.md"}
     for name in executed:
         text = (TUTORIALS / name).read_text()

@@ -21,6 +21,7 @@ from bookies.client.base.keys import Keys, digest_type_of, keys_of
 from bookies.client.base.locations import Locations
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.log import Log
+from bookies.client.log.lease import ELECTIONS, LOCKS, TTL_S, Contest, Election, Lease
 from bookies.client.log.log import LOGS
 from bookies.client.log.transaction import TransactionContext
 from bookies.client.read import LedgerReader
@@ -51,6 +52,7 @@ from bookies.metadata.interface.timed_driver import timed
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.ledger.ledger import new_ledger
 from bookies.protocol.ledger.offload import is_given_up
+from bookies.protocol.log.log_model import check_log_name
 from bookies.runtime.activities import LoopLag
 from bookies.runtime.ports import Runtime, Worker
 from bookies.wire.digest import master_key, package_lac
@@ -438,6 +440,38 @@ class Client:
         self._check_open()
         async with TimeLimit(timeout, "list the logs"):
             return [name.removeprefix(LOGS) for name in await self._driver.record_names(LOGS + prefix)]
+
+    # -- turns ---------------------------------------------------------------------------------------------------
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float = TTL_S,
+        wait: bool = True,
+        text: str | None = None,
+        timeout: float | None = None,
+    ) -> Opening[Lease]:
+        """Wait until this process has the lock of that name: `async with store.lock("nightly") as lease`.
+
+        Processes get it in the order in which they ask. The block is cancelled, and raises `LeaseLost`, when the lock
+        could not be renewed in time, before another process has it. A process that was suspended may continue after
+        that: let what the lock protects refuse a smaller `lease.token` than it has seen.
+
+        * `ttl`: seconds after which a process that is silent loses its place.
+        * `wait`: with False, raise `LeaseHeld` as soon as the holder gives a sign of life, which it does within a third
+          of its `ttl`. A holder that died is replaced after its `ttl`.
+        * `text`: says who has it; default: host and process id.
+        * `timeout`: seconds.
+
+        Raises `LeaseHeld`, also if 100 processes wait, and `InvalidArgument`.
+        """
+        title = f"lock {check_log_name(name, 'lock')}"
+        return Contest(self._runtime, self._driver, LOCKS + name, title).opening(ttl, wait, text, timeout)
+
+    def election(self, name: str) -> Election:
+        """Return a handle for the election of that name. Sends no request. Raises `InvalidArgument`."""
+        title = f"the lead of {check_log_name(name, 'election')}"
+        return Election(Contest(self._runtime, self._driver, ELECTIONS + name, title))
 
     # -- the cluster ---------------------------------------------------------------------------------------------
     def administration(

@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bookies.admin.commands import log_retention
 from bookies.admin.shared import Progress, UsageError
@@ -330,55 +330,36 @@ async def _cursors(client: Client, arguments: argparse.Namespace) -> Report:
     if arguments.delete:
         await log.delete_cursor(arguments.delete)
     manifest = await log.manifest()
-    cursors = (await log.cursors()).values()
-    ends = await _open_ends(client, manifest) if cursors else {}
-    rows = [(cursor.name, cursor.position, cursor.moved_ms, is_lost(cursor.position, manifest)) for cursor in cursors]
     facts = [
-        {"cursor": name, "position": str(position), "moved_ms": moved_ms, "is_truncated": is_truncated}
-        | {"entries_behind": None if is_truncated else _behind(position, manifest, ends)}
-        for name, position, moved_ms, is_truncated in rows
+        {
+            "cursor": name,
+            "position": str(state.cursor.position),
+            "moved_ms": state.cursor.moved_ms,
+            "is_truncated": is_lost(state.cursor.position, manifest),
+            "entries_behind": state.lag.rows,
+            "bytes_behind": state.lag.bytes,
+            "seconds_behind": state.lag.seconds,
+            "processes": list(state.processes),
+        }
+        for name, state in (await log.consumers()).items()
     ]
-    cells = [
-        (
-            row["cursor"],
-            f"{row['position']} (truncated)" if row["is_truncated"] else row["position"],
-            "unknown" if row["entries_behind"] is None else f"{row['entries_behind']:,}",
-            time_text(moved_ms),
-        )
-        for row, (_, _, moved_ms, _) in zip(facts, rows, strict=True)
-    ]
-    return Report(facts, [Table(("cursor", "position", "entries behind", "moved"), cells, (2,))])
+    return Report(facts, [Table(_CURSOR_COLUMNS, [_cursor_cells(row) for row in facts], (2, 3, 4))])
 
 
-async def _open_ends(client: Client, manifest: Manifest) -> dict[int, int]:
-    """Return the last confirmed entries of ledgers without an end in the list, but for those that cannot be read."""
-    from bookies.errors import BookKeeperError
-
-    ends: dict[int, int] = {}
-    for extent in manifest.extents:
-        if extent.last is None:
-            try:
-                async with client.open(extent.ledger_id) as ledger:
-                    ends[extent.ledger_id] = ledger.last_add_confirmed
-            except BookKeeperError:
-                continue  # It has a password, or its bookies do not answer.
-    return ends
+_CURSOR_COLUMNS = ("cursor", "position", "entries behind", "payload behind", "oldest", "consumer", "moved")
 
 
-def _behind(position: Position, manifest: Manifest, ends: Mapping[int, int]) -> int | None:
-    """Return the number of entries from a position to the end of the log; None if the end is unknown."""
-    target = manifest.find(position)
-    if target is None:
-        return None
-    count = 0
-    for extent in manifest.extents:
-        if extent.seq >= target.seq:
-            last = ends.get(extent.ledger_id) if extent.last is None else extent.last
-            if last is None:
-                return None
-            first = max(extent.first, position.entry_id) if extent is target else extent.first
-            count += max(0, last - first + 1)
-    return count
+def _cursor_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    rows, size, age_s = row["entries_behind"], row["bytes_behind"], row["seconds_behind"]
+    return (
+        row["cursor"],
+        f"{row['position']} (truncated)" if row["is_truncated"] else row["position"],
+        "unknown" if rows is None else f"{rows:,}",
+        "unknown" if size is None else size_text(size),
+        "-" if age_s is None else f"{age_s:,.0f} s",
+        " <- ".join(row["processes"]) or "-",
+        time_text(row["moved_ms"]),
+    )
 
 
 async def _delete(client: Client, arguments: argparse.Namespace) -> Report | int:
@@ -512,7 +493,7 @@ VERBS = (
     ),
     verb(
         "log cursors",
-        "list, move or delete cursors: positions of named consumers that hold truncation back",
+        "list, move or delete cursors: positions of named consumers that hold truncation back, their lag and process",
         "bk log cursors orders",
         on_client(_cursors),
         _LOG,

@@ -22,6 +22,7 @@ from bookies.client import connect as connecting
 from bookies.client.base.opening import Handle
 from bookies.client.blocking.blocking_administration import Administration
 from bookies.client.blocking.blocking_iteration import run
+from bookies.client.blocking.blocking_lease import Election, Lease
 from bookies.client.blocking.blocking_ledger import LedgerReader as LedgerReader
 from bookies.client.blocking.blocking_ledger import LedgerWriter as LedgerWriter
 from bookies.client.blocking.blocking_log import Log
@@ -195,6 +196,8 @@ class Client(Session[asynchronous.Client]):
     allow_ensemble_changes = runs(asynchronous.Client.allow_ensemble_changes)
     log = delegates(asynchronous.Client.log, Log, Log)
     logs = waits(asynchronous.Client.logs)
+    lock = opens(asynchronous.Client.lock, Lease)
+    election = delegates(asynchronous.Client.election, Election, Election)
     usage = runs(asynchronous.Client.usage)
     slow_report = runs(asynchronous.Client.slow_report)
 

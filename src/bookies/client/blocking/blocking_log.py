@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-from bookies.client.base import EntryBatch
+from bookies.client.base import Entry, EntryBatch
 from bookies.client.blocking.blocking_iteration import BlockingBatches, BlockingEntries, Caller
+from bookies.client.blocking.blocking_lease import Lease
 from bookies.client.blocking.delegation import Blocking, BlockingHandle, delegates, iterates, opens, waits
 from bookies.client.log import LogReader as AsyncLogReader
 from bookies.client.log import LogWriter as AsyncLogWriter
 from bookies.client.log import log as asynchronous
+from bookies.client.log.consumer import LogConsumer as AsyncLogConsumer
 from bookies.client.log.log_records import LogEntries, records_of
 from bookies.client.log.sequenced import SequencedWriter as AsyncSequencedWriter
 from bookies.client.log.transaction_writer import LogTransaction as AsyncLogTransaction
@@ -49,9 +51,17 @@ class LogWriter(BlockingHandle[AsyncLogWriter]):
     close = waits(AsyncLogWriter.close)
     abandon = waits(AsyncLogWriter.abandon)
 
-    def append_many(self, payloads: Iterable[Payload | Record], *, timeout: float | None = None) -> Position:
+    def append_many(
+        self,
+        payloads: Iterable[Payload | Record],
+        *,
+        producer: str | None = None,
+        sequence: int | None = None,
+        timeout: float | None = None,
+    ) -> Position:
         """Append entries one after the other and return the last position, once all are durable."""
-        return self._thread.call(self._inner.append_many(list(payloads), timeout=timeout))
+        appending = self._inner.append_many(list(payloads), producer=producer, sequence=sequence, timeout=timeout)
+        return self._thread.call(appending)
 
     append_entries = waits(AsyncLogWriter.append_entries)
 
@@ -103,6 +113,37 @@ class LogReader(BlockingHandle[AsyncLogReader]):
     read = delegates(AsyncLogReader.read, BlockingLogEntries, BlockingLogEntries)
     tail = delegates(AsyncLogReader.tail, BlockingLogEntries, BlockingLogEntries)
     close = waits(AsyncLogReader.close)
+
+
+class LogConsumer(BlockingHandle[AsyncLogConsumer], Iterator[Entry]):
+    """Entries of a log for one named consumer. See `bookies.client.log.consumer.LogConsumer`.
+
+    The calling thread is not interrupted when the lease is lost: the next step raises `LeaseLost`.
+    """
+
+    def __init__(self, thread: Caller, inner: AsyncLogConsumer) -> None:
+        super().__init__(thread, inner)
+        self._batches = BlockingBatches(thread, inner.batches())
+        self._entries: Iterator[Entry] = iter(())
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the consumer's name. Its token grows with every consumer."""
+        return Lease(self._thread, self._inner.lease)
+
+    def __next__(self) -> Entry:
+        for entry in self._entries:
+            return entry
+        self._entries = self._inner.progress.entries(next(self._batches))
+        return next(self._entries)
+
+    def batches(self) -> Iterator[EntryBatch]:
+        """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""
+        return self._batches
+
+    commit = waits(AsyncLogConsumer.commit)
+    lag = waits(AsyncLogConsumer.lag)
+    close = waits(AsyncLogConsumer.close)
 
 
 class SequencedWriter(Blocking[AsyncSequencedWriter]):
@@ -167,4 +208,6 @@ class Log(Blocking[asynchronous.Log]):
     retention_decision = waits(asynchronous.Log.retention_decision)
     apply_retention = waits(asynchronous.Log.apply_retention)
     history = waits(asynchronous.Log.history)
+    consumer = opens(asynchronous.Log.consumer, LogConsumer)
+    consumers = waits(asynchronous.Log.consumers)
     delete = waits(asynchronous.Log.delete)

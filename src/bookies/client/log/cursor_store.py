@@ -11,12 +11,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from bookies.client.base.metadata_loop import back_off, repeated
+from bookies.client.log.lease import CONSUMERS, LEADERS
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import CursorBehind, LogTruncated, RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordAt, RecordWrite, Step
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.cursors import Cursor, carried, check_at, moved, pack_cursors, parse_cursors, passed
+from bookies.protocol.log.cursors import (
+    Cursor,
+    carried,
+    check_at,
+    check_token,
+    moved,
+    pack_cursors,
+    parse_cursors,
+    passed,
+)
 from bookies.protocol.log.log_model import LedgerEnd
 from bookies.runtime.ports import Runtime
 
@@ -43,20 +53,54 @@ class LogCursors:
             return {}, 0
         return parse_cursors(self._records.name, self._records.current.token, data), version
 
-    async def move(self, name: str, position: Position, expected: Position | None = None) -> None:
-        """Move a cursor, or create it. `expected`: its present position; None: any.
+    async def move(
+        self,
+        name: str,
+        position: Position,
+        expected: Position | None = None,
+        *,
+        token: int = 0,
+        may_create: bool = True,
+    ) -> None:
+        """Move a cursor, or create it. `expected`: its present position; None: any. `token`: of a consumer.
 
-        Raises `LogTruncated`, `LogNotFound`, `CursorMoved` (it is not at the expected position).
+        Raises `LogTruncated`, `LogNotFound`, `CursorMoved` (it is not at the expected position, or belongs to a later
+        consumer).
         """
-        cursor = Cursor(name, position, self._runtime.clock.wall_ms())
+        now_ms = self._runtime.clock.wall_ms()
 
         def change(cursors: Mapping[str, Cursor], manifest: Manifest) -> dict[str, Cursor] | None:
             present = cursors.get(name)
+            if token:
+                check_token(name, present, token, may_create=may_create)
+            cursor = Cursor(name, position, now_ms, max(token, 0 if present is None else present.token))
             if expected is not None and present != cursor:  # equal: this call has moved it, and the reply was lost
                 check_at(name, present, expected)
             return moved(cursors, manifest, cursor)
 
         await self._change(change)
+
+    async def claim(self, name: str, token: int, start: Position | None) -> Position | None:
+        """Give a cursor to a consumer, which earlier ones cannot move any more, and return its position.
+
+        `start`: where to create it if there is none; None: at the beginning of the log. Returns None if that has no
+        ledger yet: then there is no cursor. Raises as `move`.
+        """
+        now_ms = self._runtime.clock.wall_ms()
+        claimed: Cursor | None = None
+
+        def change(cursors: Mapping[str, Cursor], manifest: Manifest) -> dict[str, Cursor] | None:
+            nonlocal claimed
+            present = cursors.get(name)
+            check_token(name, present, token, may_create=True)
+            if present is not None:
+                claimed = Cursor(name, present.position, present.moved_ms, token)
+            elif (at := start or _beginning_of(manifest)) is not None:
+                claimed = Cursor(name, at, now_ms, token)
+            return None if claimed is None else moved(cursors, manifest, claimed)
+
+        await self._change(change)
+        return None if claimed is None else claimed.position
 
     async def delete(self, name: str) -> None:
         """Delete a cursor. One that does not exist counts as deleted."""
@@ -69,10 +113,10 @@ class LogCursors:
 
         Raises `VersionConflict` if a record has changed meanwhile, `LogTruncated`, `LogNotFound`.
         """
-        manifest = await self._records.refresh()
+        manifest, basis = await self._records.refresh(), self._records.version
         cursors, version = await self.read()
         changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms()))
-        steps: list[Step] = [RecordAt(self._records.record, self._records.version), other]
+        steps: list[Step] = [RecordAt(self._records.record, basis), other]
         if changed is None:
             steps.append(RecordAt(self._record, version))
         else:
@@ -84,10 +128,10 @@ class LogCursors:
 
     async def _change(self, change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None]) -> None:
         async def attempt() -> bool:
-            manifest = await self._records.refresh()
+            manifest, basis = await self._records.refresh(), self._records.version
             cursors, version = await self.read()
             refusal: LogTruncated | None = None
-            steps: list[Step] = [RecordAt(self._records.record, self._records.version)]
+            steps: list[Step] = [RecordAt(self._records.record, basis)]
             try:
                 if (changed := change(cursors, manifest)) is None:
                     return True
@@ -144,5 +188,13 @@ class LogCursors:
             except RecordNotFound:
                 pass  # None is left.
 
-        for prefix in (CURSORS, SEQUENCES, TIMES, HISTORY):
-            await repeated(self._runtime, partial(attempt, prefix + self._records.name))
+        name = self._records.name
+        consumers = await repeated(self._runtime, partial(self._driver.record_names, f"{CONSUMERS}{name}/"))
+        own = [prefix + name for prefix in (CURSORS, SEQUENCES, TIMES, HISTORY, LEADERS)]
+        for record in (*own, *consumers):
+            await repeated(self._runtime, partial(attempt, record))
+
+
+def _beginning_of(manifest: Manifest) -> Position | None:
+    first = manifest.beginning
+    return None if first is None else Position(first.ledger_id, first.first)

@@ -1,8 +1,8 @@
 """`Log`: entries without an end, as a list of ledgers. Create, lead, read, truncate, delete.
 
 A log has one *leader* at a time, who appends to it (`lead`). Taking the lead stops the present leader, at any moment,
-without loss of acknowledged entries. Processes that want to take turns need an election of their own to avoid
-take-overs; the log is safe without one. Readers need no permission and disturb no other process.
+without loss of acknowledged entries. Processes that want to take turns lead with `wait=True`; the log is safe without
+that. Readers need no permission and disturb no other process.
 
 `protocol/log/log_model.py` proves the safety. Source: client-protocol 5.
 """
@@ -13,20 +13,33 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from bookies.client.base import Opening
-from bookies.client.base.arguments import Moment, TimeLimit, milliseconds, quorums, seconds, switch, whole_number
+from bookies.client.base.arguments import (
+    Moment,
+    TimeLimit,
+    milliseconds,
+    quorums,
+    rate,
+    seconds,
+    switch,
+    whole_number,
+)
 from bookies.client.base.arguments import moment as moment_of
 from bookies.client.base.arguments import position as position_of
 from bookies.client.base.keys import digest_type_of
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.base.segments import LOGS
+from bookies.client.log.consumer import LogConsumer
 from bookies.client.log.cursor_store import LogCursors
+from bookies.client.log.lag import ConsumerState, consumer_states
+from bookies.client.log.leader_turn import LeaderTurn
+from bookies.client.log.lease import CONSUMERS, LEADERS, TTL_S, Contest
 from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
 from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
 from bookies.client.log.record_writer import RecordLogWriter
 from bookies.client.log.retaining import LogRetention
 from bookies.client.log.seeking import points_of, position_at
-from bookies.client.log.sequenced import SequencedWriter
+from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
 from bookies.client.log.time_index import TimeIndex
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
@@ -110,6 +123,7 @@ class Log:
         *,
         roll_size: int = 256 << 20,
         roll_age: float = 7200.0,
+        wait: bool = False,
         is_candidate: Callable[[], bool] | None = None,
         timeout: float | None = None,
     ) -> Opening[LogWriter]:
@@ -117,8 +131,9 @@ class Log:
 
         The present leader is stopped and gets `LogFenced`; its acknowledged entries stay. When this returns, all
         earlier entries are readable, and only this writer can append. `roll_size`, `roll_age`: payload bytes, and
-        seconds, after which entries go to a new ledger. `is_candidate`: asked before each attempt; False ends them.
-        `timeout`: seconds.
+        seconds, after which entries go to a new ledger. `wait`: processes that lead with True take turns: each waits,
+        in order, until the one before has closed its writer, or was silent for 10 s. `is_candidate`: asked before each
+        attempt; False ends them. `timeout`: seconds.
 
         Leaving the block closes the writer; leaving it by an exception only releases it. Raises `LogNotFound`,
         `LogFenced` (not a candidate any more), `RecoveryFailed`, `NotEnoughBookies` and other errors that last too
@@ -128,21 +143,33 @@ class Log:
         if isinstance(roll_age, bool) or not isinstance(roll_age, int | float) or not roll_age > 0:
             raise InvalidArgument(f"roll_age={roll_age!r}: must be a number of seconds above 0")
 
+        wait = switch("wait", wait)
+
         async def make() -> LogWriter:
             parts = await self._parts()
+            turn = LeaderTurn(self._leader_contest()) if wait else None
+            try:
+                if turn is not None:
+                    await turn.enter()
+                ledger = await take_over(parts, is_candidate=is_candidate)
+            except BaseException:
+                if turn is not None:
+                    await turn.release()
+                raise
+            numbered = NumberedAppends(self._parts, self._driver)
             writer_class = RecordLogWriter if parts.records.current.record_format == ENVELOPE else LogWriter
-            return writer_class(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
+            return writer_class(parts, ledger, roll_size, roll_age, turn, numbered)
 
         return Opening(make, timeout, f"take the lead of log {self.name}")
 
     async def sequenced(self, leader: LogWriter, *, timeout: float | None = None) -> SequencedWriter:
         """Return the writer of numbered entries, which appends through a leader of this log: see `SequencedWriter`.
 
-        Reads the numbers that the log holds. Call it once for a leader. Raises `InvalidArgument` (its record format is
-        raw), `LogNotFound`, and the errors of reading.
+        A leader has one, which `leader.append(..., producer=...)` uses too. The first use reads the numbers that the
+        log holds. Raises `InvalidArgument` (its record format is raw), `LogNotFound`, and the errors of reading.
         """
         async with TimeLimit(timeout, f"read the numbers of log {self.name}"):
-            return await SequencedWriter.begin(await self._parts(), self._driver, leader)
+            return await leader.numbered()
 
     def open(self, *, timeout: float | None = None) -> Opening[LogReader]:
         """Open the log for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""
@@ -313,6 +340,55 @@ class Log:
     async def _retention(self) -> LogRetention:
         return LogRetention(await self._parts(), self._driver)
 
+    def consumer(
+        self,
+        name: str,
+        *,
+        failover: bool = True,
+        commit_interval: float | None = 1.0,
+        start: Position | None = None,
+        ttl: float = TTL_S,
+        timeout: float | None = None,
+    ) -> Opening[LogConsumer]:
+        """Consume the log under a name: `async with log.consumer("billing") as rows`, then `async for entry in rows`.
+
+        One process at a time has that name. The consumer begins at the cursor of that name, where the last one stopped,
+        and follows the log without an end. See `LogConsumer`.
+
+        * `failover`: wait, in order, until the present consumer ends or was silent for its `ttl`. With False, raise
+          `LeaseHeld` as soon as it gives a sign of life.
+        * `commit_interval`: seconds between two commits of what was handled. None: only `commit`, and at the end.
+        * `start`: where to begin if there is no cursor; default: at the beginning of the log.
+        * `ttl`: seconds after which a silent consumer is replaced.
+        * `timeout`: seconds until it has begun.
+
+        Raises `LeaseHeld`, `LogNotFound`, `InvalidArgument`, `LogTruncated` (a forced truncation has passed the cursor:
+        move or delete it).
+        """
+        check_log_name(name, "consumer")
+        start = None if start is None else position_of("start", start)
+        entering = self._consumer_contest(name).opening(ttl, switch("failover", failover))
+        interval_s = rate("commit_interval", commit_interval)
+
+        async def make() -> LogConsumer:
+            parts = await self._parts()
+            lease = await entering
+            try:
+                return await LogConsumer.begin(parts, name, lease, start, interval_s)
+            except BaseException:
+                await lease.release()
+                raise
+
+        return Opening(make, timeout, f"begin to consume log {self.name} as {name}")
+
+    async def consumers(self, *, timeout: float | None = None) -> dict[str, ConsumerState]:
+        """Return the cursors with their lag and who consumes. Asks bookies for the end of the log. `timeout`: seconds.
+
+        Raises `LogNotFound`.
+        """
+        async with TimeLimit(timeout, f"read the consumers of log {self.name}"):
+            return await consumer_states(await self._parts(), self._consumer_contest)
+
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log and its ledgers for ever. One that does not exist counts as deleted.
 
@@ -337,6 +413,13 @@ class Log:
                 await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
             except (LogNotFound, RecordNotFound):
                 pass  # This deletion or another has removed the log.
+
+    def _leader_contest(self) -> Contest:
+        return Contest(self._runtime, self._driver, LEADERS + self.name, f"the lead of log {self.name}")
+
+    def _consumer_contest(self, name: str) -> Contest:
+        record = f"{CONSUMERS}{self.name}/{name}"
+        return Contest(self._runtime, self._driver, record, f"consumer {name} of log {self.name}")
 
     async def _parts(self) -> LogContext:
         """Return the context with a fresh list. Raises `LogNotFound`."""

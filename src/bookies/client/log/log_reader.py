@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
 from bookies.client.base import EntryBatch
-from bookies.client.base.arguments import TimeLimit, position
+from bookies.client.base.arguments import TimeLimit, position, switch
 from bookies.client.base.iteration import Batches
 from bookies.client.log.log_operations import LogContext, Patience
 from bookies.client.log.log_records import LogEntries
@@ -28,6 +28,7 @@ from bookies.protocol.log.log_model import Extent
 from bookies.protocol.log.records import decoder
 
 T = TypeVar("T")
+BEFORE_THE_FIRST = Extent(-1, -1)  # stands for what was read to its end in a log without ledgers
 POLL_S = 10.0  # seconds; a tail reads the list this often even without a notification: a watch may have been lost
 
 
@@ -72,16 +73,24 @@ class LogReader:
         Raises `LogTruncated` (the next entries are not in the log any more; `manifest` tells where it begins),
         `LedgerNotFound` (a ledger of the log is lost), and the errors of `LedgerReader.read`.
         """
-        return self._entries(start, timeout, is_tail=False)
+        return self._entries(start, timeout)
 
-    def tail(self, start: Position | None = None, *, timeout: float | None = None) -> LogEntries:
-        """Iterate over the entries from `start` on (None: new ones only) as they are confirmed, without an end. See
-        `read`."""
-        return self._entries(start, timeout, is_tail=True)
+    def tail(
+        self, start: Position | None = None, *, from_beginning: bool = False, timeout: float | None = None
+    ) -> LogEntries:
+        """Iterate over the entries from `start` on as they are confirmed, without an end. See `read`.
 
-    def _entries(self, start: Position | None, timeout: float | None, *, is_tail: bool) -> LogEntries:
+        `start` None: new ones only, or with `from_beginning` all.
+        """
+        from_beginning = switch("from_beginning", from_beginning)
+        return self._entries(start, timeout, is_tail=True, from_beginning=from_beginning)
+
+    def _entries(
+        self, start: Position | None, timeout: float | None, *, is_tail: bool = False, from_beginning: bool = True
+    ) -> LogEntries:
         start = None if start is None else position("start", start)
         source = _LogSource(self, self._parts, start, is_tail=is_tail)
+        source.from_beginning = from_beginning
         self._count += 1
         self._sources[self._count] = source
         return LogEntries(source, timeout, decoder(self.name, self.manifest.record_format))
@@ -107,11 +116,15 @@ class LogReader:
 
 
 class _LogSource:
-    """The batches of one iteration. `_next`: the position to deliver next; None before the beginning is known."""
+    """The batches of one iteration. `_next`: the position to deliver next; None before the beginning is known.
+
+    `from_beginning`: what None stands for at first; otherwise for the end.
+    """
 
     def __init__(self, reader: LogReader, parts: LogContext, start: Position | None, *, is_tail: bool) -> None:
         self._reader = reader
         self._parts = parts
+        self.from_beginning = True
         self._next = start
         self._is_tail = is_tail
         self._extent: Extent | None = None  # the extent being read, or read to its end
@@ -154,13 +167,16 @@ class _LogSource:
     async def _begin(self) -> bool:
         """Find the first extent; False: there is none, and no reason to wait."""
         manifest = await self._refreshed()
-        if self._next is None and self._is_tail:
+        if self._next is None and not self.from_beginning:
             await self._find_end(manifest)
         elif self._next is None:
             beginning = manifest.beginning
-            if beginning is None:
+            if beginning is not None:
+                self._enter(beginning)
+            elif self._is_tail:
+                self._extent, self._is_complete = BEFORE_THE_FIRST, True
+            else:
                 return False
-            self._enter(beginning)
         else:
             extent = manifest.find(self._next)
             if extent is None:
@@ -182,7 +198,7 @@ class _LogSource:
             if not ledger.is_sealed:
                 self._extent, self._next = extent, Position(extent.ledger_id, last).next
                 return
-        self._extent = manifest.extents[-1] if manifest.extents else Extent(-1, -1)  # an end before the beginning
+        self._extent = manifest.extents[-1] if manifest.extents else BEFORE_THE_FIRST
         self._is_complete = True
 
     def _enter(self, extent: Extent) -> None:

@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from msgspec import Struct
-
 from bookies.client.base.arguments import TimeLimit, position, seconds, switch
+from bookies.client.log.leader_turn import LeaderTurn
+from bookies.client.log.log_appends import FailedAppends, Gate, RollSchedule
 from bookies.client.log.log_operations import (
     FutileLedgers,
     LogContext,
@@ -33,12 +33,14 @@ from bookies.client.log.log_operations import (
     take_over,
     truncate,
 )
+from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
 from bookies.client.write import LedgerWriter
 from bookies.client.write.manifest import ManifestLoop
 from bookies.client.write.writer import BATCH_SIZE_MAX, Payload
 from bookies.encoding.envelope import Record
 from bookies.errors import (
     AckQuorumTimeout,
+    BookieBusy,
     BookKeeperError,
     InvalidArgument,
     LedgerClosed,
@@ -47,130 +49,48 @@ from bookies.errors import (
     LogFenced,
     LogNotFound,
     VersionConflict,
+    WrongExpectedLast,
 )
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import LedgerEnd, ended, rolled
 from bookies.protocol.log.records import Headers, value_of
 from bookies.runtime.tasks import Tasks
 
+NO_ENTRY = Position(-1, -1)  # stands for the last entry of a log without entries
 OVERHEAD_MAX = 128  # bytes that an entry takes beside its payload, at most
-ROLL_RETRY_S = 10.0  # seconds after a roll that could not begin; until then the present ledger is used
 _new = tuple.__new__  # A named tuple's own one takes twice as long.
-
-
-class _Failed(Struct):
-    """An append that waits for its ledger's end. `number`: in order of arrival."""
-
-    number: int
-    decided: asyncio.Future[None]
-
-
-class _FailedAppends:
-    """Appends whose ledger failed, until its recovery decides what it holds. `is_recovering`: the recovery runs."""
-
-    def __init__(self) -> None:
-        self.is_recovering = False
-        self._appends: list[_Failed] = []
-
-    def add(self, number: int) -> asyncio.Future[None]:
-        """Return the future of one append, which ends when its ledger's end is decided."""
-        failed = _Failed(number, asyncio.get_running_loop().create_future())
-        self._appends.append(failed)
-        return failed.decided
-
-    def wake(self, unknown: Callable[[], BookKeeperError] | None) -> None:
-        """End the wait of all appends, in their order, with the error that `unknown` makes for each, if any."""
-        self.is_recovering = False
-        order, self._appends = sorted(self._appends, key=lambda failed: failed.number), []
-        for failed in order:
-            if failed.decided.done():
-                continue
-            if unknown is None:
-                failed.decided.set_result(None)
-            else:
-                failed.decided.set_exception(unknown())
-
-
-class _Gate:
-    """Keeps appends from the ledger while it changes. `is_busy`: it is closed, or earlier appends still wait."""
-
-    def __init__(self) -> None:
-        self.is_busy = False
-        self._lock = asyncio.Lock()
-        self._count = 0  # appends that wait
-
-    async def pass_through(self) -> None:
-        """Wait behind earlier appends."""
-        self._count += 1
-        self.is_busy = True
-        try:
-            async with self._lock:
-                pass
-        finally:
-            self._count -= 1
-            self._update()
-
-    async def __aenter__(self) -> None:
-        await self._lock.acquire()
-        self.is_busy = True
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-        self._update()
-
-    def _update(self) -> None:
-        self.is_busy = self._count > 0 or self._lock.locked()
-
-
-class _RollSchedule:
-    """When a ledger is followed by the next one: after `size` payload bytes, or `age_s` seconds if it has entries."""
-
-    def __init__(self, size: int, age_s: float, on_age: Callable[[], None]) -> None:
-        self.size = size
-        self.is_rolling = False
-        self._age_s = age_s
-        self._on_age = on_age
-        self._loop = asyncio.get_running_loop()
-        self._not_before = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def may_roll(self) -> bool:
-        return not self.is_rolling and self._loop.time() >= self._not_before
-
-    def postpone(self) -> None:
-        """Use the present ledger for a while after a roll that could not begin."""
-        self._not_before = self._loop.time() + ROLL_RETRY_S
-
-    def await_age(self) -> None:
-        """Call `on_age` when the present ledger, or its next span of time, is over."""
-        self.stop()
-        self._timer = self._loop.call_later(self._age_s, self._on_age)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 class LogWriter:
     """The one writer of a log, until another process takes over. Made by `Log.lead`."""
 
-    def __init__(self, parts: LogContext, ledger: LedgerWriter, roll_size: int, roll_age_s: float) -> None:
+    def __init__(
+        self,
+        parts: LogContext,
+        ledger: LedgerWriter,
+        roll_size: int,
+        roll_age_s: float,
+        turn: LeaderTurn | None,
+        numbered: NumberedAppends,
+    ) -> None:
         self._parts = parts
         self._epoch = parts.records.current.epoch
         self._tasks = Tasks(self._task_died)
-        self._changing = asyncio.Lock()  # held by operations that change the ledger: one roll or recovery at a time
-        self._gate = _Gate()
-        self._failed = _FailedAppends()
+        self._gate = Gate()
+        self._failed = FailedAppends(FutileLedgers(parts.runtime))
         self._count = 0  # appends so far
         self._ends: dict[int, LedgerEnd] = {}  # ends of the ledgers that this writer has written, once they are decided
         self._next: LedgerWriter | None = None  # the next ledger of a roll: created, perhaps listed, not written to yet
         self._error: BookKeeperError | None = None  # the error that ended this writer
-        self._schedule = _RollSchedule(roll_size, roll_age_s, self._aged)
-        self._futile = FutileLedgers(parts.runtime)
+        self._schedule = RollSchedule(roll_size, roll_age_s, self._aged)
+        self._turn = turn
+        self._numbered = numbered
         self._install(ledger)
         parts.times.keep(self._confirmed, self._tasks)
         if self._records.current.deleting:
             self._tasks.start(self._sweep(), f"sweep up after log {self.name}")
+        if turn is not None:
+            self._tasks.start(turn.keep(self._check_lead), f"keep the lead of log {self.name}")
 
     # -- what it is ----------------------------------------------------------------------------------------------
     @property
@@ -208,21 +128,43 @@ class LogWriter:
         key: Payload | None = None,
         headers: Headers | None = None,
         timestamp: float | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        expected_last: Position | None = None,
         timeout: float | None = None,
     ) -> Position:
-        """Append one entry and return its position, once it is durable on the ack quorum. `timeout`: seconds.
+        """Append one entry and return its position, once it is durable on the ack quorum.
 
         The entry has the log's record format. In an envelope log it is a record with `key`, `headers` (a mapping or
         pairs, from a name to bytes or None) and `timestamp` (seconds since 1970; None: now), or a `Record`, whose time
         is now if it has none. In a raw log it is the payload.
 
+        * `producer`, `sequence`: name of the caller's stream of entries, and the entry's number in it; numbers grow by
+          one. The log holds each number once, however often the append is repeated, by any leader. Position (-1, -1):
+          the log holds the entry, and its position is not known any more. Needs the record format "envelope".
+        * `expected_last`: append only if the last entry of the log has this position; (-1, -1): if there is none.
+          Entries that this writer has accepted before and that are not durable yet count.
+        * `timeout`: seconds.
+
         Raises `LogFenced` (another process leads now: the entry may or may not be in the log), `AckQuorumTimeout`
         (not confirmed in time: the same), `LedgerClosed` (the writer was closed), `InvalidArgument` (too large, or not
-        for a raw log), and the error that ended this writer after a failure.
+        for a raw log), and the error that ended this writer after a failure. With `expected_last` also
+        `WrongExpectedLast`, and with `producer` also `SequenceGap` and `LogError`: after an append with an unknown
+        outcome take the lead again.
         """
-        if timeout is not None or key is not None or headers is not None or timestamp is not None:
+        if (
+            timeout is not None
+            or key is not None
+            or headers is not None
+            or timestamp is not None
+            or producer is not None
+            or sequence is not None
+            or expected_last is not None
+        ):
             value = value_of(self.name, payload, key, headers, timestamp)
-            return await self._in_time(self._append([value]), timeout)
+            if producer is not None or sequence is not None:
+                await self.numbered()  # It refuses a raw log.
+            return await self._in_time(self._append_after(value, expected_last), timeout)
         if self._gate.is_busy or self._error is not None:
             return await self._append([value_of(self.name, payload)])
         self._count = number = self._count + 1
@@ -240,13 +182,23 @@ class LogWriter:
             self._roll_soon()
         return _new(Position, (ledger.ledger_id, entry_id))
 
-    async def append_many(self, payloads: Iterable[Payload | Record], *, timeout: float | None = None) -> Position:
+    async def append_many(
+        self,
+        payloads: Iterable[Payload | Record],
+        *,
+        producer: str | None = None,
+        sequence: int | None = None,
+        timeout: float | None = None,
+    ) -> Position:
         """Append entries one after the other, without any between them; return the last position, once all are durable.
 
-        They have the log's record format: see `append`. They are in one ledger, unless it fails meanwhile. Raises like
-        `append`; then some of them may be in the log.
+        They have the log's record format: see `append`. They are in one ledger, unless it fails meanwhile. `producer`:
+        as in `append`; `sequence`: the number of the first one. Raises like `append`; then some of them may be in the
+        log.
         """
         batch = list(payloads)
+        if producer is not None or sequence is not None:
+            await self.numbered()  # It refuses a raw log.
         try:
             return await self._appending(batch, timeout)  # type: ignore[arg-type]
         except InvalidArgument:
@@ -273,6 +225,65 @@ class LogWriter:
                 return await appending
         except TimeoutError:
             raise AckQuorumTimeout(f"not confirmed in time: it may or may not be in log {self.name}") from None
+
+    async def numbered(self) -> SequencedWriter:
+        """Return its writer of numbered entries: see `Log.sequenced`."""
+        return await self._numbered.writer(self)
+
+    async def _append_after(self, payload: Payload, expected: Position | None) -> Position:
+        """Append one entry if the last one has this position; None: any. Raises `WrongExpectedLast`."""
+        if expected is None:
+            return await self._append([payload])
+        if tuple(expected) != NO_ENTRY:
+            expected = position("expected_last", expected)
+        self._count = number = self._count + 1
+        is_first = True
+        while True:
+            if is_first and self._gate.is_busy:
+                await self._gate.pass_through()  # After a failure it goes before those at the gate: `_append_left`.
+            if self._error is not None:
+                raise self._ended()
+            ledger = self._ledger
+            try:
+                # No await between the comparison and the ledger's own queue.
+                self._check_last(expected)
+                try:
+                    future = ledger.append_nowait(payload)
+                except BookieBusy:
+                    await ledger.wait_writable()
+                    is_first = True
+                    continue
+                entry_id = await future
+            except (InvalidArgument, WrongExpectedLast):
+                raise
+            except BookKeeperError as error:
+                if await self._left_of([payload], number, ledger, error) or error.entry_id is None:
+                    is_first = False
+                    continue  # The outcome of all entries before it is known.
+                entry_id = error.entry_id
+            self._add_size([payload])
+            return Position(ledger.ledger_id, entry_id)
+
+    def _check_last(self, expected: Position) -> None:
+        """Raise `WrongExpectedLast` unless this is the last entry, and `LedgerClosed` while that is unknown."""
+        last = Position(self._ledger.ledger_id, self._ledger.last_pushed())
+        if last.entry_id < 0:
+            ends = {
+                extent.ledger_id: extent.end or self._ends.get(extent.ledger_id) for extent in self.manifest.extents
+            }
+            filled = [
+                Position(ledger_id, end.last_entry_id)
+                for ledger_id, end in ends.items()
+                if end and end.last_entry_id >= 0
+            ]
+            last = filled[-1] if filled else NO_ENTRY
+        if last != expected:
+            actual = f"the last entry of log {self.name} is {last}" if last != NO_ENTRY else f"log {self.name} is empty"
+            expectation = "no entry" if expected == NO_ENTRY else str(expected)
+            text = (
+                f"{actual}, and {expectation} was expected: nothing was appended. Read what follows, and decide again"
+            )
+            raise WrongExpectedLast(text, last=last)
 
     async def _append(self, batch: list[Payload]) -> Position:
         self._count = number = self._count + 1
@@ -345,7 +356,7 @@ class LogWriter:
 
     # -- going on after a failure --------------------------------------------------------------------------------
     async def _recover(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
-        async with self._changing:
+        async with self._gate.changing:
             with contextlib.suppress(BookKeeperError):  # It has become the error of every append, and of the writer.
                 await self._replace(ledger, cause)
 
@@ -363,7 +374,7 @@ class LogWriter:
                     if is_fenced(cause):
                         raise LogFenced(f"another process is taking log {self.name} over") from cause
                     await ledger.close()
-                    await self._futile.pause(ledger.last_add_confirmed, failure_of(cause))
+                    await self._failed.futile.pause(ledger.last_add_confirmed, failure_of(cause))
                     following = await take_over(self._parts, leader=self._epoch)
                 except BookKeeperError as error:
                     self._end(error)
@@ -425,6 +436,14 @@ class LogWriter:
         error.__cause__ = cause
         self._end(error)
 
+    async def _check_lead(self) -> None:
+        """Check that no other process has led the log meanwhile. Ends the writer, and raises `LogFenced`."""
+        async with self._gate.changing:
+            manifest = await self._records.refresh()
+            if manifest.epoch != self._epoch:
+                self._end(LogFenced(f"another process has led log {self.name} while this one had lost its turn"))
+                raise self._ended()
+
     # -- rolling -------------------------------------------------------------------------------------------------
     async def roll(self, *, timeout: float | None = None) -> None:
         """Continue in a new ledger, and seal the present one.
@@ -438,7 +457,7 @@ class LogWriter:
 
     async def _roll(self, ledger: LedgerWriter) -> None:
         """Roll. A cancelled roll leaves a ledger that the next roll uses. Source: client-protocol 5.3."""
-        async with self._changing:
+        async with self._gate.changing:
             if self._ledger is not ledger or self._error is not None:
                 return  # It was replaced during the wait.
             if self._next is None:
@@ -505,7 +524,7 @@ class LogWriter:
             await self.abandon()
 
     async def _seal(self) -> None:
-        async with self._changing:
+        async with self._gate.changing:
             while self._error is None:
                 ledger = self._ledger
                 try:
@@ -523,6 +542,8 @@ class LogWriter:
         """Release the log without sealing its last ledger: the next leader does. Pending appends become unknown."""
         self._end(LedgerClosed("the writer was closed"))
         await self._tasks.stop()
+        if self._turn is not None:
+            await self._turn.release()
         if self._next is not None:
             await self._next.close()
         await self._ledger.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bookies.client.log.log_writer import LogWriter
+from bookies.client.log.log_writer import NO_ENTRY, LogWriter
 from bookies.client.write.writer import Payload
-from bookies.encoding.envelope import Record
+from bookies.encoding.envelope import Record, pack_record
+from bookies.errors import InvalidArgument
 from bookies.protocol.log import Position
-from bookies.protocol.log.records import Headers, entry_of
+from bookies.protocol.log.records import Headers, entry_of, record_of
 
 
 class RecordLogWriter(LogWriter):
@@ -21,15 +22,39 @@ class RecordLogWriter(LogWriter):
         key: Payload | None = None,
         headers: Headers | None = None,
         timestamp: float | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        expected_last: Position | None = None,
         timeout: float | None = None,
     ) -> Position:
         """See `LogWriter.append`."""
-        return await super().append(entry_of(payload, self._now_us(), key, headers, timestamp), timeout=timeout)
+        record = record_of(payload, self._now_us(), key, headers, timestamp)
+        if producer is None and sequence is None:
+            return await super().append(pack_record(record), expected_last=expected_last, timeout=timeout)
+        if expected_last is not None:
+            raise InvalidArgument("give expected_last, or producer and sequence: a repeated entry need not be the last")
+        return await self._in_time(self._append_numbered([record], producer, sequence), timeout)
 
-    async def append_many(self, payloads: Iterable[Payload | Record], *, timeout: float | None = None) -> Position:
+    async def append_many(
+        self,
+        payloads: Iterable[Payload | Record],
+        *,
+        producer: str | None = None,
+        sequence: int | None = None,
+        timeout: float | None = None,
+    ) -> Position:
         """See `LogWriter.append_many`."""
         now_us = self._now_us()
-        return await self.append_entries([entry_of(payload, now_us) for payload in payloads], timeout=timeout)
+        if producer is None and sequence is None:
+            return await self.append_entries([entry_of(payload, now_us) for payload in payloads], timeout=timeout)
+        records = [record_of(payload, now_us) for payload in payloads]
+        return await self._in_time(self._append_numbered(records, producer, sequence), timeout)
+
+    async def _append_numbered(self, records: list[Record], producer: str | None, sequence: int | None) -> Position:
+        if producer is None or sequence is None:
+            raise InvalidArgument("producer and sequence belong together: give both, or neither")
+        appended = await (await self.numbered()).append(producer, sequence, records)
+        return appended.last or NO_ENTRY
 
     def _now_us(self) -> int:
         return 1000 * self._parts.runtime.clock.wall_ms()

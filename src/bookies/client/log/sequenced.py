@@ -7,8 +7,8 @@ the caller takes the lead again, which decides the outcome, and repeats the appe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from bookies.client.base.arguments import whole_number
@@ -16,7 +16,6 @@ from bookies.client.base.metadata_loop import back_off
 from bookies.client.log.cursor_store import SEQUENCES
 from bookies.client.log.log_operations import LogContext
 from bookies.client.log.log_reader import LogReader
-from bookies.client.log.log_writer import LogWriter
 from bookies.encoding.envelope import Record, pack_record, parse_record
 from bookies.errors import (
     BookKeeperError,
@@ -61,10 +60,25 @@ class Appended(NamedTuple):
     repeated: int
 
 
+class Leader(Protocol):
+    """The leader that appends. `LogWriter` documents the members."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def ledger_id(self) -> int: ...
+
+    async def append_entries(self, entries: Sequence[bytes]) -> Position: ...
+
+
 class SequencedWriter:
     """Writer of numbered entries of one log, for any number of named writers. Made by `Log.sequenced`."""
 
-    def __init__(self, parts: LogContext, driver: MetadataDriver, leader: LogWriter) -> None:
+    def __init__(self, parts: LogContext, driver: MetadataDriver, leader: Leader) -> None:
         self._parts = parts
         self._driver = driver
         self._leader = leader
@@ -85,7 +99,7 @@ class SequencedWriter:
         return self._unknown
 
     @classmethod
-    async def begin(cls, parts: LogContext, driver: MetadataDriver, leader: LogWriter) -> SequencedWriter:
+    async def begin(cls, parts: LogContext, driver: MetadataDriver, leader: Leader) -> SequencedWriter:
         """Return a writer that knows all numbers in the log. Raises as `Log.sequenced`."""
         if parts.records.current.record_format != ENVELOPE:
             raise InvalidArgument(
@@ -235,6 +249,23 @@ class SequencedWriter:
                     run = Run(number, 1, Position(batch.ledger_id, entry_id))
                     self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms))
             self._advance(Position(batch.ledger_id, batch.last_entry_id).next)
+
+
+class NumberedAppends:
+    """The one writer of numbered entries of a leader; the first use reads the numbers that the log holds."""
+
+    def __init__(self, open_parts: Callable[[], Awaitable[LogContext]], driver: MetadataDriver) -> None:
+        self._open_parts = open_parts
+        self._driver = driver
+        self._turn = asyncio.Lock()
+        self._writer: SequencedWriter | None = None
+
+    async def writer(self, leader: Leader) -> SequencedWriter:
+        """Return the writer, which appends through `leader`. Raises as `Log.sequenced`."""
+        async with self._turn:
+            if self._writer is None:
+                self._writer = await SequencedWriter.begin(await self._open_parts(), self._driver, leader)
+            return self._writer
 
 
 def _numbered(record: Record, writer: str, number: int, now_ms: int) -> bytes:

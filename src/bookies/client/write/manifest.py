@@ -68,11 +68,15 @@ class ManifestLoop:
         """
         async with self._turn:
             conflicts = failures = 0
-            while (changed := change(self.current)) is not None:
+            while True:
+                basis = self.current, self.version  # A `refresh` may replace both while the swap waits.
+                if (changed := change(basis[0])) is None:
+                    break
                 layout = stored(self.name, changed)
                 try:
-                    self.version = await self._swap(layout, guard)
-                    self.current = layout.manifest
+                    version = await self._swap(layout, basis, guard)
+                    if version > self.version:
+                        self.current, self.version = layout.manifest, version
                     break
                 except RecordNotFound:
                     if not layout.new:
@@ -92,13 +96,19 @@ class ManifestLoop:
                         failures = _counted(failures, error)
             return self.current
 
-    async def _swap(self, layout: Stored, guard: Callable[[Manifest], Awaitable[Sequence[Step]]] | None) -> int:
-        """Store a list if the stored one is still the one that was read; return its version."""
+    async def _swap(
+        self,
+        layout: Stored,
+        basis: tuple[Manifest, int],
+        guard: Callable[[Manifest], Awaitable[Sequence[Step]]] | None,
+    ) -> int:
+        """Store a list if the stored one is still its basis, a list and its version; return the new version."""
+        manifest, basis_version = basis
         if guard is None and not layout.new and not layout.dropped:
-            return await self._driver.write_record(self.record, layout.head, self.version)
-        checks = [] if guard is None else list(await guard(self.current))
+            return await self._driver.write_record(self.record, layout.head, basis_version)
+        checks = [] if guard is None else list(await guard(manifest))
         checks += await self._store.prepare(layout)
-        version = await self._driver.transact([RecordWrite(self.record, layout.head, self.version), *checks])
+        version = await self._driver.transact([RecordWrite(self.record, layout.head, basis_version), *checks])
         self._store.swapped(layout)
         with contextlib.suppress(MetadataError):  # Otherwise the next sweep deletes them.
             await self._store.delete(layout.dropped, version)

@@ -241,6 +241,11 @@ class LedgerWriter:
             )
         return future
 
+    def last_pushed(self) -> int:
+        """Return the id of the last entry that it has accepted, confirmed or not; -1: none. Raises `LedgerClosed`."""
+        self._check_open()
+        return self._pipeline.last_add_pushed + len(self._payloads)
+
     async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
         """Append entries with consecutive ids; return the last id once all are durable.
 

@@ -5,6 +5,11 @@ cursor is conditional on the list of ledgers, and truncating is conditional on t
 data. A cursor that a forced truncation has passed no longer holds entries back, because the entry it waited for is
 deleted.
 
+A consumer that has the lease of its name (`Log.consumer`) writes the lease's token into its cursor. A move with a
+smaller token is refused, so a consumer that was suspended cannot move the cursor of the one that followed it. A version
+that does not know tokens drops them when it rewrites the record; the next commit of the present consumer restores its
+own.
+
 Source: pains H 67, 71; spark 3.6.
 """
 
@@ -26,11 +31,15 @@ CURSORS_MAX = 1_000  # of one log; they share a record
 
 
 class Cursor(Struct, frozen=True):
-    """Cursor of one consumer. `position`: the next entry to read. `moved_ms`: wall time of the last move."""
+    """Cursor of one consumer. `position`: the next entry to read. `moved_ms`: wall time of the last move.
+
+    `token`: of the consumer that used it last; 0: none, or unknown.
+    """
 
     name: str
     position: Position
     moved_ms: int
+    token: int = 0
 
 
 def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> dict[str, Cursor] | None:
@@ -42,9 +51,10 @@ def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> 
     check_log_name(cursor.name)
     if is_lost(cursor.position, manifest):
         raise LogTruncated(f"position {cursor.position} is not in the log: truncated already, or of another log")
-    if cursor.name in cursors and cursors[cursor.name].position == cursor.position:
+    present = cursors.get(cursor.name)
+    if present is not None and (present.position, present.token) == (cursor.position, cursor.token):
         return None
-    if len(cursors) >= CURSORS_MAX and cursor.name not in cursors:
+    if len(cursors) >= CURSORS_MAX and present is None:
         raise InvalidArgument(f"the log has {len(cursors):,} cursors, the most that it can have: delete some")
     return {**cursors, cursor.name: cursor}
 
@@ -54,6 +64,17 @@ def check_at(name: str, cursor: Cursor | None, expected: Position) -> None:
     if cursor is None or cursor.position != expected:
         at = "nowhere: it does not exist" if cursor is None else f"at {cursor.position}"
         raise CursorMoved(f"cursor {name} is {at}, not at {expected}: another consumer uses it, or has deleted it")
+
+
+def check_token(name: str, cursor: Cursor | None, token: int, *, may_create: bool) -> None:
+    """Check that a consumer may move its cursor. Raises `CursorMoved`."""
+    if cursor is None and not may_create:
+        raise CursorMoved(f"cursor {name} was deleted while its consumer used it: nothing was committed")
+    if cursor is not None and cursor.token > token:
+        raise CursorMoved(
+            f"cursor {name} belongs to a later consumer (token {cursor.token}; this one has {token}): nothing was "
+            "committed. That one handles these entries again"
+        )
 
 
 def passed(
@@ -124,6 +145,7 @@ def pack_cursors(token: str, cursors: Mapping[str, Cursor]) -> bytes:
     """Return the stored record: JSON, one line. `token`: of the log; excludes cursors of an earlier log of its name."""
     rows = {
         name: {"ledger": cursor.position.ledger_id, "entry": cursor.position.entry_id, "moved_ms": cursor.moved_ms}
+        | ({"token": cursor.token} if cursor.token else {})
         for name, cursor in sorted(cursors.items())
     }
     return json.dumps({"format": FORMAT, "token": token, "cursors": rows}, separators=(",", ":")).encode()
@@ -140,9 +162,11 @@ def parse_cursors(log: str, token: str, data: bytes) -> dict[str, Cursor]:
             raise NotSupported(f"the cursors of log {log} have format {content['format']}: this version reads {FORMAT}")
         if content["token"] != token:
             return {}
-        return {
-            str(name): Cursor(str(name), Position(int(row["ledger"]), int(row["entry"])), int(row["moved_ms"]))
-            for name, row in content["cursors"].items()
-        }
+        return {str(name): _parse_cursor(str(name), row) for name, row in content["cursors"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MetadataCorrupt(f"the cursors of log {log} cannot be read: {error!r}") from error
+
+
+def _parse_cursor(name: str, row: Mapping[str, Any]) -> Cursor:
+    position = Position(int(row["ledger"]), int(row["entry"]))
+    return Cursor(name, position, int(row["moved_ms"]), int(row.get("token", 0)))

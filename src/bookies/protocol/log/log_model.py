@@ -304,6 +304,15 @@ def truncated(
     return None if changed == manifest else changed
 
 
+def last_position(manifest: Manifest, ends: Mapping[int, LedgerEnd]) -> Position | None:
+    """Return the last entry of ledgers whose end is known; None: there is none. `ends`: ends that the list lacks."""
+    for extent in reversed(manifest.extents):
+        end = extent.end or ends.get(extent.ledger_id)
+        if end is not None and end.last_entry_id >= 0:
+            return Position(extent.ledger_id, end.last_entry_id)
+    return None
+
+
 def appended(
     manifest: Manifest,
     written: Sequence[Written],
@@ -442,14 +451,16 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
 # -- the record ------------------------------------------------------------------------------------------------------
 
 
-def check_log_name(name: str) -> str:
+def check_log_name(name: str, noun: str = "log") -> str:
     """Return the name of a log: 1 to 200 letters, digits, `-`, `.`, `_`; the first one a letter or a digit.
+
+    `noun`: what else has such a name, for the message.
 
     Raises `InvalidArgument` for any other.
     """
     if not 1 <= len(name) <= NAME_LENGTH_MAX or not NAME_CHARACTERS.issuperset(name) or name[0] in "-._":
         raise InvalidArgument(
-            f"{name!r} is no name of a log: 1 to {NAME_LENGTH_MAX} letters, digits, - . _ , "
+            f"{name!r} is no name of a {noun}: 1 to {NAME_LENGTH_MAX} letters, digits, - . _ , "
             "the first one a letter or a digit"
         )
     return name

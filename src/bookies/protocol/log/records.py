@@ -54,7 +54,18 @@ def entry_of(
     headers: Headers | None = None,
     timestamp: float | None = None,
 ) -> bytes:
-    """Return the entry of an envelope log. `now_us`: the time of a record that has none, microseconds since 1970.
+    """Return the entry of an envelope log: the record that `record_of` returns. Raises `InvalidArgument`."""
+    return pack_fields(*record_of(payload, now_us, key, headers, timestamp))
+
+
+def record_of(
+    payload: Value | Record,
+    now_us: int,
+    key: Value | None = None,
+    headers: Headers | None = None,
+    timestamp: float | None = None,
+) -> Record:
+    """Return the record of a payload. `now_us`: the time of a record that has none, microseconds since 1970.
 
     `timestamp`: seconds since 1970. Raises `InvalidArgument`.
     """
@@ -66,12 +77,13 @@ def entry_of(
         _, key, headers, time_us = payload
     elif type(value) is not bytes:
         value = _bytes("payload", value)
-    return pack_fields(
+    fields = (
         None if value is None else _bytes("value", value),
         None if key is None else _bytes("key", key),
         None if headers is None else _checked_headers(headers),
         now_us if time_us is None else _in_range("timestamp_us", time_us),
     )
+    return _new(Record, fields)
 
 
 def value_of(

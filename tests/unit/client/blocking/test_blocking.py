@@ -15,10 +15,18 @@ import pytest
 
 import bookies
 from bookies.client.base.iteration import Batches, Entries
-from bookies.client.blocking import blocking, blocking_administration, blocking_iteration, blocking_log
+from bookies.client.blocking import (
+    blocking,
+    blocking_administration,
+    blocking_iteration,
+    blocking_lease,
+    blocking_log,
+)
 from bookies.client.blocking.blocking import LoopThread
 from bookies.client.client import Client
 from bookies.client.log import Log, LogReader, LogWriter
+from bookies.client.log.consumer import LogConsumer
+from bookies.client.log.lease import Election, Lease
 from bookies.client.log.log_records import LogEntries
 from bookies.client.log.sequenced import SequencedWriter
 from bookies.client.read import LedgerReader
@@ -33,6 +41,10 @@ PLUMBING = {
     "begin",
     "check_open",
     "client_closed",
+    "enter",
+    "fail",
+    "last_pushed",
+    "numbered",
     "open_session",
     "transactions",
     "announce",
@@ -62,6 +74,9 @@ def public_names(kind: type) -> set[str]:
         (LogEntries, blocking_log.BlockingLogEntries),
         (LogWriter, blocking_log.LogWriter),
         (SequencedWriter, blocking_log.SequencedWriter),
+        (LogConsumer, blocking_log.LogConsumer),
+        (Lease, blocking_lease.Lease),
+        (Election, blocking_lease.Election),
     ],
 )
 def test_the_twin_has_the_same_words(asynchronous: type, twin: type) -> None:

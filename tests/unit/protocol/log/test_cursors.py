@@ -13,6 +13,7 @@ from bookies.protocol.log.cursors import (
     Cursor,
     carried,
     check_at,
+    check_token,
     is_lost,
     moved,
     pack_cursors,
@@ -134,3 +135,26 @@ def test_a_cursor_is_moved_only_from_where_its_consumer_left_it() -> None:
         check_at("a", cursor(10, 5, "a"), Position(10, 4))
     with pytest.raises(CursorMoved, match="cursor a is nowhere: it does not exist, not at 10:4"):
         check_at("a", None, Position(10, 4))
+
+
+def test_a_later_consumer_excludes_an_earlier_one() -> None:
+    present = Cursor("c", Position(12, 3), 7, 5)
+    for token in (5, 6):
+        check_token("c", present, token, may_create=False)
+    with pytest.raises(CursorMoved, match=r"belongs to a later consumer \(token 5; this one has 4\)"):
+        check_token("c", present, 4, may_create=True)
+    check_token("c", None, 4, may_create=True)
+    with pytest.raises(CursorMoved, match="was deleted"):
+        check_token("c", None, 4, may_create=False)
+    claimed = replace(present, token=6)
+    assert moved({"c": present}, LOG, claimed) == {"c": claimed}
+    assert moved({"c": claimed}, LOG, claimed) is None
+
+
+def test_the_record_keeps_tokens_and_reads_rows_without_and_with_unknown_fields() -> None:
+    cursors = {"c": Cursor("c", Position(12, 3), 7, 5), "d": Cursor("d", Position(12, 4), 8)}
+    data = pack_cursors("t", cursors)
+    assert data.count(b"token") == 2  # of the log, and of one consumer
+    assert parse_cursors("orders", "t", data) == cursors
+    later = data.replace(b'"moved_ms":7', b'"moved_ms":7,"later":{"x":1}')
+    assert parse_cursors("orders", "t", later) == cursors

@@ -18,6 +18,7 @@ from bookies.protocol.log.log_model import (
     emptied,
     ended,
     illegality,
+    last_position,
     pack_manifest,
     parse_manifest,
     parse_position,
@@ -47,6 +48,13 @@ def legal(before: Manifest, after: Manifest | None) -> Manifest:
     assert after is not None
     assert illegality(before, after) == ""
     return after
+
+
+def test_the_last_entry() -> None:
+    assert last_position(ROLLING, {}) == Position(10, 9)
+    assert last_position(ROLLING, {11: LedgerEnd(3, 40)}) == Position(11, 3)
+    assert last_position(manifest(closed(0, 10, last=-1), Extent(1, 11)), {}) is None
+    assert last_position(NEW, {}) is None
 
 
 # -- positions and names ---------------------------------------------------------------------------------------------

@@ -1,0 +1,35 @@
+"""`Lease` and `Election` for callers without asyncio. See `client/log/lease.py`.
+
+The calling thread is not interrupted when a lease is lost: ask `is_held`, or call `check`, between two steps.
+"""
+
+from __future__ import annotations
+
+from bookies.client.blocking.delegation import Blocking, BlockingHandle, opens, runs, waits
+from bookies.client.log.lease import Election as AsyncElection
+from bookies.client.log.lease import Lease as AsyncLease
+
+
+class Lease(BlockingHandle[AsyncLease]):
+    """A turn that this process has. See `bookies.client.log.lease.Lease`."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token: larger than that of every earlier holder."""
+        return self._inner.token
+
+    @property
+    def is_held(self) -> bool:
+        """Report whether no other process can have it at this moment."""
+        return self._inner.is_held
+
+    check = runs(AsyncLease.check)
+    on_lost = runs(AsyncLease.on_lost)
+    release = waits(AsyncLease.release)
+
+
+class Election(Blocking[AsyncElection]):
+    """An election by its name. See `bookies.client.log.lease.Election`."""
+
+    lead = opens(AsyncElection.lead, Lease)
+    leader = waits(AsyncElection.leader)

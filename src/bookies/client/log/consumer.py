@@ -1,0 +1,214 @@
+"""`LogConsumer`: the entries of a log for one named consumer, which continues after the last commit of the one before.
+
+Several processes may have the same consumer's name. One at a time has its lease and reads; the others wait for it. The
+progress is the cursor of that name, which also keeps truncation from the entries that are not handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from bookies.client.base import Entry, EntryBatch
+from bookies.client.base.arguments import TimeLimit
+from bookies.client.base.iteration import Batches
+from bookies.client.base.metadata_loop import repeated
+from bookies.client.log.lag import lags
+from bookies.client.log.lease import Lease
+from bookies.client.log.log_operations import LogContext
+from bookies.client.log.log_reader import LogReader
+from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogError, MetadataError
+from bookies.kernels import Steps
+from bookies.protocol.log import Position
+from bookies.protocol.log.lag import Lag
+from bookies.runtime.tasks import Tasks
+
+LAST_COMMIT_S = 5.0  # seconds for the commit after an exception
+
+
+class Progress:
+    """Positions of one consumer. An entry, or a batch, counts as handled when the next one is asked for.
+
+    `start`: where it begins; None: at the beginning of a log without ledgers.
+    """
+
+    def __init__(self, start: Position | None) -> None:
+        self._start = start  # of the batch that is being handled, or what follows it
+        self._end = start  # of that batch
+        self._entry: Entry | None = None  # of that batch, handed out last
+        self._is_inside = False  # a batch is being handed out entry by entry
+
+    @property
+    def handled(self) -> Position | None:
+        """Return the position of the first entry that is not handled."""
+        return self._start if self._entry is None else self._entry.position
+
+    def accept(self) -> None:
+        """Note that everything that was handed out is handled."""
+        if self._entry is not None:
+            self._start, self._entry = self._entry.position.next, None
+        elif not self._is_inside:
+            self._start = self._end
+
+    def ask(self) -> None:
+        """Note that the next batch is asked for. Raises `InvalidArgument` in the middle of a batch."""
+        if self._is_inside:
+            raise InvalidArgument("entries of a batch are left: iterate over single entries, or over batches, not both")
+        self.accept()
+
+    def give(self, batch: EntryBatch) -> None:
+        """Note that a batch is handed out."""
+        self._start = Position(batch.ledger_id, batch.first_entry_id)
+        self._end = Position(batch.ledger_id, batch.last_entry_id).next
+
+    def entries(self, batch: EntryBatch) -> Iterator[Entry]:
+        """Hand out the entries of a batch."""
+        self._is_inside = True
+        for entry in batch.entries():
+            self._entry = entry
+            yield entry
+        self._is_inside = False
+
+
+class _Source:
+    """The batches of a consumer."""
+
+    def __init__(self, batches: Batches, progress: Progress, lease: Lease) -> None:
+        self._batches = batches
+        self._progress = progress
+        self._lease = lease
+
+    async def next_batch(self) -> EntryBatch | None:
+        self._progress.ask()
+        try:
+            batch = await anext(self._batches)
+        except LedgerClosed:
+            self._lease.check()  # The end of the lease has closed the reader.
+            raise
+        self._progress.give(batch)
+        return batch
+
+
+class LogConsumer(Steps[Entry]):
+    """Entries of a log for one named consumer: `async with log.consumer("billing") as rows`, `async for entry in rows`.
+
+    The iteration has no end: it waits for new entries. An entry counts as handled when the next one is asked for. What
+    is handled is committed every `commit_interval`, and at the end of the block. A normal end also commits the last
+    entry; an exception does not, so the next consumer begins with that entry. The block is cancelled and raises
+    `LeaseLost` if the lease is lost, or `CursorMoved` if the cursor is deleted or another consumer has it.
+    """
+
+    def __init__(self, parts: LogContext, name: str, lease: Lease, start: Position | None) -> None:
+        super().__init__()
+        self.progress = Progress(start)
+        self._parts = parts
+        self._name = name
+        self._lease = lease
+        self._reader = LogReader(parts)
+        tail = self._reader.tail(start, from_beginning=True).batches()
+        self._batches = Batches(_Source(tail, self.progress, lease))
+        self._committed = start  # None: there is no cursor yet
+        self._is_ending = False
+        self._turn = asyncio.Lock()  # one commit at a time, so that none moves the cursor back
+        self._tasks = Tasks(lambda cause: lease.fail(LogError(f"commits of consumer {name} have failed: {cause!r}")))
+
+    @classmethod
+    async def begin(
+        cls, parts: LogContext, name: str, lease: Lease, start: Position | None, interval_s: float | None
+    ) -> LogConsumer:
+        """Take the cursor over, and begin there; `start`: where to begin if there is none. Raises as `Log.consumer`."""
+        at = await parts.cursors.claim(name, lease.token, start)
+        consumer = cls(parts, name, lease, at)
+        if interval_s is not None:
+            consumer._tasks.start(consumer._commit_regularly(interval_s), f"commits of consumer {name}")
+        lease.on_lost(consumer._stop_reading)
+        return consumer
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the consumer's name. Its token grows with every consumer."""
+        return self._lease
+
+    def __repr__(self) -> str:
+        return f"<LogConsumer {self._name} of log {self._reader.name} at {self.progress.handled} {self._lease!r}>"
+
+    async def _more(self) -> Entry:
+        self._items = self.progress.entries(await anext(self._batches))
+        return next(self._items)
+
+    def batches(self) -> Batches:
+        """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""
+        return self._batches
+
+    # -- commits -----------------------------------------------------------------------------------------------------
+    async def commit(self, *, timeout: float | None = None) -> None:
+        """Commit everything that was handed out, the last entry or batch included. `timeout`: seconds.
+
+        Raises `CursorMoved` (the cursor was deleted, or a later consumer has it: that one handles these entries again),
+        `LogTruncated` (a forced truncation has passed the entries), `LogNotFound`, `MetadataError`.
+        """
+        self.progress.accept()
+        async with TimeLimit(timeout, f"commit consumer {self._name} of log {self._reader.name}"):
+            await self._commit()
+
+    async def _commit(self) -> None:
+        async with self._turn:
+            position = self.progress.handled
+            if position is None or position == self._committed:
+                return
+            may_create = self._committed is None
+            await self._parts.cursors.move(self._name, position, token=self._lease.token, may_create=may_create)
+            self._committed = position
+
+    async def _commit_regularly(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await self._commit()
+            except BookKeeperError as error:
+                if not (isinstance(error, MetadataError) and error.retriable):
+                    self._lease.fail(error)
+                    return
+
+    def _stop_reading(self) -> None:
+        if not self._is_ending:
+            self._tasks.start(self._reader.close(), f"end of consumer {self._name}")
+
+    async def lag(self, *, timeout: float | None = None) -> Lag:
+        """Return how much of the log is not handled yet. Asks bookies for the end of the log. `timeout`: seconds."""
+        async with TimeLimit(timeout, f"measure the lag of consumer {self._name}"):
+            position = self.progress.handled
+            if position is None:
+                beginning = (await repeated(self._parts.runtime, self._parts.records.refresh)).beginning
+                if beginning is None:
+                    return Lag(0, 0, 0.0)
+                position = Position(beginning.ledger_id, beginning.first)
+            return (await lags(self._parts, {self._name: position}))[self._name]
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    async def close(self) -> None:
+        """Commit as `commit` does, and give the turn to the next process. Idempotent. Raises as `commit`."""
+        await self.__aexit__(None, None, None)
+
+    async def __aenter__(self) -> Self:
+        await self._lease.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_ending = True
+        await self._tasks.stop()
+        try:
+            if error_type is None:
+                await self.commit()
+            else:
+                with contextlib.suppress(BookKeeperError, TimeoutError):
+                    async with asyncio.timeout(LAST_COMMIT_S):
+                        await self._commit()
+        finally:
+            await self._reader.close()
+            await self._lease.__aexit__(error_type, error, trace)

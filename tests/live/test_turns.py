@@ -1,0 +1,152 @@
+"""Leaders, consumers and locks in processes that are killed: the next one continues after the `ttl`, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.live.command import bk
+from tests.live.turns import TTL_S
+
+import bookies
+from bookies.admin.cluster import LocalCluster
+
+pytestmark = pytest.mark.live
+
+ENTRIES = 10_000  # more than a consumer handles while another process starts
+SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20, "checkpoint_interval_ms": 100}
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("turns") / "bk-data"
+    with LocalCluster(directory, 3, settings=SETTINGS) as cluster:
+        yield cluster.metadata_uri
+
+
+@contextlib.contextmanager
+def process(*words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.live.turns", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def line(started: subprocess.Popen[str], word: str) -> str:
+    """Read lines until one begins with this word; return its rest."""
+    assert started.stdout is not None
+    for text in started.stdout:
+        first, _, rest = text.strip().partition(" ")
+        if first == word:
+            return rest
+    raise AssertionError(f"the process ended without {word}")
+
+
+def kill(started: subprocess.Popen[str]) -> float:
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    return time.monotonic()
+
+
+def wait_queued(uri: str, record: str, count: int) -> None:
+    """Wait until so many processes are in a queue."""
+    with bookies.blocking.connect(uri) as store:
+        deadline_s = time.monotonic() + 120
+        while time.monotonic() < deadline_s:
+            data, _ = store._thread.call(store._inner._driver.read_record(record))
+            if len(json.loads(data)["queue"]) == count:
+                return
+            time.sleep(0.05)
+    raise AssertionError(f"{record} does not have {count} processes")
+
+
+def test_a_waiting_leader_leads_after_the_ttl_of_a_killed_one(uri: str) -> None:
+    with bookies.blocking.connect(uri) as store:
+        log = store.log("led")
+        log.create()
+        with process("leader", uri, "led", "a") as first:
+            assert line(first, "epoch") == "1"
+            with process("leader", uri, "led", "b") as second:
+                wait_queued(uri, "leaders/led", 2)
+                confirmed = int(line(first, "appended"))
+                killed_s = kill(first)
+                assert line(second, "epoch") == "2"
+                assert time.monotonic() - killed_s > 5  # most of the 10 s since its last renewal
+                line(second, "appended")
+        with log.lead(), log.open() as reader:
+            payloads = [entry.payload.decode().split() for entry in reader.read()]
+    names = [name for name, _ in payloads]
+    assert names == sorted(names)
+    assert [int(number) for name, number in payloads if name == "a"][: confirmed + 1] == list(range(confirmed + 1))
+
+
+def test_a_consumer_that_was_killed_is_followed_from_its_last_commit(uri: str) -> None:
+    with bookies.blocking.connect(uri) as store:
+        log = store.log("consumed")
+        log.create()
+        with log.lead() as writer:
+            writer.append_many([b"%d" % number for number in range(ENTRIES)])
+        with process("consumer", uri, "consumed", "billing") as first:
+            token = int(line(first, "token"))
+            with process("consumer", uri, "consumed", "billing") as second:
+                while (handled := int(line(first, "handled"))) < 50:
+                    pass
+                wait_queued(uri, "consumers/consumed/billing", 2)
+                kill(first)
+                assert first.stdout is not None
+                handled = int((first.stdout.read().split() or [handled])[-1])
+                committed = log.cursors()["billing"].position.entry_id
+                assert 30 < committed <= handled + 1
+                assert int(line(second, "token")) > token
+                assert int(line(second, "handled")) == committed
+                assert int(line(second, "handled")) == committed + 1
+        with log.consumer("audit") as rows:
+            assert [next(rows).payload for _ in range(3)] == [b"0", b"1", b"2"]
+            for entry in rows:
+                assert entry.payload == b"3"
+                break
+            rows.commit()
+            assert rows.lag().rows == ENTRIES - 4
+            audit, billing = bk("log", "cursors", "consumed", "--json", metadata=uri).json()
+            assert (audit["cursor"], audit["entries_behind"], len(audit["processes"])) == ("audit", ENTRIES - 4, 1)
+            assert (billing["cursor"], 0 < billing["entries_behind"] < ENTRIES) == ("billing", True)
+            assert next(rows).payload == b"4"
+        assert log.cursors()["audit"].position.entry_id == 5
+
+
+def test_a_lock_of_a_killed_process(uri: str) -> None:
+    with process("lock", uri, "nightly") as first:
+        assert line(first, "token") == "1"
+        with process("lock", uri, "nightly") as second:
+            wait_queued(uri, "locks/nightly", 2)
+            killed_s = kill(first)
+            assert line(second, "token") == "2"
+            assert time.monotonic() - killed_s > TTL_S / 2
+            with process("lock", uri, "nightly") as third:
+                wait_queued(uri, "locks/nightly", 2)
+                second.send_signal(signal.SIGSTOP)
+                assert line(third, "token") == "3"
+                second.send_signal(signal.SIGCONT)
+                assert "was not renewed in time" in line(second, "lost")
+            with process("lock", uri, "nightly") as second, bookies.blocking.connect(uri) as store:
+                assert int(line(second, "token")) > 3
+                with pytest.raises(bookies.LeaseHeld, match="lock nightly is held by"):
+                    store.lock("nightly", wait=False)
+                kill(second)
+                with store.lock("nightly", wait=False) as lease:
+                    assert lease.is_held
+                    assert lease.token > 4
+                    lease.check()
+                with pytest.raises(bookies.LeaseLost):
+                    lease.check()
+                election = store.election("mailer")
+                with election.lead(text="here"):
+                    assert election.leader() == "here"

@@ -1,0 +1,221 @@
+"""Appends that are safe to repeat: numbered by their producer, or conditional on the last entry of the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.fakes.world import World, play
+
+from bookies.client.client import Client
+from bookies.client.log import Log, LogWriter
+from bookies.client.log.log_writer import NO_ENTRY
+from bookies.encoding.envelope import parse_record
+from bookies.errors import AckQuorumTimeout, InvalidArgument, LedgerClosed, LogError, SequenceGap, WrongExpectedLast
+from bookies.model import BookieId
+from bookies.protocol.log import Position
+from bookies.protocol.log.sequences import RUNS_MAX
+
+Act = Callable[[World, Client, Log], Awaitable[None]]
+
+
+def with_log(act: Act, record_format: str = "raw", **settings: object) -> None:
+    async def main(world: World) -> None:
+        quick = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000}
+        client = await world.client(**(quick | settings))
+        log = client.log("orders")
+        await log.create(record_format=record_format)
+        await act(world, client, log)
+
+    play(main, 3)
+
+
+async def payloads(log: Log) -> list[bytes]:
+    async with log.open() as reader:
+        return [entry.payload async for entry in reader.read()]
+
+
+async def values(log: Log) -> list[bytes | None]:
+    return [parse_record(payload).value for payload in await payloads(log)]
+
+
+# -- numbered by a producer ------------------------------------------------------------------------------------------
+
+
+def test_a_numbered_append_is_stored_once_by_whichever_leader() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            first = await writer.append(b"a", producer="p1", sequence=17)
+            assert await writer.append(b"a", producer="p1", sequence=17, timeout=60) == first
+            last = await writer.append_many([b"b", bytearray(b"c")], producer="p1", sequence=18)
+            assert await writer.append_many([b"a", b"b", b"c"], producer="p1", sequence=17) == last
+            with pytest.raises(SequenceGap):
+                await writer.append(b"e", producer="p1", sequence=21)
+            numbered = await log.sequenced(writer)
+            assert numbered is await log.sequenced(writer)  # a leader has one state
+        async with log.lead() as writer:
+            assert await writer.append(b"c", producer="p1", sequence=19) == last
+            results = await asyncio.gather(*(writer.append(b"d", producer="p1", sequence=20) for _ in range(5)))
+            assert len(set(results)) == 1
+        assert await values(log) == [b"a", b"b", b"c", b"d"]
+
+    with_log(act, "envelope")
+
+
+def test_the_position_of_an_old_number_is_forgotten() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            for number in range(2 * RUNS_MAX):
+                await writer.append(b"x", producer="p1", sequence=number)
+                await writer.append(b"y", producer="p2", sequence=number)  # so that runs are short
+            assert await writer.append(b"x", producer="p1", sequence=0) == NO_ENTRY
+        assert len(await payloads(log)) == 4 * RUNS_MAX
+
+    with_log(act, "envelope")
+
+
+def test_after_an_unknown_outcome_the_lead_is_taken_again() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            await writer.append(b"a", producer="p1", sequence=0)
+            for name in ("b1", "b2"):
+                await world.take_down(BookieId(name))
+            with pytest.raises(AckQuorumTimeout):
+                await writer.append(b"b", producer="p1", sequence=1, timeout=0.1)
+            for name in ("b1", "b2"):
+                await world.listen(BookieId(name))
+            with pytest.raises(LogError, match="the outcome of an earlier append is unknown"):
+                await writer.append(b"b", producer="p1", sequence=1)
+            await writer.abandon()
+        async with log.lead() as writer:
+            await writer.append(b"b", producer="p1", sequence=1)
+        assert await values(log) == [b"a", b"b"]
+
+    with_log(act, "envelope")
+
+
+def test_numbers_that_are_refused() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            for options in ({"producer": "p"}, {"sequence": 1}):
+                with pytest.raises(InvalidArgument, match="belong together"):
+                    await writer.append(b"a", **options)  # type: ignore[arg-type]
+                with pytest.raises(InvalidArgument, match="belong together"):
+                    await writer.append_many([b"a"], **options)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="give expected_last, or producer"):
+                await writer.append(b"a", producer="p", sequence=0, expected_last=NO_ENTRY)
+            with pytest.raises(InvalidArgument, match="keeps raw values"):
+                await writer.append(b"a", producer="p", sequence=0)
+        assert await payloads(log) == []
+
+    with_log(act)
+
+
+# -- conditional on the last entry -----------------------------------------------------------------------------------
+
+
+def test_an_append_that_expects_the_last_entry() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            with pytest.raises(WrongExpectedLast, match=r"log orders is empty, and 0:0 was expected") as caught:
+                await writer.append(b"x", expected_last=Position(0, 0))
+            assert (caught.value.last, caught.value.retriable) == (NO_ENTRY, False)
+            first = await writer.append(b"a", expected_last=NO_ENTRY)
+            with pytest.raises(WrongExpectedLast, match=f"the last entry of log orders is {first}, and no entry was"):
+                await writer.append(b"x", expected_last=NO_ENTRY)
+            second = await writer.append(b"b", expected_last=first, timeout=60)
+            with pytest.raises(WrongExpectedLast) as caught:
+                await writer.append(b"x", expected_last=first)
+            assert caught.value.last == second
+            await writer.roll()
+            third = await writer.append(b"c", expected_last=second)
+            with pytest.raises(InvalidArgument):
+                await writer.append(b"x", expected_last=Position(-1, 0))
+            with pytest.raises(InvalidArgument):
+                await writer.append(bytes(10 << 20), expected_last=third)
+        async with log.lead(), log.lead() as writer:  # one that appends nothing
+            fourth = await writer.append(b"d", expected_last=third)
+            await writer.truncate(fourth.next)
+            await writer.append(b"e", expected_last=fourth)
+        with pytest.raises(LedgerClosed):
+            await writer.append(b"x", expected_last=fourth)
+        assert await payloads(log) == [b"e"]
+
+    with_log(act)
+
+
+def test_of_appends_that_expect_the_same_entry_one_succeeds_also_among_others() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            last = await writer.append(b"a")
+            results = await asyncio.gather(
+                *(writer.append(b"%d" % number, expected_last=last) for number in range(10)), return_exceptions=True
+            )
+            assert [type(each) for each in results] == [Position] + [WrongExpectedLast] * 9
+            last = results[0]  # type: ignore[assignment]
+            plain, conditional = await asyncio.gather(
+                writer.append(b"b"), writer.append(b"x", expected_last=last), return_exceptions=True
+            )
+            assert isinstance(conditional, WrongExpectedLast)  # although the one before it was not durable yet
+            conditional, plain = await asyncio.gather(
+                writer.append(b"c", expected_last=plain), writer.append(b"d"), return_exceptions=True
+            )
+            assert isinstance(conditional, Position)
+        assert await payloads(log) == [b"a", b"0", b"b", b"c", b"d"]
+
+    with_log(act)
+
+
+def test_after_a_failure_of_the_ledger_the_outcome_decides() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            last = await writer.append(b"a")
+            for bookie in world.bookies.values():
+                bookie.intercept = lambda request: []
+            tasks = [
+                asyncio.create_task(writer.append(b"b", expected_last=last)),
+                asyncio.create_task(writer.append(b"c")),
+            ]
+            await failed(writer)
+            late = asyncio.create_task(writer.append(b"x", expected_last=last))
+            await asyncio.sleep(0.01)
+            assert not late.done()  # it waits for the outcome of the others
+            for bookie in world.bookies.values():
+                bookie.intercept = lambda request: None
+            positions = await asyncio.gather(*tasks)
+            with pytest.raises(WrongExpectedLast):
+                await late
+            assert writer.epoch > 1
+            await writer.append(b"d", expected_last=positions[1])
+        assert await payloads(log) == [b"a", b"b", b"c", b"d"]
+
+    with_log(act)
+
+
+async def failed(writer: LogWriter) -> None:
+    """Wait until the ledger of a writer has failed."""
+    try:
+        while writer._ledger.last_pushed() >= 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    except LedgerClosed:
+        pass
+
+
+def test_an_append_that_waits_for_memory_compares_afterwards() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            last = await writer.append(b"a")
+            large = [asyncio.create_task(writer.append(bytes(20_000))) for _ in range(8)]
+            conditional = asyncio.create_task(writer.append(bytes(20_000), expected_last=last))
+            with pytest.raises(WrongExpectedLast):
+                await conditional
+            positions = await asyncio.gather(*large)
+            filling = asyncio.create_task(writer.append_many([bytes(20_000)] * 2))
+            await asyncio.sleep(0)
+            expected = Position(positions[-1].ledger_id, positions[-1].entry_id + 2)
+            await writer.append(bytes(30_000), expected_last=expected)
+            await filling
+        assert len(await payloads(log)) == 12
+
+    with_log(act, memory_limit=64 << 10)

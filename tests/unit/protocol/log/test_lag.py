@@ -1,0 +1,42 @@
+"""Lag: rows and bytes from a position to the end of a log."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from bookies.model import DigestType
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.lag import rows_and_bytes
+from bookies.protocol.log.log_model import Extent, LedgerEnd
+
+LOG = replace(
+    Manifest("t", 1, 3, 3, 2, DigestType.CRC32C),
+    # 5..9 of 10, nothing, 0..9, open
+    extents=(Extent(3, 10, 5, 9, 10, 90), Extent(4, 11, 0, -1, 0, 0), Extent(5, 12, 0, 9, 10, 95), Extent(6, 13)),
+    next_seq=7,
+)
+ENDS = {13: LedgerEnd(3, 40)}
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ((10, 5), (5 + 10 + 4, 45 + 95 + 40)),
+        ((10, 9), (1 + 10 + 4, 9 + 95 + 40)),
+        ((10, 10), (10 + 4, 95 + 40)),
+        ((11, 0), (10 + 4, 95 + 40)),
+        ((12, 0), (10 + 4, 95 + 40)),
+        ((13, 0), (4, 40)),
+        ((13, 3), (1, 10)),
+        ((13, 4), (0, 0)),
+        ((10, 4), None),  # truncated
+        ((9, 0), None),
+    ],
+)
+def test_what_is_left(at: tuple[int, int], expected: tuple[int, int] | None) -> None:
+    assert rows_and_bytes(Position(*at), LOG, ENDS) == expected
+
+
+def test_an_end_that_is_unknown() -> None:
+    assert rows_and_bytes(Position(10, 5), LOG, {}) is None
