@@ -13,6 +13,7 @@ from bookies.protocol.log.log_times import (
     bracket,
     ended_ms,
     known_points,
+    merged,
     ordered,
     pack_times,
     parse_times,
@@ -65,7 +66,7 @@ class History:
         elif step == "save":
             now = self.list()
             known = parse_times("x", "t", self.stored) if self.stored else []
-            points = ordered(now, [*known, *self.noted])
+            points = merged(now, [*known, *self.noted])
             self.stored = pack_times("t", points if self.has_stepped else thinned(points, 8))
             self.noted.clear()
         elif step == "back":

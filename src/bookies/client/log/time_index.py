@@ -17,7 +17,8 @@ from bookies.errors import BookKeeperError, LogNotFound, MetadataCorrupt, Record
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordAt, RecordWrite
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.log_times import POINTS_MAX, Point, ordered, pack_times, parse_times, thinned
+from bookies.protocol.log.log_model import parse_manifest
+from bookies.protocol.log.log_times import POINTS_MAX, Point, merged, pack_times, parse_times, thinned
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
@@ -33,7 +34,6 @@ class TimeIndex:
         self._runtime = runtime
         self._driver = driver
         self._records = records
-        self._list = ManifestLoop(runtime, driver, records.name)  # the leader's own copy must not change under it
         self._record = TIMES + records.name
         self._unsaved: list[Point] = []
         self._last: Position | None = None
@@ -95,19 +95,27 @@ class TimeIndex:
     async def save(self) -> None:
         """Store the noted points, if the log still exists. Raises `MetadataError`, `LogNotFound`."""
         async with self._turn:
-            manifest = await self._list.refresh()
-            if manifest.is_deleting or manifest.token != self._records.current.token:
+            head, head_version = await self._head()
+            if head.is_deleting or head.token != self._records.current.token:
                 raise LogNotFound(f"log {self._records.name} was deleted")
-            stored, version = await self._stored(manifest)
+            stored, version = await self._stored(head)
             new, self._unsaved = self._unsaved, []
-            data = pack_times(manifest.token, thinned(ordered(manifest, [*stored, *new])))
+            data = pack_times(head.token, thinned(merged(head, [*stored, *new])))
             try:
                 await self._driver.transact(
-                    [RecordAt(self._list.record, self._list.version), RecordWrite(self._record, data, version)]
+                    [RecordAt(self._records.record, head_version), RecordWrite(self._record, data, version)]
                 )
             except BaseException:
                 self._unsaved = [*new, *self._unsaved]
                 raise
+
+    async def _head(self) -> tuple[Manifest, int]:
+        """Read the log's record. The leader's own copy of the list must not change under it."""
+        try:
+            data, version = await self._driver.read_record(self._records.record)
+        except RecordNotFound:
+            raise LogNotFound(f"log {self._records.name} was deleted") from None
+        return parse_manifest(self._records.name, data), version
 
     async def _stored(self, manifest: Manifest) -> tuple[list[Point], int]:
         try:

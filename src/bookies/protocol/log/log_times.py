@@ -52,6 +52,17 @@ def ordered(manifest: Manifest, points: Iterable[Point]) -> list[Point]:
     return rising
 
 
+def merged(head: Manifest, points: Iterable[Point]) -> list[Point]:
+    """Return the points to store. `head`: the log's record; its extents may be only the newest ones of the list.
+
+    Points of ledgers that are not in it come first, in their order, if they may be in a segment.
+    """
+    points = list(points)
+    newest = set(head.ledger_ids)
+    others = [point for point in points if point.position.ledger_id not in newest] if head.segments else []
+    return [*others, *ordered(head, points)]
+
+
 def known_points(manifest: Manifest) -> list[Point]:
     """Return the points that the list itself has: of the log's creation, and of its transactions."""
     if not manifest.extents:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.errors import MetadataCorrupt, NotSupported
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.log_model import Extent
+from bookies.protocol.log.log_model import Extent, Segment
 from bookies.protocol.log.log_times import (
     COMMIT_MS,
     Point,
@@ -15,6 +16,7 @@ from bookies.protocol.log.log_times import (
     bracket,
     ended_ms,
     known_points,
+    merged,
     ordered,
     pack_times,
     parse_times,
@@ -37,6 +39,13 @@ LIST = manifest(Extent(0, 7, 0, 9), Extent(1, 3, 0, -1), Extent(2, 5, 0, 4), Ext
 def test_points_are_in_the_order_of_the_list_and_their_times_never_fall() -> None:
     points = [point(9, 0, 40), point(3, 0, 20), point(7, 5, 30), point(7, 0, 10), point(4, 0, 5), point(7, 0, 10)]
     assert ordered(LIST, points) == [point(7, 0, 10), point(7, 5, 30), point(3, 0, 30), point(9, 0, 40)]
+
+
+def test_a_leader_that_reads_the_head_only_keeps_the_points_of_segments() -> None:
+    points = [point(2, 5, 1), point(1, 0, 2), point(9, 0, 40), point(7, 0, 10)]
+    assert merged(LIST, points) == [point(7, 0, 10), point(9, 0, 40)]
+    head = replace(LIST, segments=(Segment("s", 0, 1, 2, 0, 1, 1),))
+    assert merged(head, points) == [point(2, 5, 1), point(1, 0, 2), point(7, 0, 10), point(9, 0, 40)]
 
 
 def test_a_time_is_between_two_points() -> None:
