@@ -150,6 +150,7 @@ ABOUT_SEVERAL_MODULES = {
     "storage/test_format_docs.py",
     "test_docs.py",
     "test_observe.py",
+    "test_release.py",
 }
 
 
