@@ -88,7 +88,15 @@ ROOMS_OF_MANY_NAMES = {"distributedlog/formats"}  # a library of formats
 ATTRIBUTES_MAX, PARAMETERS_MAX = 14, 6
 WIDE_CLASSES = {"LedgerWriter", "Journal", "Served"}  # a part would cost a call for each entry; a table of counts
 WIDE_FUNCTIONS = {
-    *("append", "create", "lead", "repair_ledger", "recover_bookies", "replicate_fragment", "renew_entries"),  # with keywords
+    *(
+        "append",
+        "create",
+        "lead",
+        "repair_ledger",
+        "recover_bookies",
+        "replicate_fragment",
+        "renew_entries",
+    ),  # with keywords
     *("pack_add_frames", "verify_records", "scan", "check_places", "package_entry"),
     *("Handlers.__init__", "Namespace.__init__"),
 }

@@ -93,10 +93,8 @@ if TYPE_CHECKING:
     from bookies.client.blocking import blocking
     from bookies.client.client import Client as Client
     from bookies.client.connect import connect as connect
+    from bookies.client.log.consumer import ConsumerState as ConsumerState
     from bookies.client.log.consumer import LogConsumer as LogConsumer
-    from bookies.client.log.lag import ConsumerState as ConsumerState
-    from bookies.client.log.lease import Election as Election
-    from bookies.client.log.lease import Lease as Lease
     from bookies.client.log.log import Log as Log
     from bookies.client.log.log_reader import LogReader as LogReader
     from bookies.client.log.log_records import LogEntries as LogEntries
@@ -116,6 +114,8 @@ if TYPE_CHECKING:
     from bookies.client.repair.scan import BadRun as BadRun
     from bookies.client.repair.scan import ReplicaScan as ReplicaScan
     from bookies.client.transport.watcher import BookieStatus as BookieStatus
+    from bookies.client.turns.lease import Election as Election
+    from bookies.client.turns.lease import Lease as Lease
     from bookies.client.write.advanced import AdvancedLedgerWriter as AdvancedLedgerWriter
     from bookies.client.write.writer import LedgerWriter as LedgerWriter
     from bookies.config import BookieConfig as BookieConfig
@@ -165,11 +165,11 @@ _LAZY = {
     "BookieStatus": "bookies.client.transport.watcher",
     "Client": "bookies.client.client",
     "ClientConfig": "bookies.config",
-    "ConsumerState": "bookies.client.log.lag",
+    "ConsumerState": "bookies.client.log.consumer",
     "CopyProgress": "bookies.client.repair.replication",
     "Cursor": "bookies.protocol.log.cursors",
     "DigestType": "bookies.model",
-    "Election": "bookies.client.log.lease",
+    "Election": "bookies.client.turns.lease",
     "Endpoint": "bookies.model",
     "Entries": "bookies.client.base.iteration",
     "Entry": "bookies.client.base.entries",
@@ -180,7 +180,7 @@ _LAZY = {
     "FragmentVerdict": "bookies.protocol.repair.fragments",
     "Lag": "bookies.protocol.log.lag",
     "LastConfirmedAndEntry": "bookies.client.base.entries",
-    "Lease": "bookies.client.log.lease",
+    "Lease": "bookies.client.turns.lease",
     "LedgerCheck": "bookies.client.repair.replica_tools",
     "LedgerEnd": "bookies.protocol.log.log_model",
     "LedgerLock": "bookies.metadata.interface.recovery_store",

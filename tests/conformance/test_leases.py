@@ -8,7 +8,7 @@ import pathlib
 import pytest
 from tests.conformance.test_metadata import NAMES, Cluster, Kind
 
-from bookies.client.log.lease import Contest, Lease
+from bookies.client.turns.lease import Contest, Lease
 from bookies.errors import LeaseHeld
 from bookies.protocol.log.lease import TTL_MAX_S
 from bookies.runtime import aio

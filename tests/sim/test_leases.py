@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from tests.fakes.world import World, play
 
-from bookies.client.log.lease import Contest, Lease
+from bookies.client.turns.lease import Contest, Lease
 from bookies.errors import LeaseHeld, LeaseLost, MetadataError
 from bookies.metadata.embedded import MemoryDriver
 from bookies.protocol.log.lease import Candidate

@@ -21,7 +21,6 @@ from bookies.client.base.keys import Keys, digest_type_of, keys_of
 from bookies.client.base.locations import Locations
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.log import Log
-from bookies.client.log.lease import ELECTIONS, LOCKS, TTL_S, Contest, Election, Lease
 from bookies.client.log.log import LOGS
 from bookies.client.log.transaction import TransactionContext
 from bookies.client.read import LedgerReader
@@ -34,6 +33,7 @@ from bookies.client.repair.replica_tools import OWNER
 from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
 from bookies.client.transport.client_counts import ClientUsage
 from bookies.client.transport.client_latency import ClientLatency
+from bookies.client.turns.lease import ELECTIONS, LOCKS, TTL_S, Contest, Election, Lease
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
 from bookies.client.write.write_context import WriteContext

@@ -12,7 +12,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.commands import log_retention
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, OneOf, Option, Run, verb
 from bookies.admin.shared.common import (
@@ -27,6 +26,7 @@ from bookies.admin.shared.common import (
 from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
 from bookies.admin.shared.report import Report, Table
 from bookies.admin.shared.times import SINCE, UNTIL, Before, end_of, start_of
+from bookies.admin.verbs import log_retention
 from bookies.errors import LogTruncated
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`Lease` and `Election` for callers without asyncio. See `client/log/lease.py`.
+"""`Lease` and `Election` for callers without asyncio. See `client/turns/lease.py`.
 
 The calling thread is not interrupted when a lease is lost: ask `is_held`, or call `check`, between two steps.
 """
@@ -6,12 +6,12 @@ The calling thread is not interrupted when a lease is lost: ask `is_held`, or ca
 from __future__ import annotations
 
 from bookies.client.blocking.delegation import Blocking, BlockingHandle, opens, runs, waits
-from bookies.client.log.lease import Election as AsyncElection
-from bookies.client.log.lease import Lease as AsyncLease
+from bookies.client.turns.lease import Election as AsyncElection
+from bookies.client.turns.lease import Lease as AsyncLease
 
 
 class Lease(BlockingHandle[AsyncLease]):
-    """A turn that this process has. See `bookies.client.log.lease.Lease`."""
+    """A turn that this process has. See `bookies.client.turns.lease.Lease`."""
 
     @property
     def token(self) -> int:
@@ -29,7 +29,7 @@ class Lease(BlockingHandle[AsyncLease]):
 
 
 class Election(Blocking[AsyncElection]):
-    """An election by its name. See `bookies.client.log.lease.Election`."""
+    """An election by its name. See `bookies.client.turns.lease.Election`."""
 
     lead = opens(AsyncElection.lead, Lease)
     leader = waits(AsyncElection.leader)

@@ -137,6 +137,11 @@ class LogConsumer(BlockingHandle[AsyncLogConsumer], Iterator[Entry]):
         self._entries = self._inner.progress.entries(next(self._batches))
         return next(self._entries)
 
+    def records(self) -> Iterator[LogRecord]:
+        """Return the same iteration by records, with value, key, headers and time: see `LogEntries.records`."""
+        decode = self._inner.decode
+        return map(lambda entry: decode(entry.ledger_id, entry.id, entry.payload), self)
+
     def batches(self) -> Iterator[EntryBatch]:
         """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""
         return self._batches

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from bookies.client.base import Entry, EntryBatch
 from bookies.client.base.arguments import TimeLimit
 from bookies.client.base.iteration import Batches
 from bookies.client.base.metadata_loop import repeated
-from bookies.client.log.lag import lags
-from bookies.client.log.lease import Lease
 from bookies.client.log.log_operations import LogContext
 from bookies.client.log.log_reader import LogReader
+from bookies.client.turns.lease import Contest, Lease
+from bookies.encoding.envelope import parse_record
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogError, MetadataError
 from bookies.kernels import Steps
-from bookies.protocol.log import Position
-from bookies.protocol.log.lag import Lag
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.cursors import Cursor
+from bookies.protocol.log.lag import Lag, rows_and_bytes
+from bookies.protocol.log.lease import LeaseQueue
+from bookies.protocol.log.log_model import ENVELOPE, LedgerEnd
+from bookies.protocol.log.records import Decode, LogRecord, decoder
 from bookies.runtime.tasks import Tasks
 
 LAST_COMMIT_S = 5.0  # seconds for the commit after an exception
@@ -92,6 +96,24 @@ class _Source:
         return batch
 
 
+class ConsumedRecords(Steps[LogRecord]):
+    """Asynchronous iterator over the records of a consumer. Made by `LogConsumer.records`."""
+
+    def __init__(self, batches: Batches, progress: Progress, decode: Decode) -> None:
+        super().__init__()
+        self._batches = batches
+        self._progress = progress
+        self._decode = decode
+
+    async def _more(self) -> LogRecord:
+        entries = self._progress.entries(await anext(self._batches))
+        self._items = map(self._record, entries)  # unlike a generator, it goes on after an error
+        return next(self._items)
+
+    def _record(self, entry: Entry) -> LogRecord:
+        return self._decode(entry.ledger_id, entry.id, entry.payload)
+
+
 class LogConsumer(Steps[Entry]):
     """Entries of a log for one named consumer: `async with log.consumer("billing") as rows`, `async for entry in rows`.
 
@@ -108,6 +130,7 @@ class LogConsumer(Steps[Entry]):
         self._name = name
         self._lease = lease
         self._reader = LogReader(parts)
+        self.decode = decoder(self._reader.name, parts.records.current.record_format)
         tail = self._reader.tail(start, from_beginning=True).batches()
         self._batches = Batches(_Source(tail, self.progress, lease))
         self._committed = start  # None: there is no cursor yet
@@ -138,6 +161,10 @@ class LogConsumer(Steps[Entry]):
     async def _more(self) -> Entry:
         self._items = self.progress.entries(await anext(self._batches))
         return next(self._items)
+
+    def records(self) -> ConsumedRecords:
+        """Return the same iteration by records, with value, key, headers and time: see `LogEntries.records`."""
+        return ConsumedRecords(self._batches, self.progress, self.decode)
 
     def batches(self) -> Batches:
         """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""
@@ -212,3 +239,68 @@ class LogConsumer(Steps[Entry]):
         finally:
             await self._reader.close()
             await self._lease.__aexit__(error_type, error, trace)
+
+
+# -- the state of consumers ------------------------------------------------------------------------------------------
+
+
+class ConsumerState(NamedTuple):
+    """State of one consumer of a log. `processes`: the one that consumes, then those that wait, by their texts."""
+
+    cursor: Cursor
+    lag: Lag
+    processes: tuple[str, ...]
+
+
+async def consumer_states(parts: LogContext, contest_of: Callable[[str], Contest]) -> dict[str, ConsumerState]:
+    """Return the state of each consumer that has a cursor. Raises `LogNotFound`, `MetadataError`."""
+    cursors = (await repeated(parts.runtime, parts.cursors.read))[0]
+    measured = await lags(parts, {name: cursor.position for name, cursor in cursors.items()})
+    states = {}
+    for name, cursor in cursors.items():
+        try:
+            queue, _ = await repeated(parts.runtime, contest_of(name).queue)
+        except InvalidArgument:
+            queue = LeaseQueue()  # The names of log and cursor are too long together, so none can consume under them.
+        states[name] = ConsumerState(
+            cursor, measured[name], tuple(participant.text for participant in queue.participants)
+        )
+    return states
+
+
+async def lags(parts: LogContext, positions: Mapping[str, Position]) -> dict[str, Lag]:
+    """Return the lag of consumers that will read from these positions on. Raises `LogNotFound`, `MetadataError`."""
+    manifest = await repeated(parts.runtime, parts.records.refresh)
+    ends = await _open_ends(parts, manifest) if positions else {}
+    measured = {}
+    for name, position in positions.items():
+        rows, size = rows_and_bytes(position, manifest, ends) or (None, None)
+        measured[name] = Lag(rows, size, 0.0 if rows == 0 else await _age_s(parts, manifest, position))
+    return measured
+
+
+async def _open_ends(parts: LogContext, manifest: Manifest) -> dict[int, LedgerEnd]:
+    """Return the confirmed ends of ledgers without an end in the list, except for those that cannot be read."""
+    ends: dict[int, LedgerEnd] = {}
+    for ledger_id in manifest.open_ledgers:
+        try:
+            async with parts.client.open(ledger_id, password=parts.password) as ledger:
+                ends[ledger_id] = LedgerEnd(ledger.last_add_confirmed, ledger.length)
+        except BookKeeperError:
+            continue  # It has a password, or its bookies do not answer.
+    return ends
+
+
+async def _age_s(parts: LogContext, manifest: Manifest, position: Position) -> float | None:
+    """Return the age of the first entry from a position on, by its timestamp; None: it has none."""
+    if manifest.record_format != ENVELOPE:
+        return None
+    try:
+        async with LogReader(parts) as reader:
+            entry = await anext(reader.read(position), None)
+        timestamp_us = None if entry is None else parse_record(entry.payload).timestamp_us
+    except BookKeeperError:
+        return None
+    if timestamp_us is None:
+        return None
+    return max(0.0, parts.runtime.clock.wall_ms() / 1000 - timestamp_us / 1_000_000)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from bookies.client.base.metadata_loop import back_off, repeated
-from bookies.client.log.lease import CONSUMERS, LEADERS
+from bookies.client.turns.lease import CONSUMERS, LEADERS
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import CursorBehind, LogTruncated, RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.interface import MetadataDriver

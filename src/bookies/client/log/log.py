@@ -28,11 +28,8 @@ from bookies.client.base.arguments import position as position_of
 from bookies.client.base.keys import digest_type_of
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.base.segments import LOGS
-from bookies.client.log.consumer import LogConsumer
+from bookies.client.log.consumer import ConsumerState, LogConsumer, consumer_states
 from bookies.client.log.cursor_store import LogCursors
-from bookies.client.log.lag import ConsumerState, consumer_states
-from bookies.client.log.leader_turn import LeaderTurn
-from bookies.client.log.lease import CONSUMERS, LEADERS, TTL_S, Contest
 from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
 from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
@@ -43,6 +40,8 @@ from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
 from bookies.client.log.time_index import TimeIndex
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
+from bookies.client.turns.leader_turn import LeaderTurn
+from bookies.client.turns.lease import CONSUMERS, LEADERS, TTL_S, Contest
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
 from bookies.metadata.interface import MetadataDriver

@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Self
 
 from bookies.client.base.arguments import TimeLimit, position, seconds, switch
-from bookies.client.log.leader_turn import LeaderTurn
 from bookies.client.log.log_appends import FailedAppends, Gate, RollSchedule
 from bookies.client.log.log_operations import (
     FutileLedgers,
@@ -34,6 +33,7 @@ from bookies.client.log.log_operations import (
     truncate,
 )
 from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
+from bookies.client.turns.leader_turn import LeaderTurn
 from bookies.client.write import LedgerWriter
 from bookies.client.write.manifest import ManifestLoop
 from bookies.client.write.writer import BATCH_SIZE_MAX, Payload

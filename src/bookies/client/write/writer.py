@@ -73,15 +73,13 @@ class LedgerWriter:
     """The only writer of a ledger, as `Client.create` returns it."""
 
     # An instance with more than 30 attributes would have a dictionary of 1.5 KiB of its own, and slower access to them.
-    # fmt: off
     __slots__ = (
         "__weakref__", "_announced", "_announcer", "_batch_size_max", "_bookies", "_budget", "_channel", "_closer",
         "_counts", "_failed_bookie", "_final_length", "_forced_length", "_futures", "_is_held", "_latency", "_loop",
         "_overhead", "_payload_size_max", "_payloads", "_pipeline", "_pool", "_proof", "_queue_for_memory",
         "_quorum_timeout", "_record", "_rules", "_scheduler", "_send_lac", "_tasks", "_timed_last", "_timed_s",
         "_waiting",
-    )
-    # fmt: on
+    )  # fmt: skip
 
     def __init__(
         self,

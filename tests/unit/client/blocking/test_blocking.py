@@ -26,11 +26,11 @@ from bookies.client.blocking.blocking import LoopThread
 from bookies.client.client import Client
 from bookies.client.log import Log, LogReader, LogWriter
 from bookies.client.log.consumer import LogConsumer
-from bookies.client.log.lease import Election, Lease
 from bookies.client.log.log_records import LogEntries
 from bookies.client.log.sequenced import SequencedWriter
 from bookies.client.read import LedgerReader
 from bookies.client.repair import Administration
+from bookies.client.turns.lease import Election, Lease
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
 from bookies.errors import ClientClosed, InvalidArgument, MetadataError
 from bookies.metadata.embedded import EmbeddedDriver

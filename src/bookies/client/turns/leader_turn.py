@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from bookies.client.log.lease import Contest, Lease
+from bookies.client.turns.lease import Contest, Lease
 from bookies.errors import BookKeeperError, LogFenced
 
 RETRY_S = 5.0  # seconds after a permanent error of the store, such as a record that cannot be read
