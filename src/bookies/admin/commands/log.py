@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from bookies.admin.logs import log_retention
 from bookies.admin.shared import Progress, UsageError
 from bookies.admin.shared.command_line import ACK_QUORUM, DIGEST, WRITE_QUORUM, OneOf, Option, Run, verb
 from bookies.admin.shared.common import (
@@ -26,7 +27,6 @@ from bookies.admin.shared.common import (
 from bookies.admin.shared.operators import is_deletion_confirmed, report_deleted
 from bookies.admin.shared.report import Report, Table
 from bookies.admin.shared.times import SINCE, UNTIL, Before, end_of, start_of
-from bookies.admin.verbs import log_retention
 from bookies.errors import LogTruncated
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ def _either(own: Run, other: str) -> Run:
     def run(arguments: argparse.Namespace) -> Report | int:
         if arguments.namespace is None:
             return own(arguments)
-        from bookies.admin.verbs import namespace_log
+        from bookies.admin.logs import namespace_log
 
         return namespace_log.on_namespace(arguments, getattr(namespace_log, other))
 
@@ -393,7 +393,7 @@ def _either(own: Run, other: str) -> Run:
 def _append_to_either(arguments: argparse.Namespace) -> Report | int:
     if arguments.namespace is None:
         return _append(arguments)
-    from bookies.admin.verbs import namespace_log
+    from bookies.admin.logs import namespace_log
 
     return namespace_log.append(arguments)
 

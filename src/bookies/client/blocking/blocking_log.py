@@ -140,7 +140,7 @@ class LogConsumer(BlockingHandle[AsyncLogConsumer], Iterator[Entry]):
     def records(self) -> Iterator[LogRecord]:
         """Return the same iteration by records, with value, key, headers and time: see `LogEntries.records`."""
         decode = self._inner.decode
-        return map(lambda entry: decode(entry.ledger_id, entry.id, entry.payload), self)
+        return map(lambda entry: decode(entry.ledger_id, entry.id, entry.payload), self)  # noqa: C417 goes on after errors
 
     def batches(self) -> Iterator[EntryBatch]:
         """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""

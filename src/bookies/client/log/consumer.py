@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -96,7 +96,7 @@ class _Source:
         return batch
 
 
-class ConsumedRecords(Steps[LogRecord]):
+class _ConsumedRecords(Steps[LogRecord]):
     """Asynchronous iterator over the records of a consumer. Made by `LogConsumer.records`."""
 
     def __init__(self, batches: Batches, progress: Progress, decode: Decode) -> None:
@@ -162,9 +162,9 @@ class LogConsumer(Steps[Entry]):
         self._items = self.progress.entries(await anext(self._batches))
         return next(self._items)
 
-    def records(self) -> ConsumedRecords:
+    def records(self) -> AsyncIterator[LogRecord]:
         """Return the same iteration by records, with value, key, headers and time: see `LogEntries.records`."""
-        return ConsumedRecords(self._batches, self.progress, self.decode)
+        return _ConsumedRecords(self._batches, self.progress, self.decode)
 
     def batches(self) -> Batches:
         """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""

@@ -12,8 +12,17 @@ from bookies.client.base import Entry
 from bookies.client.client import Client
 from bookies.client.log import Log
 from bookies.client.log.consumer import Progress
-from bookies.encoding.envelope import Record, pack_record
-from bookies.errors import CursorMoved, InvalidArgument, LeaseHeld, LeaseLost, LogNotFound, LogTruncated, MetadataError
+from bookies.encoding.envelope import Record
+from bookies.errors import (
+    CursorMoved,
+    InvalidArgument,
+    LeaseHeld,
+    LeaseLost,
+    LogNotFound,
+    LogRecordCorrupt,
+    LogTruncated,
+    MetadataError,
+)
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.shared.nodes import Table
 from bookies.protocol.log import Position
@@ -44,6 +53,28 @@ async def fill(log: Log, *counts: int) -> list[Position]:
 
 async def cursor_of(log: Log, name: str = "billing") -> Position:
     return (await log.cursors())[name].position
+
+
+def test_records_of_a_consumer_count_as_handled_like_entries() -> None:
+    """One that is damaged is named, and the iteration goes on after it."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            await writer.append(b"a", key=b"k")
+            bad = await writer.append_entries([b"nonsense"])
+            await writer.append(b"b")
+        values = []
+        async with log.consumer("billing") as rows:
+            records = rows.records()
+            first = await anext(records)
+            values.append((first.value, first.key))
+            with pytest.raises(LogRecordCorrupt, match=f"read on from {bad.next}"):
+                await anext(records)
+            values.append(((await anext(records)).value, None))
+        assert values == [(b"a", b"k"), (b"b", None)]
+        assert await cursor_of(log) == bad.next.next
+
+    with_log(act, record_format="envelope")
 
 
 def test_consumers_continue_after_the_last_commit() -> None:
@@ -244,8 +275,8 @@ def test_lag_in_time() -> None:
         started_us = world.runtime("x").clock.wall_ms() * 1000
         async with log.lead() as writer:
             for number in range(3):
-                await writer.append(pack_record(Record(b"x", None, None, started_us + number * 1_000_000)))
-            last = await writer.append(b"no record")
+                await writer.append(Record(b"x", None, None, started_us + number * 1_000_000))
+            last = await writer.append_entries([b"no record"])
         await asyncio.sleep(60)
         async with log.consumer("billing") as rows:
             lag = await rows.lag()

@@ -1,0 +1,1 @@
+"""Verbs of `bk log` that need more than a few lines."""
