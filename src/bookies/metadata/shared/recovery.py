@@ -291,8 +291,15 @@ class SharedRecovery(RecoveryStore):
         `then`: called once the node is known to be deleted, or its session to have ended.
         """
         tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def ended(_: asyncio.Task[None]) -> None:
+            if not tried.done():  # The task was cancelled before its first step, so its `finally` was not reached.
+                then()
+                tried.set_result(None)
+
         try:
-            self.tasks().start(self._release(place, attempt, tried, then), f"end of {place}")
+            task = self.tasks().start(self._release(place, attempt, tried, then), f"end of {place}")
+            task.add_done_callback(ended)
         except (ClientClosed, MetadataError):  # The driver is closed, and its session with it, or it has failed.
             tried.set_result(None)
             then()
