@@ -271,18 +271,18 @@ class LedgerWriter:
         return await self._enqueue_many(batch)
 
     async def wait_writable(self, *, timeout: float | None = None) -> None:
-        """Wait until an entry of maximum size can be appended.
+        """Wait until an entry of maximum size can be appended, behind the appends that wait for memory.
 
         `timeout`: seconds. Raises `BookieBusy` on timeout, `LedgerClosed`.
         """
-        size = self._payload_size_max + self._overhead
-        if timeout is None:
-            await self._budget.acquire(size)
-        else:
-            deadline = deadline_of(timeout)
-            await self._in_time(self._budget.acquire(size), deadline)
-        self._budget.release(size)
+        await (self._room() if timeout is None else self._in_time(self._room(), deadline_of(timeout)))
         self._check_open()
+
+    async def _room(self) -> None:
+        async with self._queue_for_memory:
+            size = self._payload_size_max + self._overhead
+            await self._budget.acquire(size)
+            self._budget.release(size)
 
     async def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:
         """Append an entry under an id that the caller chooses: see `AdvancedLedgerWriter`.

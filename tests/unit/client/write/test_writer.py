@@ -34,6 +34,32 @@ async def test_append_returns_dense_ids_and_stores_on_every_replica(stage: Stage
 
 
 @on_stage()
+async def test_waiting_for_room_is_behind_the_appends_that_wait_for_memory(stage: Stage) -> None:
+    """Otherwise `append_nowait`, which must not overtake them, would refuse again at once, for ever."""
+    ledger = await stage.create()
+    budget = MemoryBudget(1 << 20)
+    ledger._budget = budget
+    for bookie in (stage.pool[name] for name in "abc"):
+        bookie.is_held = True
+    sent = [ledger.append_nowait(b"x" * 9_000) for _ in range(100)]
+    queued = asyncio.create_task(ledger.append(b"y" * 200_000))
+    await stage.settle()
+    assert not queued.done()
+    ledger._payload_size_max = 10_000
+    waiting = asyncio.create_task(ledger.wait_writable())
+    await stage.settle()
+    assert not waiting.done(), "10,000 bytes are free, but an append waits before it"
+    with pytest.raises(errors.BookieBusy):
+        ledger.append_nowait(b"z")
+    for bookie in (stage.pool[name] for name in "abc"):
+        bookie.is_held = False
+        bookie.release()
+    await asyncio.gather(*sent, queued, waiting)
+    assert await ledger.append_nowait(b"z") == 101
+    await ledger.close()
+
+
+@on_stage()
 async def test_a_writer_has_no_dictionary_of_its_own(stage: Stage) -> None:
     """With more than 30 attributes that would be 1.5 KiB each, for thousands of writers."""
     ledger = await stage.create()
