@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.fakes.adds import add_to
 from tests.fakes.offloaded import coming_back, forgotten
-from tests.fakes.records import BOOKIE, FakeRecords, Record, record
+from tests.fakes.records import BOOKIE, FakeLocks, FakeRecords, Record, record
 
 from bookies.errors import (
     BookKeeperError,
@@ -334,6 +334,35 @@ def test_a_copy_that_arrives_while_its_lock_is_lost_is_not_deleted(small: Any, b
 
     assert made.live(script, stops=False)
     made.crash(NOTHING_SURVIVES)
+    made.check()
+
+
+def test_a_collection_that_is_interrupted_leaves_no_quarantine(small: Any, body: Body) -> None:
+    """The store does not answer the request for locks, and the bookie ends: repairs are accepted afterwards."""
+    made, records = small(gc_quarantine_ms=86_400_000), FakeRecords.of(1, 2)
+    asked = asyncio.Event()
+
+    class Silent(FakeLocks):
+        async def lock(self, ledger_id: int, owner: str, *, needs_mark: bool) -> int | None:
+            asked.set()
+            await asyncio.Event().wait()
+            return None
+
+    async def interrupted(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [1, 2])
+        records.ledgers |= {each: record(each, "b2", is_closed=True) for each in (1, 2)}
+        records.recovery = Silent()
+        collecting = asyncio.create_task(collect(store, with_surplus=True))
+        await asyncio.wait_for(asked.wait(), 60)
+        assert await refusals(store, body, 1) == [LedgerFenced, StorageError, DataUnknown, DataUnknown]
+        collecting.cancel()
+
+    async def later(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {9: body(1, 9)}, is_recovery=True)
+
+    made.live(interrupted)
+    made.live(later)
     made.check()
 
 

@@ -89,8 +89,8 @@ class LedgerCollection:
     async def collect(self, *, is_forced: bool, with_surplus: bool = False) -> None:
         """Run one pass.
 
-        `with_surplus`: delete closed ledgers whose records do not name this bookie now; their quarantine ends with the
-        pass. Raises: MetadataError, StorageError, OSError; ledgers not decided by then are kept.
+        `with_surplus`: delete closed ledgers whose records do not name this bookie now; their quarantine lasts for the
+        attempt only. Raises: MetadataError, StorageError, OSError; ledgers not decided by then are kept.
         """
         local = sorted(self._index.ledger_ids())
         await self._records.check_instance()
@@ -112,13 +112,12 @@ class LedgerCollection:
         self.alarm = None
         now_ms = self._clock.wall_ms()
         await self._removals.quarantine(garbage, QuarantineState.QUARANTINED, now_ms)
-        await self._removals.quarantine(surplus, QuarantineState.SURPLUS, now_ms)
+        if with_surplus:
+            await self._delete_surplus([*surplus, *self._removals.in_state(QuarantineState.SURPLUS)], now_ms)
+        else:
+            await self._removals.quarantine(surplus, QuarantineState.SURPLUS, now_ms)
         if garbage or surplus:
             self._events.info("gc.quarantined", ledgers=len(garbage), surplus=len(surplus))
-        if with_surplus:
-            await self._delete_surplus(list(self._removals.in_state(QuarantineState.SURPLUS)), now_ms)
-            kept = self._removals.in_state(QuarantineState.SURPLUS)
-            await self._removals.lift([ledger_id for ledger_id in surplus if ledger_id in kept])
         await self.lift(reappeared)
         await self._delete_expired(set(missing), now_ms)
 
@@ -245,11 +244,16 @@ class LedgerCollection:
         )
 
     async def _delete_surplus(self, ledger_ids: Sequence[int], now_ms: int) -> None:
-        """Delete those of these quarantined ledgers that can be locked and are surplus then; later, the others."""
+        """Delete those of these ledgers that can be locked and are surplus then; later, the others.
+
+        A ledger that is not in quarantine enters it before the lock, and leaves it afterwards unless it is deleted.
+        """
         for start in range(0, len(ledger_ids), LOCKED_BATCH):
-            locks: dict[int, Any] = {}
+            batch, locks = ledger_ids[start : start + LOCKED_BATCH], dict[int, Any]()
+            new = [ledger_id for ledger_id in batch if self._removals.get(ledger_id) is None]
             try:
-                await self._records.lock(ledger_ids[start : start + LOCKED_BATCH], self._bookie, locks)
+                await self._removals.quarantine(new, QuarantineState.SURPLUS, now_ms)
+                await self._records.lock(batch, self._bookie, locks)
                 due = {ledger_id: None for ledger_id in locks if await self.is_unwanted(ledger_id)}
                 if due:
                     await self._delete(list(due), now_ms)
@@ -257,6 +261,8 @@ class LedgerCollection:
             finally:
                 for lock in locks.values():
                     await self._records.unlock(lock)
+                kept = self._removals.in_state(QuarantineState.SURPLUS)
+                await self._removals.lift([ledger_id for ledger_id in new if ledger_id in kept])
 
     async def _delete(self, ledger_ids: Sequence[int], now_ms: int) -> None:
         deleted = await self._removals.delete(ledger_ids, now_ms)
