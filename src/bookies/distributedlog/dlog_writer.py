@@ -18,6 +18,7 @@ import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -87,7 +88,6 @@ class _Open(Struct):
     segment: Segment
     ledger: LedgerWriter
     last: LastRecord
-    started_s: float
     written: int = 0
     next_entry: int = 0
     size: int = 0
@@ -133,8 +133,8 @@ class _Queue(RecordBuffer[_Promise]):
 
 
 class _PumpCalls:
-    """Calls of `pump(waited=...)`: at the end of this iteration of the event loop, after `delay_s`, and when a segment
-    is old enough to be completed, though no record comes.
+    """Calls of `pump(waited=...)`: at the end of this iteration of the event loop, and after `delay_s`. Another call,
+    when a segment is old enough to be completed.
 
     `is_due`: the first of these comes.
     """
@@ -155,9 +155,9 @@ class _PumpCalls:
         if self._timer is None:
             self._timer = self._loop.call_later(self._delay_s, self._delay_over)
 
-    def at_age(self, age_s: float) -> None:
+    def at_age(self, age_s: float, call: Callable[[], None]) -> None:
         self._cancel_age()
-        self._age_timer = self._loop.call_later(age_s, self._pump)
+        self._age_timer = self._loop.call_later(age_s, call)
 
     def cancel_later(self) -> None:
         self._cancel_age()
@@ -357,8 +357,12 @@ class DlogWriter:
         """Report whether the present segment is to be completed."""
         if segment.next_entry == 0:
             return False
-        age_s = self._loop.time() - segment.started_s
-        return segment.must_roll or segment.size >= self._options.roll_size or age_s >= self._options.roll_age_s
+        return segment.must_roll or segment.size >= self._options.roll_size
+
+    def _aged(self, segment: _Open) -> None:
+        """Complete a segment because of its age, though no record may come."""
+        segment.must_roll = True
+        self._pump()
 
     def _send(self, segment: _Open, batch: _Batch) -> None:
         records = [record for record, _ in batch]
@@ -470,8 +474,8 @@ class DlogWriter:
                 with contextlib.suppress(BookKeeperError):
                     await parts.delete_ledger(ledger.ledger_id)
             raise
-        self._open = _Open(segment, ledger, LastRecord(txid, -1, -1, 0), self._loop.time())
-        self._pump_calls.at_age(options.roll_age_s)
+        self._open = _Open(segment, ledger, LastRecord(txid, -1, -1, 0))
+        self._pump_calls.at_age(options.roll_age_s, partial(self._aged, self._open))
 
     async def _complete(self, segment: _Open) -> None:
         """Complete the present segment: nothing is in flight at its end, which is a control entry."""
