@@ -58,7 +58,9 @@ def _size_text(size: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in s, min or h: 600 is `10 min`."""
+    """Return a duration in s, min, h or days: 600 is `10 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{round(seconds / 86_400, 1):g} days"

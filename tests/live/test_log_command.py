@@ -115,6 +115,19 @@ def test_cursors_hold_truncations_back(uri: str, tmp_path: pathlib.Path) -> None
     assert "expected NAME=LEDGER:ENTRY" in log(uri, "cursors", "held", "--move", "billing").sentence
 
 
+def test_the_cursors_of_a_log_with_a_password_and_numbers(uri: str) -> None:
+    log(uri, "create", "locked", "--format", "envelope")
+    with bookies.blocking.connect(uri) as store, store.log("locked", password=b"secret").lead() as writer:
+        position = writer.append(b"a", producer="sensor", sequence=1)
+        store.log("locked").move_cursor("billing", position)
+        # The ledger is open: only a reader with the password finds its end.
+        assert "unknown" in log(uri, "cursors", "locked").out
+        shown = log(uri, "cursors", "locked", "--password", "secret").out
+    assert "unknown" not in shown
+    [own] = [line for line in shown.splitlines() if "numbered entries" in line]
+    assert own.startswith("bk-sequences")
+
+
 def test_times_and_retention(uri: str, tmp_path: pathlib.Path) -> None:
     log(uri, "create", "timed")
     middles = []
@@ -130,7 +143,7 @@ def test_times_and_retention(uri: str, tmp_path: pathlib.Path) -> None:
     assert all(extent["begun_ms"] for extent in log(uri, "show", "timed", "--json").json()["extents"])
 
     shown = log(uri, "retention", "timed", "--rows", 3, "--age", "7d")
-    assert "keeps entries of the last 7 days, at most the newest 3 entries" in shown.out
+    assert "keeps at least the entries of the last 7 days or the newest 3 entries, whichever is less" in shown.out
     assert "until one does, only --apply removes entries" in shown.err
     for words, text in (
         (("--age", "soon"), "must be a duration such as 12h or 7d"),

@@ -86,4 +86,7 @@ def test_sizes_are_printed_in_powers_of_1024_or_of_1000() -> None:
 
 
 def test_durations_are_printed_in_the_unit_that_fits() -> None:
-    assert [duration_text(seconds) for seconds in (5, 89, 600, 7200)] == ["5 s", "89 s", "10 min", "2.0 h"]
+    assert [duration_text(seconds) for seconds in (5, 89, 600, 7200, 172_799)] == [
+        "5 s", "89 s", "10 min", "2.0 h", "48.0 h",
+    ]  # fmt: skip
+    assert [duration_text(days * 86_400) for days in (2, 7, 30.26)] == ["2 days", "7 days", "30.3 days"]

@@ -350,6 +350,8 @@ _CURSOR_COLUMNS = ("cursor", "position", "entries behind", "payload behind", "ol
 
 
 def _cursor_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    from bookies.protocol.log.sequences import CURSOR
+
     rows, size, age_s = row["entries_behind"], row["bytes_behind"], row["seconds_behind"]
     return (
         row["cursor"],
@@ -357,7 +359,7 @@ def _cursor_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         "unknown" if rows is None else f"{rows:,}",
         "unknown" if size is None else size_text(size),
         "-" if age_s is None else f"{age_s:,.0f} s",
-        " <- ".join(row["processes"]) or "-",
+        " <- ".join(row["processes"]) or ("numbered entries" if row["cursor"] == CURSOR else "-"),
         time_text(row["moved_ms"]),
     )
 
@@ -497,6 +499,7 @@ VERBS = (
         "bk log cursors orders",
         on_client(_cursors),
         _LOG,
+        _PASSWORD,
         Option("--move NAME=POSITION", "set a cursor to an entry; create it if it does not exist"),
         Option("--delete NAME", "delete a cursor: truncation no longer respects it"),
     ),

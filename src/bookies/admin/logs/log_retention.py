@@ -75,19 +75,17 @@ def _limits(policy: Retention) -> dict[str, object]:
 def _policy_text(name: str, policy: Retention) -> str:
     limits = []
     if policy.age_ms is not None:
-        limits.append(f"entries of the last {_duration(policy.age_ms / 1000)}")
+        limits.append(f"the entries of the last {duration_text(policy.age_ms / 1000)}")
     if policy.size is not None:
         limits.append(f"the newest {size_text(policy.size)}")
     if policy.rows is not None:
         limits.append(f"the newest {policy.rows:,} entries")
-    text = f"log {name} keeps {', at most '.join(limits) if limits else 'all entries'}"
+    text = f"log {name} keeps {'at least ' if limits else 'all entries'}{' or '.join(limits)}"
+    if len(limits) > 1:
+        text += ", whichever is less"
     if policy.cursor_age_ms is not None:
-        text += f"; cursors hold entries for {_duration(policy.cursor_age_ms / 1000)}"
+        text += f"; cursors hold entries for {duration_text(policy.cursor_age_ms / 1000)}"
     return text
-
-
-def _duration(seconds: float) -> str:
-    return duration_text(seconds) if seconds < 48 * 3600 else f"{seconds / 86_400:g} days"
 
 
 def _removal_text(removal: LogRemoval) -> str:

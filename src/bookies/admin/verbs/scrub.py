@@ -11,6 +11,7 @@ from bookies.admin.shared.command_line import OneOf, Option, verb
 from bookies.admin.shared.common import OnBookie, size_text
 from bookies.admin.shared.report import Report
 from bookies.admin.verbs.control import CONTROLLED, ask, control_files
+from bookies.units import duration_text
 
 POLL_S = 0.5
 SHOWN_MAX = 20  # findings that are printed; --json prints all
@@ -92,8 +93,8 @@ def lines_of(answer: Any) -> list[str]:
         else [f"no pass yet{', suspended' * answer['is_suspended']}"]
     )
     if answer["next_pass_s"] is not None and answer["pass"]:
-        lines.append(f"next pass in {_duration(answer['next_pass_s'])}")
-    lines.append(f"oldest byte that is not verified: {_duration(answer['oldest_unverified_s'])}")
+        lines.append(f"next pass in {duration_text(answer['next_pass_s'])}")
+    lines.append(f"oldest byte that is not verified: {duration_text(answer['oldest_unverified_s'])}")
     lines += [f"{text}: {size_text(answer[name])}" for text, name in _SIZES.items()]
     if answer["not_checkable_entries"]:
         lines.append(
@@ -111,13 +112,6 @@ def lines_of(answer: Any) -> list[str]:
     if answer["damaged_entries"]:
         lines.append("restore them from other replicas: bk spark scrub, bk spark repair")
     return lines
-
-
-def _duration(seconds: int) -> str:
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
 
 
 VERBS = (

@@ -28,6 +28,7 @@ from bookies.protocol.log.cursors import (
     passed,
 )
 from bookies.protocol.log.log_model import LedgerEnd
+from bookies.protocol.log.sequences import CURSOR
 from bookies.runtime.ports import Runtime
 
 CURSORS = "cursors/"  # prefix of the names of their records
@@ -83,6 +84,7 @@ class LogCursors:
     async def claim(self, name: str, token: int, start: Position | None) -> Position | None:
         """Give a cursor to a consumer, which earlier ones cannot move any more, and return its position.
 
+        It counts as moved: its consumer is there, so retention does not pass it as an old one.
         `start`: where to create it if there is none; None: at the beginning of the log. Returns None if that has no
         ledger yet: then there is no cursor. Raises as `move`.
         """
@@ -94,7 +96,7 @@ class LogCursors:
             present = cursors.get(name)
             check_token(name, present, token, may_create=True)
             if present is not None:
-                claimed = Cursor(name, present.position, present.moved_ms, token)
+                claimed = Cursor(name, present.position, now_ms, token)
             elif (at := start or _beginning_of(manifest)) is not None:
                 claimed = Cursor(name, at, now_ms, token)
             return None if claimed is None else moved(cursors, manifest, claimed)
@@ -166,9 +168,15 @@ class LogCursors:
             refused = [] if is_forced else [cursor for cursor in behind if cursor not in stale]
             if refused:
                 names = ", ".join(f"{cursor.name} (at {cursor.position})" for cursor in refused)
+                way_out = "truncate to the first of them, delete or move it, or force the truncation"
+                if any(cursor.name == CURSOR for cursor in refused):
+                    way_out = (
+                        f"truncate to the first of them, or call `save` of `log.sequenced`, which moves {CURSOR}; "
+                        "a truncation past that appends repeats of numbered entries again"
+                    )
                 raise CursorBehind(
                     f"log {self._records.name} cannot be truncated to {before}, because of its cursors {names}: "
-                    "truncate to the first of them, delete or move it, or force the truncation"
+                    f"{way_out}"
                 )
             left = {cursor.name: cursor for cursor in behind}
             moved_along = {**carried(cursors, manifest, before), **left}

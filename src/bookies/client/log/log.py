@@ -383,6 +383,7 @@ class Log:
     async def consumers(self, *, timeout: float | None = None) -> dict[str, ConsumerState]:
         """Return the cursors with their lag and who consumes. Asks bookies for the end of the log. `timeout`: seconds.
 
+        The cursor `bk-sequences` belongs to numbered entries, not to a consumer.
         Raises `LogNotFound`.
         """
         async with TimeLimit(timeout, f"read the consumers of log {self.name}"):

@@ -73,10 +73,12 @@ class LogRetention:
 
     async def decide(self) -> RetentionDecision:
         """Decide what may go now. Raises `MetadataError`, `LedgerNotFound`."""
-        policy = self.policy
+        return await self._decide(self._parts.records.current)
+
+    async def _decide(self, manifest: Manifest) -> RetentionDecision:
+        policy = retention_of(manifest)
         if not policy.has_limit:
             return RetentionDecision(None)
-        manifest = self._parts.records.current
         cursors, _ = await repeated(self._parts.runtime, self._parts.cursors.read)
         now_ms = self._parts.runtime.clock.wall_ms()
         return decide(manifest, policy, await self._ends(manifest, policy, now_ms), cursors, now_ms)
@@ -84,19 +86,21 @@ class LogRetention:
     async def apply(self) -> list[LogRemoval]:
         """Remove what may go now, and return what went. Raises `LogNotFound`, `LogFenced`, and the store's errors."""
         removals = []
-        while (decision := await self.decide()).removal is not None:
+        while (decision := await self._decide(basis := self._parts.records.current)).removal is not None:
             try:
-                await self._remove(decision, decision.removal)
+                if await self._remove(decision, decision.removal, basis):
+                    removals.append(decision.removal)
             except (CursorBehind, LogTruncated):
                 await self._parts.records.refresh()  # Another client was here meanwhile: the next time decides again.
                 break
-            removals.append(decision.removal)
         if self._parts.records.current.deleting:
             await sweep(self._parts)
         return removals
 
-    async def _remove(self, decision: RetentionDecision, removal: LogRemoval) -> None:
+    async def _remove(self, decision: RetentionDecision, removal: LogRemoval, basis: Manifest) -> bool:
+        """Remove ledgers, as was decided for the list `basis`; False: this client has not, because of another one."""
         before = removal.before
+        changed: Manifest | None = None
         check_cursors = self._parts.cursors.guard(before, {}, is_forced=False, stale=decision.stale)
 
         async def guard(manifest: Manifest) -> Sequence[Step]:
@@ -104,9 +108,17 @@ class LogRetention:
             row = RecordWrite(self._record, pack_history(manifest.token, [*removals, removal]), version)
             return [*await check_cursors(manifest), row]
 
-        # Its ledger begins there: nothing of it has to be confirmed.
-        await self._parts.records.update(lambda current: truncated(current, before, {}, before.entry_id - 1), guard)
+        def change(current: Manifest) -> Manifest | None:
+            nonlocal changed
+            is_valid = current.retention == basis.retention and not current.held and not current.is_deleting
+            # Its ledger begins there: nothing of it has to be confirmed.
+            changed = truncated(current, before, {}, before.entry_id - 1) if is_valid else None
+            return changed
+
+        await self._parts.records.update(change, guard)
         await sweep(self._parts)
+        # Without a change, the reply to an earlier attempt may have been lost.
+        return changed is not None or removal in (await self._history())[0]
 
     async def _ends(self, manifest: Manifest, policy: Retention, now_ms: int) -> dict[int, int]:
         """Return when the oldest extents ended, as far as it matters for the policy."""

@@ -31,7 +31,8 @@ CURSORS_MAX = 1_000  # of one log; they share a record
 
 
 class Cursor(Struct, frozen=True):
-    """Cursor of one consumer. `position`: the next entry to read. `moved_ms`: wall time of the last move.
+    """Cursor of one consumer. `position`: the next entry to read. `moved_ms`: wall time of the last move,
+    or of a later consumer's beginning.
 
     `token`: of the consumer that used it last; 0: none, or unknown.
     """

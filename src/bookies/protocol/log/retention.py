@@ -21,6 +21,7 @@ from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, MetadataCorrupt, NotSupported
 from bookies.protocol.log.cursors import Cursor, is_lost
 from bookies.protocol.log.log_model import OPEN_MAX, Extent, Manifest, Position, parse_position
+from bookies.protocol.log.sequences import CURSOR
 
 FORMAT = 1
 REMOVALS_MAX = 100  # in the history
@@ -142,14 +143,19 @@ def _surplus(closed: Sequence[Extent], amounts: Sequence[int], limit: int | None
 
 
 def _needed(manifest: Manifest, cursors: Mapping[str, Cursor]) -> dict[str, int]:
-    """Return the index of the first extent that each consumer still needs; without those that need none of the log."""
+    """Return the index of the first extent that each consumer still needs; without those that need none of the log.
+
+    An empty extent, of a leader that wrote nothing, is needed by none: its end tells nothing about entries.
+    """
     indexes = {extent.seq: index for index, extent in enumerate(manifest.extents)}
     needed = {}
     for name, cursor in cursors.items():
         extent = manifest.find(cursor.position)
         if extent is not None and not is_lost(cursor.position, manifest):
             is_read = extent.last is not None and cursor.position.entry_id > extent.last
-            needed[name] = indexes[extent.seq] + is_read
+            left = manifest.extents[indexes[extent.seq] + is_read :]
+            empty = takewhile(lambda other: other.last is not None and other.first > other.last, left)
+            needed[name] = len(manifest.extents) - len(left) + len(list(empty))
     return needed
 
 
@@ -161,9 +167,12 @@ def _is_stale(
     policy: Retention,
     now_ms: int,
 ) -> bool:
-    """Report whether a cursor has not moved for too long although the entries that it waits for are as old."""
+    """Report whether a cursor has not moved for too long although the entries that it waits for are as old.
+
+    The cursor of numbered entries never is: past it, repeats of them would be appended again.
+    """
     index = needed.get(cursor.name, len(manifest.extents))
-    if policy.cursor_age_ms is None or index >= len(manifest.extents):
+    if policy.cursor_age_ms is None or index >= len(manifest.extents) or cursor.name == CURSOR:
         return False
     since_ms = max(cursor.moved_ms, ends.get(manifest.extents[index].seq, now_ms))
     return since_ms < now_ms - policy.cursor_age_ms

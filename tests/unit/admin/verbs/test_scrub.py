@@ -79,8 +79,8 @@ def test_people_are_told_what_counts(given: Any, capsys: pytest.CaptureFixture[s
     assert main(["bookie", "scrub"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "b1: pass 3 ended",
-        "b1: next pass in 4 d",
-        "b1: oldest byte that is not verified: 2 h",
+        "b1: next pass in 4.6 days",
+        "b1: oldest byte that is not verified: 2.0 h",
         "b1: read: 3.0 MiB",
         "b1: still to read: 0 B",
         "b1: verified: 2.0 MiB",

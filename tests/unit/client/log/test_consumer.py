@@ -55,6 +55,20 @@ async def cursor_of(log: Log, name: str = "billing") -> Position:
     return (await log.cursors())[name].position
 
 
+def test_a_consumer_that_takes_over_an_old_cursor_is_not_passed() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        positions = await fill(log, 1, 1, 1, 1)
+        await log.move_cursor("billing", positions[1])
+        await asyncio.sleep(200)
+        await log.set_retention(rows=1, cursor_age=100)
+        async with log.consumer("billing") as rows:
+            [removal] = await log.apply_retention()
+            assert (removal.before, removal.passed) == (positions[1], ())
+            assert (await anext(rows)).position == positions[1]
+
+    with_log(act)
+
+
 def test_records_of_a_consumer_count_as_handled_like_entries() -> None:
     """One that is damaged is named, and the iteration goes on after it."""
 

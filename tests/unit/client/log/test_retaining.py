@@ -6,17 +6,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client
 from bookies.client.log import Log
 from bookies.client.log.cursor_store import HISTORY, TIMES
+from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import InvalidArgument, LogNotFound, LogTruncated, MetadataError
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.interface.driver import Step
 from bookies.metadata.shared.nodes import Table
 from bookies.protocol.log import Position
-from bookies.protocol.log.retention import Retention, RetentionDecision
+from bookies.protocol.log.log_model import HELD
+from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision
 
 Act = Callable[[World, Client, Log, list[Position]], Awaitable[None]]
 LEDGERS, PAUSE_S = 8, 10
@@ -111,16 +114,9 @@ def test_a_log_that_nobody_appends_to_any_more_can_be_led_afterwards() -> None:
 
 def test_a_cursor_that_is_made_meanwhile_is_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(world: World, client: Client, log: Log, firsts: list[Position]) -> None:
-        transact = MemoryDriver.transact
         other = (await world.client()).log("orders")
-        between = [lambda: other.move_cursor("late", firsts[1])]
-
-        async def interrupted(self: MemoryDriver, steps: Sequence[Step]) -> int:
-            if between:
-                await between.pop()()
-            return await transact(self, steps)
-
-        monkeypatch.setattr(MemoryDriver, "transact", interrupted)
+        between: list[Callable[[], Awaitable[object]]] = [lambda: other.move_cursor("late", firsts[1])]
+        interrupt(monkeypatch, between)
         await log.set_retention(rows=1)
         assert await log.apply_retention() == []
         assert await log.history() == []
@@ -138,6 +134,87 @@ def test_a_cursor_that_is_made_meanwhile_is_not_passed(monkeypatch: pytest.Monke
         with pytest.raises(LogTruncated):
             async with log.open() as reader:
                 [entry async for entry in reader.read((await log.cursors())["late"].position)]
+
+    with_log(act)
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, between: list[Callable[[], Awaitable[object]]]) -> None:
+    """Run what is in the list before the next transactions."""
+    transact = MemoryDriver.transact
+
+    async def interrupted(self: MemoryDriver, steps: Sequence[Step]) -> int:
+        if between:
+            await between.pop()()
+        return await transact(self, steps)
+
+    monkeypatch.setattr(MemoryDriver, "transact", interrupted)
+
+
+def test_an_idle_consumer_with_new_entries_is_not_passed() -> None:
+    async def act(world: World, client: Client, log: Log, firsts: list[Position]) -> None:
+        await log.move_cursor("idle", firsts[-1].next.next)
+        async with log.lead():
+            pass  # It writes nothing, so its ledger is empty.
+        await asyncio.sleep(200)
+        async with log.lead() as writer:
+            first = await writer.append(b"new")
+            for _ in range(5):
+                await writer.roll()
+                await writer.append(b"new")
+        await log.set_retention(rows=2, cursor_age=100)
+        removals = await log.apply_retention()
+        assert [removal.passed for removal in removals] == [()] * len(removals)
+        async with log.open() as reader:
+            entry = await anext(reader.read((await log.cursors())["idle"].position))
+        assert entry.position == first
+
+    with_log(act)
+
+
+def test_a_policy_that_is_withdrawn_or_changed_meanwhile_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World, client: Client, log: Log, firsts: list[Position]) -> None:
+        other = (await world.client()).log("orders")
+        between: list[Callable[[], Awaitable[object]]] = [other.set_retention]
+        interrupt(monkeypatch, between)
+        await log.set_retention(rows=4)
+        assert await log.apply_retention() == []
+        assert await log.history() == []
+        await log.set_retention(rows=4)
+        between.append(lambda: other.set_retention(rows=10))
+        assert [removal.before for removal in await log.apply_retention()] == [firsts[3]]
+
+    with_log(act)
+
+
+def test_a_log_that_is_held_meanwhile_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World, client: Client, log: Log, firsts: list[Position]) -> None:
+        async def hold() -> None:
+            records = ManifestLoop(world.runtime("mover"), client._driver, "orders")
+            await records.refresh()
+            await records.update(lambda current: None if current.held else replace(current, extra={HELD: "it moves"}))
+
+        interrupt(monkeypatch, [hold])
+        await log.set_retention(rows=4)
+        assert await log.apply_retention() == []
+        assert len((await log.manifest()).extents) == LEDGERS + 1
+
+    with_log(act)
+
+
+def test_one_auditor_of_two_reports_a_removal(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World, client: Client, log: Log, firsts: list[Position]) -> None:
+        other = (await world.client()).log("orders")
+        reported: list[LogRemoval] = []
+
+        async def remove() -> None:
+            await asyncio.sleep(1)
+            reported.extend(await other.apply_retention())
+
+        interrupt(monkeypatch, [remove])
+        await log.set_retention(rows=4)
+        assert await log.apply_retention() == []
+        assert await log.history() == reported
+        assert [removal.before for removal in reported] == [firsts[6]]
 
     with_log(act)
 

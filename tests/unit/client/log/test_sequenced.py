@@ -125,8 +125,10 @@ def test_truncation_keeps_what_the_next_leader_needs() -> None:
         leader, numbered = await lead(log)
         appended = await numbered.append("w", 0, records(b"a", b"b"))
         assert appended.last is not None
-        with pytest.raises(CursorBehind, match=CURSOR):
+        with pytest.raises(CursorBehind, match=CURSOR) as refused:
             await leader.truncate(appended.last)
+        assert "delete" not in str(refused.value)  # Without the cursor the next leader would not recognize repeats.
+        assert "log.sequenced" in str(refused.value)
         await numbered.save()
         await leader.truncate(appended.last.next)
         leader, numbered = await lead(log)

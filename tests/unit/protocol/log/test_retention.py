@@ -22,6 +22,7 @@ from bookies.protocol.log.retention import (
     retention_fields,
     retention_of,
 )
+from bookies.protocol.log.sequences import CURSOR
 
 EXTENTS = (*(Extent(seq, 10 + seq, 0, 9, 10, 100) for seq in range(5)), Extent(5, 15, 0, 9, 10, 100), Extent(6, 16))
 LIST = Manifest("t", 1, 3, 3, 2, DigestType.CRC32C, extents=EXTENTS, next_seq=7)
@@ -103,6 +104,32 @@ def test_a_cursor_is_passed_when_neither_it_nor_its_entries_are_young() -> None:
     assert gone(policy, cursor(16, 3, moved_ms=0)) == [10, 11, 12, 13, 14]
     closed = replace(LIST, extents=EXTENTS[:6])
     assert decision(policy, cursor(15, 10), manifest=closed).stale == ()
+
+
+def test_a_cursor_before_an_empty_ledger_waits_for_the_entries_after_it() -> None:
+    """A leader that wrote nothing leaves a ledger whose end tells nothing about entries."""
+    policy = Retention(rows=1, cursor_age_ms=5_000)
+    at_end = cursor(12, 10)  # it has read all of the ledger
+    empty = replace(LIST, extents=(*EXTENTS[:3], Extent(3, 13, 0, -1, 0, 0), *EXTENTS[4:]))
+    assert decide(empty, policy, ENDS | {3: 4_000, 4: 9_000}, {"billing": at_end}, NOW).stale == ()
+    decided = decide(empty, policy, ENDS | {3: 9_000, 4: 4_500}, {"billing": at_end}, NOW)
+    assert decided.stale == (at_end,)
+    # A ledger that was truncated to its end is as empty.
+    shortened = replace(LIST, extents=(*EXTENTS[:3], replace(EXTENTS[3], first=10), *EXTENTS[4:]))
+    assert decide(shortened, policy, ENDS | {4: 9_000}, {"billing": at_end}, NOW).stale == ()
+    assert gone(Retention(rows=1), at_end) == [10, 11, 12]
+    removal = decide(empty, Retention(rows=1), ENDS, {"billing": at_end}, NOW).removal
+    assert removal is not None
+    assert removal.before == Position(14, 0)
+
+
+def test_the_cursor_of_numbered_entries_is_never_passed() -> None:
+    policy = Retention(rows=1, cursor_age_ms=5_000)
+    own = replace(cursor(11, 3), name=CURSOR)
+    decided = decision(policy, own, cursor(11, 3))
+    assert [each.name for each in decided.stale] == ["billing"]
+    assert decided.held_by == (CURSOR,)
+    assert gone(policy, own) == [10]
 
 
 def test_a_log_that_is_held_or_deleted_keeps_all() -> None:
