@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
 
 def _run(arguments: argparse.Namespace) -> Report | int:
-    """Run a bookie. Exit status 1 means wrong settings only: systemd does not start the bookie again after it."""
-    from bookies.bookie.main import EXIT_CONFIG
-    from bookies.errors import ConfigError
-
-    try:
-        return _serve(arguments)
-    except ConfigError as error:
-        print(f"bk bookie: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-
-
-def _serve(arguments: argparse.Namespace) -> Report | int:
     from dataclasses import fields
 
     from bookies.bookie import main
