@@ -21,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import tomllib
@@ -33,7 +34,8 @@ CONSTRAINTS = ROOT / "release" / "constraints.txt"
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 PACKAGED = ("src", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE", "CHANGELOG.md")
 GENERATED = re.compile(r"PKG-INFO|setup\.cfg|src/bookies\.egg-info/.*")  # of an sdist
-COMPILED = re.compile(r"bookies/kernels/_native\.cpython-\d+-x86_64-linux-gnu\.so|bookies-[^/]+\.dist-info/.*")
+MACHINE = re.escape(sysconfig.get_config_var("EXT_SUFFIX").split("-", 2)[-1])  # such as x86_64-linux-gnu.so
+COMPILED = re.compile(rf"bookies/kernels/_native\.cpython-\d+-{MACHINE}|bookies-[^/]+\.dist-info/.*")
 EPOCH_MIN = 315_532_800  # 1980: the first year that a zip file can have
 
 

@@ -30,6 +30,7 @@ UNITS = {  # of a setting, by the end of its name
     "_percentage": "percent",
     "_share_max": "percent",
 }
+EXAMPLES = {"ms": "600000 or 10m", "s": "600 or 10m", "bytes": "67108864 or 64m", "percent": "40"}
 PLACEMENTS = ("auto", "random", "rack", "region", "zone")
 AUTHENTICATIONS = ("none", "sasl", "certificate")
 # Settings of both sides.
@@ -500,8 +501,8 @@ def check_value(spec: Field[Any], value: Any) -> None:
     """Check the type and the range of a field's value. Raises `ConfigError` naming field, value, range."""
     low, high = spec.metadata["low"], spec.metadata["high"]
     if type(value) is not type(spec.default):
-        expected = type(spec.default).__name__
-        raise ConfigError(f"{spec.name} = {value!r}: must be {expected} ({spec.metadata['help']})")
+        wanted = _wanted(spec.default, value, unit_of(spec.name))
+        raise ConfigError(f"{spec.name} = {value!r}: {wanted} ({spec.metadata['help']})")
     if isinstance(value, int) and not isinstance(value, bool):
         if low is not None and value < low:
             raise ConfigError(f"{spec.name} = {value}: must be at least {low} ({spec.metadata['help']})")
@@ -660,7 +661,22 @@ def parse_value(default: Any, text: str, name: str) -> Any:
             return SWITCHES[text.lower()]
         return _number(text, unit_of(name.lower())) if isinstance(default, int) else text
     except (ValueError, KeyError) as error:
-        raise ConfigError(f"{name}={text!r}: not a {type(default).__name__}") from error
+        raise ConfigError(f"{name}={text!r}: {_wanted(default, text, unit_of(name.lower()))}") from error
+
+
+def _wanted(default: Any, value: object, unit: str) -> str:
+    """Return what the value of a setting must be, with an example."""
+    if isinstance(default, bool):
+        return "must be true or false, without quotes"
+    if isinstance(default, str):
+        return f'must be text; write "{value}"'
+    if isinstance(default, tuple):
+        if isinstance(value, list) and value and all(isinstance(part, str) for part in value):  # from Python
+            return f"must be a tuple; write {tuple(value)}"
+        return f'must be a list of texts; write ["{value if isinstance(value, str) else "/a"}"]'
+    number = re.fullmatch(r"([0-9]+) *%", str(value))
+    example = number[1] if number else EXAMPLES.get(unit)
+    return f"no whole number{f' of {unit}' if unit else ''}{f'; write {example}' if example else ''}"
 
 
 def _number(text: str, unit: str) -> int:

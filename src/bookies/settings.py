@@ -5,6 +5,7 @@ A setting has the value of the first place that gives it one: an option, an envi
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import re
 from collections.abc import Iterator, Mapping
@@ -42,8 +43,9 @@ TABLES: dict[str, tuple[tuple[type, ...], str]] = {
     "gateway": ((GatewayConfig,), "Data over HTTP: `bk gateway run`."),
     "client": ((ClientConfig,), "Clients: commands, gateways, auto-recovery, and Python programs."),
 }
+FILES = ("tls_certificate", "tls_key", "tls_authority")  # and names that end in _file
 TABLE_OF: dict[type, str] = {kind: table for table, (kinds, _) in TABLES.items() for kind in kinds}
-_HEADER = re.compile(r"""\s*\[\s*["']?([\w-]+)["']?\s*\]""")
+_HEADER = re.compile(r"""\s*\[{1,2}\s*["']?([\w-]+)["']?\s*\]""")
 _KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
 
 
@@ -90,6 +92,11 @@ class SettingsFile(Struct, frozen=True):
 def settings_in(table: str) -> dict[str, Field[Any]]:
     """Return the settings of a table by name."""
     return {spec.name: spec for kind in TABLES[table][0] for spec in fields(kind)}
+
+
+def names_file(name: str) -> bool:
+    """Report whether the value of a setting is the path of a file that its process reads."""
+    return name.endswith("_file") or name in FILES
 
 
 def variable_of(name: str) -> str:
@@ -167,6 +174,8 @@ def parse_settings(data: bytes, path: str) -> SettingsFile:
 
     Raises `ConfigError` for a file that is not TOML.
     """
+    if data.startswith(codecs.BOM_UTF8):
+        raise ConfigError(f"{path} begins with a byte order mark: save it as UTF-8 without one (BOM)")
     try:
         document = parse_toml(data)
     except ValueError as error:
@@ -205,6 +214,8 @@ def _lines(text: str) -> dict[tuple[str, str], int]:
 
 
 def _unknown_table(name: str, content: object) -> str:
+    if name in TABLES:
+        return f"{name} must be a table: [{name}]"
     if isinstance(content, dict):
         return f"[{name}] is no table of settings{_nearest(name, TABLES)}; there are {', '.join(TABLES)}"
     owners = [table for table in TABLES if name in settings_in(table)]

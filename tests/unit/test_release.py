@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import pathlib
+import sysconfig
 import tarfile
 import zipfile
 from typing import Any
@@ -83,6 +84,7 @@ def test_files_that_are_missing_or_do_not_belong_are_found(packages: Any, tmp_pa
     with zipfile.ZipFile(wheel, "w") as packed:
         packed.writestr("bookies/a.py", "")
         packed.writestr("bookies-1.dist-info/RECORD", "")
+        packed.writestr(f"bookies/kernels/_native{sysconfig.get_config_var('EXT_SUFFIX')}", "")
     packages.check_files(wheel, tracked, [])
     with zipfile.ZipFile(wheel, "a") as packed:
         packed.writestr("tests/a.py", "")

@@ -8,7 +8,16 @@ from dataclasses import fields
 
 import pytest
 
-from bookies.config import BookieConfig, ClientConfig, GatewayConfig, HttpConfig, MetadataConfig, parse_value, unit_of
+from bookies.config import (
+    BookieConfig,
+    ClientConfig,
+    GatewayConfig,
+    HttpConfig,
+    MetadataConfig,
+    parse_value,
+    unit_of,
+    validate,
+)
 from bookies.errors import ConfigError
 from bookies.settings import (
     TABLES,
@@ -82,7 +91,7 @@ def test_errors_name_the_lines_of_the_settings() -> None:
     layer = {"zones_min": Given(5, "file", "bk.toml:7"), "placement": Given("zone", "file", "bk.toml:3")}
     with pytest.raises(ConfigError, match=r"zones_min = 5 is more than zones_desired = 3\. In bk\.toml:7$"):
         resolve(ClientConfig, layer)
-    with pytest.raises(ConfigError, match=r"BK_PORT='much': not a int"):
+    with pytest.raises(ConfigError, match=r"BK_PORT='much': no whole number$"):
         resolve(BookieConfig, from_variables(BookieConfig, {"BK_PORT": "much"}))
 
 
@@ -94,12 +103,22 @@ def test_errors_name_the_lines_of_the_settings() -> None:
         ("[boookie]\nport = 1", "bk.toml:1: [boookie] is no table of settings; did you mean bookie?"),
         ("port = 1", "bk.toml:1: port stands in no table: it belongs into [bookie]"),
         ("nonsense = 1", "bk.toml:1: nonsense stands in no table; there are metadata, bookie"),
-        ('[bookie]\nport = "one"', "bk.toml:2: port = 'one': must be int (TCP port"),
-        ("[bookie]\ncontrol = 1", "bk.toml:2: control = 1: must be bool"),
-        ('[bookie]\njournal_directories = "/j"', "bk.toml:2: journal_directories = '/j': must be tuple"),
-        ("[bookie]\njournal_directories = [1]", "bk.toml:2: journal_directories = [1]: must be tuple"),
+        ('[bookie]\nport = "one"', "bk.toml:2: port = 'one': no whole number (TCP port"),
+        ("[bookie]\ncontrol = 1", "bk.toml:2: control = 1: must be true or false"),
+        (
+            '[bookie]\njournal_directories = "/j"',
+            "bk.toml:2: journal_directories = '/j': must be a list of texts; write [\"/j\"]",
+        ),
+        (
+            "[bookie]\njournal_directories = [1]",
+            'bk.toml:2: journal_directories = [1]: must be a list of texts; write ["/a"]',
+        ),
         ("[bookie]\n\nport = 70000", "bk.toml:3: port = 70000: must be at most 65535"),
-        ('[bookie]\nlease_ms = "soon"', "bk.toml:2: lease_ms='soon': not a int"),
+        ('[bookie]\nlease_ms = "soon"', "bk.toml:2: lease_ms='soon': no whole number of ms; write 600000 or 10m"),
+        ('[bookie]\ngc_share_max = "40%"', "bk.toml:2: gc_share_max = '40%': no whole number of percent; write 40"),
+        ("[bookie]\nhost = 3", 'bk.toml:2: host = 3: must be text; write "3"'),
+        ("\n[[bookie]]\nport = 1", "bk.toml:2: bookie must be a table: [bookie]"),
+        ("bookie = 3", "bk.toml:1: bookie must be a table: [bookie]"),
         ("[client]\nplacement = 'best'", "bk.toml:2: placement = 'best': must be one of auto, random"),
         ("[gateway]\nhttp_host = '0.0.0.0'", "bk.toml:2: http_host = '0.0.0.0': other machines could reach"),
         ("[bookie]\ncompaction = 'x'\n[recovery]\nhttp_tlss = true", "bk.toml:4: [recovery] has no setting http_tlss"),
@@ -112,6 +131,13 @@ def test_mistakes_of_a_file(text: str, problem: str) -> None:
 def test_a_file_that_is_not_toml_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"bk\.toml is not a TOML file: .*line 1"):
         parse_settings(b"port == 1", "bk.toml")
+    with pytest.raises(ConfigError, match=r"bk\.toml begins with a byte order mark"):
+        parse_settings(b"\xef\xbb\xbf[bookie]\n", "bk.toml")
+
+
+def test_a_list_from_python_is_no_tuple() -> None:
+    with pytest.raises(ConfigError, match=r"must be a tuple; write \('/a',\)"):
+        validate(BookieConfig(journal_directories=["/a"]))  # type: ignore[arg-type]
 
 
 def test_the_template_has_every_setting_with_its_default() -> None:
@@ -152,7 +178,7 @@ def test_numbers_with_units(name: str, text: str, value: int) -> None:
     ("name", "text"), [("lost_bookie_delay_s", "500ms"), ("port", "3k"), ("gc_interval_ms", "3k"), ("gc_share_max", "")]
 )
 def test_units_that_do_not_fit(name: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}='{text}': not a int"):
+    with pytest.raises(ConfigError, match=f"{name}='{text}': no whole number"):
         parse_value(0, text, name)
 
 

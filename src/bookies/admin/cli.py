@@ -1,6 +1,7 @@
 """`bk`: one program, nouns and verbs. Only the module of the requested noun is imported.
 
 Data goes to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
+`bk bookie run` has those of `bookie/main.py`.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def _run(noun: str, arguments: list[str], server: dict[str, str]) -> int:
         return 0
     except (UsageError, ConfigError, InvalidArgument) as error:
         print(f"bk {noun}: {error}", file=sys.stderr)
-        return 2
+        is_bookie = (noun, getattr(parsed, "verb", "")) == ("bookie", "run")
+        return 1 if is_bookie and isinstance(error, ConfigError) else 2  # 1: systemd does not start it again
     except (BookKeeperError, OSError) as error:
         if parsed.debug:
             raise

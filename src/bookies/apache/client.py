@@ -35,8 +35,8 @@ class ClientOptions(Struct, frozen=True):
 def client_options(source: str | os.PathLike[str] | Mapping[str, str]) -> ClientOptions:
     """Convert a properties file of Apache's, or its keys and values, to settings.
 
-    BK_... environment variables apply to settings that the file does not have. Raises `ConfigError` for a file or a
-    value that cannot be read, and for keys that must not be ignored.
+    BK_... environment variables, then the file of BK_CONFIG, apply to settings that the file does not have.
+    Raises `ConfigError` for a file or a value that cannot be read, and for keys that must not be ignored.
     """
     properties = source if isinstance(source, Mapping) else read_properties(source)
     settings, notices = translate(CLIENT, properties)

@@ -93,7 +93,7 @@ def connect(
     * `etcd://HOST:2379/SCOPE`: etcd; needs the extra `etcd`.
 
     The other keywords are the fields of `ClientConfig`. A field that is set neither here nor in `config` comes from its
-    BK_... environment variable. `timeout`: seconds.
+    BK_... environment variable, then from [client] of the file of BK_CONFIG. `timeout`: seconds.
 
     Raises `ConfigError` and `InvalidArgument`. Raises `MetadataError` if the store or a cluster in it does not exist: a
     client never creates one.

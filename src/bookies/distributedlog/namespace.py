@@ -136,7 +136,7 @@ def open_namespace(
 
     * `password`: of the ledgers; Apache's default is empty.
     * `owner`: the name that others see when this process has a lock; None: a random one.
-    * `config`: settings of the client; None: from the environment.
+    * `config`: settings of the client; None: from the environment and BK_CONFIG.
     * `session_timeout`: seconds that the locks of a process outlive it, in ZooKeeper.
     * `timeout`: seconds.
 

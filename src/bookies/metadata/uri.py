@@ -17,7 +17,13 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.runtime.ports import Runtime
 
 FORMS = "file:DIR, memory:, memory:NAME, zk://HOST:2181/ledgers or etcd://HOST:2379/SCOPE"
+PASSWORD = re.compile(r"(?<=://)[^/\s]*(?=@)")  # with the name
 LEASE_MS = 10_000  # a registration ends if it is not renewed for this time
+
+
+def without_password(uri: str) -> str:
+    """Return a URI for display. Names and passwords in it have no effect: `options=FILE` names them."""
+    return PASSWORD.sub("***", uri)
 
 
 def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS, may_create: bool = True) -> MetadataDriver:
@@ -27,6 +33,7 @@ def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS, may_create:
     a process that begins a cluster sets it: for others, an error reveals a wrong URI.
     Raises `ConfigError` for an invalid URI, and for a store whose client library is not installed.
     """
+    uri = without_password(uri)  # no store accepts a URI with one, so only the error has it
     scheme, colon, rest = uri.strip().partition(":")
     driver = scheme.lower().split("+")[0]
     connector = _REMOTE.get(driver) or _CONNECTORS.get(scheme.lower())

@@ -31,7 +31,6 @@ def _run(arguments: argparse.Namespace) -> Report | int:
 
     from bookies.bookie import main
     from bookies.config import BookieConfig, RecoveryConfig
-    from bookies.errors import BookKeeperError
 
     if arguments.list_settings:
         settings = (*fields(BookieConfig), *fields(RecoveryConfig))
@@ -60,14 +59,16 @@ def _run(arguments: argparse.Namespace) -> Report | int:
             _write_ready_file(arguments.ready_file, main.ready_line(server))
         main.print_ready(server)
 
+    recovery = _beside(config, arguments, file, uri)
+    beside = None if recovery is None else recovery.run
+    around = _http(config, uri, recovery)
     try:
-        recovery = _beside(config, arguments, file, uri)
-        beside = None if recovery is None else recovery.run
-        around = _http(config, uri, recovery)
         return main.run(config, uri, ready=ready, beside=beside, around=around, origins=resolved.origins)
-    except BrokenPipeError as error:
-        # Nothing reads a bookie's output, so a broken pipe is an error here, unlike in other commands.
-        raise BookKeeperError(f"the bookie broke off: {error}") from error
+    except Exception as error:  # also a broken pipe, which is no error in commands whose output is read
+        if arguments.debug:
+            raise
+        print(f"bk bookie: the bookie broke off: {error!r}", file=sys.stderr)
+        return main.EXIT_INTERNAL
 
 
 def _beside(config: BookieConfig, arguments: argparse.Namespace, file: Layer | None, uri: str) -> BesideBookie | None:

@@ -11,10 +11,19 @@ from typing import Any
 from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import MACHINE, Option, verb
 from bookies.admin.shared.report import Report, Table
-from bookies.settings import TABLES, Layer, Problem, SettingsFile, check_agreement, problem_of, template, toml_text
+from bookies.settings import (
+    TABLES,
+    Layer,
+    Problem,
+    SettingsFile,
+    check_agreement,
+    names_file,
+    problem_of,
+    template,
+    toml_text,
+)
 
 DEFAULT_FILE = "bk.toml"
-PASSWORD = re.compile(r"(?<=://)[^/@\s]*(?=@)")  # of a URI, with the name
 
 
 def _init(arguments: argparse.Namespace) -> Report:
@@ -23,6 +32,10 @@ def _init(arguments: argparse.Namespace) -> Report:
             file.write(template())
     except FileExistsError:
         raise UsageError(f"{arguments.file} exists, and was not changed: name another file") from None
+    except OSError as error:
+        raise UsageError(
+            f"{arguments.file} cannot be written: {error.strerror}. Create its directory, or name another file"
+        ) from error
     return Report(
         {"file": arguments.file},
         [f"wrote {arguments.file} with every setting as a comment; `bk config check {arguments.file}` checks it"],
@@ -48,8 +61,10 @@ def _show(arguments: argparse.Namespace) -> Report:
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of `rows_of` for display: what a change needs, and no password."""
+    from bookies.metadata.uri import without_password
+
     change = "run time" if row.pop("changeable") else "restart"
-    value = PASSWORD.sub("***", row["value"]) if isinstance(row["value"], str) else row["value"]
+    value = without_password(row["value"]) if isinstance(row["value"], str) else row["value"]
     return row | {"value": value, "change": change}
 
 
@@ -120,6 +135,15 @@ def _check_start(file: SettingsFile) -> Iterator[Problem]:
             Security(runtime, config, Events("bookie", runtime.clock))
         except ConfigError as error:
             yield problem_of(error, file.path, layer)
+    for table, others in file.tables.items():
+        for name, given in others.items():
+            if given.value and (names_file(name) if table != "bookie" else name == "http_users_file"):
+                try:
+                    runtime.disk.read_bytes(given.value)
+                except OSError as error:
+                    yield problem_of(
+                        ConfigError(f"{name}: {given.value} cannot be read: {error.strerror}"), file.path, others
+                    )
     store: Layer = file.tables.get("metadata", {})
     if uri := resolve(MetadataConfig, store).config.uri:
         try:
@@ -142,22 +166,27 @@ def _check_apache(path: str) -> tuple[list[Problem], list[str], str]:
     from bookies.errors import ConfigError
     from bookies.settings import resolve
 
-    properties = read_properties(path)
+    properties = dict(read_properties(path))
     with open(path, encoding="utf-8-sig") as file:
         lines = key_lines(file.read())
     known = {kind: len(properties.keys() & index(rows)) for kind, rows in (("server", SERVER), ("client", CLIENT))}
     problems: list[Problem] = []
     notices = []
-    try:
-        if known["client"] > known["server"]:
-            notices = list(client_options(properties).notices)
-        else:
-            options = bookie_options(properties, ThisHost())
-            notices = options.notices
-            check_identity(resolve(BookieConfig, options.layer(path)).config)
-    except ConfigError as error:
-        line = next((lines[word] for word in re.findall(r"\w+", error.message) if word in lines), 0)
-        problems.append(Problem(path, line, error.message))
+    while True:
+        try:
+            if known["client"] > known["server"]:
+                notices = list(client_options(properties).notices)
+            else:
+                options = bookie_options(properties, ThisHost())
+                notices = options.notices
+                check_identity(resolve(BookieConfig, options.layer(path)).config)
+            break
+        except ConfigError as error:
+            key = next((word for word in re.findall(r"\w+", error.message) if word in lines), "")
+            if not problems or key in properties:  # else a consequence of a key that was left out
+                problems.append(Problem(path, lines.get(key, 0), error.message))
+            if properties.pop(key, None) is None:
+                break
     unknown = [notice for notice in notices if notice.level is Level.UNKNOWN]
     problems += [Problem(path, lines.get(notice.key, 0), str(notice)) for notice in unknown]
     kind = "a client's file of Apache" if known["client"] > known["server"] else "a bookie's file of Apache"

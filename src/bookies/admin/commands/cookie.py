@@ -172,26 +172,26 @@ def _config(arguments: argparse.Namespace) -> tuple[BookieConfig, str | None]:
     """Return the bookie's settings, and the store that its file names unless `--metadata` names one."""
     from bookies.admin.shared.apache_conf import read_conf
     from bookies.config import BookieConfig
-    from bookies.configuration import file_layer
+    from bookies.configuration import settings_of
+    from bookies.settings import Given
 
     conf = None if arguments.conf is None else read_conf(arguments.conf)
-    file = file_layer(BookieConfig) if conf is None else conf.layer(arguments.conf)
-    settings = {name: given.value for name, given in file.items() if name in BookieConfig.__dataclass_fields__}
     given = {
         "bookie_id": arguments.bookie_id,
         "journal_directories": arguments.journal_dir and tuple(arguments.journal_dir),
         "ledger_directories": arguments.ledger_dir and tuple(arguments.ledger_dir),
         "index_directories": arguments.index_dir and tuple(arguments.index_dir),
     }
-    settings |= {name: value for name, value in given.items() if value}
+    options = {name: Given(value, "option", name) for name, value in given.items() if value}
+    settings = settings_of(BookieConfig, options, None if conf is None else conf.layer(arguments.conf))
     for name in ("journal_directories", "ledger_directories"):
-        if name not in settings:
+        if name not in settings.origins:
             raise UsageError(
                 f"name the bookie's {name.replace('_', ' ')} with --{name[:-12]}-dir DIR, --conf or --config FILE"
             )
-    if conf is None and not settings.get("bookie_id"):
+    if conf is None and not settings.config.bookie_id:
         raise UsageError("name the bookie: --bookie-id ID")
-    return BookieConfig(**settings), conf.metadata_uri if conf is not None and not arguments.metadata else None
+    return settings.config, conf.metadata_uri if conf is not None and not arguments.metadata else None
 
 
 _CHECKED = (

@@ -9,11 +9,13 @@ import argparse
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any, TypeVar
 
 from msgspec import Struct, to_builtins
 
@@ -21,6 +23,9 @@ from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import MACHINE, Option, verb
 from bookies.admin.shared.report import Finding, Report, finding_text
 from bookies.runtime.service_manager import START_S
+from bookies.settings import TABLE_OF, names_file, resolve
+
+T = TypeVar("T")
 
 FOLDER = "etc/systemd/system"
 MARK = "# Written by `bk service install`."
@@ -29,17 +34,16 @@ KINDS = {  # kind -> (words of the command, description)
     "recovery": ("recovery run", "auto-recovery of a replicated log store"),
     "gateway": ("gateway run", "HTTP gateway of a replicated log store"),
 }
-TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
 HOMES, TEMPORARY = ("/home/", "/root/", "/run/user/"), ("/tmp/", "/var/tmp/")
 EXPOSURE_MAX = 4.0  # of `systemd-analyze security`; 10 is the worst
+# It starts again without a limit: after a power failure the metadata store may need longer than any number of starts.
 # Memory is not made executable-only: compiled extensions of optional packages may map their own.
 _UNIT = """{mark}
 [Unit]
 Description={description}
 Wants=network-online.target
 After=network-online.target{after}
-StartLimitIntervalSec=600
-StartLimitBurst=10
+StartLimitIntervalSec=0
 
 [Service]
 Type=notify
@@ -49,6 +53,7 @@ User={user}
 WorkingDirectory=/
 Restart=on-failure
 RestartSec=5
+RestartPreventExitStatus={wrong_settings}
 TimeoutStartSec={start}
 TimeoutStopSec=120
 WatchdogSec=60
@@ -113,6 +118,7 @@ def unit_text(unit: Unit) -> str:
         command=" ".join(quoted(word).replace("$", "$$") for word in unit.command),
         user=unit.user,
         start=int(START_S),
+        wrong_settings=1 if unit.kind == "bookie" else 2,  # the exit status that means nothing else
         oom_score=-500 if unit.kind == "bookie" else 0,
         writable="".join(f"ReadWritePaths={quoted(path)}\n" for path in unit.directories),
         protect_home="read-only" if any(path.startswith(HOMES) for path in paths) else "true",
@@ -133,12 +139,16 @@ def quoted(word: str) -> str:
 
 
 def unit_of(kind: str, config: str | None, user: str) -> Unit:
-    """Return the unit for the settings in effect. Raises `UsageError`, `ConfigError`."""
-    from bookies.config import BookieConfig, GatewayConfig, HttpConfig, MetadataConfig
-    from bookies.configuration import configured
+    """Return the unit for the settings of a file: a service has no other. Raises `UsageError`, `ConfigError`."""
+    from bookies.config import BookieConfig, ClientConfig, GatewayConfig, HttpConfig, MetadataConfig, RecoveryConfig
 
-    settings = configured({"bookie": BookieConfig, "recovery": HttpConfig, "gateway": GatewayConfig}[kind])
-    uri = configured(MetadataConfig).uri
+    refused: dict[str, str] = {}
+    settings: Any = _alone({"bookie": BookieConfig, "recovery": HttpConfig, "gateway": GatewayConfig}[kind], refused)
+    uri, client = _alone(MetadataConfig, refused).uri, _alone(ClientConfig, refused)
+    _alone(RecoveryConfig, refused)
+    if refused:
+        names = ", ".join(refused.values())
+        raise UsageError(f"a service has no {', '.join(refused)}: write {names} into {config or 'a --config FILE'}")
     if not uri:
         raise UsageError("name the metadata store: uri in [metadata] of --config FILE; a service has no bk-data")
     if kind == "gateway" and not settings.http_users_file:
@@ -160,15 +170,31 @@ def unit_of(kind: str, config: str | None, user: str) -> Unit:
         [*start, *KINDS[kind][0].split(), *options],
         user,
         list(dict.fromkeys(map(os.path.normpath, directories))),
-        [start[0], sys.base_prefix, *options[1:], *_files_of(settings)],
+        [start[0], sys.base_prefix, *options[1:], *_files_of(settings), *_files_of(client), *_file_of(uri)],
         any(0 < port < 1024 for port in ports),
     )
+
+
+def _alone(kind: type[T], refused: dict[str, str]) -> T:
+    """Return the settings of BK_CONFIG. `refused` gets the variables that change them, with the settings' names."""
+    from bookies.configuration import file_layer, settings_of
+
+    alone, here = resolve(kind, file_layer(kind)), settings_of(kind)
+    for name, given in here.origins.items():
+        if getattr(here.config, name) != getattr(alone.config, name):
+            refused[given.where] = f"{name} of [{TABLE_OF[kind]}]"
+    return alone.config
 
 
 def _files_of(settings: object) -> list[str]:
     """Return the files that settings name."""
     values = {spec.name: getattr(settings, spec.name) for spec in fields(settings)}  # type: ignore[arg-type]
-    return [value for name, value in values.items() if value and (name.endswith("_file") or name in TLS_FILES)]
+    return [value for name, value in values.items() if value and names_file(name)]
+
+
+def _file_of(uri: str) -> list[str]:
+    """Return the file of credentials that a metadata URI names."""
+    return [path for path in [uri.partition("?options=")[2]] if path]
 
 
 def _install(arguments: argparse.Namespace) -> Report:
@@ -180,16 +206,18 @@ def _install(arguments: argparse.Namespace) -> Report:
     if arguments.dry_run:
         return Report(facts | {"written": False}, [text.rstrip()], remarks=[f"would write {path}"])
     try:
-        with open(path, encoding="utf-8") as file:
-            before = file.read()
-    except FileNotFoundError:
-        before = ""
-    if before and not before.startswith(MARK):
-        raise UsageError(f"{path} was not written by this command, and was not changed: remove it first")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(f"{path}.new", path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                if not file.read().startswith(MARK):
+                    raise UsageError(f"{path} was not written by this command, and was not changed: remove it first")
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(f"{path}.new", path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}. Run the command as root, or write below another --prefix DIR"
+        ) from error
     return Report(facts | {"written": True}, [f"wrote {path}", *_next_steps(unit)])
 
 
@@ -198,10 +226,10 @@ def _next_steps(unit: Unit) -> Iterator[str]:
     try:
         pwd.getpwnam(unit.user)
     except KeyError:
-        yield f"  useradd --system --home-dir / --shell /usr/sbin/nologin {unit.user}"
+        yield f"  useradd --system --home-dir / --shell /usr/sbin/nologin {shlex.quote(unit.user)}"
     for directory in unit.directories:
         if not os.path.isdir(directory):
-            yield f"  install --directory --owner {unit.user} --mode 750 {directory}"
+            yield f"  install --directory --owner {shlex.quote(unit.user)} --mode 750 {shlex.quote(directory)}"
     yield f"  systemctl daemon-reload && systemctl enable --now {unit.name}"
 
 

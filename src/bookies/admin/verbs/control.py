@@ -189,7 +189,8 @@ def _lines(answer: Any) -> list[str]:
 
 def _setting(row: dict[str, Any]) -> str:
     value = ",".join(row["value"]) if isinstance(row["value"], list | tuple) else row["value"]
-    return f"{row['name']} = {value} ({row['source']}{', may change while it runs' * row['changeable']})"
+    place = row["where"] or row["source"]
+    return f"{row['name']} = {value} ({place}{', may change while it runs' * row['changeable']})"
 
 
 CONTROLLED = (  # options of verbs that call running bookies

@@ -36,7 +36,7 @@ class Offline(Struct):
     has_all_indexes: bool = True
 
     def config(self) -> BookieConfig:
-        """Return the environment's settings with these directories. Raises StorageError if there are problems."""
+        """Return the settings of the environment and of BK_CONFIG with these directories. Raises: StorageError."""
         for path, problem in self.problems.items():
             raise StorageError(f"{path}: {problem}. No file was changed. Restore it, or mount the disk, first")
         return configured(

@@ -29,6 +29,7 @@ def test_init_writes_a_file_that_is_right_and_never_overwrites(tmp_path: pathlib
     before = path.read_bytes()
     assert "exists, and was not changed" in run("config", "init", path, status=2)
     assert path.read_bytes() == before
+    assert "bk.toml cannot be written: No such file" in run("config", "init", tmp_path / "no/bk.toml", status=2)
 
 
 def test_show_names_the_place_of_every_value(tmp_path: pathlib.Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +66,11 @@ def test_check_lists_every_mistake_with_its_line(tmp_path: pathlib.Path, run: An
     assert f"{path}:1: " not in run("config", "check", path, status=1)
     assert "/no/users cannot be read" in run("config", "check", "--config", path, status=1)
     assert "cannot be read" in run("config", "check", tmp_path / "missing.toml", status=2)
+    path.write_text('[metadata]\nuri = "zk://me:p@ss@z:1/l"\n[gateway]\nhttp_users_file = "/no/users"\n')
+    out = run("config", "check", path, status=1)
+    assert f"{path}:4: http_users_file: /no/users cannot be read" in out
+    assert f"{path}:2: uri: 'zk://***@z:1/l' names no ZooKeeper server in '***@z:1'" in out
+    assert "ss@" not in run("config", "show", "metadata", "--config", path)
 
 
 def test_check_accepts_files_of_apache(tmp_path: pathlib.Path, run: Any) -> None:
@@ -72,6 +78,9 @@ def test_check_accepts_files_of_apache(tmp_path: pathlib.Path, run: Any) -> None
     path.write_text("# Apache\n\nbookiePort=4000\nadvertisedAddress=b1.example\njournalDirectoris=/j\n")
     out = run("config", "check", path, status=1)
     assert f"{path}:5: journalDirectoris: is not a known key of Apache's, so it has no effect; did you mean" in out
+    path.write_text("bookiePort=much\nadvertisedAddress=b1.example\ngcWaitTime=soon\n")
+    out = run("config", "check", path, status=1)
+    assert (f"{path}:1: " in out, f"{path}:3: " in out, "2 problems" in out) == (True, True, True)
     path.write_text("bookiePort=4000\nadvertisedAddress=b1.example\nbookiePort=70000\n")
     assert f"{path}:1: " in run("config", "check", path, status=1)
     path.write_text("bookiePort=4000\nadvertisedAddress=b1.example\njournalDirectories=/j\n")

@@ -55,7 +55,9 @@ def test_looking(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "bookies with a cookie: b1, b2" in capsys.readouterr().err
 
 
-def test_generate_create_update(store: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_create_update(
+    store: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     generate = ["cookie", "generate", "--journal-dir", "/j", "--ledger-dir", "/d1", "--ledger-dir", "/d2"]
     assert main(generate) == 2
     assert main(["cookie", "generate", "--bookie-id", "b3", "--ledger-dir", "/d"]) == 2
@@ -64,6 +66,11 @@ def test_generate_create_update(store: str, tmp_path: pathlib.Path, capsys: pyte
     text = capsys.readouterr().out
     cookie = parse(text.encode())
     assert (cookie.bookie, cookie.instance_id, cookie.ledger_directories) == ("b3", store, ("/d1", "/d2"))
+    monkeypatch.setenv("BK_JOURNAL_DIRECTORIES", "/jv")
+    settings = tmp_path / "bk.toml"
+    settings.write_text('[bookie]\nbookie_id = "b3"\njournal_directories = ["/j"]\nledger_directories = ["/d1"]\n')
+    assert main(["cookie", "generate", "--config", str(settings)]) == 0
+    assert parse(capsys.readouterr().out.encode()).journals == ("/jv",)
     file = tmp_path / "VERSION"
     file.write_text(text)
     assert main(["cookie", "update", "b3", str(file)]) == 2  # There is none yet.
@@ -168,5 +175,5 @@ def test_a_bookie_says_what_it_would_run_with(
     shown = json.loads(capsys.readouterr().out)
     assert (shown["bookie"], shown["metadata"]) == ("10.0.0.9:4000", "file:/m")
     conf.write_text("forceReadOnlyBookie=true\nadvertisedAddress=bk1\n")
-    assert main(words) == 2
+    assert main(words) == 1  # wrong settings
     assert "bk bookie read-only" in capsys.readouterr().err

@@ -33,6 +33,8 @@ def test_a_unit_is_hardened_and_notifies(kind: str) -> None:
     assert service["ReadWritePaths"] == "/srv/bk"
     assert (service["ProtectSystem"], service["ProtectHome"], service["PrivateTmp"]) == ("strict", "true", "true")
     assert (service["Restart"], service["TimeoutStopSec"], service["LimitNOFILE"]) == ("on-failure", "120", "65536")
+    assert service["RestartPreventExitStatus"] == ("1" if kind == "bookie" else "2")
+    assert parsed(unit_text(unit))["Unit"]["StartLimitIntervalSec"] == "0"
     assert service["CapabilityBoundingSet"] == ""
     after = parsed(unit_text(unit))["Unit"]["After"].split()
     assert ("bk-bookie.service" in after) == (kind != "bookie")
@@ -107,7 +109,30 @@ def test_what_is_refused(tmp_path: pathlib.Path, run: Any, monkeypatch: pytest.M
     assert "ProtectHome=read-only" in run(*install, "gateway")
     assert "ProtectHome=true" in run(*install, "recovery")
     assert "Type=notify" in run(*install, "recovery")
+    config.write_text('[metadata]\nuri = "zk://z:1/l?options=/home/me/zk.toml"\n')
+    assert "ProtectHome=read-only" in run(*install, "recovery")
+    config.write_text('[metadata]\nuri = "zk://z:1/l"\n[client]\nsasl_file = "/home/me/sasl"\n')
+    assert "ProtectHome=read-only" in run(*install, "recovery")
     assert "there is no unit of bookies" in run("check", status=2)
+    monkeypatch.setenv("BK_SASL_FILE", "/home/me/sasl")  # as in the file
+    monkeypatch.setenv("BK_JOURNAL_DIRECTORIES", "/j")
+    monkeypatch.setenv("BK_METADATA", "zk://z:2/l")
+    out = run(*install, "bookie", status=2)
+    assert "no BK_JOURNAL_DIRECTORIES, BK_METADATA: write journal_directories of [bookie], uri of [metadata]" in out
+
+
+def test_a_directory_with_a_blank_and_one_that_cannot_be_written(tmp_path: pathlib.Path, run: Any) -> None:
+    config = tmp_path / "bk.toml"
+    config.write_text(
+        f'[metadata]\nuri = "zk://z:1/l"\n[bookie]\n'
+        f'journal_directories = ["{tmp_path}/a b"]\nledger_directories = ["{tmp_path}/l"]\n'
+    )
+    install = ("install", "--kind", "bookie", "--config", config)
+    assert f"--mode 750 '{tmp_path}/a b'" in run(*install)
+    (tmp_path / "etc/systemd/system/bk-bookie.service").unlink()
+    (tmp_path / "etc/systemd/system").rmdir()
+    (tmp_path / "etc/systemd/system").write_text("")
+    assert "bk-bookie.service cannot be written: " in run(*install, status=2)
 
 
 def test_findings_of_systemd_analyze(tmp_path: pathlib.Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,13 @@ def test_each_verb_is_a_call(
     assert json.loads(capsys.readouterr().out) == {"b1": endpoint.answer["result"]}
 
 
+def test_a_setting_has_its_place(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"name": "port", "value": 4000, "source": "file", "where": "bk.toml:5", "changeable": False}
+    endpoint.answer = {"result": [row, row | {"name": "host", "source": "default", "where": ""}]}
+    assert main(["bookie", "settings"]) == 0
+    assert capsys.readouterr().out == "b1: port = 4000 (bk.toml:5)\nb1: host = 4000 (default)\n"
+
+
 def test_a_suspension_says_one_thing_only(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--suspend", "--wait"], ["--resume", "--force"], ["--resume", "--surplus"]):
         assert main(["bookie", "gc", *words]) == 2
