@@ -36,28 +36,32 @@ class History:
     """A log as it grows: the time of each entry, the points of the present leader, and those that are stored."""
 
     def __init__(self) -> None:
-        self.now = 1000
+        self.now = self.highest = 1000
         self.manifest = Manifest("t", 1000, 3, 3, 2, DigestType.CRC32C)
         self.extents = [Extent(0, 7)]
         self.times: list[tuple[Position, int]] = []  # of entries, by the clock
         self.noted = [Point(Position(7, 0), 1000)]
         self.stored = b""
         self.has_stepped = False  # Times have fallen.
-        self.old: Position | None = None  # where a leader was when another one took the lead
+        self.old: Point | None = None  # where a leader was when another one took the lead
         self.count = 1  # extents so far
 
     def act(self, step: str, size: int) -> None:
         self.now += size
+        self.highest = max(self.highest, self.now)
         last = self.extents[-1]
         end = sum(position.ledger_id == last.ledger_id for position, _ in self.times)
         if step == "append":
             self.times.append((Position(last.ledger_id, end), self.now))
+            if self.now < self.highest:  # The point that tells it must not be lost.
+                self.noted.append(Point(Position(last.ledger_id, end + 1), self.now))
+                self.act("save", 0)
         elif step == "note":
             self.noted.append(Point(Position(last.ledger_id, end), self.now))
         elif step in ("roll", "crash"):
             if step == "crash":
                 self.noted.clear()
-                self.old = Position(last.ledger_id, end)
+                self.old = Point(Position(last.ledger_id, end), self.now)
             self.close(end)
             self.open_ledger()
         elif step == "commit":
@@ -84,7 +88,7 @@ class History:
         elif step == "late":
             if self.old is not None:
                 self.has_stepped = True
-                self.noted.append(Point(self.old, self.now))
+                self.noted.append(Point(self.old.position, max(self.old.ms, self.now)))
                 self.act("save", 0)
         elif len(self.extents) > 2:
             del self.extents[0]
