@@ -40,7 +40,8 @@ class History:
         self.manifest = Manifest("t", 1000, 3, 3, 2, DigestType.CRC32C)
         self.extents = [Extent(0, 7)]
         self.times: list[tuple[Position, int]] = []  # of entries, by the clock
-        self.noted = [Point(Position(7, 0), 1000)]
+        self.last = Position(7, 0)
+        self.noted = [Point(self.last, 1000)]
         self.stored = b""
         self.has_stepped = False  # Times have fallen.
         self.old: Point | None = None  # where a leader was when another one took the lead
@@ -54,10 +55,10 @@ class History:
         if step == "append":
             self.times.append((Position(last.ledger_id, end), self.now))
             if self.now < self.highest:  # The point that tells it must not be lost.
-                self.noted.append(Point(Position(last.ledger_id, end + 1), self.now))
+                self.note(Position(last.ledger_id, end + 1))
                 self.act("save", 0)
         elif step == "note":
-            self.noted.append(Point(Position(last.ledger_id, end), self.now))
+            self.note(Position(last.ledger_id, end))
         elif step in ("roll", "crash"):
             if step == "crash":
                 self.noted.clear()
@@ -77,7 +78,7 @@ class History:
             self.stored = pack_times("t", points if self.has_stepped else thinned(points, 8))
             self.noted.clear()
         elif step == "back":
-            self.noted.append(Point(Position(last.ledger_id, end), self.now))
+            self.note(Position(last.ledger_id, end))
             self.has_stepped = True  # A point that is lost or omitted could be the only one with the higher time.
             self.act("save", 0)
             self.now -= 10 * size
@@ -93,10 +94,16 @@ class History:
         elif len(self.extents) > 2:
             del self.extents[0]
 
+    def note(self, position: Position) -> None:
+        """Note a position once, as the leader does."""
+        if position != self.last:
+            self.last = position
+            self.noted.append(Point(position, self.now))
+
     def open_ledger(self) -> None:
         number, self.count = self.count, self.count + 1
         self.extents.append(Extent(number, 100 - number))
-        self.noted.append(Point(Position(100 - number, 0), self.now))
+        self.note(Position(100 - number, 0))
 
     def close(self, end: int) -> None:
         last = self.extents[-1]
@@ -138,7 +145,8 @@ def test_no_entry_of_a_time_is_before_its_position(steps: list[tuple[str, int]],
 def test_thinned_points_tell_less_and_nothing_wrong(
     steps: list[tuple[int, int]], changes: list[tuple[int, int]]
 ) -> None:
-    ms, points = 1000, []
+    ms = 1000
+    points: list[Point] = []
     changed = dict(changes)
     for number, (passed, count) in enumerate(steps):
         ms += passed + changed.get(number, 0)
