@@ -181,10 +181,11 @@ class Log:
     async def at(self, time: Moment, *, is_end: bool = False, timeout: float | None = None) -> Position | None:
         """Return the position of the first entry that may have been appended at a time or later.
 
-        `time`: a datetime with a time zone, or seconds since 1970. An entry is appended when it is confirmed. No entry
-        of that time or later is before the position; a few earlier ones may follow it. Of a time in the future it is
-        the end of the log. `is_end`: the position after the last entry that may have been appended before that time.
-        None: the log has no ledger yet. `timeout`: seconds.
+        `time`: a datetime with a time zone, or seconds since 1970. An entry is appended when it is confirmed, by its
+        leader's clock; the timestamp in a record does not count. No entry of that time or later is before the position;
+        earlier ones may follow it, usually of a second. Of a time in the future it is the end of the log. `is_end`: the
+        position after the last entry that may have been appended before that time. None: the log has no ledger yet.
+        `timeout`: seconds.
 
         Raises `InvalidArgument`, `LogNotFound`, and the errors of reading.
         """

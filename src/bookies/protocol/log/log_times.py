@@ -1,13 +1,16 @@
 """Times of a log: sparse points that tell when which part of it was appended, and the search among them.
 
-A point (position, time) states: every entry before the position was confirmed at that wall clock time or before, and
-no entry from it on. A leader notes points while it appends. So an entry that was confirmed at a time T or later is
-never before the last point with an earlier time, and no entry from the first point with a later time on was confirmed
-before T. Omitting points, or raising the times of later ones, makes answers coarser and never wrong. Hence:
+A point (position, time) of a leader states: every entry before the position was confirmed at that wall clock time or
+before, and no entry from it on. Neither is certain among several points: a leader may be suspended while another one
+leads, and note a late time for an early position; a clock may be ahead for a while. So the raw times are kept, and:
 
-* A clock that steps back, or a leader whose clock is behind, is covered by the greatest time so far, as long as the
-  point with that time is kept.
-* The record is bounded: the older half of its points is thinned when there are too many.
+* No entry before a point is later than the greatest time up to the point. So an entry that was confirmed at a time T
+  or later is not before the last point up to which all times are earlier than T.
+* A point whose time is later than that of a following point does not tell when the entries after it were confirmed.
+  Without such points the times never fall. No entry from the first of the others with the time T or a later one on
+  was confirmed before T.
+* Omitting a point makes answers coarser and never wrong, if its time is not earlier than the one before it, and not
+  later than the one after it. When there are too many, such points of the older half go.
 
 An extent of a transaction has the time at which its commit began: its entries became part of the log soon afterwards.
 
@@ -19,7 +22,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import accumulate, groupby, zip_longest
 from typing import Any, NamedTuple
 
 from bookies.encoding.documents import parse_json
@@ -39,17 +42,13 @@ class Point(NamedTuple):
 
 
 def ordered(manifest: Manifest, points: Iterable[Point]) -> list[Point]:
-    """Return the points of listed ledgers in the order of the list, one per position, with times that never fall."""
+    """Return the points of listed ledgers in the order of the list, one per position: the one with the latest time."""
     order = {ledger_id: index for index, ledger_id in reversed([*enumerate(manifest.ledger_ids)])}
     latest: dict[Position, int] = {}
     for at, ms in points:
         if at.ledger_id in order:
             latest[at] = max(ms, latest.get(at, 0))
-    highest, rising = 0, []
-    for at in sorted(latest, key=lambda at: (order[at.ledger_id], at.entry_id)):
-        highest = max(highest, latest[at])
-        rising.append(Point(at, highest))
-    return rising
+    return [Point(at, latest[at]) for at in sorted(latest, key=lambda at: (order[at.ledger_id], at.entry_id))]
 
 
 def merged(head: Manifest, points: Iterable[Point]) -> list[Point]:
@@ -78,27 +77,46 @@ def known_points(manifest: Manifest) -> list[Point]:
     return points
 
 
-def bracket(points: Sequence[Point], time_ms: int) -> tuple[Point | None, Point | None]:
-    """Return the last point before a time, and the first one at that time or later. `points`: `ordered`."""
-    index = bisect_left(points, time_ms, key=lambda point: point.ms)
-    return points[index - 1] if index else None, points[index] if index < len(points) else None
+def bracket(points: Sequence[Point], time_ms: int) -> tuple[Point | None, Point | None, bool]:
+    """Return the last point before a time, the first one at that time or later, and whether others are between them.
+
+    No entry of that time or later is before the first, and no earlier entry at or after the second. `points`:
+    `ordered`.
+    """
+    low = next((index for index, point in enumerate(points) if point.ms >= time_ms), len(points)) - 1
+    lowest, high = None, len(points)
+    for index in range(len(points) - 1, low, -1):
+        if points[index].ms < time_ms:
+            break  # All points before it that are not earlier than `time_ms` are later than this one.
+        if lowest is None or points[index].ms <= lowest:
+            lowest, high = points[index].ms, index
+    return points[low] if low >= 0 else None, points[high] if high < len(points) else None, high - low > 1
 
 
 def thinned(points: Sequence[Point], limit: int = POINTS_MAX) -> list[Point]:
-    """Return at most `limit` points: all of the newer half, and every second one of the older half, repeatedly.
+    """Return at most `limit` points (3 at least): the newer half, and older ones, farther apart the older they are.
 
-    The first point of a ledger stays as long as that leaves something to omit.
+    Points at which times begin to fall or to rise stay as long as that leaves something to omit. So do the first ones
+    of ledgers, after other points.
     """
     left = list(points)
     while len(left) > limit:
-        older, newer = left[: len(left) // 2], left[len(left) // 2 :]
-        kept = [
-            point
-            for index, point in enumerate(older)
-            if index % 2 == 0 or point.position.ledger_id != older[index - 1].position.ledger_id
-        ]
-        left = (kept if len(kept) < len(older) else older[::2]) + newer
+        half = len(left) // 2
+        costs = {at: _cost(left, at) for at in range(1, half)}
+        cheapest = sorted(costs, key=costs.__getitem__)[: max(1, half // 4)]
+        omitted: set[int] = set()
+        for at in cheapest:
+            if costs[at][0] == costs[cheapest[0]][0] and omitted.isdisjoint((at - 1, at + 1)):
+                omitted.add(at)
+        left = [point for at, point in enumerate(left) if at not in omitted]
     return left
+
+
+def _cost(points: Sequence[Point], at: int) -> tuple[int, float]:
+    """Return what the omission of a point costs: the kind of loss, and the gap in relation to the age of the point."""
+    before, point, after = points[at - 1 : at + 2]
+    kind = 2 * (not before.ms <= point.ms <= after.ms) + (before.position.ledger_id != point.position.ledger_id)
+    return kind, abs(after.ms - before.ms) / (abs(points[-1].ms - point.ms) + 1)
 
 
 def placed(manifest: Manifest, position: Position) -> Position:
@@ -121,17 +139,18 @@ def placed(manifest: Manifest, position: Position) -> Position:
 def ended_ms(manifest: Manifest, points: Sequence[Point]) -> dict[int, int]:
     """Return when closed extents had all their entries, at the latest: by number, as far as points tell.
 
-    `points`: `ordered`.
+    It is the greatest time so far, which is too late rather than too early. `points`: `ordered`.
     """
     order = {ledger_id: index for index, ledger_id in reversed([*enumerate(manifest.ledger_ids)])}
     keys = [(order[point.position.ledger_id], point.position.entry_id) for point in points]
+    highest = [*accumulate((point.ms for point in points), max)]
     ends = {}
     for index, extent in enumerate(manifest.extents):
         if extent.last is None:
             continue
         at = bisect_left(keys, (index, extent.last + 1))
         if at < len(points):
-            ends[extent.seq] = points[at].ms
+            ends[extent.seq] = highest[at]
     return ends
 
 

@@ -12,12 +12,13 @@ from tests.fakes.world import World, play
 from bookies.client.client import Client
 from bookies.client.log import Log
 from bookies.client.log.cursor_store import TIMES
-from bookies.encoding.envelope import Record, pack_record
+from bookies.encoding.envelope import Record
 from bookies.errors import InvalidArgument, LogNotFound, MetadataCorrupt, MetadataError
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.interface.driver import RecordWrite, Step
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_times import Point, parse_times
+from bookies.wire.messages import AddRequest
 
 Act = Callable[[World, Client, Log], Awaitable[None]]
 
@@ -159,49 +160,84 @@ def test_without_points_the_creation_of_ledgers_narrows_the_position() -> None:
     with_log(act)
 
 
-def test_timestamps_of_records_give_the_exact_entry() -> None:
-    async def act(world: World, client: Client, log: Log) -> None:
-        entries = await appended(world, log, rolls=True)
-        await forget_points(client, log)
-        for position, at_s in entries:
-            assert await log.at(at_s) == position
-            assert await log.at(at_s, is_end=True) == position
-        assert await log.at(entries[-1][1] + 1) == Position((await log.manifest()).ledger_ids[-1], 0)
-
-    with_log(act, "envelope")
-
-
-@pytest.mark.parametrize("entry", [b"no record", pack_record(Record(b"1987", timestamp_us=536_500_000_000_000)),
-                                   pack_record(Record(b"none"))])  # fmt: skip
-def test_timestamps_that_are_no_times_of_appends_are_left_out(entry: bytes) -> None:
-    async def act(world: World, client: Client, log: Log) -> None:
-        async with log.lead() as writer:
-            first = await writer.append_entries([entry])
-            await writer.append_entries([entry] * 20)
-            middle_s = now(world)
-            await asyncio.sleep(10)
-            await writer.append_entries([entry] * 20)
-        found = await log.at(middle_s + 0.05)
+async def skips(world: World, log: Log, late_s: float) -> list[int]:
+    """Append records with early timestamps until a leader is killed; the entries that a seek to their time skips."""
+    entries = []
+    writer = await log.lead()
+    for number in range(80):
+        stamp_us = int((now(world) - late_s) * 1e6)
+        position = await writer.append(Record(b"%d" % number, timestamp_us=stamp_us))
+        entries.append((position, now(world)))
+        await asyncio.sleep(0.31)
+    async with log.lead() as successor:  # The points of the last seconds are lost.
+        await successor.append(b"more")
+        await asyncio.sleep(3)
+    await writer.abandon()
+    skipped = []
+    for number, (position, confirmed_s) in enumerate(entries):
+        found = await log.at(confirmed_s)
         assert found is not None
-        assert first.entry_id <= found.entry_id <= first.entry_id + 21
+        assert found.ledger_id == position.ledger_id
+        assert number - 40 < found.entry_id
+        if found.entry_id > position.entry_id:
+            skipped.append(number)
+    return skipped
 
-    with_log(act, "envelope")
 
-
-def test_timestamps_somewhat_out_of_order_skip_no_record() -> None:
+@pytest.mark.parametrize("late_s", [0.0, 0.5, 1.5, 5.0])
+def test_timestamps_that_are_earlier_than_the_confirmation_skip_no_record(late_s: float) -> None:
     async def act(world: World, client: Client, log: Log) -> None:
-        steps = [0, 10, 40, 20, 30, 50, 45, 60]
-        async with log.lead() as writer:
-            begin_us = int(now(world) * 1e6)
-            await asyncio.sleep(0.1)
-            last = await writer.append_many([Record(b"x", timestamp_us=begin_us + step * 1000) for step in steps])
-        start = Position(last.ledger_id, last.entry_id - len(steps) + 1)
-        await asyncio.sleep(1)
-        at_s = begin_us / 1e6 + 0.04
-        assert await log.at(at_s) == Position(start.ledger_id, start.entry_id + 2)
-        assert await log.at(at_s, is_end=True) == Position(start.ledger_id, start.entry_id + 5)
+        assert await skips(world, log, late_s) == []
 
     with_log(act, "envelope")
+
+
+def test_a_slow_quorum_skips_no_record() -> None:
+    async def main(world: World) -> None:
+        client = await world.client(add_timeout_ms=10_000)
+        log = client.log("orders")
+        await log.create(record_format="envelope")
+        for bookie in world.bookies.values():
+            bookie.delay_s = lambda request: 4.0 if isinstance(request, AddRequest) else 0.0
+        entries: list[tuple[Position, float]] = []
+        async with log.lead() as writer:
+
+            async def append(number: int) -> None:
+                await asyncio.sleep(0.25 * number)
+                entries.append((await writer.append(b"%d" % number), now(world)))
+
+            await asyncio.gather(*map(append, range(80)))
+            await asyncio.sleep(3)
+        for position, confirmed_s in entries:
+            found = await log.at(confirmed_s)
+            assert found is not None
+            assert position.entry_id - 8 < found.entry_id <= position.entry_id
+
+    play(main, 3)
+
+
+def test_a_suspended_leader_that_notes_late_moves_no_end() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        old = await log.lead()
+        await old.append(b"a")
+        await asyncio.sleep(2)
+        position = await old.append(b"b")
+        async with log.lead() as successor:
+            times = []
+            for number in range(20):
+                times.append(now(world))
+                await successor.append(b"%d" % number)
+                await asyncio.sleep(3)
+            before = [await log.at(at_s, is_end=True) for at_s in times]
+            assert before[-1] == Position(successor.ledger_id, 20)
+            late_ms = int(now(world) * 1000)
+            old._parts.times._unsaved.append(Point(position.next, late_ms))  # as after SIGSTOP and SIGCONT
+            await old._parts.times.save()
+            assert [await log.at(at_s, is_end=True) for at_s in times] == before
+            assert await log.at(times[-1]) == position
+        await old.abandon()
+
+    with_log(act)
 
 
 def test_truncated_points_count_as_the_beginning() -> None:

@@ -36,9 +36,9 @@ def manifest(*extents: Extent) -> Manifest:
 LIST = manifest(Extent(0, 7, 0, 9), Extent(1, 3, 0, -1), Extent(2, 5, 0, 4), Extent(3, 9))
 
 
-def test_points_are_in_the_order_of_the_list_and_their_times_never_fall() -> None:
-    points = [point(9, 0, 40), point(3, 0, 20), point(7, 5, 30), point(7, 0, 10), point(4, 0, 5), point(7, 0, 10)]
-    assert ordered(LIST, points) == [point(7, 0, 10), point(7, 5, 30), point(3, 0, 30), point(9, 0, 40)]
+def test_points_are_in_the_order_of_the_list_with_raw_times() -> None:
+    points = [point(9, 0, 40), point(3, 0, 20), point(7, 5, 30), point(7, 0, 10), point(4, 0, 5), point(7, 0, 9)]
+    assert ordered(LIST, points) == [point(7, 0, 10), point(7, 5, 30), point(3, 0, 20), point(9, 0, 40)]
 
 
 def test_a_leader_that_reads_the_head_only_keeps_the_points_of_segments() -> None:
@@ -50,10 +50,26 @@ def test_a_leader_that_reads_the_head_only_keeps_the_points_of_segments() -> Non
 
 def test_a_time_is_between_two_points() -> None:
     points = [point(7, 0, 10), point(7, 5, 10), point(7, 9, 20)]
-    assert bracket(points, 10) == (None, points[0])
-    assert bracket(points, 11) == (points[1], points[2])
-    assert bracket(points, 21) == (points[2], None)
-    assert bracket([], 21) == (None, None)
+    assert bracket(points, 10) == (None, points[0], False)
+    assert bracket(points, 11) == (points[1], points[2], False)
+    assert bracket(points, 21) == (points[2], None, False)
+    assert bracket([], 21) == (None, None, False)
+
+
+def test_a_late_point_of_a_suspended_leader_moves_no_end() -> None:
+    before = [point(7, 0, 10), point(7, 8, 20), point(3, 0, 30), point(5, 2, 40), point(5, 4, 50)]
+    points = ordered(LIST, [*before, point(7, 9, 60)])
+    assert [bracket(before, time_ms)[1] for time_ms in (30, 31, 45, 51)] == [before[2], before[3], before[4], None]
+    assert [bracket(points, time_ms)[1] for time_ms in (30, 31, 45, 51)] == [before[2], before[3], before[4], None]
+    assert bracket(points, 45) == (point(7, 8, 20), point(5, 4, 50), True)  # Were entries confirmed at 45, or at 60?
+    assert bracket(points, 61) == (point(5, 4, 50), None, False)
+
+
+def test_a_clock_that_was_ahead_moves_no_end() -> None:
+    points = [point(7, 0, 10), point(7, 5, 900), point(7, 9, 30), point(3, 0, 40)]  # Entry 5 was confirmed at 20.
+    assert bracket(points, 25) == (points[0], points[2], True)
+    assert bracket(points, 500) == (points[0], None, True)
+    assert bracket(points, 901) == (points[3], None, False)
 
 
 def test_the_list_knows_the_creation_and_its_commits() -> None:
@@ -73,9 +89,27 @@ def test_too_many_points_lose_older_ones_but_not_the_first_of_a_ledger() -> None
     assert len(left) <= 20
     assert left[-10:] == points[-10:]
     assert {each.position for each in left} >= {Position(ledger_id, 0) for ledger_id in (1, 2, 3, 4)}
+    turns = [point(1, 3, 90), point(1, 5, 2)]
+    points[3], points[5] = turns
+    assert {*thinned(points, 20)} >= {*turns, *(point(ledger_id, 0, 10 * ledger_id - 10) for ledger_id in (1, 2, 3, 4))}
     firsts = [point(number, 0, number) for number in range(64)]
+    firsts[3] = point(3, 0, 90)
+    assert firsts[3] in thinned(firsts, 32)
     assert len(thinned(firsts, 10)) <= 10
     assert thinned(firsts, 10)[-1] == firsts[-1]
+    zigzag = [point(1, number, number % 2) for number in range(64)]
+    assert thinned(zigzag, 10)[-5:] == zigzag[-5:]
+
+
+def test_points_are_farther_apart_the_older_they_are() -> None:
+    points: list[Point] = []
+    for second in range(0, 20_000, 10):
+        points = thinned([*points, *(point(1, entry, 1000 * entry) for entry in range(second, second + 10))], 256)
+    for age_s in (10, 100, 500, 2_000, 5_000, 15_000):
+        low, high, _ = bracket(points, 1000 * (20_000 - age_s))
+        assert low is not None
+        assert high is not None
+        assert high.ms - low.ms <= max(1000, 100 * age_s)  # a tenth
 
 
 @pytest.mark.parametrize(
@@ -104,6 +138,7 @@ def test_an_extent_has_ended_by_the_first_point_after_it() -> None:
     points = ordered(LIST, [point(7, 9, 10), point(7, 10, 20), point(5, 2, 30), point(9, 0, 40)])
     assert ended_ms(LIST, points) == {0: 20, 1: 30, 2: 40}
     assert ended_ms(LIST, points[:2]) == {0: 20}
+    assert ended_ms(LIST, ordered(LIST, [*points, point(7, 9, 25)])) == {0: 25, 1: 30, 2: 40}
     assert begun_ms(LIST, points) == {3: 40}
 
 
