@@ -21,6 +21,7 @@ from bookies.errors import (
     CursorMoved,
     EntryNotFound,
     InvalidArgument,
+    LeaseHeld,
     LedgerClosed,
     LedgerFenced,
     LedgerNotFound,
@@ -55,7 +56,7 @@ STATUSES: Mapping[type[BookKeeperError], int] = {
     NotConfirmed: 404,
     LogTruncated: 410,
     CursorMoved: 412,
-    **dict.fromkeys((LogExists, CursorBehind, LogInUse, SequenceGap, LedgerClosed, LedgerFenced), 409),
+    **dict.fromkeys((LogExists, CursorBehind, LeaseHeld, LogInUse, SequenceGap, LedgerClosed, LedgerFenced), 409),
     LogFenced: 503,
 }
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

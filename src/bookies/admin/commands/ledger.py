@@ -105,14 +105,14 @@ def _append(arguments: argparse.Namespace) -> Report:
 
 
 async def _append_from(client: Client, arguments: argparse.Namespace, descriptor: int) -> Report:
-    from bookies.admin.shared.lines import append_lines
+    from bookies.admin.shared.lines import append_lines, read_lines
 
     progress = Progress("appended", None)
     ledger = await _new(client, arguments)
     if sys.stderr.isatty():
         print(f"appending to ledger {ledger.ledger_id}", file=sys.stderr, flush=True)
     try:
-        count = await append_lines(ledger, descriptor, progress.update)
+        count = await append_lines(ledger, read_lines(descriptor), progress.update)
         progress.clear()
         if arguments.keep_open:
             await ledger.close()

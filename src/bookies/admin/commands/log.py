@@ -81,12 +81,18 @@ def _append(arguments: argparse.Namespace) -> Report:
 
 
 async def _append_from(client: Client, arguments: argparse.Namespace, descriptor: int) -> Report:
-    from bookies.admin.shared.lines import WrongLine, append_lines
+    from bookies.admin.shared.lines import WrongLine, append_lines, preceded, read_lines
 
     log, (key, headers) = _log(client, arguments), _record_fields(arguments)
     parse = _parser(arguments.format, key, headers)
-    if key is not None or headers is not None:  # What the log cannot hold must not stop its leader.
-        _check_fields(log.name, (await log.manifest()).record_format, key, headers)
+    pieces = read_lines(descriptor)
+    # What the log cannot hold must not stop its leader.
+    if key is not None or headers is not None or arguments.format == "json":
+        record_format = (await log.manifest()).record_format
+        _check_fields(log.name, record_format, key, headers)
+        if arguments.format == "json" and (first := await anext(pieces, None)) is not None:
+            _check_lines(log.name, record_format, first)
+            pieces = preceded(first, pieces)
     progress = Progress("appended", None)
     count = done = 0
     wrong: WrongLine | None = None
@@ -100,7 +106,7 @@ async def _append_from(client: Client, arguments: argparse.Namespace, descriptor
         async with log.lead(roll_size=arguments.roll_size) as writer:
             begin = f"{writer.ledger_id}:0"
             try:
-                count = await append_lines(writer, descriptor, confirmed, parse)
+                count = await append_lines(writer, pieces, confirmed, parse)
             except WrongLine as error:  # The writer is closed in order, so the lines before it can be read at once.
                 wrong = error
     except BaseException:
@@ -138,6 +144,18 @@ def _check_fields(log: str, record_format: str, key: bytes | None, headers: Sequ
         value_of(log, b"", key, headers)
 
 
+def _check_lines(log: str, record_format: str, lines: list[bytes]) -> None:
+    """Check the first lines of JSON: nothing precedes them. Raises `InvalidArgument`, `UsageError`."""
+    from bookies.protocol.log.log_model import RAW
+    from bookies.protocol.log.records import value_of
+
+    records, wrong = _parser("json", None, None)(lines)
+    if wrong is not None and not records:
+        raise UsageError(f"{wrong}; nothing was appended")
+    for record in records if record_format == RAW else ():
+        value_of(log, record)
+
+
 def _parser(form: str, key: bytes | None, headers: Sequence[Header] | None) -> Parse:
     """Return the function that makes payloads of lines."""
     from bookies.admin.shared.lines import WrongLine, as_they_are
@@ -161,7 +179,7 @@ def _parser(form: str, key: bytes | None, headers: Sequence[Header] | None) -> P
             except ValueError as error:
                 return records, WrongLine(f"line {number:,}: {error}")
             own = key if record.key is None else record.key, headers if record.headers is None else record.headers
-            records.append(Record(record.value, *own))
+            records.append(Record(record.value, *own, record.timestamp_us))
         before += len(lines)
         return records, None
 
@@ -444,8 +462,8 @@ VERBS = (
         Option("--input FILE", "read from FILE instead of stdin"),
         Option(
             "--format",
-            "text: a line is a value; json: a line is an object with text, json or base64, and perhaps key and headers "
-            "(default text)",
+            "text: a line is a value; json: a line is an object with text, json or base64, and perhaps key, headers "
+            "and time_ms, as log read prints them (default text)",
             default="text",
             choices=("text", "json"),
         ),

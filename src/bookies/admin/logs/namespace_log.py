@@ -58,7 +58,7 @@ def append(arguments: argparse.Namespace) -> Report | int:
 
 
 async def _append(namespace: Namespace, arguments: argparse.Namespace, descriptor: int) -> Report:
-    from bookies.admin.shared.lines import append_lines
+    from bookies.admin.shared.lines import append_lines, read_lines
 
     progress = Progress("appended", None)
     bookies = len(await namespace.client.bookies())
@@ -66,7 +66,7 @@ async def _append(namespace: Namespace, arguments: argparse.Namespace, descripto
         ensemble=max(1, min(3, bookies)), roll_size=arguments.roll_size
     ) as writer:
         try:
-            count = await append_lines(writer, descriptor, progress.update)
+            count = await append_lines(writer, read_lines(descriptor), progress.update)
         finally:
             progress.clear()
     return Report({"log": arguments.log, "records": count, "last_txid": writer.last_txid})

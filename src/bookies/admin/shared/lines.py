@@ -38,15 +38,17 @@ def as_they_are(lines: list[bytes]) -> tuple[Sequence[bytes | Record], WrongLine
 
 
 async def append_lines(
-    writer: Appender, descriptor: int, confirmed: Callable[[int], None], parse: Parse = as_they_are
+    writer: Appender,
+    pieces: AsyncIterator[list[bytes]],
+    confirmed: Callable[[int], None],
+    parse: Parse = as_they_are,
 ) -> int:
     """Append every line up to the end of the input. Return the number of entries.
 
-    `confirmed`: called with the number of entries confirmed so far. `parse`: makes payloads of the next lines, up to
-    one that is wrong. Raises the exceptions of the writer's `append_many`, also while the input is silent, and
-    `WrongLine`.
+    `pieces`: the input, from `read_lines`. `confirmed`: called with the number of entries confirmed so far. `parse`:
+    makes payloads of the next lines, up to one that is wrong. Raises the exceptions of the writer's `append_many`, also
+    while the input is silent, and `WrongLine`.
     """
-    pieces = read_lines(descriptor)
     reading: asyncio.Future[list[bytes] | None] = asyncio.ensure_future(anext(pieces, None))
     in_flight: deque[asyncio.Future[int]] = deque()  # the result is the number of lines
     count, is_ended = 0, False
@@ -82,6 +84,13 @@ async def append_lines(
 async def _append(writer: Appender, payloads: list[bytes | Record]) -> int:
     await writer.append_many(payloads)
     return len(payloads)
+
+
+async def preceded(first: list[bytes], others: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
+    """Yield lines that were read before, then the others."""
+    yield first
+    async for lines in others:
+        yield lines
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:

@@ -20,7 +20,15 @@ from bookies.client.log.log_operations import LogContext
 from bookies.client.log.log_reader import LogReader
 from bookies.client.turns.lease import Contest, Lease
 from bookies.encoding.envelope import parse_record
-from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogError, MetadataError
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LeaseLost,
+    LedgerClosed,
+    LogError,
+    LogNotFound,
+    MetadataError,
+)
 from bookies.kernels import Steps
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
@@ -228,17 +236,35 @@ class LogConsumer(Steps[Entry]):
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_ending = True
-        await self._tasks.stop()
         try:
-            if error_type is None:
-                await self.commit()
-            else:
-                with contextlib.suppress(BookKeeperError, TimeoutError):
-                    async with asyncio.timeout(LAST_COMMIT_S):
-                        await self._commit()
+            try:
+                await self._tasks.stop()
+                if error_type is None:
+                    await self.commit()
+                else:
+                    with contextlib.suppress(BookKeeperError, TimeoutError):
+                        async with asyncio.timeout(LAST_COMMIT_S):
+                            await self._commit()
+            finally:
+                await self._reader.close()
+        except BaseException as failure:  # such as the cancellation by a lease that was lost during the commit
+            error_type, error, trace = type(failure), failure, failure.__traceback__
+            raise
         finally:
-            await self._reader.close()
+            await self._leave(error_type, error, trace)
+
+    async def _leave(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the lease. Raises as `Lease.__aexit__`, or `LogNotFound` if it was lost with its log."""
+        try:
             await self._lease.__aexit__(error_type, error, trace)
+        except LeaseLost:
+            with contextlib.suppress(MetadataError, TimeoutError):
+                async with asyncio.timeout(LAST_COMMIT_S):
+                    if (await self._parts.records.refresh()).is_deleting:
+                        raise LogNotFound(f"log {self._reader.name} was deleted") from error
+            raise
 
 
 # -- the state of consumers ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from functools import partial
 from bookies.client.base.metadata_loop import back_off, repeated
 from bookies.client.turns.lease import CONSUMERS, LEADERS
 from bookies.client.write.manifest import ManifestLoop
-from bookies.errors import CursorBehind, LogTruncated, RecordExists, RecordNotFound, VersionConflict
+from bookies.errors import CursorBehind, LogNotFound, LogTruncated, RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordAt, RecordWrite, Step
 from bookies.protocol.log import Manifest, Position
@@ -131,6 +131,8 @@ class LogCursors:
     async def _change(self, change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None]) -> None:
         async def attempt() -> bool:
             manifest, basis = await self._records.refresh(), self._records.version
+            if manifest.is_deleting:
+                raise LogNotFound(f"log {self._records.name} was deleted")
             cursors, version = await self.read()
             refusal: LogTruncated | None = None
             steps: list[Step] = [RecordAt(self._records.record, basis)]

@@ -9,6 +9,7 @@ that. Readers need no permission and disturb no other process.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -43,11 +44,21 @@ from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, Lo
 from bookies.client.turns.leader_turn import LeaderTurn
 from bookies.client.turns.lease import CONSUMERS, LEADERS, TTL_S, Contest
 from bookies.client.write.manifest import ManifestLoop
-from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LeaseHeld,
+    LedgerNotFound,
+    LogExists,
+    LogNotFound,
+    RecordExists,
+    RecordNotFound,
+)
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
+from bookies.protocol.log.lease import LeaseQueue
 from bookies.protocol.log.log_model import ENVELOPE, RAW, RECORD_FORMATS, check_log_name, emptied, pack_manifest
 from bookies.protocol.log.log_times import begun_ms
 from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision
@@ -151,9 +162,10 @@ class Log:
                 if turn is not None:
                     await turn.enter()
                 ledger = await take_over(parts, is_candidate=is_candidate)
-            except BaseException:
+            except BaseException as error:
                 if turn is not None:
                     await turn.release()
+                    await self._clear(self._leader_contest(), error)
                 raise
             numbered = NumberedAppends(self._parts, self._driver)
             writer_class = RecordLogWriter if parts.records.current.record_format == ENVELOPE else LogWriter
@@ -279,12 +291,32 @@ class Log:
 
         `entry.position.next` marks the entry as processed. `name`: like names of logs. `expected`: move it only from
         this position, so that two consumers of one name notice each other. Raises `LogTruncated` (a position that is
-        not in the log), `CursorMoved` (it is not at `expected`), `LogNotFound`, `InvalidArgument`.
+        not in the log), `CursorMoved` (it is not at `expected`), `LeaseHeld` (a consumer of that name runs; after one
+        that died, this waits until its `ttl` is over), `LogNotFound`, `InvalidArgument`.
         """
         position = position_of("position", position)
         expected = None if expected is None else position_of("expected", expected)
+        check_log_name(name, "cursor")
         async with TimeLimit(timeout, f"move cursor {name} of log {self.name}"):
-            await (await self._parts()).cursors.move(check_log_name(name), position, expected)
+            parts = await self._parts()
+            try:
+                contest = self._consumer_contest(name)
+                queue, _ = await repeated(self._runtime, contest.queue)
+            except InvalidArgument:
+                queue = LeaseQueue()  # The names are too long together, so none can consume under them.
+            if not queue.participants:
+                # A consumer that begins meanwhile has a larger token.
+                await parts.cursors.move(name, position, expected, token=queue.next_token - 1)
+                return
+            try:
+                lease = await contest.opening(wait=False)  # It passes a consumer that has died.
+            except LeaseHeld as error:
+                text = f"cursor {name} was not moved, which its consumer's next commit would undo: {error.message}, or "
+                raise LeaseHeld(f"{text}delete the cursor, which ends it") from error
+            try:
+                await parts.cursors.move(name, position, expected, token=lease.token)
+            finally:
+                await lease.release()
 
     async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a cursor, which then holds no truncation back. One that does not exist counts as deleted. Raises
@@ -375,8 +407,9 @@ class Log:
             lease = await entering
             try:
                 return await LogConsumer.begin(parts, name, lease, start, interval_s)
-            except BaseException:
+            except BaseException as error:
                 await lease.release()
+                await self._clear(self._consumer_contest(name), error)
                 raise
 
         return Opening(make, timeout, f"begin to consume log {self.name} as {name}")
@@ -414,6 +447,19 @@ class Log:
                 await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
             except (LogNotFound, RecordNotFound):
                 pass  # This deletion or another has removed the log.
+
+    async def _clear(self, contest: Contest, error: BaseException) -> None:
+        """Delete the record of a contest after `LogNotFound`: those who waited have created it again. Best effort."""
+        if not isinstance(error, LogNotFound):
+            return
+        with contextlib.suppress(BookKeeperError):
+            # In this order: the version changes with the first turn in another log of that name.
+            queue, version = await contest.queue()
+            try:
+                await self._parts()
+            except LogNotFound:
+                if version and not queue.participants:
+                    await self._driver.delete_record(contest.record, version)
 
     def _leader_contest(self) -> Contest:
         return Contest(self._runtime, self._driver, LEADERS + self.name, f"the lead of log {self.name}")

@@ -266,7 +266,10 @@ class _LogSource:
 
     # -- the list ------------------------------------------------------------------------------------------------
     async def _refreshed(self) -> Manifest:
-        return await self._persistently(self._parts.records.refresh)
+        manifest = await self._persistently(self._parts.records.refresh)
+        if manifest.is_deleting:
+            raise LogNotFound(f"log {self._reader.name} was deleted")
+        return manifest
 
     async def _wait_for_change(self) -> Manifest:
         """Return the list, when it may have changed."""

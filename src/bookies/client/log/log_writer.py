@@ -221,7 +221,12 @@ class LogWriter:
 
     async def _in_time(self, appending: Coroutine[object, object, Position], timeout: float | None) -> Position:
         try:
-            async with asyncio.timeout(seconds(timeout)):
+            limit = asyncio.timeout(seconds(timeout))
+        except InvalidArgument:
+            appending.close()  # Nothing of it has run.
+            raise
+        try:
+            async with limit:
                 return await appending
         except TimeoutError:
             raise AckQuorumTimeout(f"not confirmed in time: it may or may not be in log {self.name}") from None
@@ -234,8 +239,8 @@ class LogWriter:
         """Append one entry if the last one has this position; None: any. Raises `WrongExpectedLast`."""
         if expected is None:
             return await self._append([payload])
-        if tuple(expected) != NO_ENTRY:
-            expected = position("expected_last", expected)
+        is_none = isinstance(expected, tuple | list) and tuple(expected) == NO_ENTRY
+        expected = NO_ENTRY if is_none else position("expected_last", expected)
         self._count = number = self._count + 1
         is_first = True
         while True:
@@ -437,9 +442,16 @@ class LogWriter:
         self._end(error)
 
     async def _check_lead(self) -> None:
-        """Check that no other process has led the log meanwhile. Ends the writer, and raises `LogFenced`."""
+        """Check that no other process has led the log meanwhile, or deleted it.
+
+        Ends the writer, and raises `LogFenced` or `LogNotFound`.
+        """
         async with self._gate.changing:
-            manifest = await self._records.refresh()
+            try:
+                manifest = await self._records.refresh()
+            except LogNotFound as error:
+                self._end(error)
+                raise
             if manifest.epoch != self._epoch:
                 self._end(LogFenced(f"another process has led log {self.name} while this one had lost its turn"))
                 raise self._ended()
@@ -479,6 +491,7 @@ class LogWriter:
             except BookKeeperError as error:
                 await self._replace(ledger, error)
             else:
+                self._tasks.start(self._numbered.save(self._confirmed()), f"store the numbers of log {self.name}")
                 await ledger.close()
 
     def _aged(self) -> None:
@@ -504,6 +517,7 @@ class LogWriter:
         """See `Log.truncate`."""
         before, force = position("before", before), switch("force", force)
         async with TimeLimit(timeout, f"truncate log {self.name}"):
+            await self._numbered.save(self._confirmed())  # Their cursor holds back truncation.
             await truncate(self._parts, before, self._ledger, is_forced=force)
 
     async def _sweep(self) -> None:
@@ -519,7 +533,9 @@ class LogWriter:
             if self._error is None:
                 async with TimeLimit(timeout, f"end log {self.name} in order"):
                     await self._seal()
-                await self._parts.times.finish(Position(self.ledger_id, self._ledger.last_add_confirmed + 1))
+                end = Position(self.ledger_id, self._ledger.last_add_confirmed + 1)
+                await self._parts.times.finish(end)
+                await self._numbered.save(end)
         finally:
             await self.abandon()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bookies.client.base.arguments import whole_number
 from bookies.client.log.log_writer import NO_ENTRY, LogWriter
 from bookies.client.write.writer import Payload
 from bookies.encoding.envelope import Record, pack_record
@@ -53,7 +54,8 @@ class RecordLogWriter(LogWriter):
     async def _append_numbered(self, records: list[Record], producer: str | None, sequence: int | None) -> Position:
         if producer is None or sequence is None:
             raise InvalidArgument("producer and sequence belong together: give both, or neither")
-        appended = await (await self.numbered()).append(producer, sequence, records)
+        first = whole_number("sequence", sequence)
+        appended = await (await self.numbered()).append(producer, first, records)
         return appended.last or NO_ENTRY
 
     def _now_us(self) -> int:

@@ -7,6 +7,7 @@ the caller takes the lead again, which decides the outcome, and repeats the appe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -31,7 +32,7 @@ from bookies.errors import (
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordWrite
 from bookies.protocol.log import Position
-from bookies.protocol.log.log_model import ENVELOPE
+from bookies.protocol.log.log_model import ENVELOPE, MIGRATED_FROM
 from bookies.protocol.log.sequences import (
     CURSOR,
     HEADER,
@@ -46,6 +47,7 @@ from bookies.protocol.log.sequences import (
 
 SNAPSHOT_ENTRIES = 10_000  # numbered entries after which the state is stored again
 SNAPSHOT_SIZE = 16 << 20  # or bytes of them
+SAVE_S = 5.0  # seconds for a leader's snapshot; without it the next leader reads more
 CONFLICTS_MAX = 8
 
 
@@ -183,11 +185,14 @@ class SequencedWriter:
             self._end = max(self._end, end)
 
     # -- the snapshot ------------------------------------------------------------------------------------------------
-    async def save(self) -> None:
+    async def save(self, confirmed: Position | None = None) -> None:
         """Store the state, so that the next leader reads less, and truncation may pass these entries.
 
-        Raises `MetadataError`, `LogNotFound`, `LogTruncated`.
+        `confirmed`: the position after the leader's last confirmed entry, if that is known. Raises `MetadataError`,
+        `LogNotFound`, `LogTruncated`.
         """
+        if confirmed is not None and not self._floors:
+            self._advance(confirmed)  # The entries up to there that are not in the state have no number.
         for conflicts in range(CONFLICTS_MAX):
             position = next(iter(self._floors.values()), self._end)
             if position == self._saved or self._unknown is not None:
@@ -218,9 +223,12 @@ class SequencedWriter:
         data, self._version = await self._stored()
         snapshot = parse_sequences(self._leader.name, self._parts.records.current.token, data) if data else None
         if snapshot is None:
-            # The first snapshot precedes the first numbered entry, so the log has none yet.
-            extent = (await self._parts.records.refresh()).find(self._end)
-            if extent is not None:
+            manifest = await self._parts.records.refresh()
+            if MIGRATED_FROM in manifest.extra:  # Its snapshot was left behind.
+                self._ledgers = set()
+                await self._read(None)
+            elif (extent := manifest.find(self._end)) is not None:
+                # The first snapshot precedes the first numbered entry, so the log has none yet.
                 self._end = Position(extent.ledger_id, extent.first)
             try:
                 await self._store(self._end)
@@ -229,17 +237,20 @@ class SequencedWriter:
             return True
         self._sequences, self._end = snapshot
         self._ledgers = {self._end.ledger_id}
+        await self._read(self._end)
+        return True
+
+    async def _read(self, start: Position | None) -> None:
+        """Note the numbered entries from a position on; None: of the whole log."""
         reader = LogReader(self._parts)
         try:
-            await self._scan(reader, self._end)
+            await self._scan(reader, start)
         except LogTruncated:
             await self._scan(reader, None)  # A forced truncation has passed the cursor.
         finally:
             await reader.close()
-        return True
 
     async def _scan(self, reader: LogReader, start: Position | None) -> None:
-        """Note the numbered entries from a position on."""
         now_ms = self._parts.runtime.clock.wall_ms()
         async for batch in reader.read(start).batches():
             for entry_id, entry in zip(batch.entry_ids, batch.payloads(), strict=True):
@@ -266,6 +277,13 @@ class NumberedAppends:
             if self._writer is None:
                 self._writer = await SequencedWriter.begin(await self._open_parts(), self._driver, leader)
             return self._writer
+
+    async def save(self, confirmed: Position | None) -> None:
+        """Store the numbers, if there are some, as `SequencedWriter.save`. Best effort."""
+        if self._writer is not None:
+            with contextlib.suppress(BookKeeperError, TimeoutError):
+                async with asyncio.timeout(SAVE_S):
+                    await self._writer.save(confirmed)
 
 
 def _numbered(record: Record, writer: str, number: int, now_ms: int) -> bytes:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from bookies.client.turns.lease import Contest, Lease
-from bookies.errors import BookKeeperError, LogFenced
+from bookies.errors import BookKeeperError, LogFenced, LogNotFound
 
 RETRY_S = 5.0  # seconds after a permanent error of the store, such as a record that cannot be read
 
@@ -30,18 +30,19 @@ class LeaderTurn:
     async def keep(self, check_lead: Callable[[], Awaitable[None]]) -> None:
         """Keep the turn until cancelled. `release` comes afterwards.
 
-        `check_lead`: called when the turn was lost and is there again; raises `LogFenced` if another process has led
-        meanwhile, which ends this.
+        `check_lead`: called when the turn was lost, and when it is there again; raises `LogFenced` if another process
+        has led meanwhile, and `LogNotFound` if the log was deleted, which ends this.
         """
         while True:
             await self._wait_lost()
             try:
                 await self.release()
+                await check_lead()  # With a deleted log its turns are gone: an entry would create them again.
                 await self.enter()
                 await check_lead()
             except BookKeeperError as error:
                 await self.release()
-                if isinstance(error, LogFenced):
+                if isinstance(error, LogFenced | LogNotFound):
                     return
                 await asyncio.sleep(RETRY_S)
 

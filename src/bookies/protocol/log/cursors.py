@@ -49,7 +49,7 @@ def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> 
     Raises `LogTruncated` (position not in the log, or the next entry was truncated), `InvalidArgument` (bad name,
     or too many cursors).
     """
-    check_log_name(cursor.name)
+    check_log_name(cursor.name, "cursor")
     if is_lost(cursor.position, manifest):
         raise LogTruncated(f"position {cursor.position} is not in the log: truncated already, or of another log")
     present = cursors.get(cursor.name)

@@ -9,27 +9,33 @@ from typing import Any
 
 from bookies.encoding.documents import parse_json
 from bookies.encoding.envelope import Header, Record
-from bookies.protocol.log.records import LogRecord, check_header_name
+from bookies.protocol.log.records import TIME_MAX, LogRecord, check_header_name
 from bookies.protocol.log.sequences import HEADER, parse_number
+
+PRINTED = ("position", "writer", "sequence")  # fields of a record that was read: the next append decides them
 
 
 def parse_object(line: bytes) -> Record:
-    """Return the record of a line: `{"text": ...}`, `{"json": ...}` or `{"base64": ...}`, perhaps `key` and `headers`.
+    """Return the record of a line: `{"text": ...}`, `{"json": ...}` or `{"base64": ...}`.
 
-    Raises ValueError.
+    It may have `key`, `headers` and `time_ms`. What else `row_of` prints is ignored. Raises ValueError.
     """
     content = parse_json(line)
     if not isinstance(content, dict):
         raise ValueError("an object is needed")
     kinds = [name for name in ("text", "json", "base64") if name in content]
-    if len(kinds) != 1 or not content.keys() <= {*kinds, "key", "headers"}:
-        raise ValueError("it needs one of text, json and base64, and may have key and headers, but nothing else")
+    if len(kinds) != 1:
+        raise ValueError("it needs one of text, json and base64, and may have key, headers and time_ms")
+    if unknown := content.keys() - {*kinds, "key", "headers", "time_ms", *PRINTED}:
+        names = ", ".join(sorted(unknown))
+        raise ValueError(f"unknown: {names}; it may have key, headers and time_ms beside text, json or base64")
     (kind,) = kinds
     key = content.get("key")
     return Record(
         _value(kind, content[kind]),
         None if key is None else _text(key, "key"),
         _parse_headers(content["headers"]) if "headers" in content else None,
+        _microseconds(content["time_ms"]) if "time_ms" in content else None,
     )
 
 
@@ -38,6 +44,12 @@ def _value(kind: str, value: object) -> bytes:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     data = _text(value, kind)
     return base64.b64decode(data, validate=True) if kind == "base64" else data
+
+
+def _microseconds(time_ms: object) -> int:
+    if type(time_ms) is not int or not 0 <= time_ms <= TIME_MAX // 1000:
+        raise ValueError("time_ms has to be a whole number, milliseconds since 1970")
+    return time_ms * 1000
 
 
 def _text(value: object, name: str) -> bytes:

@@ -57,7 +57,7 @@ class _Writer(Struct):
 
 def check_writer(name: str) -> str:
     """Return the name of a writer. Raises `InvalidArgument`."""
-    if not 0 < len(name) <= NAME_LENGTH_MAX or not NAME_CHARACTERS.issuperset(name):
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH_MAX or not NAME_CHARACTERS.issuperset(name):
         raise InvalidArgument(
             f"{name!r} is no name of a writer: use 1 to {NAME_LENGTH_MAX} letters, digits, and - . _ characters"
         )

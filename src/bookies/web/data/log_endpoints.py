@@ -148,8 +148,6 @@ class LogEndpoints:
         log = await self._log(request)
         before = _position(str(request.document().get("before", "")))
         led = self._writers.logs.get(log.name)
-        if led is not None and led.sequenced is not None:
-            await led.sequenced.save()  # its cursor holds back truncation
         facts = _facts(log.name, await log.manifest())
         await (log if led is None else led.writer).truncate(before)  # the leader knows what is confirmed
         return json_response(_facts(log.name, await log.manifest()), before=facts)

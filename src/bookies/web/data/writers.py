@@ -194,8 +194,6 @@ class Writers:
     async def _close_log(self, led: LedLog) -> None:
         with contextlib.suppress(BookKeeperError, TimeoutError):
             async with asyncio.timeout(SEAL_S):
-                if led.sequenced is not None:
-                    await led.sequenced.save()
                 await led.writer.close()
 
     async def _seal(self, ledger: WrittenLedger) -> None:

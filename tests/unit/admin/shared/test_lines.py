@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookies.admin.shared.lines import WrongLine, append_lines
+from bookies.admin.shared.lines import WrongLine, append_lines, read_lines
 
 
 class Writer:
@@ -38,7 +38,7 @@ def run(*pieces: bytes) -> tuple[list[Any], list[int], int | None]:
     os.write(writing, pieces[0])
     writer, confirmed = Writer(writing, *pieces[1:]), list[int]()
     try:
-        count: int | None = asyncio.run(append_lines(writer, reading, confirmed.append, parse))
+        count: int | None = asyncio.run(append_lines(writer, read_lines(reading), confirmed.append, parse))
     except WrongLine:
         count = None
     os.close(reading)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from tests.fakes.world import World, play
@@ -12,6 +13,7 @@ from bookies.client.base import Entry
 from bookies.client.client import Client
 from bookies.client.log import Log
 from bookies.client.log.consumer import Progress
+from bookies.client.log.cursor_store import LogCursors
 from bookies.encoding.envelope import Record
 from bookies.errors import (
     CursorMoved,
@@ -219,9 +221,9 @@ def test_a_suspended_consumer_cannot_commit_any_more(monkeypatch: pytest.MonkeyP
         assert await cursor_of(log) == positions[1]
         with pytest.raises(CursorMoved):
             await first.close()
-        await log.move_cursor("billing", positions[3])  # by hand, without a token, which stays
-        assert (await log.cursors())["billing"].token == second.lease.token
         await second.close()
+        await log.move_cursor("billing", positions[3])  # by hand; the token stays
+        assert (await log.cursors())["billing"].token == second.lease.token
 
     with_log(act)
 
@@ -239,6 +241,97 @@ def test_the_block_ends_when_the_cursor_is_deleted() -> None:
         with pytest.raises(CursorMoved, match="was deleted while its consumer used it"):
             await work()
         assert await log.cursors() == {}
+
+    with_log(act)
+
+
+def test_the_cursor_of_a_running_consumer_is_not_moved() -> None:
+    """Its next commit would move it back. One that has died, or was deleted, is in nobody's way."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        positions = await fill(log, 5)
+        other = (await world.client()).log("orders")
+        async with log.consumer("billing", ttl=4) as rows:
+            await anext(rows)
+            refusal = "not moved.*consumer billing of log orders is held by .*end that process, or delete the cursor"
+            with pytest.raises(LeaseHeld, match=refusal):
+                await other.move_cursor("billing", positions[3])
+            await other.move_cursor("audit", positions[3])
+            await anext(rows)
+            await rows.commit()
+        assert await cursor_of(log) == positions[2]
+        dead = await log.consumer("billing", ttl=4, commit_interval=None)
+        await anext(dead)
+        next(task for task in asyncio.all_tasks() if task.get_name().startswith("keep consumer")).cancel()
+        await other.move_cursor("billing", positions[4])
+        with pytest.raises(CursorMoved):
+            await dead.commit()
+        async with other.consumer("billing") as rows:
+            assert (await anext(rows)).position == positions[4]
+
+    with_log(act)
+
+
+def test_a_consumer_that_begins_during_a_move_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        positions = await fill(log, 5)
+        other = (await world.client()).log("orders")
+        await (await other.consumer("billing")).close()
+        move, begun = LogCursors.move, []
+
+        async def late(self: LogCursors, *arguments: Any, **options: Any) -> None:
+            monkeypatch.setattr(LogCursors, "move", move)
+            begun.append(await other.consumer("billing"))
+            await move(self, *arguments, **options)
+
+        monkeypatch.setattr(LogCursors, "move", late)
+        with pytest.raises(CursorMoved, match="belongs to a later consumer"):
+            await log.move_cursor("billing", positions[3])
+        await begun[0].close()
+
+    with_log(act)
+
+
+def test_a_lease_that_is_lost_during_the_last_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        await fill(log, 5)
+
+        async def never(self: MemoryDriver, *_: object) -> int:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def consume() -> None:
+            async with log.consumer("billing", ttl=2, commit_interval=None) as rows:
+                await anext(rows)
+                await anext(rows)
+                monkeypatch.setattr(MemoryDriver, "transact", never)
+                monkeypatch.setattr(MemoryDriver, "write_record", never)
+
+        with pytest.raises(LeaseLost):
+            await consume()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    with_log(act)
+
+
+def test_consumers_of_a_deleted_log() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        await fill(log, 2)
+
+        async def consume(name: str) -> None:
+            own = (await world.client()).log("orders")
+            async with own.consumer(name) as rows:
+                async for _ in rows:
+                    pass
+
+        tasks = [asyncio.ensure_future(consume(name)) for name in ("billing", "billing", "billing", "audit")]
+        await asyncio.sleep(5)
+        await log.delete()
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in errors] == [LogNotFound] * 4
+        assert world.store.list(Table.RECORDS).items == []
 
     with_log(act)
 

@@ -62,7 +62,7 @@ def test_truncation_does_not_pass_a_cursor() -> None:
         await log.delete_cursor("audit")
         assert list(await log.cursors()) == ["billing"]
         for name, position in (("a b", positions[5].next), ("a", Position(1, -1))):
-            with pytest.raises(InvalidArgument):
+            with pytest.raises(InvalidArgument, match="no name of a cursor" if name == "a b" else "position"):
                 await log.move_cursor(name, position)
 
     with_log(act)

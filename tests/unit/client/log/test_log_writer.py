@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -97,19 +98,45 @@ def test_after_an_unknown_outcome_the_lead_is_taken_again() -> None:
 
 def test_numbers_that_are_refused() -> None:
     async def act(world: World, client: Client, log: Log) -> None:
+        is_raw = (await log.manifest()).record_format == "raw"
+        refusal = "keeps raw values" if is_raw else "belong together"
         async with log.lead() as writer:
             for options in ({"producer": "p"}, {"sequence": 1}):
-                with pytest.raises(InvalidArgument, match="belong together"):
+                with pytest.raises(InvalidArgument, match=refusal):
                     await writer.append(b"a", **options)  # type: ignore[arg-type]
-                with pytest.raises(InvalidArgument, match="belong together"):
+                with pytest.raises(InvalidArgument, match=refusal):
                     await writer.append_many([b"a"], **options)  # type: ignore[arg-type]
-            with pytest.raises(InvalidArgument, match="give expected_last, or producer"):
-                await writer.append(b"a", producer="p", sequence=0, expected_last=NO_ENTRY)
-            with pytest.raises(InvalidArgument, match="keeps raw values"):
-                await writer.append(b"a", producer="p", sequence=0)
+            for options, refusal in (
+                ({"sequence": 0, "expected_last": NO_ENTRY}, "give expected_last, or producer"),
+                ({"sequence": -1}, "sequence=-1"),
+                ({"sequence": 0, "producer": 5}, "no name of a writer"),
+            ):
+                with pytest.raises(InvalidArgument, match="keeps raw values" if is_raw else refusal):
+                    await writer.append(b"a", **{"producer": "p"} | options)  # type: ignore[arg-type]
         assert await payloads(log) == []
 
+    for record_format in ("raw", "envelope"):
+        with_log(act, record_format)
+
+
+@pytest.mark.filterwarnings("error")
+def test_arguments_of_an_append_that_are_refused() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            for timeout in ("x", -1):
+                with pytest.raises(InvalidArgument, match="timeout="):
+                    await writer.append(b"a", timeout=timeout)  # type: ignore[arg-type]
+                with pytest.raises(InvalidArgument, match="timeout="):
+                    await writer.append_many([b"a"], timeout=timeout)  # type: ignore[arg-type]
+            for expected in (5, (1,), "ab"):
+                with pytest.raises(InvalidArgument, match="expected_last"):
+                    await writer.append(b"a", expected_last=expected)  # type: ignore[arg-type]
+            await writer.append(b"a", expected_last=[-1, -1])  # type: ignore[arg-type]
+        gc.collect()  # A coroutine that was never awaited warns then.
+        assert len(await payloads(log)) == 1
+
     with_log(act)
+    with_log(act, "envelope")
 
 
 # -- conditional on the last entry -----------------------------------------------------------------------------------

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client
 from bookies.client.log import Log, LogWriter
+from bookies.client.log.cursor_store import CURSORS, SEQUENCES
 from bookies.client.log.sequenced import SNAPSHOT_ENTRIES, SequencedWriter
+from bookies.client.write.manifest import ManifestLoop
 from bookies.encoding.envelope import Record, parse_record
-from bookies.errors import CursorBehind, InvalidArgument, LogError, LogFenced, SequenceGap
+from bookies.errors import CursorBehind, InvalidArgument, LogError, LogFenced, MetadataError, SequenceGap
+from bookies.protocol.log import Position
+from bookies.protocol.log.log_model import MIGRATED_FROM
 from bookies.protocol.log.sequences import CURSOR
 
 Act = Callable[[World, Client, Log], Awaitable[None]]
@@ -125,16 +130,20 @@ def test_truncation_keeps_what_the_next_leader_needs() -> None:
         leader, numbered = await lead(log)
         appended = await numbered.append("w", 0, records(b"a", b"b"))
         assert appended.last is not None
+        await asyncio.sleep(1)  # The idle leader announces that the entries are confirmed.
         with pytest.raises(CursorBehind, match=CURSOR) as refused:
-            await leader.truncate(appended.last)
+            await log.truncate(appended.last)
         assert "delete" not in str(refused.value)  # Without the cursor the next leader would not recognize repeats.
         assert "log.sequenced" in str(refused.value)
-        await numbered.save()
-        await leader.truncate(appended.last.next)
+        await leader.truncate(appended.last.next)  # It stores the numbers first.
         leader, numbered = await lead(log)
         assert (await numbered.append("w", 1, records(b"b"))).last == appended.last
         last = (await numbered.append("w", 2, records(b"c"))).last
         assert last is not None
+        await leader.abandon()  # without storing them
+        leader = await log.lead()
+        with pytest.raises(CursorBehind, match=CURSOR):
+            await leader.truncate(last.next)
         await leader.truncate(last.next, force=True)
         _, numbered = await lead(log)  # reads from the beginning that is left
         assert (await numbered.append("w", 2, records(b"c"))).repeated == 0  # as documented
@@ -155,6 +164,75 @@ def test_the_state_is_stored_now_and_then() -> None:
         after = (await log.cursors())[CURSOR].position
         assert appended.last is not None
         assert (before.entry_id, after) == (0, appended.last.next)
+
+    with_log(act)
+
+
+def test_a_leader_stores_the_numbers_when_it_rolls_and_at_its_end() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as leader:
+            await leader.append(b"a", producer="w", sequence=0)
+            await leader.append(b"without a number")
+            await leader.roll()
+            begin = Position(leader.ledger_id, 0)
+            await asyncio.sleep(1)  # of simulated time: in the background
+            assert (await log.cursors())[CURSOR].position == begin
+            appending = asyncio.ensure_future(leader.append(b"b", producer="w", sequence=1))
+            await asyncio.gather(appending, leader.roll())  # It may be in either ledger.
+            await leader.append(b"c", producer="w", sequence=2)
+        last = leader.manifest.extents[-1]
+        assert last.last is not None
+        assert (await log.cursors())[CURSOR].position == Position(last.ledger_id, last.last + 1)
+        await log.truncate(Position(last.ledger_id, last.last + 1))
+        async with log.lead() as leader:
+            for number in range(3):
+                await leader.append(b"repeated", producer="w", sequence=number)
+            await leader.append(b"d", producer="w", sequence=3)
+        assert await values_of(log) == [b"d"]
+
+    with_log(act)
+
+
+def test_a_snapshot_that_the_store_refuses_ends_no_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async def failing(*_: object) -> None:
+            raise MetadataError("the store does not answer")
+
+        async with log.lead() as leader:
+            await leader.append(b"a", producer="w", sequence=0)
+            monkeypatch.setattr(SequencedWriter, "save", failing)
+            await leader.roll()
+            await leader.append(b"b", producer="w", sequence=1)
+        assert await values_of(log) == [b"a", b"b"]
+
+    with_log(act)
+
+
+def test_a_migrated_log_knows_its_numbers_without_a_snapshot() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as leader:
+            for number in range(4):
+                await leader.append(b"%d" % number, producer="w", sequence=number)
+                await leader.roll()
+        records = ManifestLoop(world.runtime("x"), client._driver, log.name)
+        await records.refresh()
+        await records.update(
+            lambda manifest: (
+                None
+                if MIGRATED_FROM in manifest.extra
+                else msgspec.structs.replace(manifest, extra={**manifest.extra, MIGRATED_FROM: "other"})
+            )
+        )
+        for record in (SEQUENCES, CURSORS):  # A migration copies neither.
+            _, version = await client._driver.read_record(record + log.name)
+            await client._driver.delete_record(record + log.name, version)
+        async with log.lead() as leader:
+            await leader.append(b"repeated", producer="w", sequence=1)
+            at = await leader.append(b"4", producer="w", sequence=4)
+            assert (await log.cursors())[CURSOR].position < at
+            await leader.truncate(at)
+        assert (await log.cursors())[CURSOR].position == at.next
+        assert await values_of(log) == [b"4"]
 
     with_log(act)
 

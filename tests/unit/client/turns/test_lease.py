@@ -273,13 +273,32 @@ async def test_a_leader_without_its_turn_goes_on_until_another_one_leads(
     outage.is_on = False
     await asyncio.sleep(30)
     waiting = await names_of(second, "leaders/orders")
-    assert len(waiting) == 2
+    assert len(waiting) == 1  # the first one does not lead any more, and does not wait again
     await other.close()
-    await asyncio.sleep(1)
-    assert await names_of(second, "leaders/orders") == []  # it was its turn, and it does not lead any more
+    assert await names_of(second, "leaders/orders") == []
     with pytest.raises(LogFenced, match="another process"):
         await writer.append(b"d")
     await writer.abandon()
+
+
+@in_world()
+async def test_leaders_of_a_deleted_log_leave_no_turns_behind(world: World) -> None:
+    first, second = await world.client(), await world.client()
+    log = first.log("orders")
+    await log.create()
+    writer = await log.lead(wait=True)
+    waiting = asyncio.create_task(second.log("orders").lead(wait=True).begin())
+    await asyncio.sleep(5)
+    await second.log("orders").delete()
+    await asyncio.sleep(30)
+    with pytest.raises((LogNotFound, LogFenced)):
+        await writer.append(b"a")
+    await writer.abandon()
+    with pytest.raises(LogNotFound):
+        await waiting
+    for name in ("leaders/orders", "logs/orders"):
+        with pytest.raises(RecordNotFound):
+            await first._driver.read_record(name)
 
 
 @in_world()

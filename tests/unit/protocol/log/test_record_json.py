@@ -22,6 +22,10 @@ from bookies.protocol.log.sequences import HEADER, pack_number
         ),
         ({"json": {"a": [1, "ä"]}}, Record('{"a":[1,"ä"]}'.encode())),
         ({"base64": "AP8=", "key": None}, Record(b"\0\xff")),
+        (
+            {"position": "7:0", "text": "a", "writer": "w", "sequence": 3, "time_ms": 1_700_000_000_123},
+            Record(b"a", None, None, 1_700_000_000_123_000),
+        ),
     ],
 )  # fmt: skip
 def test_an_object_is_a_record(content: object, record: Record) -> None:
@@ -34,11 +38,23 @@ def test_an_object_is_a_record(content: object, record: Record) -> None:
         b"x", b"[]", b"{}", b'{"text":1}', b'{"text":"a","json":1}', b'{"text":"a","time":1}', b'{"base64":"?"}',
         b'{"text":"a","key":1}', b'{"text":"a","headers":[]}', b'{"text":"a","headers":{"h":1}}',
         b'{"text":"a","headers":{"bk-sequence":"w:1"}}', b"\xff", b"[" * 100_000,
+        b'{"text":"a","time_ms":-1}', b'{"text":"a","time_ms":true}', b'{"text":"a","time_ms":1e400}',
+        b'{"text":"a","time_ms":9223372036854776}',
     ],
 )  # fmt: skip
 def test_what_is_no_record(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_object(line)
+
+
+def test_unknown_fields_are_named() -> None:
+    with pytest.raises(ValueError, match=r"unknown: keys, time; it may have key, headers and time_ms"):
+        parse_object(b'{"text":"a","time":1,"keys":[]}')
+
+
+def test_what_is_printed_can_be_appended() -> None:
+    record = Record(b"\xff", b"k", [("h", b"1")], 1_700_000_000_123_000)
+    assert parse_object(json.dumps(row_of("7:0", record)).encode()) == record
 
 
 def test_a_record_as_json() -> None:
