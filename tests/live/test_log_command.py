@@ -269,7 +269,7 @@ def test_records_that_do_not_fit_are_refused(uri: str, tmp_path: pathlib.Path) -
     done = append(uri, "json", tmp_path, lines, "--format", "json")
     assert (done.status, done.sentence) == (
         2,
-        "bk log: line 3: it needs one of text, json and base64, and may have key and headers, but nothing else; the "
+        "bk log: line 3: unknown: time; it may have key, headers and time_ms beside text, json or base64; the "
         "lines before it are in log json, and none from it on",
     )
     assert log(uri, "read", "json").out == "[1]\na\n"
