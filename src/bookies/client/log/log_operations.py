@@ -136,7 +136,7 @@ async def truncate(
     confirmed = await _last_add_confirmed(parts, manifest, before, ends, own)
     guard = parts.cursors.guard(before, ends, is_forced=is_forced)
     while (nearer := _nearer(parts.records.current, before)) is not None:
-        await truncate_closed(parts, nearer, guard)
+        await _truncate_closed(parts, nearer, guard)
     await parts.records.update(lambda current: truncated(current, before, ends, confirmed), guard)
     await sweep(parts)
 
@@ -151,7 +151,7 @@ def _nearer(manifest: Manifest, before: Position) -> Position | None:
     return Position(extent.ledger_id, extent.first)
 
 
-async def truncate_closed(parts: LogContext, before: Position, guard: Guard | None) -> None:
+async def _truncate_closed(parts: LogContext, before: Position, guard: Guard | None) -> None:
     """Truncate before a ledger that is followed by more than those that may be open."""
     with contextlib.suppress(LogTruncated):  # Another process was here meanwhile.
         await parts.records.update(lambda current: truncated(current, before, {}, before.entry_id), guard)
@@ -162,7 +162,7 @@ async def empty(parts: LogContext) -> None:
     """Delete all but the newest ledgers of a long list, a batch at a time, before the list itself is deleted."""
     while len(parts.records.current.extents) > DELETING_MAX + OPEN_MAX:
         extent = parts.records.current.extents[DELETING_MAX]
-        await truncate_closed(parts, Position(extent.ledger_id, extent.first), None)
+        await _truncate_closed(parts, Position(extent.ledger_id, extent.first), None)
 
 
 async def _last_add_confirmed(

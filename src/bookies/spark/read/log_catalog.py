@@ -273,8 +273,9 @@ class LogCatalog:
             whole = plan.Range(await self.metadata(run.ledger_id), run.first, run.last)
             if extents.is_log:
                 row = run.row if extents.has_numbers else None
-                whole = replace(whole, log=str(extents.key), seq=run.seq, row=row, is_envelope=extents.is_envelope)
-                whole = replace(whole, segment=self._segments.get(run.ledger_id))
+                segment, is_envelope = self._segments.get(run.ledger_id), extents.is_envelope
+                log, seq = str(extents.key), run.seq
+                whole = replace(whole, log=log, seq=seq, row=row, is_envelope=is_envelope, segment=segment)
             if (groups := await self.groups(run.ledger_id)) is not None:
                 return plan.offloaded_ranges(whole, groups, size_max)
             points = plan.sample_points(curve, run.first, run.last, size_max, SAMPLES_MAX)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.fakes.world import World, play
+from tests.fakes.logs import in_log
+from tests.fakes.world import World
 
 from bookies.client.base import Entry
 from bookies.client.client import Client
@@ -29,18 +29,6 @@ from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.shared.nodes import Table
 from bookies.protocol.log import Position
 from bookies.protocol.log.lag import Lag
-
-Act = Callable[[World, Client, Log], Awaitable[None]]
-
-
-def with_log(act: Act, *, record_format: str = "raw") -> None:
-    async def main(world: World) -> None:
-        client = await world.client()
-        log = client.log("orders")
-        await log.create(record_format=record_format)
-        await act(world, client, log)
-
-    play(main, 3)
 
 
 async def fill(log: Log, *counts: int) -> list[Position]:
@@ -68,7 +56,7 @@ def test_a_consumer_that_takes_over_an_old_cursor_is_not_passed() -> None:
             assert (removal.before, removal.passed) == (positions[1], ())
             assert (await anext(rows)).position == positions[1]
 
-    with_log(act)
+    in_log(act)
 
 
 def test_records_of_a_consumer_count_as_handled_like_entries() -> None:
@@ -90,7 +78,7 @@ def test_records_of_a_consumer_count_as_handled_like_entries() -> None:
         assert values == [(b"a", b"k"), (b"b", None)]
         assert await cursor_of(log) == bad.next.next
 
-    with_log(act, record_format="envelope")
+    in_log(act, record_format="envelope")
 
 
 def test_consumers_continue_after_the_last_commit() -> None:
@@ -125,7 +113,7 @@ def test_consumers_continue_after_the_last_commit() -> None:
         assert seen == [b"%d" % number for number in range(6)]
         assert await cursor_of(log) == new.next
 
-    with_log(act)
+    in_log(act)
 
 
 def test_batches_and_explicit_commits() -> None:
@@ -152,7 +140,7 @@ def test_batches_and_explicit_commits() -> None:
             assert (await anext(rows)).position == positions[3]
         assert await cursor_of(log, "audit") == positions[3].next
 
-    with_log(act)
+    in_log(act)
 
 
 def test_a_log_without_ledgers_is_followed_from_its_beginning() -> None:
@@ -171,7 +159,7 @@ def test_a_log_without_ledgers_is_followed_from_its_beginning() -> None:
             tail = reader.tail(from_beginning=True)
             assert [(await anext(tail)).payload for _ in range(2)] == [b"0", b"1"]
 
-    with_log(act)
+    in_log(act)
 
 
 def test_one_at_a_time_and_the_next_one_follows() -> None:
@@ -196,7 +184,7 @@ def test_one_at_a_time_and_the_next_one_follows() -> None:
         await second.close()
         await second.close()
 
-    with_log(act)
+    in_log(act)
 
 
 def test_a_suspended_consumer_cannot_commit_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +213,7 @@ def test_a_suspended_consumer_cannot_commit_any_more(monkeypatch: pytest.MonkeyP
         await log.move_cursor("billing", positions[3])  # by hand; the token stays
         assert (await log.cursors())["billing"].token == second.lease.token
 
-    with_log(act)
+    in_log(act)
 
 
 def test_the_block_ends_when_the_cursor_is_deleted() -> None:
@@ -242,7 +230,7 @@ def test_the_block_ends_when_the_cursor_is_deleted() -> None:
             await work()
         assert await log.cursors() == {}
 
-    with_log(act)
+    in_log(act)
 
 
 def test_the_cursor_of_a_running_consumer_is_not_moved() -> None:
@@ -269,7 +257,7 @@ def test_the_cursor_of_a_running_consumer_is_not_moved() -> None:
         async with other.consumer("billing") as rows:
             assert (await anext(rows)).position == positions[4]
 
-    with_log(act)
+    in_log(act)
 
 
 def test_a_consumer_that_begins_during_a_move_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +277,7 @@ def test_a_consumer_that_begins_during_a_move_refuses_it(monkeypatch: pytest.Mon
             await log.move_cursor("billing", positions[3])
         await begun[0].close()
 
-    with_log(act)
+    in_log(act)
 
 
 def test_a_lease_that_is_lost_during_the_last_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +301,7 @@ def test_a_lease_that_is_lost_during_the_last_commit(monkeypatch: pytest.MonkeyP
         assert task is not None
         assert task.cancelling() == 0
 
-    with_log(act)
+    in_log(act)
 
 
 def test_consumers_of_a_deleted_log() -> None:
@@ -333,7 +321,7 @@ def test_consumers_of_a_deleted_log() -> None:
         assert [type(error) for error in errors] == [LogNotFound] * 4
         assert world.store.list(Table.RECORDS).items == []
 
-    with_log(act)
+    in_log(act)
 
 
 def test_an_outage_of_the_store_ends_nothing_while_the_lease_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +344,7 @@ def test_an_outage_of_the_store_ends_nothing_while_the_lease_lasts(monkeypatch: 
             assert len(failures) == 3
             assert await cursor_of(log) == positions[1]
 
-    with_log(act)
+    in_log(act)
 
 
 def test_truncations() -> None:
@@ -374,7 +362,7 @@ def test_truncations() -> None:
         with pytest.raises(LogNotFound):
             await log.consumer("billing")
 
-    with_log(act)
+    in_log(act)
 
 
 def test_lag_in_time() -> None:
@@ -399,7 +387,7 @@ def test_lag_in_time() -> None:
         assert (await log.consumers())["billing"].lag == Lag(0, 0, 0.0)
         assert await cursor_of(log) == last.next
 
-    with_log(act, record_format="envelope")
+    in_log(act, record_format="envelope")
 
 
 @pytest.mark.parametrize(
@@ -411,7 +399,7 @@ def test_what_is_refused(arguments: dict[str, object]) -> None:
         with pytest.raises(InvalidArgument):
             log.consumer(**({"name": "billing"} | arguments))  # type: ignore[arg-type]
 
-    with_log(act)
+    in_log(act)
 
 
 def test_progress_before_anything_is_handed_out() -> None:
@@ -432,4 +420,4 @@ def test_names_that_are_too_long_together() -> None:
         assert [state.processes for state in (await long.consumers()).values()] == [()]
         await long.delete()
 
-    with_log(act)
+    in_log(act)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.fakes.world import World, play
+from tests.fakes.logs import QUICK, Act, in_log, payloads
+from tests.fakes.world import World
 
 from bookies.client.client import Client
 from bookies.client.log import Log, LogWriter
@@ -18,23 +18,9 @@ from bookies.model import BookieId
 from bookies.protocol.log import Position
 from bookies.protocol.log.sequences import RUNS_MAX
 
-Act = Callable[[World, Client, Log], Awaitable[None]]
-
 
 def with_log(act: Act, record_format: str = "raw", **settings: object) -> None:
-    async def main(world: World) -> None:
-        quick = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000}
-        client = await world.client(**(quick | settings))
-        log = client.log("orders")
-        await log.create(record_format=record_format)
-        await act(world, client, log)
-
-    play(main, 3)
-
-
-async def payloads(log: Log) -> list[bytes]:
-    async with log.open() as reader:
-        return [entry.payload async for entry in reader.read()]
+    in_log(act, record_format, **(QUICK | {"connect_timeout_ms": 1_000} | settings))
 
 
 async def values(log: Log) -> list[bytes | None]:

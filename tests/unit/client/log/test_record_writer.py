@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.fakes.world import World, play
+from tests.fakes.logs import QUICK, Act, in_log, payloads
+from tests.fakes.world import World
 
 from bookies.client.client import Client
 from bookies.client.log import Log
@@ -20,22 +20,9 @@ from bookies.protocol.log.record_json import row_of
 from bookies.protocol.log.records import LogRecord
 from bookies.spark.base import envelope
 
-Act = Callable[[World, Client, Log], Awaitable[None]]
-
 
 def with_log(act: Act, record_format: str = ENVELOPE) -> None:
-    async def main(world: World) -> None:
-        client = await world.client(add_timeout_ms=300, read_timeout_ms=300)
-        log = client.log("orders")
-        await log.create(record_format=record_format)
-        await act(world, client, log)
-
-    play(main, 3)
-
-
-async def payloads(log: Log) -> list[bytes]:
-    async with log.open() as reader:
-        return [entry.payload async for entry in reader.read()]
+    in_log(act, record_format, **QUICK)
 
 
 async def records(log: Log, start: Position | None = None) -> list[LogRecord]:

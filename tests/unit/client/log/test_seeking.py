@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.fakes.logs import QUICK, Act, in_log
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client
@@ -20,17 +20,9 @@ from bookies.protocol.log import Position
 from bookies.protocol.log.log_times import Point, parse_times
 from bookies.wire.messages import AddRequest
 
-Act = Callable[[World, Client, Log], Awaitable[None]]
-
 
 def with_log(act: Act, record_format: str = "raw") -> None:
-    async def main(world: World) -> None:
-        client = await world.client(add_timeout_ms=300, read_timeout_ms=300)
-        log = client.log("orders")
-        await log.create(record_format=record_format)
-        await act(world, client, log)
-
-    play(main, 3)
+    in_log(act, record_format, **QUICK)
 
 
 def now(world: World) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
-from tests.fakes.world import World, play
+from tests.fakes.logs import QUICK, Act, in_log
+from tests.fakes.world import World
 
 from bookies.client.client import Client
 from bookies.client.log import Log, LogWriter
@@ -20,17 +20,9 @@ from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import MIGRATED_FROM
 from bookies.protocol.log.sequences import CURSOR
 
-Act = Callable[[World, Client, Log], Awaitable[None]]
-
 
 def with_log(act: Act) -> None:
-    async def main(world: World) -> None:
-        client = await world.client(add_timeout_ms=300, read_timeout_ms=300)
-        log = client.log("orders")
-        await log.create(record_format="envelope")
-        await act(world, client, log)
-
-    play(main, 3)
+    in_log(act, "envelope", **QUICK)
 
 
 async def lead(log: Log) -> tuple[LogWriter, SequencedWriter]:
