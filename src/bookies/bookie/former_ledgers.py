@@ -97,7 +97,9 @@ class LedgerChecks:
 
     def fences_lost(self, runs: Sequence[tuple[int, int]]) -> None:
         """Discard the reads in progress of these ledgers, [start, stop) of ids: a fence after their answer is lost."""
-        self._valid -= {each for each in self._valid if any(start <= each < stop for start, stop in runs)}
+        self._valid -= {
+            ledger_id for ledger_id in self._valid if any(start <= ledger_id < stop for start, stop in runs)
+        }
 
     async def stop(self) -> None:
         """Refuse all waiting adds. Idempotent."""
