@@ -17,7 +17,7 @@ import bookies
 from bookies.admin.cluster import LocalCluster
 from bookies.client.transport.pool import BookiePool
 from bookies.config import ClientConfig
-from bookies.errors import BookKeeperError, LedgerFenced, NotEnoughBookies
+from bookies.errors import BookieUnreachable, BookKeeperError, LedgerFenced, NotEnoughBookies
 from bookies.kernels import pack_add_frames
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, DigestType
@@ -63,12 +63,18 @@ async def answers_of(uri: str, ledger_id: int, names: Sequence[BookieId]) -> lis
     await driver.open()
 
     async def resolve(bookie: BookieId) -> tuple[str, int]:
-        info = await driver.bookie_info(bookie)
-        address = info.rpc_address() if info is not None else None
+        deadline = time.monotonic() + PATIENCE_S
+        while (info := await driver.bookie_info(bookie)) is None:  # its lease ended on a busy machine
+            if time.monotonic() > deadline:
+                raise BookieUnreachable("it is not registered", bookie=bookie)
+            await asyncio.sleep(0.1)
+        address = info.rpc_address()
         assert address is not None
         return address
 
-    pool = BookiePool(aio.runtime(), ClientConfig(), resolve)
+    patience_ms = int(PATIENCE_S * 1000)
+    config = ClientConfig(connect_timeout_ms=patience_ms, add_timeout_ms=patience_ms)
+    pool = BookiePool(aio.runtime(), config, resolve)
     answers = []
     for bookie in names:
         head, payloads = add_head(master_key(b""), is_recovery=False, is_high_priority=False), [b"lost"]

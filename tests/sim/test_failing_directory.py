@@ -106,10 +106,7 @@ def sweep(
     starting = fresh()
     starting.disk.log = []
 
-    async def nothing(store: LedgerStore, promises: Any) -> None:
-        """Only start."""
-
-    assert starting.live(nothing, stops=False)
+    assert starting.live(start_only, stops=False)
 
     def calls(made: Any) -> int:
         return sum(
@@ -141,7 +138,7 @@ def sweep(
             assert not made.failures
             made.disk.faults.clear()
             made.crash(WAYS[number % len(WAYS)])
-            made.live(nothing)  # in which index files are built again
+            made.live(start_only)  # in which index files are built again
             assert made.live(settle)
             made.check(lives=1)
             assert not made.failures
@@ -251,6 +248,72 @@ def test_what_a_failed_sync_has_lost_is_written_again(three: Callable[..., Any],
     made.disk.faults.clear()
     made.crash(NOTHING_SURVIVES)
     made.check()
+
+
+async def start_only(store: LedgerStore, promises: Any) -> None:
+    """Only start."""
+
+
+def filled(three: Callable[..., Any], body: Body) -> Any:
+    """A bookie with eight ledgers, a third of whose index files lie in the directory that will fail."""
+    made = three("whole")
+
+    async def fill(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(1, 9):
+            await add(store, promises, body, ledger_id, range(6))
+
+    assert made.live(fill)
+    assert any(path.startswith(BROKEN) and path.endswith(".idx") for path in made.disk.files())
+    return made
+
+
+def is_certain_again(made: Any) -> None:
+    """The directory is back with all that was synced: after rebuilds no ledger is uncertain."""
+    made.disk.faults.clear()
+    made.crash(PROCESS_DIES)
+    assert made.live(start_only)
+    assert made.live(settle)
+    made.check(lives=1)
+    assert not made.failures
+
+
+def test_a_log_that_a_failed_directory_did_not_accept_is_no_damage(three: Callable[..., Any], body: Body) -> None:
+    """Its name exists, without a header, and logs with greater ids were synced elsewhere."""
+    made = filled(three, body)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for number in range(1, 10):
+            made.disk.fail("pwrite", f"{BROKEN}/current/{number}.log", error, count=1 << 40)
+        made.disk.fail("pread", f"{BROKEN}/", error, count=1 << 40)  # the rebuild elsewhere is incomplete
+        for entry in range(6, 60, 6):
+            await add(store, promises, body, 1, range(entry, entry + 6))
+            await store.checkpoint()
+        assert store.stats()["directories_failed"] == 1
+
+    assert made.live(script, stops=False)
+    assert b"" in [
+        made.disk.read_bytes(path) for path in made.disk.files() if path.startswith(BROKEN) and path.endswith(".log")
+    ]
+    is_certain_again(made)
+
+
+def test_a_directory_whose_names_cannot_be_read_fails_at_once(three: Callable[..., Any], body: Body) -> None:
+    """Otherwise a rebuild would find the ledgers incomplete for good, just before the directory fails anyway."""
+    made = filled(three, body)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(1, 9):
+            await store.header(ledger_id)
+        made.disk.fail("pread", f"{BROKEN}/", error, count=1 << 40)
+        made.disk.fail("list", f"{BROKEN}/", error, count=1 << 40)
+        for ledger_id in range(1, 9):
+            with contextlib.suppress(ReadFailed, DataUnknown):
+                await store.read(ledger_id, 5)
+            await asyncio.sleep(1)
+        assert store.stats()["directories_failed"] == 1
+
+    assert made.live(script, stops=False)
+    is_certain_again(made)
 
 
 def test_the_last_directory_is_not_given_up(three: Callable[..., Any], body: Body) -> None:

@@ -11,7 +11,9 @@ fences and, after the loss of a part of a journal, all that exist.
 
 The first add of a former ledger causes a read of its record, and later ones wait with it, in order. One read serves all
 ledgers that wait when it begins. If the record is OPEN, and names this bookie for the entry, the adds are stored like
-any others, so a fence that arrived meanwhile refuses them. The ledger is not checked again while it stays in memory.
+any others, so a fence that arrived meanwhile refuses them. The bookie may have lost such a fence again before the read
+ends. So a read does not count if its ledger became a former one meanwhile: the record is read again. The ledger is not
+checked again while it stays in memory.
 
 The metadata store may be unavailable. An add waits `WAIT_S` at most, and then fails so that its writer can use another
 bookie. Waiting adds count as accepted input, which bounds their memory.
@@ -74,6 +76,7 @@ class LedgerChecks:
         self._events = events
         self._waiting: dict[int, list[_Add]] = {}  # by ledger, in order of arrival
         self._due: dict[int, None] = {}  # ledgers to read
+        self._valid: set[int] = set()  # ledgers with a read in progress that will count
         self._reads = 0  # in progress
         self._backoff = Backoff(RETRY_S, RETRY_S_MAX, runtime.random.uniform)
         self._is_stopped = False
@@ -91,6 +94,12 @@ class LedgerChecks:
             self._due[ledger_id] = None
             if len(self._due) == 1:
                 loop.call_soon(self._start)
+
+    def fences_lost(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Discard the reads in progress of these ledgers, [start, stop) of ids: a fence after their answer is lost."""
+        self._valid -= {
+            ledger_id for ledger_id in self._valid if any(start <= ledger_id < stop for start, stop in runs)
+        }
 
     async def stop(self) -> None:
         """Refuse all waiting adds. Idempotent."""
@@ -115,6 +124,7 @@ class LedgerChecks:
         loop = asyncio.get_running_loop()
         counts = [len(self._waiting[ledger_id]) for ledger_id in ledger_ids]
         deadline = min(self._waiting[ledger_id][0].deadline for ledger_id in ledger_ids)
+        self._valid.update(ledger_ids)
         try:
             async with asyncio.timeout_at(deadline):
                 records = await self._driver.current_ledgers(ledger_ids)
@@ -125,7 +135,12 @@ class LedgerChecks:
         else:
             self._backoff.reset()
             for ledger_id, count, versioned in zip(ledger_ids, counts, records, strict=True):
-                self._decide(ledger_id, count, versioned.metadata if isinstance(versioned, Versioned) else versioned)
+                if ledger_id in self._valid:
+                    record = versioned.metadata if isinstance(versioned, Versioned) else versioned
+                    self._decide(ledger_id, count, record)
+                else:
+                    self._due[ledger_id] = None
+            self._valid.difference_update(ledger_ids)
         self._reads -= 1
         self._start()
 

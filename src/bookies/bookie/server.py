@@ -206,6 +206,7 @@ class BookieServer:
         storage: Storage = self.store if wrap is None else wrap(self.store)
         reads = Reads(storage, config, runtime.clock, self._events, self.served)
         checks = LedgerChecks(driver, self.bookie_id, storage.note_open, runtime, self._events)
+        self.store.on_fences_lost = checks.fences_lost
         self._handlers = Handlers(storage, self.state, intake, reads, checks, self._events, self.served)
         surroundings = Surroundings(self._handlers, intake, self._events, config.frame_size_max)
         self._reception = Reception(runtime, config, surroundings, self.state.may_serve)

@@ -153,6 +153,8 @@ class LedgerStore(StoreWrites, StoreReads):
         parts, layout = self._open(), former_ledgers_format
         self.former_ledgers = layout.union(self.former_ledgers, runs)
         self._found_open.clear()
+        if self.on_fences_lost is not None:
+            self.on_fences_lost(runs)
         if self.former_ledgers.bound < layout.ALL_LEDGERS:  # else the next start takes them from the metadata store
             paths = [posixpath.join(directory, layout.FILE_NAME) for directory in parts.directories.all]
             data = layout.pack(self.former_ledgers)

@@ -23,6 +23,7 @@ from bookies.metadata.interface.driver import GivenIds, Versioned
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorums import IdSet
 from bookies.runtime.events import Events
+from bookies.storage.engine.quarantine_format import QuarantineState
 from bookies.storage.engine.store_writes import RefusedAdds
 from bookies.storage.identity.former_ledgers_format import ALL_LEDGERS, RUNS_MAX, pack, parse, union
 from bookies.storage.store import LedgerStore
@@ -35,7 +36,7 @@ FILES = ("/journal/current/formerLedgers", "/ledgers/current/formerLedgers")
 
 
 class SlowDriver(MemoryDriver):
-    """Answers checks when it is told to."""
+    """Answers checks when it is told to, with the records of the moment when it was asked."""
 
     reads = 0
     is_answering: asyncio.Event
@@ -45,10 +46,11 @@ class SlowDriver(MemoryDriver):
         self, ledger_ids: Sequence[int], known: Sequence[Versioned] = ()
     ) -> list[Versioned | MetadataCorrupt | None]:
         self.reads += 1
+        records = await super().current_ledgers(ledger_ids)
         await self.is_answering.wait()
         if self.failure is not None:
             raise self.failure
-        return await super().current_ledgers(ledger_ids)
+        return records
 
 
 async def make_ledgers(store: MemoryStore, count: int, **changes: object) -> MemoryDriver:
@@ -221,6 +223,42 @@ def test_an_ended_ledger_is_refused_and_a_fence_during_the_read_as_well(world: W
         read = await client.ask(ReadRequest(2, 0, 2, 0))
         assert isinstance(read, ReadResponse)
         assert read.status is Status.NO_ENTRY
+        assert server._reception.intake.adds_size == 0
+        await maker.close()
+
+    world.run(body)
+
+
+def test_a_read_does_not_count_after_its_ledger_was_deleted_with_its_fence(world: World) -> None:
+    """While it is in flight, ledger 0 is fenced here, sealed, moved to another bookie, and deleted here as surplus."""
+
+    async def delete_surplus(server: BookieServer, ledger_id: int) -> list[int]:
+        assert server.store.parts is not None
+        removals = server.store.parts.removals
+        await removals.quarantine([ledger_id], QuarantineState.SURPLUS, 0)
+        return await removals.delete([ledger_id], 0)
+
+    async def body(world: World) -> None:
+        maker = await make_ledgers(world.metadata, 2)
+        world.settings["gc_interval_ms"] = 1 << 40
+        server, driver, client = await serving(world)
+        driver.is_answering.clear()
+        client.send(adds(0, [0]), adds(1, [0]))
+        await asyncio.sleep(0.1)
+        assert driver.reads == 1
+        await client.ask(ReadRequest(2, 0, 0, -1, KEY, True, True))
+        await close(maker, 0)
+        found = await maker.read_ledger(0)
+        await maker.write_ledger(found.metadata.replace(ensembles=((0, (B2,)),)), found.version)
+        assert await world.on_bookie(delete_surplus(server, 0)) == [0]
+        driver.is_answering.set()
+        answers = [await client.response() for _ in range(2)]
+        assert {answer.ledger_id: answer.status for answer in answers} == {  # type: ignore[union-attr]
+            0: Status.FENCED,
+            1: Status.OK,
+        }
+        assert driver.reads == 2
+        assert 0 not in set(server.store.ledger_ids())
         assert server._reception.intake.adds_size == 0
         await maker.close()
 

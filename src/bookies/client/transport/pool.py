@@ -114,7 +114,7 @@ class _Connector:
                     handshake = Handshake(connection, self._security, host)
                     await self._network.connect(host, port, lambda: handshake)
                     await handshake.wait()
-        except (OSError, BookKeeperError) as cause:  # TimeoutError is an OSError.
+        except Exception as cause:  # noqa: BLE001  (a mistake, in `resolve` too, ends this connection alone)
             reason = cause.message if isinstance(cause, BookKeeperError) else str(cause) or type(cause).__name__
             if handshake is not None and isinstance(cause, TimeoutError):
                 reason = f"no answer in time while the client waited for {handshake.waits_for}"

@@ -82,6 +82,8 @@ class IndexWriter:
             frozen = index.freeze()
             try:
                 extent = await log.worker.run(log.writer.sync)
+                # The catalog says that logs up to this id are synced, and the note which of them are not.
+                await self.failover.react(self.worker, log.writer.lost_ends)
                 index.catalog.note_synced(*extent, marks)
                 self.observer.index_write_begins()
                 has_saved_rebuilt = await index.write(frozen, self.worker)

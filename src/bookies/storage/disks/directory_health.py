@@ -77,12 +77,15 @@ class DirectoryHealth:
         return True
 
     def read_failed(self, path: str, offset: int, reason: str) -> None:
-        """Record a failed read; the directory fails once reads failed at `READ_FAILURES_MAX` places."""
+        """Record a failed read; the directory fails once reads failed at `READ_FAILURES_MAX` places.
+
+        It fails at once if its own names cannot be read: then it is unknown which files it has.
+        """
         root = self.root_of(path)
         if root is not None:
             places = self._unreadable.setdefault(root, set())
             places.add((path, offset // PLACE_SIZE))
-            if len(places) >= READ_FAILURES_MAX:
+            if len(places) >= READ_FAILURES_MAX or path == root:
                 self.fail(path, reason)
 
     @property

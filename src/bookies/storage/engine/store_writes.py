@@ -58,10 +58,12 @@ class LedgerUnchecked(BookKeeperError):
 class StoreWrites(StoreAccess):
     """Writes that are decided at the call, and whose durability is reported later. All calls on the loop's thread.
 
-    `former_ledgers`: ids of ledgers whose fences these directories may lack, see `storage.identity`.
+    `former_ledgers`: ids of ledgers whose fences these directories may lack, see `storage.identity`. `on_fences_lost`:
+    called with runs of ids that are added to them, [start, stop): earlier reads of their records do not count.
     """
 
     former_ledgers = IdSet(0)
+    on_fences_lost: Callable[[Sequence[tuple[int, int]]], None] | None = None
     _entry_count = 0  # entries added since the start
     _entry_size = 0  # bytes of them
     _misses_journal = False  # a journal's disk has no space for its first file

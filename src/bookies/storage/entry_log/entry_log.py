@@ -207,7 +207,7 @@ class EntryLogWriter:
             except (OSError, DiskFull, SyncFailed) as error:
                 failure = error
                 file.close()
-                remove(self._disk, file.path)
+                self._remove_empty(file.path, log_id)
                 if isinstance(error, SyncFailed) and not self._health.is_failed(directory):
                     raise
                 continue
@@ -278,7 +278,7 @@ class EntryLogWriter:
         file, self._active = active.file, None
         if active.position == layout.HEADER_SIZE:
             file.close()
-            remove(self._disk, file.path)
+            self._remove_empty(file.path, active.log_id)
             self._unnamed = [path for path in self._unnamed if path != file.path]
             return
         try:
@@ -287,6 +287,12 @@ class EntryLogWriter:
             self._unsynced.append(active)
         else:
             self._seal(active)
+
+    def _remove_empty(self, path: str, log_id: int) -> None:
+        """Remove a log without an entry. One that stays in a failed directory is lost: later logs will be synced."""
+        remove(self._disk, path)
+        if self._health.is_failed(path):
+            self.lost_ends = {**self.lost_ends, log_id: 0}
 
     def sync(self) -> tuple[int, int, int]:
         """Make every byte written so far durable; return (the active log, its end, the greatest id allocated).

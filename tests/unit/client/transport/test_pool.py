@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.fakes.world import World, in_world
@@ -138,6 +139,26 @@ async def test_nobody_listens(world: World) -> None:
     assert sink.acknowledged == list(range(5))
     await asyncio.sleep(11)
     assert not pool.is_suspect(B1)
+
+
+@in_world(2)
+async def test_a_mistake_in_finding_a_bookie_ends_its_connection_alone(world: World, monkeypatch: Any) -> None:
+    """Each time, and at once: requests must not wait until they time out."""
+    pool = await pool_of(world)
+    resolve = pool._connector._resolve
+
+    async def mistaken(bookie: BookieId) -> tuple[str, int]:
+        assert bookie != B1
+        return await resolve(bookie)
+
+    monkeypatch.setattr(pool._connector, "_resolve", mistaken)
+    sink = Sink()
+    pool.send_adds(B2, 7, range(1), frames(0, 1), sink)
+    for _ in range(2):
+        with pytest.raises(BookieUnreachable, match="cannot connect: "):
+            await pool.read_entry(B1, 7, 0)
+    await settle()
+    assert (sink.acknowledged, sink.failed) == ([0], [])
 
 
 @in_world(1)

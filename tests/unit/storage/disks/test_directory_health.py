@@ -46,6 +46,17 @@ def test_a_failed_directory_is_told_once_and_the_last_one_never_fails() -> None:
     assert not health_of(keeps_going=False).fail("/b", "broken")
 
 
+def test_a_directory_that_cannot_be_listed_fails_at_once() -> None:
+    disk, health = SimDisk(), health_of()
+    disk.put("/b/0/file", b"content")
+    disk.fail("list", "/b", lambda: OSError(5, "Input/output error"), count=2)
+    watched = WatchedDisk(disk, health)
+    for path, failed in (("/b/0", []), ("/b", ["/b"])):
+        with pytest.raises(OSError, match="Input"):
+            watched.list(path)
+        assert list(health.failed) == failed
+
+
 def test_there_has_to_be_one_of_each_kind() -> None:
     health = DirectoryHealth(["/a", "/b"], ["/i"], keeps_going=True)
     assert not health.fail("/i", "broken")
