@@ -77,6 +77,27 @@ def pack_entry(records: Sequence[NewRecord], written: int, codec: int = NONE) ->
     return _ENVELOPE.pack(_VERSION, codec, len(body), len(stored)) + stored
 
 
+def pack_values(values: Sequence[bytes], txid: int, written: int, entry_size: int) -> list[bytes]:
+    """Return entries with a record for each value, of one transaction id, uncompressed.
+
+    `written`: user records of the segment before them. `entry_size`: bytes of records that share an entry.
+    """
+    entries: list[bytes] = []
+    pieces: list[bytes] = []
+    size = 0
+    for value in values:
+        length = RECORD_HEADER_SIZE + len(value)
+        if pieces and size + length > entry_size:
+            entries.append(_ENVELOPE.pack(_VERSION, NONE, size, size) + b"".join(pieces))
+            pieces, size = [], 0
+        written += 1
+        pieces += (_RECORD.pack(written << 16, txid, len(value)), value)
+        size += length
+    if pieces:
+        entries.append(_ENVELOPE.pack(_VERSION, NONE, size, size) + b"".join(pieces))
+    return entries
+
+
 def pack_set(payloads: Sequence[bytes], codec: int = NONE) -> bytes:
     """Return the payload of a record set. Raises `InvalidArgument` for an empty or too large one."""
     if not payloads:
