@@ -291,7 +291,7 @@ def test_apaches_tool_reads_ours(place: Stage) -> None:
 def test_apaches_tool_counts_inspects_and_truncates(place: Stage, writer: str) -> None:
     """Positions are `SEGMENT,ENTRY,SLOT`. Without -f, `inspect` and `truncate` wait for an answer to a question."""
     name = f"tooled-{writer}"
-    peer = place.peer(writer, name, "maxLogSegmentBytes=400")
+    peer = place.peer(writer, name, "maxLogSegmentBytes=200")
     peer.ask("lead")
     for first in range(1, 41, 10):
         peer.ask("write", first, 10)
@@ -300,7 +300,7 @@ def test_apaches_tool_counts_inspects_and_truncates(place: Stage, writer: str) -
     inspected = tool(place, "inspect", "-f", "-ft", name)
     assert inspected.partition("Corrupted Candidates :")[2].strip() == ""
     before = peer.ask("segments")
-    assert len(before) > 2
+    assert len(before) > 1
     assert "finished" in tool(place, "truncate", "-f", "-ft", name)
     after = place.peer(other(writer), name)
     assert after.ask("segments") == before[-1:]  # The newest one stays.

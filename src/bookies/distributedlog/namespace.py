@@ -83,7 +83,7 @@ class Namespace:
         return LogParts(self.client, self._runtime, store, self._password, first, self._owner, has_locks)
 
     def batches(self, name: str) -> Batches:
-        """Return the batches of a log, which several processes write together. Raises `InvalidArgument`."""
+        """Return the batches of a log, which the tasks of Spark's sink write together. Raises `InvalidArgument`."""
         return Batches(self._parts(name))
 
     async def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
