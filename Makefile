@@ -12,7 +12,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs dist release clean
+.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs example spark-cluster docs dist release clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -123,6 +123,11 @@ example: $(VENV)/.demo
 
 spark-cluster: $(VENV)/.dev $(VENV)/.demo $(VENV)/.connect
 	@$(BIN)/python -m pytest -q -n 0 -m cluster tests/live/test_spark_cluster.py $(ARGS)
+
+# Logs: Java's DistributedLog and ours in turn, on the same bookies.
+bench-logs: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
+bench-logs: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.dlogs $(ARGS)
 
 bench-spark: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python benchmarks/spark.py $(ARGS)

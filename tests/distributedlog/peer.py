@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bookies.distributedlog import Dlog, DlogWriter, Dlsn, Namespace, Record, bind, open_namespace, parse_dlsn
+from bookies.distributedlog.batches import Quorums
+from bookies.protocol.log.log_model import Written
+from bookies.protocol.log.transaction import Origin, Transaction
 
 SESSION_S = 2.0  # as in `Dlog.java`
 
@@ -97,6 +100,17 @@ class Peer:
     async def do_truncate(self, before: str) -> None:
         await self._log.truncate(parse_dlsn(before))
         say("done true")
+
+    async def do_batch(self, version: str, *counts: str) -> None:
+        """Commit a batch with a part of so many records for each count."""
+        batches = self._namespace.batches(self._log.name)
+        txid, written = await batches.next_txid(), list[Written]()
+        for partition, count in enumerate(map(int, counts)):
+            part = batches.part(Origin("app", int(version), "", partition, "0"), txid, Quorums(1, 1, 1), 1 << 20)
+            await part.append_packed(b"%03d" * count % tuple(range(count)), range(0, 3 * count + 1, 3))
+            written += await part.finish()
+        txn = Transaction("app", int(version), "", {self._log.name: tuple(written)}, {})
+        say(f"done {await batches.commit(txn, is_fencing=False, timeout=5)}")
 
     async def do_purge(self, txid: str) -> None:
         await self._log.apply_retention(below_txid=int(txid))

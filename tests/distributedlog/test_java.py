@@ -287,6 +287,79 @@ def test_apaches_tool_reads_ours(place: Stage) -> None:
     assert re.findall(r"\bs\d\b", dumped) == ["s0", "s1", "s2"]
 
 
+@BOTH
+def test_apaches_tool_counts_inspects_and_truncates(place: Stage, writer: str) -> None:
+    """Positions are `SEGMENT,ENTRY,SLOT`. Without -f, `inspect` and `truncate` wait for an answer to a question."""
+    name = f"tooled-{writer}"
+    peer = place.peer(writer, name, "maxLogSegmentBytes=200")
+    peer.ask("lead")
+    for first in range(1, 41, 10):
+        peer.ask("write", first, 10)
+    peer.ask("close")
+    assert "total is 40 records" in tool(place, "count", "-s", name, "1,0,0")
+    inspected = tool(place, "inspect", "-f", "-ft", name)
+    assert inspected.partition("Corrupted Candidates :")[2].strip() == ""
+    before = peer.ask("segments")
+    assert len(before) > 1
+    assert "finished" in tool(place, "truncate", "-f", "-ft", name)
+    after = place.peer(other(writer), name)
+    assert after.ask("segments") == before[-1:]  # The newest one stays.
+    records = read(place, "ours", name)
+    assert records == read(place, "java", name)
+    assert f"total is {len(records)} records" in tool(place, "count", "-s", name, "1,0,0")
+    assert "finished" in tool(place, "truncate", "-f", "-d", "-ft", name)
+    assert f"name {name}" not in after.ask("logs")
+    peer.kill()
+    after.kill()
+
+
+@BOTH
+def test_either_truncates_and_purges_what_the_other_wrote(place: Stage, writer: str) -> None:
+    name = f"cut-of-{writer}"
+    author, cutter = place.peer(writer, name, "maxLogSegmentBytes=400"), place.peer(other(writer), name)
+    author.ask("lead")
+    for first in range(1, 61, 10):
+        author.ask("write", first, 10)
+    author.ask("close")
+    cutter.ask("lead")
+    at = acked(author)[30][1]
+    cutter.ask("truncate", at)
+    cutter.ask("close")
+    for kind in KINDS:
+        assert read(place, kind, name, at)[0].split()[1] == "31"
+    cutter.ask("purge", 31)
+    answers = [place.peer(kind, name).ask("segments") for kind in KINDS]
+    assert answers[0] == answers[1]
+    assert read(place, "ours", name) == read(place, "java", name, at)
+    author.kill()
+    cutter.kill()
+
+
+def test_java_reads_and_continues_batches_of_sparks_sink(place: Stage) -> None:
+    name = "batches"
+    ours, java = place.peer("ours", name), place.peer("java", name)
+    java.ask("create", name)
+    java.ask("lead")
+    java.ask("write", 10, 5)
+    with pytest.raises(Refused, match="LogInUse"):
+        ours.ask("batch", 1, 3, 4)
+    java.ask("close")
+    assert ours.ask("batch", 1, 3, 4) == ["done True"]
+    assert ours.ask("batch", 1, 3, 4) == ["done False"]
+    java.ask("lead")
+    java.ask("write", 100, 5)
+    java.ask("close")
+    assert ours.ask("batch", 2, 2) == ["done True"]
+    records = read(place, "java", name)
+    assert records == read(place, "ours", name)
+    txids = [int(line.split()[1]) for line in records]
+    assert txids == [*range(10, 15), *[15] * 7, *range(100, 105), *[105] * 2]
+    java.ask("delete", name)
+    assert f"name {name}" not in ours.ask("logs")
+    java.kill()
+    ours.kill()
+
+
 def tool(place: Stage, command: str, *words: str) -> str:
     """What a command of Apache's `dlog tool` prints."""
     program = ["org.apache.distributedlog.tools.Tool", "org.apache.distributedlog.tools.DistributedLogTool"]

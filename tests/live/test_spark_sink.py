@@ -233,11 +233,11 @@ def test_the_page_about_writing_does_what_it_says(
 class Stream:
     """A query from a directory of text files, a file a batch, into a log. `source`: the format's name."""
 
-    def __init__(self, spark: Any, cluster: LocalCluster, log: Any, directory: pathlib.Path) -> None:
+    def __init__(self, spark: Any, log: Any, directory: pathlib.Path, options: dict[str, str]) -> None:
         self.spark = spark
         self.log = log
         self.directory = directory
-        self.options = {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "log": log.name}
+        self.options = options
         self.source = "bookkeeper"
         self.values: list[bytes] = []
         self.failures: list[str] = []
@@ -272,7 +272,7 @@ class Stream:
 @pytest.fixture
 def stream(spark: Any, cluster: LocalCluster, log: Any, tmp_path: pathlib.Path) -> Stream:
     bookies.spark.register(spark)
-    return Stream(spark, cluster, log, tmp_path)
+    return Stream(spark, log, tmp_path, {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "log": log.name})
 
 
 def test_a_stream_writes_each_batch_once_and_goes_on_where_it_was(stream: Stream, store: Any) -> None:

@@ -3,6 +3,7 @@
 Writers take a log over from one another, with and without the lock, roll, crash, and meet bookies that fail, requests
 to ZooKeeper whose outcome is unknown, and sessions that end. Readers tail. At the end the log must hold every
 acknowledged record once, at its position, in the order of its writer, and every reader must have seen the same.
+An application commits batches as Spark's sink does, and repeats those that failed: each must be in the log once.
 """
 
 from __future__ import annotations
@@ -16,20 +17,27 @@ import pytest
 from tests.fakes.distributedlog import Place, in_namespace
 
 from bookies.distributedlog import Dlog, DlogWriter, Dlsn, Record
+from bookies.distributedlog.batches import Batches, Quorums
 from bookies.errors import BookKeeperError
+from bookies.protocol.log.log_model import Written
+from bookies.protocol.log.transaction import Origin, Transaction
 from bookies.wire.messages import AddRequest, Request
 
 SEEDS = range(1 + int(os.environ.get("BK_SWEEP_SEEDS", "1")))
 WRITERS, TAILS, TURNS = 3, 2, 8
+BATCHES, ATTEMPTS = 6, 10
 
 
 class Run:
-    """One seed. `acknowledged`: positions by payload."""
+    """One seed. `acknowledged`: positions by payload. `batches`: payloads of each; `committed`: of those that
+    are in the log for certain."""
 
     def __init__(self, place: Place, seed: int) -> None:
         self.place = place
         self.random = Random(seed)
         self.acknowledged: dict[bytes, Dlsn] = {}
+        self.batches: list[set[bytes]] = []
+        self.committed: set[bytes] = set()
         self.errors: list[str] = []
         self.news = asyncio.Event()
         for bookie in place.world.bookies.values():
@@ -84,6 +92,39 @@ class Run:
     async def append(self, writer: DlogWriter, payload: bytes) -> None:
         self.acknowledged[payload] = await writer.append(payload, timeout=60)
 
+    async def commit_batches(self) -> None:
+        """An application that commits batch after batch, and repeats one that failed."""
+        for version in range(BATCHES):
+            values = [b"batch%d-%d" % (version, number) for number in range(self.random.randrange(1, 9))]
+            self.batches.append(set(values))
+            for _ in range(ATTEMPTS):
+                batches = (await self.place.namespace("spark")).batches("orders")
+                try:
+                    await self.commit(batches, version, values)
+                except (BookKeeperError, TimeoutError) as error:
+                    self.errors.append(f"batch {type(error).__name__}")
+                    await asyncio.sleep(self.random.random())
+                    continue
+                self.committed.update(values)
+                break
+            await asyncio.sleep(self.random.random())
+
+    async def commit(self, batches: Batches, version: int, values: list[bytes]) -> None:
+        is_fencing = self.random.random() < 0.7
+        txid = await batches.next_txid(is_fencing=is_fencing)
+        written: list[Written] = []
+        for partition, value in enumerate(values):
+            part = batches.part(Origin("app", version, "", partition, "0"), txid, Quorums(3, 3, 2), 1 << 20)
+            await part.append_packed(value, [0, len(value)])
+            written += await part.finish()
+        txn = Transaction("app", version, "", {"orders": tuple(written)}, {})
+        try:
+            await batches.commit(txn, is_fencing=is_fencing, timeout=30)
+        except (BookKeeperError, TimeoutError):
+            with contextlib.suppress(BookKeeperError, TimeoutError):
+                await batches.abort(txn, timeout=30)
+            raise
+
     async def tail(self, seen: list[Record]) -> None:
         log = (await self.place.namespace("tail")).log("orders")
         while True:
@@ -131,6 +172,8 @@ async def check(run: Run, log: Dlog, tails: list[list[Record]]) -> None:
     present = {record.payload: record.position for record in records}
     assert len(present) == len(records), "a record is in the log twice"
     assert {payload: present.get(payload) for payload in run.acknowledged} == run.acknowledged
+    assert run.committed <= set(present)
+    assert all(len(batch.intersection(present)) in (0, len(batch)) for batch in run.batches)
     assert [record.sequence_id for record in records] == list(range(len(records)))
     assert [record.txid for record in records] == sorted(record.txid for record in records)
     orders: dict[bytes, list[int]] = {}
@@ -156,7 +199,7 @@ def test_take_overs_under_faults(seed: int, has_zookeeper: bool) -> None:
         tails: list[list[Record]] = [[] for _ in range(TAILS)]
         tailing = [asyncio.create_task(run.tail(seen)) for seen in tails]
         disturbing = asyncio.create_task(run.disturb())
-        await asyncio.gather(*(run.write(number) for number in range(WRITERS)))
+        await asyncio.gather(run.commit_batches(), *(run.write(number) for number in range(WRITERS)))
         disturbing.cancel()
         await asyncio.gather(disturbing, return_exceptions=True)
         if place.server is not None:
@@ -172,5 +215,6 @@ def test_take_overs_under_faults(seed: int, has_zookeeper: bool) -> None:
         await asyncio.gather(*tailing, return_exceptions=True)
         await check(run, (await place.namespace()).log("orders"), tails)
         assert len(run.acknowledged) > 20
+        assert run.committed
 
     in_namespace(act, has_zookeeper=has_zookeeper, bookies=4)

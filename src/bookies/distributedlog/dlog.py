@@ -21,6 +21,7 @@ from bookies.distributedlog.formats.dlsn import BEFORE_FIRST, FIRST, INVALID, Dl
 from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM, ENTRY_SIZE_MAX, SlotRecord
 from bookies.distributedlog.formats.segment import Segment
 from bookies.distributedlog.model.segment_list import (
+    CHANGE_ATTEMPTS_MAX,
     Segments,
     first_to_read,
     is_ended,
@@ -44,7 +45,6 @@ from bookies.errors import (
 )
 
 LOCK_TIMEOUT_S = 30.0
-CHANGE_ATTEMPTS_MAX = 8  # of a change that other processes overtake
 
 
 class Locks:

@@ -74,6 +74,7 @@ class WriterOptions(Struct, frozen=True):
     is_eager: bool
 
 
+_new = tuple.__new__  # costs half of a call of the class
 _Promise = asyncio.Future[Dlsn] | None  # of a record's position; None: no caller waits for it
 _Batch = list[tuple[NewRecord, _Promise]]
 
@@ -236,9 +237,10 @@ class DlogWriter:
         Raises `BookieBusy` if records of `memory_limit` bytes wait to be sent: use `append`, which waits.
         """
         check_record_size(len(payload))
-        if not self._buffer.turns.is_empty or self._buffer.is_crowded:
-            raise BookieBusy(f"records of {self._buffer.size:,} bytes wait to be sent to log {self.name}")
-        return self._put(NewRecord(self._next_txid(txid), 0, bytes(payload)))
+        buffer = self._buffer
+        if buffer.is_crowded or not buffer.turns.is_empty:
+            raise BookieBusy(f"records of {buffer.size:,} bytes wait to be sent to log {self.name}")
+        return self._put(_new(NewRecord, (self._next_txid(txid), 0, bytes(payload), 1)))
 
     async def append_many(
         self, payloads: Iterable[bytes], *, txid: int | None = None, timeout: float | None = None
@@ -256,7 +258,7 @@ class DlogWriter:
             first = self._next_txid(txid)
             last = self._next_txid(first + len(batch) - 1)
             for offset, payload in enumerate(batch[:-1]):
-                self._buffer.add(NewRecord(first + offset, 0, payload), None)
+                self._buffer.add(_new(NewRecord, (first + offset, 0, payload, 1)), None)
             return await self._put(NewRecord(last, 0, batch[-1]))
 
     async def append_set(
@@ -287,7 +289,8 @@ class DlogWriter:
             return position
 
     def _next_txid(self, txid: int | None) -> int:
-        self._check()
+        if self._error is not None or self._is_ended:
+            self._check()
         if txid is None:
             txid = max(self._last_txid, 0) + 1
         elif not 0 <= whole_number("txid", txid, None) < TXID_MAX:
@@ -378,7 +381,7 @@ class DlogWriter:
         segment.in_flight.append((segment.next_entry, batch))
         segment.next_entry += 1
         segment.size += len(entry)
-        segment.written += sum(record.user_count for record in records)
+        segment.written += sum([record.user_count for record in records])
         segment.drained.clear()
         future.add_done_callback(lambda done: self._done(segment, done))
 
@@ -398,16 +401,15 @@ class DlogWriter:
     def _acknowledge(self, segment: _Open) -> None:
         """Resolve the oldest entry in flight."""
         entry, batch = segment.in_flight.popleft()
-        slot = 0
-        last = segment.last
+        slot, lssn = 0, segment.segment.lssn
         for record, promise in batch:
-            end = slot + record.records - 1
-            if not record.flags & CONTROL:
-                last = LastRecord(record.txid, entry, end, last.records + record.user_count)
+            slot += record.records
             if promise is not None and not promise.done():
-                promise.set_result(Dlsn(segment.segment.lssn, entry, end))
-            slot = end + 1
-        segment.last = last
+                promise.set_result(_new(Dlsn, (lssn, entry, slot - 1)))
+        last = batch[-1][0]
+        if not last.flags & CONTROL:  # It would be alone in its entry.
+            records = segment.last.records + sum([record.user_count for record, _ in batch])
+            segment.last = LastRecord(last.txid, entry, slot - 1, records)
 
     def _fail(self, segment: _Open, error: BaseException) -> None:
         if segment.failure is None:

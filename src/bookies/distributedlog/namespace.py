@@ -10,6 +10,7 @@ from bookies.client.base.arguments import TimeLimit
 from bookies.client.client import Client
 from bookies.config import ClientConfig
 from bookies.configuration import configured
+from bookies.distributedlog.batches import Batches
 from bookies.distributedlog.dlog import Dlog, Locks
 from bookies.distributedlog.formats.binding import Binding, parse_binding
 from bookies.distributedlog.formats.log_names import (
@@ -80,6 +81,10 @@ class Namespace:
         first = self.binding.first_lssn if self.binding is not None and self.binding.first_lssn is not None else 1
         has_locks = not isinstance(self._tree, RecordTree)
         return LogParts(self.client, self._runtime, store, self._password, first, self._owner, has_locks)
+
+    def batches(self, name: str) -> Batches:
+        """Return the batches of a log, which the tasks of Spark's sink write together. Raises `InvalidArgument`."""
+        return Batches(self._parts(name))
 
     async def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
         """Return the names directly below a prefix such as "web/shop", sorted. A name may be a prefix of others."""

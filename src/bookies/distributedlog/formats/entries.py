@@ -14,6 +14,7 @@ from bookies.distributedlog.formats.compression import NONE, compress, decompres
 from bookies.errors import InvalidArgument, LogRecordCorrupt
 
 CONTROL, END_OF_STREAM, SET = 1, 2, 4  # flags
+_UNCOUNTED = CONTROL | END_OF_STREAM
 TXID_MAX = (1 << 63) - 1  # the transaction id of the end-of-stream record, and of no other
 RECORD_SIZE_MAX = (1 << 20) - (8 << 10)  # bytes of a record with its header
 ENTRY_SIZE_MAX = (1 << 20) - (4 << 10)  # bytes of an entry with its envelope, before compression
@@ -54,7 +55,7 @@ class NewRecord(NamedTuple):
     @property
     def user_count(self) -> int:
         """Records that count: control and end-of-stream records do not."""
-        return 0 if self.flags & (CONTROL | END_OF_STREAM) else self.records
+        return 0 if self.flags & _UNCOUNTED else self.records
 
 
 def check_record_size(size: int) -> None:
@@ -67,14 +68,37 @@ def pack_entry(records: Sequence[NewRecord], written: int, codec: int = NONE) ->
     """Return the entry. `written`: user records of the segment before it. A record that does not count repeats the
     number of those that do."""
     pieces: list[bytes] = []
-    for record in records:
-        count = record.user_count
-        pieces += (_RECORD.pack((written + min(count, 1)) << 16 | record.flags, record.txid, len(record.payload)),)
-        pieces.append(record.payload)
-        written += count
+    header = _RECORD.pack
+    for txid, flags, payload, count in records:
+        if flags & _UNCOUNTED:
+            pieces += (header(written << 16 | flags, txid, len(payload)), payload)
+        else:
+            pieces += (header((written + 1) << 16 | flags, txid, len(payload)), payload)
+            written += count
     body = b"".join(pieces)
     stored = compress(body, codec)
     return _ENVELOPE.pack(_VERSION, codec, len(body), len(stored)) + stored
+
+
+def pack_values(values: Sequence[bytes], txid: int, written: int, entry_size: int) -> list[bytes]:
+    """Return entries with a record for each value, of one transaction id, uncompressed.
+
+    `written`: user records of the segment before them. `entry_size`: bytes of records that share an entry.
+    """
+    entries: list[bytes] = []
+    pieces: list[bytes] = []
+    size = 0
+    for value in values:
+        length = RECORD_HEADER_SIZE + len(value)
+        if pieces and size + length > entry_size:
+            entries.append(_ENVELOPE.pack(_VERSION, NONE, size, size) + b"".join(pieces))
+            pieces, size = [], 0
+        written += 1
+        pieces += (_RECORD.pack(written << 16, txid, len(value)), value)
+        size += length
+    if pieces:
+        entries.append(_ENVELOPE.pack(_VERSION, NONE, size, size) + b"".join(pieces))
+    return entries
 
 
 def pack_set(payloads: Sequence[bytes], codec: int = NONE) -> bytes:

@@ -79,6 +79,7 @@ class LogPaths:
         self.read_lock = f"{self.root}/readLock"
         self.allocation = f"{self.root}/allocation"
         self.subscribers = f"{self.root}/subscribers"
+        self.marks = f"{self.root}/transactions"  # of Spark's sink; Java ignores them
 
     def segment(self, name: str) -> str:
         return f"{self.segments}/{name}"

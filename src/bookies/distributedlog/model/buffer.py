@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
-from bookies.distributedlog.formats.entries import ENTRY_SIZE_MAX, ENVELOPE_SIZE, NewRecord
+from bookies.distributedlog.formats.entries import ENTRY_SIZE_MAX, ENVELOPE_SIZE, RECORD_HEADER_SIZE, NewRecord
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class RecordBuffer(Generic[T]):
     def add(self, record: NewRecord, tag: T) -> None:
         """Append a record."""
         self._records.append((record, tag))
-        self.size += record.size
+        self.size += RECORD_HEADER_SIZE + len(record.payload)
 
     def put_back(self, records: list[tuple[NewRecord, T]]) -> None:
         """Put records that were taken back to the front, in their order."""
@@ -53,14 +53,16 @@ class RecordBuffer(Generic[T]):
 
     def take(self) -> list[tuple[NewRecord, T]]:
         """Remove and return the records of the next entry: at least one. Records that do not count stay alone."""
-        taken = [self._records.popleft()]
+        records = self._records
+        taken = [records.popleft()]
         size = taken[0][0].size
-        while self._records and taken[-1][0].user_count and self._records[0][0].user_count:
-            following = self._records[0][0].size
-            if size + following > self._entry_size:
-                break
-            taken.append(self._records.popleft())
-            size += following
+        if taken[0][0].user_count:
+            while records and records[0][0].user_count:
+                following = RECORD_HEADER_SIZE + len(records[0][0].payload)
+                if size + following > self._entry_size:
+                    break
+                taken.append(records.popleft())
+                size += following
         self.size -= size
         return taken
 

@@ -25,6 +25,7 @@ from bookies.distributedlog.formats.segment import (
 from bookies.errors import LogError, LogFenced, MetadataCorrupt
 
 Segments = tuple[Segment, ...]
+CHANGE_ATTEMPTS_MAX = 8  # of a change that other processes overtake
 
 
 class LastRecord(NamedTuple):
@@ -101,6 +102,21 @@ def completed(segments: Segments, segment: Segment, last: LastRecord, now_ms: in
         last_slot=last.slot,
         start_sequence_id=start_sequence_id(segments, segment.lssn),
     )
+
+
+def appended(
+    segments: Segments, highest: int, first_lssn: int, ledgers: Sequence[tuple[int, LastRecord]], now_ms: int
+) -> Segments:
+    """Return the completed segments that sealed ledgers become, in their order, after those that exist.
+
+    See `started`. All segments are completed.
+    """
+    listed = list(segments)
+    for ledger_id, last in ledgers:
+        segment = started(tuple(listed[-1:]), highest, first_lssn, ledger_id, last.txid)
+        listed.append(completed(tuple(listed[-1:]), segment, last, now_ms))
+        highest = segment.lssn
+    return tuple(listed[len(segments) :])
 
 
 def truncations(segments: Segments, before: Dlsn) -> list[Change]:

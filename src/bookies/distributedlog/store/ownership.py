@@ -107,6 +107,25 @@ class Ownership:
         versions["max_txid"] += 1
         self.highest, self.max_txid = highest, max_txid
 
+    async def append(self, segments: Sequence[Segment], changes: Sequence[Operation]) -> None:
+        """Add completed segments, together with other changes of the log's znodes. Raises `LogFenced`."""
+        paths, versions, last = self._store.paths, self._versions, segments[-1]
+        assert last.last_txid is not None
+        path, data = paths.segment(last.name), last.pack()
+        max_txid = max(self.max_txid, last.last_txid)
+        operations: list[Operation] = [
+            *changes,
+            *(Create(paths.segment(segment.name), segment.pack(), Acl.OPEN) for segment in segments),
+            SetData(paths.segments, b"%d" % last.lssn, versions["segments"]),
+            SetData(paths.max_txid, b"%d" % max_txid, versions["max_txid"]),
+        ]
+        await self._commit(operations, "segments", path, data)
+
+    async def touch(self) -> None:
+        """Change the version of the list: changes of other processes in flight are refused. Raises `LogFenced`."""
+        path, data = self._store.paths.segments, b"%d" % self.highest
+        await self._commit([SetData(path, data, self._versions["segments"])], "segments", path, data)
+
     async def remove(self, segment: Segment) -> None:
         """Delete the znode of an empty segment in progress, whose ledger was deleted before. Raises `LogFenced`.
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookies.config import ClientConfig, validate
+from bookies.distributedlog.formats.log_names import DEFAULT_NAME, is_namespace
 from bookies.encoding.documents import parse_json
 from bookies.errors import ConfigError, InvalidArgument
 from bookies.units import parse_duration, parse_size
@@ -163,6 +164,12 @@ def metadata_uri(options: Mapping[str, str]) -> str:
     if not uri:
         raise ConfigError(f"option {URI} is missing: the metadata store's address, such as file:/srv/bk/metadata")
     return uri
+
+
+def namespace_uri(options: Mapping[str, str]) -> str:
+    """Return the URI of the namespace of DistributedLog that option `namespace` names."""
+    uri = options["namespace"].strip()
+    return uri if is_namespace(uri) else f"{uri}#{DEFAULT_NAME}"
 
 
 def read_password(options: Mapping[str, str]) -> bytes:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bookies.config import ClientConfig
-from bookies.distributedlog.formats.log_names import DEFAULT_NAME, is_namespace
 from bookies.errors import InvalidArgument
 from bookies.protocol.log.log_model import check_log_name
 from bookies.spark.base.options import (
@@ -20,6 +19,7 @@ from bookies.spark.base.options import (
     metadata_uri,
     milliseconds,
     names_of,
+    namespace_uri,
     one_of,
     option,
     proper_names,
@@ -293,7 +293,6 @@ def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
 
 def _namespace_uri(options: Mapping[str, str]) -> str:
     """Return the namespace's URI. Raises `InvalidArgument` for options that have no meaning in a namespace."""
-    uri = options["namespace"].strip()
     refused = [name for name in ("cursor", URI) if name in options]
     if options.get("recordFormat", "auto").lower() == "envelope":
         refused.append("recordFormat=envelope")
@@ -301,4 +300,4 @@ def _namespace_uri(options: Mapping[str, str]) -> str:
         raise InvalidArgument("option namespace: name its logs with option subscribe or subscribePattern")
     if refused:
         raise InvalidArgument(f"option {refused[0]} has no meaning with option namespace: leave it out")
-    return uri if is_namespace(uri) else f"{uri}#{DEFAULT_NAME}"
+    return namespace_uri(options)

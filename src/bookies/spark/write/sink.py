@@ -32,7 +32,7 @@ from pyspark.sql.datasource import (
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LogNotFound
 from bookies.protocol.log.log_model import ENVELOPE, RAW, Written, check_log_name
 from bookies.spark.base import runtime
-from bookies.spark.write import unchanged
+from bookies.spark.write import dlog_batches, unchanged
 from bookies.spark.write.write_settings import ENVELOPE_COLUMNS, Settings, settings_of
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.log.transaction import TransactionContext
     from bookies.client.log.transaction_writer import PartWriter
+    from bookies.distributedlog import Namespace
+    from bookies.distributedlog.batches import PartWriter as DlogPart
     from bookies.protocol.log.transaction import Origin, Transaction
 
 logger = logging.getLogger("bookies.spark.write.sink")
@@ -156,7 +158,7 @@ def _commit(settings: Settings, txn: Transaction) -> None:
 
     if not txn.ledgers:
         return  # There are no rows, and no option names a log.
-    is_new = _with_parts(settings, act)
+    is_new = _with_parts(settings, act) if settings.namespace is None else dlog_batches.commit(settings, txn)
     logger.info(
         json.dumps(
             {
@@ -198,7 +200,10 @@ def _abort(settings: Settings, txn: Transaction) -> None:
     from bookies.client.log.transaction import abort
 
     try:
-        _with_parts(settings, lambda parts: abort(parts, txn, timeout=settings.timeout))
+        if settings.namespace is None:
+            _with_parts(settings, lambda parts: abort(parts, txn, timeout=settings.timeout))
+        else:
+            dlog_batches.abort(settings, txn)
     except (BookKeeperError, OSError) as error:
         logger.warning(json.dumps({"event": "abort failed", "transaction": txn.name, "error": str(error)}))
 
@@ -212,7 +217,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._is_kept = self._settings.app is not None
         app = self._settings.app or f"batch-{uuid.uuid4().hex}"
         self._identity = (app, self._settings.version or 0, BATCH)
-        _check_target(self._settings)
+        self._settings = _planned(self._settings, is_replacing=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         return _write(self._settings, self._identity, iterator)
@@ -240,7 +245,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: Any, overwrite: bool) -> None:
         self._settings = settings_of(options, schema, is_stream=True)
         self._is_replacing = overwrite
-        _check_target(self._settings)
+        self._settings = _planned(self._settings, is_replacing=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         from pyspark import TaskContext
@@ -271,11 +276,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         )
 
 
-def _check_target(settings: Settings) -> None:
-    """Check before any task starts that the log exists and accepts these columns."""
+def _planned(settings: Settings, *, is_replacing: bool) -> Settings:
+    """Check before any task starts that the log exists and accepts these columns. Return the settings of the tasks."""
+    if settings.namespace is not None:
+        return dlog_batches.planned(settings, is_replacing=is_replacing)
     if settings.log is not None:
         log = settings.log
         _with_parts(settings, lambda parts: record_format_of(parts, settings, log))
+    return settings
 
 
 # -- a task's part ---------------------------------------------------------------------------------------------------
@@ -326,7 +334,7 @@ def _routed(batch: pa.RecordBatch, settings: Settings) -> Iterator[tuple[str, di
         raise InvalidArgument("column 'log' is null in a row: every row needs the name of a log")
     for log in pc.unique(logs).to_pylist():
         is_of_log = pc.equal(logs, log)
-        yield log, {name: column.filter(is_of_log) for name, column in columns.items()}
+        yield check_log_name(log), {name: column.filter(is_of_log) for name, column in columns.items()}
 
 
 class _Task:
@@ -337,7 +345,8 @@ class _Task:
         self._origin = origin
         self._worker = runtime.worker()
         self._client: Client | None = None
-        self._parts: dict[str, tuple[PartWriter, str]] = {}
+        self._namespace: Namespace | None = None
+        self._parts: dict[str, tuple[PartWriter | DlogPart, str]] = {}
         self._pending: deque[Future[None]] = deque()
         self.row_count = 0
         self.size = 0  # bytes of the entries
@@ -345,7 +354,7 @@ class _Task:
     def append(self, log: str, columns: Mapping[str, pa.Array]) -> None:
         """Append rows. A later call raises the errors of this one."""
         if log not in self._parts:
-            self._parts[log] = self._worker.run(self._begin(check_log_name(log)))
+            self._parts[log] = self._worker.run(self._begin(log))
         part, record_format = self._parts[log]
         data, offsets = packed(columns, record_format)
         self.row_count += len(offsets) - 1
@@ -354,9 +363,12 @@ class _Task:
             self._pending.popleft().result()
         self._pending.append(self._worker.start(part.append_packed(data, offsets)))
 
-    async def _begin(self, log: str) -> tuple[PartWriter, str]:
+    async def _begin(self, log: str) -> tuple[PartWriter | DlogPart, str]:
         from bookies.client.log.transaction_writer import open_part
 
+        if self._settings.namespace is not None:
+            self._namespace = await dlog_batches.open_namespace(self._settings)
+            return dlog_batches.begin_part(self._settings, self._namespace, log, self._origin), RAW
         if self._client is None:
             self._client = await _client(self._settings).open_session()
         parts = self._client.transactions(password=self._settings.password)
@@ -378,8 +390,9 @@ class _Task:
             self._quietly(part.discard())
 
     def close(self) -> None:
-        if self._client is not None:
-            self._quietly(self._client.close())
+        for handle in (self._client, self._namespace):
+            if handle is not None:
+                self._quietly(handle.close())
 
     def _quietly(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bookies.client.base.keys import digest_type_of
+from bookies.distributedlog.formats.log_names import check_name
 from bookies.errors import InvalidArgument
 from bookies.model import DigestType
 from bookies.protocol.log.log_model import RECORD_FORMATS, check_log_name
 from bookies.spark.base.options import (
+    URI,
     duration,
     flag,
     metadata_uri,
     names_of,
+    namespace_uri,
     one_of,
     option,
     proper_names,
@@ -39,6 +42,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {  # name -> the allowed types
     "log": ("string",),
 }
 ENVELOPE_COLUMNS = ("key", "headers", "timestamp")
+REFUSED_IN_NAMESPACE = (URI, "recordFormat", "digestType")
 
 
 def _milliseconds(text: str) -> float:
@@ -50,11 +54,12 @@ def _milliseconds(text: str) -> float:
 class WriteOptions:
     """Options of the sink. Sizes in bytes, times in seconds. `log` None: column `log` names the log."""
 
-    log: str | None = option(
-        "log", "the log, or `save(NAME)`. Without it the column `log` names the log of each row", check_log_name
+    log: str | None = option("log", "the log, or `save(NAME)`. Without it the column `log` names the log of each row")
+    topic: str | None = option("topic", "another name of `log`")
+    path: str | None = option("path", "")
+    namespace: str | None = option(
+        "namespace", "URI of a namespace of [DistributedLog](distributedlog.md#write-with-spark) that has the log"
     )
-    topic: str | None = option("topic", "another name of `log`", check_log_name)
-    path: str | None = option("path", "", check_log_name)
     app: str | None = option(
         "txnAppId", "name of the application. For a batch write together with `txnVersion`; for a stream alone"
     )
@@ -108,9 +113,10 @@ class WriteOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(WriteOptions):
-    """The checked options, and the columns of the rows."""
+    """The checked options, and the columns of the rows. `txid`: of the batch, in a namespace of DistributedLog."""
 
     uri: str
+    txid: int = 0
     password: bytes = field(repr=False)
     columns: tuple[str, ...]
 
@@ -131,9 +137,26 @@ def settings_of(options: Mapping[str, str], schema: Any, *, is_stream: bool) -> 
     if not named and "log" not in columns:
         raise InvalidArgument("choose the log to write: option log=NAME, save(NAME), or a column `log` of names")
     values["log"] = values[named[0]] if named else None
+    if values.get("namespace") is not None:
+        uri = _namespace_uri(proper, columns)
+        check_name(values["log"])
+    else:
+        uri = metadata_uri(proper)
+        if named:
+            check_log_name(values["log"])
     values["app"] = values.get("app") or None
     _check_identity(values["app"], values.get("version"), is_stream=is_stream)
-    return Settings(**values, uri=metadata_uri(proper), password=read_password(proper), columns=columns)
+    return Settings(**values, uri=uri, password=read_password(proper), columns=columns)
+
+
+def _namespace_uri(options: Mapping[str, str], columns: Sequence[str]) -> str:
+    """Return the namespace's URI. Raises `InvalidArgument` for what a log of DistributedLog does not have."""
+    for column in columns:
+        if column != "value":
+            raise InvalidArgument(f"column {column!r}: a record of DistributedLog is a value alone; drop the column")
+    if refused := next((name for name in REFUSED_IN_NAMESPACE if name in options), None):
+        raise InvalidArgument(f"option {refused} has no meaning with option namespace: leave it out")
+    return namespace_uri(options)
 
 
 def checked_columns(schema: Any) -> tuple[str, ...]:

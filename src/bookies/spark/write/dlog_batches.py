@@ -1,0 +1,110 @@
+"""The sink on logs of DistributedLog: what differs from our own logs. A task writes ledgers that the commit makes
+segments; `distributedlog/batches.py` explains why that happens once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from bookies.errors import BookKeeperError, InvalidArgument, LogNotFound
+from bookies.spark.base import runtime
+from bookies.spark.write.write_settings import Settings
+
+if TYPE_CHECKING:
+    from bookies.client.base import Opening
+    from bookies.distributedlog import Namespace
+    from bookies.distributedlog.batches import Batches, PartWriter
+    from bookies.protocol.log.transaction import Origin, Transaction
+
+T = TypeVar("T")
+REAP_TIMEOUT_S = 10.0
+logger = logging.getLogger("bookies.spark.write.sink")
+_reaped: dict[tuple[str, str], None] = {}  # applications, and logs, whose leftovers this process has reaped
+
+
+def open_namespace(settings: Settings) -> Opening[Namespace]:
+    """Return the namespace of the sink, with a client of its own."""
+    from bookies import distributedlog
+    from bookies.config import ClientConfig
+
+    config = ClientConfig(memory_limit=settings.in_flight_size)
+    return distributedlog.open_namespace(settings.uri, password=settings.password, config=config)
+
+
+def _with_batches(settings: Settings, act: Callable[[Batches], Awaitable[T]]) -> T:
+    assert settings.log is not None
+    log = settings.log
+
+    async def main() -> T:
+        async with open_namespace(settings) as namespace:
+            return await act(namespace.batches(log))
+
+    return runtime.worker().run(main())
+
+
+def planned(settings: Settings, *, is_replacing: bool) -> Settings:
+    """Return the settings with the transaction id of the batch, before any task starts.
+
+    Raises `LogNotFound`, `LogEnded`, `InvalidArgument`.
+    """
+    if is_replacing:
+        raise InvalidArgument(
+            "mode overwrite, and output mode complete, replace what a log has: a log of DistributedLog can only be "
+            "appended to; use mode append"
+        )
+    assert settings.log is not None
+    log = settings.log
+
+    async def main() -> int:
+        async with open_namespace(settings) as namespace:
+            target = namespace.log(log)
+            if settings.creates_log:
+                await target.create(exist_ok=True)
+            elif not await target.exists():
+                raise LogNotFound(f"there is no log {log} in {settings.uri}: set option createLog=true, or create it")
+            return await namespace.batches(log).next_txid(is_fencing=settings.on_open_tail == "fence")
+
+    return replace(settings, txid=runtime.worker().run(main()))
+
+
+def begin_part(settings: Settings, namespace: Namespace, log: str, origin: Origin) -> PartWriter:
+    """Begin the part of one task."""
+    from bookies.client.base.arguments import quorums
+    from bookies.distributedlog.batches import Quorums
+
+    sizes = Quorums(*quorums(settings.ensemble or 3, settings.write_quorum, settings.ack_quorum))
+    return namespace.batches(log).part(origin, settings.txid, sizes, settings.ledger_size)
+
+
+def commit(settings: Settings, txn: Transaction) -> bool:
+    """Append the batch to its log; False: that was done before."""
+
+    async def act(batches: Batches) -> bool:
+        is_new = await batches.commit(txn, is_fencing=settings.on_open_tail == "fence", timeout=settings.timeout)
+        if txn.is_kept and (txn.app, batches.name) not in _reaped:
+            _reaped[txn.app, batches.name] = None
+            await _reap(batches, txn, round(settings.orphan_grace * 1000))
+        return is_new
+
+    return _with_batches(settings, act)
+
+
+async def _reap(batches: Batches, txn: Transaction, orphan_grace_ms: int) -> None:
+    """Delete leftovers of earlier runs. Best effort."""
+    import asyncio
+
+    try:
+        async with asyncio.timeout(REAP_TIMEOUT_S):
+            for ledger_id in await batches.reap(txn, orphan_grace_ms):
+                logger.info(json.dumps({"event": "reaper", "log": batches.name, "ledger": ledger_id, "is": "deleted"}))
+    except (BookKeeperError, TimeoutError) as error:
+        logger.warning(json.dumps({"event": "reaper stopped", "error": str(error)}))
+
+
+def abort(settings: Settings, txn: Transaction) -> None:
+    """Delete what the batch wrote. Raises errors of the stores."""
+    _with_batches(settings, lambda batches: batches.abort(txn, timeout=settings.timeout))

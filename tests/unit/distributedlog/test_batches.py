@@ -1,0 +1,279 @@
+"""Batches of several processes: all or none, once, and what is left after aborts and crashes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import accumulate
+
+import pytest
+from tests.fakes.distributedlog import Place, in_namespace
+
+from bookies.distributedlog.batches import ENTRY_SIZE, Batches, PartWriter, Quorums, parse_mark
+from bookies.errors import LogEnded, LogFenced, LogInUse, MetadataCorrupt, TransactionRefused
+from bookies.protocol.log.log_model import Written
+from bookies.protocol.log.transaction import Origin, Transaction
+
+STORES = pytest.mark.parametrize("has_zookeeper", [True, False], ids=["zookeeper", "embedded"])
+KINDS = pytest.mark.parametrize("kind", ["lost_replies", "lost_requests"])
+DAY_MS = 24 * 3600 * 1000
+LIMIT_S = 20.0
+
+
+async def append(part: PartWriter, values: Sequence[bytes]) -> None:
+    await part.append_packed(b"".join(values), [0, *accumulate(map(len, values))])
+
+
+class Job:
+    """An application that writes batches to the log `orders`, each with two parts."""
+
+    def __init__(self, batches: Batches, app: str = "job", query: str = "", *, is_kept: bool = True) -> None:
+        self.batches, self.app, self.query, self.is_kept = batches, app, query, is_kept
+
+    async def part(self, version: int, values: Sequence[bytes], txid: int | None = None) -> tuple[Written, ...]:
+        planned = await self.batches.next_txid() if txid is None else txid
+        part = self.batches.part(Origin(self.app, version, self.query, 0, "0"), planned, Quorums(1, 1, 1), 1000)
+        await append(part, values)
+        return await part.finish()
+
+    def transaction(self, version: int, *parts: tuple[Written, ...]) -> Transaction:
+        written = tuple(ledger for part in parts for ledger in part)
+        return Transaction(self.app, version, self.query, {"orders": written}, {}, is_kept=self.is_kept)
+
+    async def write(self, version: int, *values: Sequence[bytes]) -> Transaction:
+        return self.transaction(version, *[await self.part(version, part) for part in values])
+
+    async def commit(self, txn: Transaction, *, is_fencing: bool = False) -> bool:
+        return await self.batches.commit(txn, is_fencing=is_fencing, timeout=LIMIT_S)
+
+
+async def job_of(place: Place, app: str = "job", query: str = "", *, is_kept: bool = True) -> Job:
+    namespace = await place.namespace()
+    await namespace.log("orders").create(exist_ok=True)
+    return Job(namespace.batches("orders"), app, query, is_kept=is_kept)
+
+
+async def payloads(place: Place) -> list[bytes]:
+    async with (await place.log()).open() as reader:
+        return [record.payload async for record in reader.read()]
+
+
+async def ledgers(place: Place) -> set[int]:
+    client = (await place.namespace()).client
+    return {metadata.ledger_id async for metadata in client.ledgers()}
+
+
+async def listed(place: Place) -> set[int]:
+    return {segment.ledger_id for segment in await (await place.log()).segments()}
+
+
+@STORES
+def test_parts_become_segments_at_once(has_zookeeper: bool) -> None:
+    async def act(place: Place) -> None:
+        async with (await place.log()).lead() as writer:
+            await writer.append(b"first", txid=70)
+        job = await job_of(place)
+        txn = await job.write(1, [b"a", b"b"], [b"c" * 600, b"", b"d" * 600], [])
+        assert await payloads(place) == [b"first"]
+        assert await job.commit(txn)
+        log = await place.log()
+        async with log.open() as reader:
+            records = [record async for record in reader.read()]
+        assert [record.payload for record in records] == [b"first", b"a", b"b", b"c" * 600, b"", b"d" * 600]
+        assert [record.txid for record in records] == [70] + [71] * 5
+        assert [record.sequence_id for record in records] == list(range(6))
+        assert await log.count() == 6
+        assert (await log.find(71)).segment == 2
+        async with log.lead(lock_timeout=0) as writer:
+            await writer.append(b"last")
+            assert writer.last_txid == 72
+        assert (await payloads(place))[-1] == b"last"
+
+    in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+@STORES
+def test_a_repeated_batch_is_recognized(has_zookeeper: bool) -> None:
+    async def act(place: Place) -> None:
+        job = await job_of(place)
+        txn = await job.write(7, [b"a"])
+        assert await job.commit(txn)
+        assert not await job.commit(txn)
+        assert not await job.commit(await job.write(7, [b"again"]))
+        assert not await job.commit(await job.write(6, [b"earlier"]))
+        assert await job.commit(await job.write(8, [b"b"]))
+        assert await job.commit(job.transaction(9))
+        assert await payloads(place) == [b"a", b"b"]
+        assert await ledgers(place) == await listed(place)
+        nameless = await job_of(place, "batch-1", is_kept=False)
+        txn = await nameless.write(0, [b"c"])
+        assert [await nameless.commit(txn), await nameless.commit(txn)] == [True, False]
+        assert await payloads(place) == [b"a", b"b", b"c"]
+
+    in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+def test_another_query_of_the_application_is_refused() -> None:
+    async def act(place: Place) -> None:
+        job = await job_of(place, query="q1")
+        await job.commit(await job.write(3, [b"a"]))
+        other = await job_of(place, query="q2")
+        with pytest.raises(TransactionRefused, match=r"committed version 3 .* as query q1; this is query q2"):
+            await other.commit(await other.write(0, [b"b"]))
+
+    in_namespace(act)
+
+
+@KINDS
+def test_a_commit_whose_answer_is_lost_is_carried_out_once(kind: str) -> None:
+    async def act(place: Place) -> None:
+        job = await job_of(place)
+        txn = await job.write(1, [b"a"], [b"b"])
+        assert place.server is not None
+        setattr(place.server, kind, 1)
+        await job.commit(txn, is_fencing=True)
+        assert getattr(place.server, kind) == 0
+        assert await payloads(place) == [b"a", b"b"]
+        assert not await job.commit(txn)
+
+    in_namespace(act)
+
+
+@STORES
+def test_commits_of_two_applications_are_both_in_the_log(has_zookeeper: bool) -> None:
+    async def act(place: Place) -> None:
+        one, two = await job_of(place, "one"), await job_of(place, "two")
+        txns = [one.transaction(1, await one.part(1, [b"1"], 10)), two.transaction(1, await two.part(1, [b"2"], 20))]
+        jobs = [asyncio.ensure_future(job.commit(txn)) for job, txn in zip((one, two), txns, strict=True)]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+        assert results[1] is True  # The first one may come too late for its transaction id.
+        assert await payloads(place) == ([b"1", b"2"] if results[0] is True else [b"2"])
+
+    in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+def test_records_that_came_between_make_the_batch_refuse() -> None:
+    async def act(place: Place) -> None:
+        job = await job_of(place)
+        txn = await job.write(1, [b"a"])
+        async with (await place.log()).lead() as writer:
+            await writer.append_many([b"x", b"y"])
+        with pytest.raises(TransactionRefused, match=r"up to transaction id 2 since job:1 was planned with 1"):
+            await job.commit(txn)
+        await job.batches.abort(txn, timeout=LIMIT_S)
+        assert await ledgers(place) == await listed(place)
+        assert await job.commit(await job.write(1, [b"a"]))
+        assert await payloads(place) == [b"x", b"y", b"a"]
+
+    in_namespace(act)
+
+
+@STORES
+def test_a_leader_is_waited_for_refused_or_stopped(has_zookeeper: bool) -> None:
+    async def act(place: Place) -> None:
+        job = await job_of(place)
+        leader = await (await place.log(owner="w1")).lead()
+        await leader.append(b"x", txid=5)
+        txn = await job.write(1, [b"a"])
+        with pytest.raises(LogInUse, match="w1 has the lock" if has_zookeeper else "onOpenTail=fence"):
+            await job.commit(txn)
+        await job.batches.abort(txn, timeout=LIMIT_S)  # The leader is not disturbed: the ledgers are left.
+        await leader.append(b"y", txid=6)
+        txid = await job.batches.next_txid(is_fencing=True)
+        assert txid == 7
+        txn = job.transaction(1, await job.part(1, [b"a"], txid))
+        assert await job.commit(txn, is_fencing=True)
+        with pytest.raises(LogFenced):
+            await leader.append(b"z")
+        await leader.abandon()
+        assert await payloads(place) == [b"x", b"y", b"a"]
+
+    in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+def test_a_dead_leaders_segment_is_completed_by_the_commit() -> None:
+    async def act(place: Place) -> None:
+        leader = await (await place.log()).lead()
+        await leader.append(b"x")
+        await leader.abandon()
+        job = await job_of(place)
+        assert await job.commit(await job.write(1, [b"a"]))
+        assert await payloads(place) == [b"x", b"a"]
+
+    in_namespace(act)
+
+
+def test_an_ended_log_and_lost_or_foreign_ledgers_are_refused() -> None:
+    async def act(place: Place) -> None:
+        job, namespace = await job_of(place), await place.namespace()
+        lost = await job.write(1, [b"a"])
+        await namespace.client.delete(lost.ledger_ids[0])
+        with pytest.raises(TransactionRefused, match="does not exist any more"):
+            await job.commit(lost)
+        foreign = job.transaction(2, await job.part(1, [b"a"]))
+        with pytest.raises(TransactionRefused, match="is not what job:2 wrote"):
+            await job.commit(foreign)
+        await (await (await place.log()).lead()).seal()
+        with pytest.raises(LogEnded):
+            await job.batches.next_txid()
+
+    in_namespace(act)
+
+
+@STORES
+def test_an_abort_deletes_and_a_task_discards_what_it_wrote(has_zookeeper: bool) -> None:
+    async def act(place: Place) -> None:
+        job = await job_of(place)
+        txn = await job.write(1, [b"a"], [b"b"])
+        assert await job.commit(txn)
+        await job.batches.abort(txn, timeout=LIMIT_S)
+        assert await payloads(place) == [b"a", b"b"]
+        part = job.batches.part(Origin("job", 2, "", 0, "0"), 9, Quorums(1, 1, 1), 10)
+        for number in range(3):
+            await append(part, [b"%d" % number * 8])
+        await part.discard()
+        await job.batches.abort(await job.write(2, [b"c"]), timeout=LIMIT_S)
+        assert await ledgers(place) == await listed(place)
+
+    in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+def test_leftovers_of_dead_tasks_are_reaped() -> None:
+    async def act(place: Place) -> None:
+        job, other = await job_of(place), await job_of(place, "other")
+        left, foreign = await job.write(1, [b"zombie"]), await other.write(4, [b"orphan"])
+        unsealed = job.batches.part(Origin("job", 1, "", 1, "1"), 1, Quorums(1, 1, 1), 1000)
+        await append(unsealed, [b"open"])
+        txn = await job.write(1, [b"a"])
+        await job.commit(txn)
+        assert await job.batches.reap(txn, DAY_MS) == []  # They are young.
+        await asyncio.sleep(100)
+        assert set(await job.batches.reap(txn, 200_000, 50_000)) > set(left.ledger_ids)
+        assert await ledgers(place) == await listed(place) | set(foreign.ledger_ids)
+        await asyncio.sleep(200)
+        assert await job.batches.reap(txn, 200_000) == foreign.ledger_ids
+        assert await payloads(place) == [b"a"]
+
+    in_namespace(act)
+
+
+def test_large_parts_have_many_entries_and_ledgers() -> None:
+    async def act(place: Place) -> None:
+        job = await job_of(place)
+        values = [bytes([number]) * (ENTRY_SIZE // 3) for number in range(20)]
+        part = job.batches.part(Origin("job", 1, "", 0, "0"), 1, Quorums(3, 3, 2), 1 << 18)
+        for start in range(0, 20, 5):
+            await append(part, values[start : start + 5])
+        txn = job.transaction(1, await part.finish())
+        assert len(txn.ledger_ids) == 2
+        await job.commit(txn)
+        assert await payloads(place) == values
+
+    in_namespace(act)
+
+
+def test_a_damaged_mark_is_reported() -> None:
+    assert parse_mark(b"7;q") == (7, "q")
+    assert parse_mark(b"0;") == (0, "")
+    with pytest.raises(MetadataCorrupt, match="is not the mark of a batch"):
+        parse_mark(b"x;q")
