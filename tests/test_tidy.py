@@ -63,7 +63,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "metadata": ("interface", "formats", "shared", "embedded", "zookeeper", "etcd", ""),
     "bookie": ("transport", ""),
-    "client": ("base", "transport", "write", "read", "repair", "turns", "log", "", "blocking"),
+    "client": ("base", "transport", "write", "read", "repair", "turns", "log/records", "log", "", "blocking"),
     "replication": ("base", "repair", "auditor", "operator", "daemon"),
     "distributedlog": ("formats", "model", "store", ""),
     "web": ("", "console", "data"),

@@ -97,9 +97,9 @@ if TYPE_CHECKING:
     from bookies.client.log.consumer import LogConsumer as LogConsumer
     from bookies.client.log.log import Log as Log
     from bookies.client.log.log_reader import LogReader as LogReader
-    from bookies.client.log.log_records import LogEntries as LogEntries
-    from bookies.client.log.log_records import LogRecords as LogRecords
     from bookies.client.log.log_writer import LogWriter as LogWriter
+    from bookies.client.log.records.log_records import LogEntries as LogEntries
+    from bookies.client.log.records.log_records import LogRecords as LogRecords
     from bookies.client.log.sequenced import Appended as Appended
     from bookies.client.log.sequenced import SequencedWriter as SequencedWriter
     from bookies.client.log.transaction import Reaped as Reaped
@@ -190,10 +190,10 @@ _LAZY = {
     "LedgerWriter": "bookies.client.write.writer",
     "Log": "bookies.client.log.log",
     "LogConsumer": "bookies.client.log.consumer",
-    "LogEntries": "bookies.client.log.log_records",
+    "LogEntries": "bookies.client.log.records.log_records",
     "LogReader": "bookies.client.log.log_reader",
     "LogRecord": "bookies.protocol.log.records",
-    "LogRecords": "bookies.client.log.log_records",
+    "LogRecords": "bookies.client.log.records.log_records",
     "LogRemoval": "bookies.protocol.log.retention",
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",
