@@ -142,7 +142,7 @@ def test_sets_continue_in_another_ledger_after_a_failure() -> None:
                 if at % 3 == 0:
                     await asyncio.sleep(0.001)
                 if at == 15:
-                    world.crash(next(iter(world.bookies)))
+                    await world.take_down(next(iter(world.bookies)))
             await writer.flush()
         assert [record.value for record in await records(log)] == [b"%d" % at for at in range(30)]
 

@@ -11,6 +11,7 @@ from bookies.errors import InvalidArgument, LogFenced, LogTruncated, MetadataCor
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import (
+    SETS,
     Extent,
     LedgerEnd,
     check_leader,
