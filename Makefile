@@ -12,7 +12,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs dist release clean
+.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-logs bench-spark example spark-cluster docs dist release clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -117,6 +117,10 @@ bench-recovery: $(VENV)/.dev
 # 1 to 4 bookies under 1 to 4 client processes; what it finds goes into docs/internals/performance.md (python -m benchmarks.model).
 bench-scale: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.scale $(ARGS)
+
+# Small records in logs of record sets: appends, reads, and the delay of a tail.
+bench-logs: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.logs $(ARGS)
 
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)

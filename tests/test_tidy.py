@@ -26,7 +26,7 @@ LADDER: list[dict[str, set[str]]] = [
         "model": {"errors"},
         "config": {"errors", "model", "units"},
     },
-    {"kernels": set(), "encoding": set(), "settings": {"encoding"}},
+    {"kernels": set(), "encoding": {"kernels"}, "settings": {"encoding"}},
     {"wire": set(), "protocol": set(), "runtime": set(), "configuration": {"runtime"}},
     {"storage": set(), "metadata": set()},
     {"bookie": set(), "client": set(), "apache": set()},
