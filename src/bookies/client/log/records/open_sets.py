@@ -48,7 +48,7 @@ class SetAppend:
             return
         if isinstance(outcome, BookKeeperError):
             self._future.set_exception(outcome)
-            self._future.exception()  # It is not reported as one that nobody has seen.
+            self._future.exception()  # asyncio does not report it as never retrieved.
         else:
             self._future.set_result(outcome)
 
