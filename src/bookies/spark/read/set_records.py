@@ -35,12 +35,12 @@ def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str)
                 ) from None
             if mode != "PERMISSIVE":
                 continue
-            part = {name: pa.nulls(1, COLUMNS[name]) for name in names}
+            part = {name: pa.nulls(1, COLUMNS[name]) for name in ("value", *names)}
         if mode == "DROPMALFORMED" and "bad" in part:
             good = pc.invert(part["bad"])
             part = {name: column.filter(good) for name, column in part.items()}
         parts.append(part)
-        taken.append(pa.repeat(pa.scalar(index, pa.int64()), len(part[names[0]])))
+        taken.append(pa.repeat(pa.scalar(index, pa.int64()), len(part["value"])))
     columns = {name: pa.concat_arrays([part[name] for part in parts] or [pa.nulls(0, COLUMNS[name])]) for name in names}
     return Decoded(columns, pa.concat_arrays(taken or [pa.nulls(0, pa.int64())]))
 
