@@ -118,6 +118,7 @@ bench-recovery: $(VENV)/.dev
 bench-scale: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.scale $(ARGS)
 
+# Small records in logs of record sets: appends, reads, and the delay of a tail.
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)
 
@@ -127,7 +128,8 @@ spark-cluster: $(VENV)/.dev $(VENV)/.demo $(VENV)/.connect
 # Logs: Java's DistributedLog and ours in turn, on the same bookies.
 bench-logs: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 bench-logs: $(VENV)/.dev
-	@$(BIN)/python -m benchmarks.dlogs $(ARGS)
+	@$(BIN)/python -m benchmarks.logs $(ARGS)
+	@$(BIN)/python -m benchmarks.dlogs $(JAVA_ARGS)
 
 bench-spark: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python benchmarks/spark.py $(ARGS)

@@ -97,9 +97,11 @@ if TYPE_CHECKING:
     from bookies.client.log.consumer import LogConsumer as LogConsumer
     from bookies.client.log.log import Log as Log
     from bookies.client.log.log_reader import LogReader as LogReader
-    from bookies.client.log.log_records import LogEntries as LogEntries
-    from bookies.client.log.log_records import LogRecords as LogRecords
     from bookies.client.log.log_writer import LogWriter as LogWriter
+    from bookies.client.log.records.log_records import LogEntries as LogEntries
+    from bookies.client.log.records.log_records import LogRecords as LogRecords
+    from bookies.client.log.records.log_records import LogSets as LogSets
+    from bookies.client.log.records.open_sets import SetAppend as SetAppend
     from bookies.client.log.sequenced import Appended as Appended
     from bookies.client.log.sequenced import SequencedWriter as SequencedWriter
     from bookies.client.log.transaction import Reaped as Reaped
@@ -121,6 +123,8 @@ if TYPE_CHECKING:
     from bookies.config import BookieConfig as BookieConfig
     from bookies.config import ClientConfig as ClientConfig
     from bookies.encoding.envelope import Record as Record
+    from bookies.encoding.record_sets import RecordSet as RecordSet
+    from bookies.encoding.record_sets import Rows as Rows
     from bookies.metadata.interface.driver import BookieSet as BookieSet
     from bookies.metadata.interface.driver import Versioned as Versioned
     from bookies.metadata.interface.recovery_store import LedgerLock as LedgerLock
@@ -134,6 +138,7 @@ if TYPE_CHECKING:
     from bookies.model import LedgerState as LedgerState
     from bookies.protocol.log.cursors import Cursor as Cursor
     from bookies.protocol.log.lag import Lag as Lag
+    from bookies.protocol.log.log_model import Address as Address
     from bookies.protocol.log.log_model import Extent as Extent
     from bookies.protocol.log.log_model import LedgerEnd as LedgerEnd
     from bookies.protocol.log.log_model import Manifest as Manifest
@@ -190,10 +195,15 @@ _LAZY = {
     "LedgerWriter": "bookies.client.write.writer",
     "Log": "bookies.client.log.log",
     "LogConsumer": "bookies.client.log.consumer",
-    "LogEntries": "bookies.client.log.log_records",
+    "LogEntries": "bookies.client.log.records.log_records",
     "LogReader": "bookies.client.log.log_reader",
     "LogRecord": "bookies.protocol.log.records",
-    "LogRecords": "bookies.client.log.log_records",
+    "LogRecords": "bookies.client.log.records.log_records",
+    "Rows": "bookies.encoding.record_sets",
+    "RecordSet": "bookies.encoding.record_sets",
+    "SetAppend": "bookies.client.log.records.open_sets",
+    "LogSets": "bookies.client.log.records.log_records",
+    "Address": "bookies.protocol.log.log_model",
     "LogRemoval": "bookies.protocol.log.retention",
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",
@@ -308,6 +318,11 @@ __all__ = [
     "LogRecord",
     "LogRecordCorrupt",
     "LogRecords",
+    "Rows",
+    "RecordSet",
+    "SetAppend",
+    "LogSets",
+    "Address",
     "LogRemoval",
     "LogTransaction",
     "LogTruncated",

@@ -431,9 +431,10 @@ class TxidOutOfOrder(LogError):
 
 
 class LogRecordCorrupt(LogError):
-    """An entry of the log does not consist of records."""
+    """An entry of the log does not consist of records. `slot`: of the damaged record; None: the whole entry is."""
 
     code = 520
+    slot: int | None = None
 
 
 class LeaseError(BookKeeperError):

@@ -18,7 +18,9 @@ from bookies.bookie.control import ControlServer
 from bookies.bookie.transport.security import read_users
 from bookies.client.read.offloaded import parse_index
 from bookies.client.transport.handshake import read_credentials
-from bookies.errors import ConfigError, InvalidArgument, MetadataCorrupt
+from bookies.encoding.envelope import Record
+from bookies.encoding.record_sets import count_of, pack_sets, parse_set
+from bookies.errors import ConfigError, InvalidArgument, LogRecordCorrupt, MetadataCorrupt
 from bookies.metadata.etcd import etcd_options
 from bookies.metadata.zookeeper import zk_options
 from bookies.protocol.log.log_model import parse_position
@@ -269,6 +271,31 @@ def envelopes(data: bytes) -> None:
               f"decode(encode(x)) is not x in {name}", values, again[name])  # fmt: skip
 
 
+def record_set(data: bytes) -> None:
+    """An entry of a log of record sets, as records and as columns."""
+    records = accepted((LogRecordCorrupt, ConfigError), parse_set, data)
+    if records is None:
+        return
+    rows = accepted(LogRecordCorrupt, records.rows)
+    values = accepted(LogRecordCorrupt, records.values)
+    equal(rows is None, values is None, "rows() and values() disagree")
+    if rows is not None and values is not None:
+        equal(list(rows.values), list(values), "rows() and values() differ")
+        equal(len(values), count_of(data), "another number of records")
+        fields = zip(values, rows.keys or [None] * len(values), rows.times or [None] * len(values), strict=True)
+        again = pack_sets([Record(value, key, None, time_us) for value, key, time_us in fields], 0, records.time_us)
+        equal([value for _, entry in again for value in parse_set(entry).values()], list(values), "packed differently")
+
+
+def _record_sets() -> list[bytes]:
+    records = [
+        Record(b"value", b"k", [("h", None)], 7),
+        Record(None, None, None, None),
+        Record(b"x" * 40, None, None, 5),
+    ]
+    return [entry for codec in (0, 1, 2) for _, entry in pack_sets(records, codec, 5)]
+
+
 def _envelopes() -> list[bytes]:
     value = pa.array([b"value", None], pa.binary())
     headers = pa.array([[{"key": "h", "value": b"x"}, {"key": "g", "value": None}], None], envelope.HEADERS_TYPE)
@@ -317,5 +344,6 @@ TARGETS = [
     Target("control", control, _control, 4096),
     Target("http", http, _http, 4096),
     Target("envelopes", envelopes, _envelopes, 512),
+    Target("record-sets", record_set, _record_sets, 512),
     Target("positions", positions, _positions, 2048),
 ]

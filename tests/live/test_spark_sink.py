@@ -152,6 +152,22 @@ def test_records_with_key_headers_and_timestamp(spark: Any, store: Any, save: An
     ]  # fmt: skip
 
 
+def test_records_in_sets_are_written_and_read(spark: Any, store: Any, save: Any, cluster: LocalCluster) -> None:
+    rows = [(b"%d" % at, b"k" if at % 2 else None, datetime(2026, 1, 2, 3, 4, at)) for at in range(50)]
+    frame = spark.createDataFrame(rows, "value BINARY, key BINARY, timestamp TIMESTAMP").coalesce(1)
+    save(frame, log="sets", createLog=True, recordFormat="sets", compression="zstd", ensembleSize=1)
+    log = store.log("sets")
+    assert (log.manifest().record_format, log.manifest().compression) == ("sets", "zstd")
+    with log.open() as reader:
+        found = [(record.value, record.key) for record in reader.read().records()]
+    assert found == [row[:2] for row in rows]
+    reader = spark.read.format("bookkeeper").option("metadata", cluster.metadata_uri).option("subscribe", "sets")
+    source = reader.option("columns", "value,timestamp").load()
+    assert sorted((bytes(row.value), row.timestamp) for row in source.collect()) == sorted(
+        (value, moment) for value, _, moment in rows
+    )
+
+
 def test_rows_go_to_several_logs_at_one_moment(spark: Any, store: Any, save: Any) -> None:
     for number in range(3):
         store.log(f"route-{number}").create(ensemble=1, exist_ok=True)

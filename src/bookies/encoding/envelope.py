@@ -41,7 +41,7 @@ def pack_fields(
     value: bytes | None, key: bytes | None, headers: Sequence[Header] | None, timestamp: int | None
 ) -> bytes:
     """Return the record with these fields as an entry."""
-    blob = b"".join(map(_pack_header, headers)) if headers else b""
+    blob = pack_headers(headers) if headers else b""
     flags = (
         (key is not None) * HAS_KEY
         | (timestamp is not None) * HAS_TIMESTAMP
@@ -50,6 +50,11 @@ def pack_fields(
     )
     front = _front.pack(VERSION, flags, timestamp or 0, len(key or b""), len(blob))
     return b"".join((front, key or b"", blob, value or b""))
+
+
+def pack_headers(headers: Sequence[Header]) -> bytes:
+    """Return the headers of one record in the form that `parse_headers` reads."""
+    return b"".join(map(_pack_header, headers))
 
 
 def _pack_header(header: Header) -> bytes:

@@ -31,14 +31,19 @@ if _choice != "python":
             raise
 if not NATIVE:
     from bookies.kernels import _python as _implementation
+    from bookies.kernels import record_sets as _sets
+else:
+    _sets = _implementation
 
 if TYPE_CHECKING:
     from bookies.kernels._python import Frame, SortedEntries, Steps, entries
+    from bookies.kernels.record_sets import SetBuilder
 else:
     Frame = _implementation.Frame
     SortedEntries = _implementation.SortedEntries
     Steps = _implementation.Steps
     entries = _implementation.entries
+    SetBuilder = _sets.SetBuilder
 crc32c = _implementation.crc32c
 scan_frames = _implementation.scan_frames
 scan_records = _implementation.scan_records
@@ -53,6 +58,8 @@ cut_runs = _implementation.cut_runs
 greatest_lac = _implementation.greatest_lac
 gather_payloads = _implementation.gather_payloads
 digest = _implementation.digest
+offsets_of = _sets.offsets_of
+cut_column = _sets.cut_column
 
 __all__ = [
     "NATIVE",
@@ -60,8 +67,10 @@ __all__ = [
     "Frame",
     "SortedEntries",
     "Records",
+    "SetBuilder",
     "Steps",
     "crc32c",
+    "cut_column",
     "cut_runs",
     "digest",
     "entries",
@@ -69,6 +78,7 @@ __all__ = [
     "gather_adds",
     "gather_payloads",
     "greatest_lac",
+    "offsets_of",
     "pack_add_frames",
     "pack_answers",
     "pack_locations",

@@ -11,8 +11,8 @@ from cpython cimport array as c_array
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, malloc, qsort
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy
 
 from array import array
@@ -843,3 +843,227 @@ def greatest_lac(const uint8_t[::1] buffer, starts):
             if greatest < lac < bookies_get64(&buffer[start[index] + 12]):
                 greatest = lac
     return greatest
+
+
+cdef int HAS_KEY = 1, HAS_TIMESTAMP = 2, HAS_HEADERS = 4, HAS_VALUE = 8, TIMES = 16, MIXED = 32
+cdef int PLAIN = HAS_VALUE | HAS_TIMESTAMP
+cdef int ROW_SIZE = 21, PLAIN_ROW_SIZE = 4
+
+
+cdef class _Bytes:
+    """A buffer that grows at its end and keeps its memory."""
+
+    cdef uint8_t *data
+    cdef Py_ssize_t size, room
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef uint8_t *grow(self, Py_ssize_t size) except NULL:
+        """Return where `size` more bytes begin."""
+        cdef Py_ssize_t room
+        cdef uint8_t *data
+        if self.size + size > self.room or self.data == NULL:
+            room = max(2 * self.room, self.size + size, 1024)
+            data = <uint8_t *>realloc(self.data, room)
+            if data == NULL:
+                raise MemoryError()
+            self.data, self.room = data, room
+        self.size += size
+        return self.data + self.size - size
+
+    cdef int add(self, bytes piece) except -1:
+        cdef Py_ssize_t size = len(piece)
+        memcpy(self.grow(size), PyBytes_AS_STRING(piece), size)
+        return 0
+
+
+cdef class SetBuilder:
+    """See `record_sets.SetBuilder`."""
+
+    cdef public Py_ssize_t size_max
+    cdef object _token
+    cdef int64_t _time_us
+    cdef Py_ssize_t _count, _size
+    cdef bint _has_rows
+    cdef _Bytes _flags, _times, _key_sizes, _headers_sizes, _value_sizes, _keys, _headers, _values
+
+    def __init__(self, Py_ssize_t size_max):
+        self.size_max = size_max
+        self._token = None
+        self._flags, self._times, self._key_sizes, self._headers_sizes = _Bytes(), _Bytes(), _Bytes(), _Bytes()
+        self._value_sizes, self._keys, self._headers, self._values = _Bytes(), _Bytes(), _Bytes(), _Bytes()
+        self._clear()
+
+    cdef int _clear(self) except -1:
+        self._flags.size = self._times.size = self._key_sizes.size = self._headers_sizes.size = 0
+        self._value_sizes.size = self._keys.size = self._headers.size = self._values.size = 0
+        self._count = self._size = self._time_us = 0
+        self._has_rows = False
+        return 0
+
+    def __len__(self):
+        return self._count
+
+    @property
+    def time_us(self):
+        return self._time_us
+
+    def begin(self, token, int64_t time_us):
+        """See `record_sets.SetBuilder`."""
+        self._clear()
+        self._token = token
+        self._time_us = time_us
+
+    cdef int _put(self, int flags, int64_t time_us, Py_ssize_t key_size, Py_ssize_t headers_size) except -1:
+        """Write the row of one record that has more than a value, or follows one."""
+        self._flags.grow(1)[0] = flags
+        bookies_put64(self._times.grow(8), <uint64_t>time_us)
+        bookies_put32(self._key_sizes.grow(4), <uint32_t>key_size)
+        bookies_put32(self._headers_sizes.grow(4), <uint32_t>headers_size)
+        return 0
+
+    def add_plain(self, value):
+        """See `record_sets.SetBuilder`."""
+        cdef Py_ssize_t size, row_size = ROW_SIZE if self._has_rows else PLAIN_ROW_SIZE
+        if type(value) is not bytes or self._token is None:
+            return None
+        size = len(<bytes>value)
+        if self._count and self._size + row_size + size > self.size_max:
+            return None
+        if self._has_rows:
+            self._put(PLAIN, self._time_us, 0, 0)
+        bookies_put32(self._value_sizes.grow(4), <uint32_t>size)
+        memcpy(self._values.grow(size), PyBytes_AS_STRING(<bytes>value), size)
+        self._count += 1
+        self._size += row_size + size
+        return self._token
+
+    def add(self, bytes value, bytes key, bytes headers, time_us):
+        """See `record_sets.SetBuilder`."""
+        cdef Py_ssize_t size, past, index
+        cdef int flags
+        if self._token is None:
+            return None
+        if key is None and headers is None and value is not None and time_us == self._time_us:
+            return self.add_plain(value)
+        size = (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+        size += len(headers) if headers is not None else 0
+        past = 0 if self._has_rows else (ROW_SIZE - PLAIN_ROW_SIZE) * self._count
+        if self._count and self._size + past + ROW_SIZE + size > self.size_max:
+            return None
+        if not self._has_rows:
+            self._has_rows = True
+            for index in range(self._count):
+                self._put(PLAIN, self._time_us, 0, 0)
+        flags = (HAS_KEY if key is not None else 0) | (HAS_TIMESTAMP if time_us is not None else 0)
+        flags |= (HAS_HEADERS if headers is not None else 0) | (HAS_VALUE if value is not None else 0)
+        self._put(
+            flags,
+            time_us if time_us is not None else 0,
+            len(key) if key is not None else 0,
+            len(headers) if headers is not None else 0,
+        )
+        bookies_put32(self._value_sizes.grow(4), <uint32_t>(len(value) if value is not None else 0))
+        if key is not None:
+            self._keys.add(key)
+        if headers is not None:
+            self._headers.add(headers)
+        if value is not None:
+            self._values.add(value)
+        self._count += 1
+        self._size += past + ROW_SIZE + size
+        return self._token
+
+    def take(self):
+        """See `record_sets.SetBuilder`."""
+        cdef int flags = PLAIN, bits
+        cdef bint is_mixed = False, has_times = False
+        cdef Py_ssize_t index, count = self._count
+        cdef list parts = []
+        if self._has_rows:
+            flags = 0
+            for index in range(count):
+                bits = self._flags.data[index]
+                flags |= bits
+                is_mixed = is_mixed or bits != self._flags.data[0]
+                if bits & HAS_TIMESTAMP and bookies_get64(self._times.data + 8 * index) != self._time_us:
+                    has_times = True
+            if is_mixed:
+                parts.append(self._flags)
+            if has_times:
+                parts.append(self._times)
+        bits = flags | (MIXED if is_mixed else 0) | (TIMES if has_times else 0)
+        if flags & HAS_KEY:
+            parts.append(self._key_sizes)
+        if flags & HAS_HEADERS:
+            parts.append(self._headers_sizes)
+        parts.append(self._value_sizes)
+        if flags & HAS_KEY:
+            parts.append(self._keys)
+        if flags & HAS_HEADERS:
+            parts.append(self._headers)
+        parts.append(self._values)
+        taken = bits, count, self._time_us, _joined(parts)
+        self._clear()
+        self._token = None
+        return taken
+
+
+cdef bytes _joined(list parts):
+    cdef Py_ssize_t size = 0
+    cdef _Bytes part
+    cdef bytes joined
+    cdef uint8_t *target
+    for part in parts:
+        size += part.size
+    joined = PyBytes_FromStringAndSize(NULL, size)
+    target = <uint8_t *>PyBytes_AS_STRING(joined)
+    for part in parts:
+        if part.size:
+            memcpy(target, part.data, part.size)
+            target += part.size
+    return joined
+
+
+cdef int64_t _check_column(const uint8_t[::1] data, Py_ssize_t at, Py_ssize_t count, int64_t start) except -1:
+    """Return the end of the pieces whose lengths are a column. Raises ValueError as `record_sets.offsets_of`."""
+    cdef Py_ssize_t size = data.shape[0], index
+    cdef int64_t end = start
+    if at < 0 or count < 0 or start < 0 or at > size or count > (size - at) // 4:
+        raise ValueError("the column of lengths is outside the data")
+    for index in range(count):
+        end += bookies_get32(&data[at + 4 * index])
+    if end > min(size, <int64_t>0x7fffffff):
+        raise ValueError("a piece is outside the data")
+    return end
+
+
+def offsets_of(const uint8_t[::1] data, Py_ssize_t at, Py_ssize_t count, int64_t start):
+    """See `record_sets.offsets_of`."""
+    cdef Py_ssize_t index
+    cdef int64_t end = start
+    cdef c_array.array offsets
+    _check_column(data, at, count, start)
+    offsets = c_array.clone(_INT32, count + 1, zero=False)
+    offsets.data.as_ints[0] = <int>end
+    for index in range(count):
+        end += bookies_get32(&data[at + 4 * index])
+        offsets.data.as_ints[index + 1] = <int>end
+    return offsets
+
+
+def cut_column(bytes data, Py_ssize_t at, Py_ssize_t count, int64_t start):
+    """See `record_sets.cut_column`."""
+    cdef const uint8_t[::1] view = data
+    cdef const char *source = PyBytes_AS_STRING(data)
+    cdef Py_ssize_t index, size
+    cdef int64_t end = start
+    cdef list pieces
+    _check_column(view, at, count, start)
+    pieces = []
+    for index in range(count):
+        size = bookies_get32(<const uint8_t *>source + at + 4 * index)
+        pieces.append(PyBytes_FromStringAndSize(source + end, size))
+        end += size
+    return pieces, end

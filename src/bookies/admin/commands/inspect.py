@@ -20,6 +20,8 @@ from bookies.admin.shared.common import print_table, size_text, time_text
 
 if TYPE_CHECKING:
     from bookies.admin.shared.report import Report
+    from bookies.encoding.envelope import Record
+    from bookies.protocol.log.records import LogRecord
     from bookies.runtime.ports import Disk
     from bookies.storage.offline.inspection import Row
     from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
@@ -213,9 +215,26 @@ def _record_of_envelope(payload: bytes) -> Row:
     from bookies.errors import MetadataCorrupt
 
     try:
-        record = parse_record(payload)
+        return {"records": [_fields_of(parse_record(payload))]}
     except MetadataCorrupt as error:
         return {"problem": error.message}
+
+
+def _records_of_set(payload: bytes) -> Row:
+    from bookies.errors import LogRecordCorrupt
+    from bookies.protocol.log.log_model import SETS
+    from bookies.protocol.log.records import Decoder
+
+    rows: list[Row] = []
+    records = Decoder("", SETS).records(0, (0,), (payload,))
+    try:
+        rows += ({"slot": record.slot, **_fields_of(record)} for record in records)
+    except LogRecordCorrupt as error:
+        return {"records": rows, "problem": error.message} if rows else {"problem": error.message}
+    return {"records": rows}
+
+
+def _fields_of(record: Record | LogRecord) -> Row:
     headers = {name: None if value is None else _text(value) for name, value in record.headers or ()}
     fields = {
         "key": None if record.key is None else _text(record.key),
@@ -223,7 +242,7 @@ def _record_of_envelope(payload: bytes) -> Row:
         "time": None if record.timestamp_us is None else time_text(record.timestamp_us // 1000),
         "size": None if record.value is None else len(record.value),
     }
-    return {"records": [{name: value for name, value in fields.items() if value is not None}]}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _text(value: bytes) -> str:
@@ -233,6 +252,7 @@ def _text(value: bytes) -> str:
 _DECODERS: dict[str, Callable[[bytes], Row]] = {
     "distributedlog": _records_of_distributedlog,
     "envelope": _record_of_envelope,
+    "sets": _records_of_set,
 }
 
 

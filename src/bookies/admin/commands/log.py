@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from bookies.client.base import EntryBatch
     from bookies.client.client import Client
     from bookies.client.log import Log
-    from bookies.client.log.log_records import LogEntries
+    from bookies.client.log.records.log_records import LogEntries
     from bookies.encoding.envelope import Header, Record
     from bookies.protocol.log import Manifest, Position
-    from bookies.protocol.log.records import Decode
+    from bookies.protocol.log.log_model import Address
+    from bookies.protocol.log.records import Decoder
 
 
 def _log(client: Client, arguments: argparse.Namespace) -> Log:
@@ -47,8 +48,16 @@ def _log(client: Client, arguments: argparse.Namespace) -> Log:
 
 
 def _start(default: str) -> Option:
-    text = f"LEDGER:ENTRY, the first entry to print (default: {default})"
+    text = f"LEDGER:ENTRY, or LEDGER:ENTRY:SLOT of a record in a set, the first to print (default: {default})"
     return Option("--from POSITION", text, field="start")
+
+
+def _address(text: str | None) -> Position | Address | None:
+    """Return where a read begins."""
+    from bookies.protocol.log.log_model import parse_address
+
+    address = None if text is None else parse_address(text)
+    return address.position if address is not None and not address.slot else address
 
 
 def _position(text: str | None) -> Position | None:
@@ -65,6 +74,7 @@ async def _create(client: Client, arguments: argparse.Namespace) -> Report:
         ack_quorum=arguments.ack_quorum,
         digest=arguments.digest,
         record_format=arguments.format,
+        compression=arguments.compression,
         exist_ok=arguments.exist_ok,
     )
     return await _described(log, arguments)
@@ -135,10 +145,10 @@ def _record_fields(arguments: argparse.Namespace) -> tuple[bytes | None, Sequenc
 
 
 def _check_fields(log: str, record_format: str, key: bytes | None, headers: Sequence[Header] | None) -> None:
-    from bookies.protocol.log.log_model import ENVELOPE
+    from bookies.protocol.log.log_model import RAW
     from bookies.protocol.log.records import entry_of, value_of
 
-    if record_format == ENVELOPE:
+    if record_format != RAW:
         entry_of(b"", 0, key, headers)
     else:
         value_of(log, b"", key, headers)
@@ -189,7 +199,7 @@ def _parser(form: str, key: bytes | None, headers: Sequence[Header] | None) -> P
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
     log = _log(client, arguments)
     async with log.open() as reader:
-        entries = reader.read(await start_of(log, arguments, _position(arguments.start)))
+        entries = reader.read(await start_of(log, arguments, _address(arguments.start)))
         end = await end_of(log, arguments)
         await _write(entries if end is None else Before(reader, entries, end), _form(arguments), is_live=False)
     return 0
@@ -198,7 +208,7 @@ async def _read(client: Client, arguments: argparse.Namespace) -> int:
 async def _tail(client: Client, arguments: argparse.Namespace) -> int:
     log = _log(client, arguments)
     async with log.open() as reader:
-        start = await start_of(log, arguments, _position(arguments.start))
+        start = await start_of(log, arguments, _address(arguments.start))
         await _write(reader.tail(start), _form(arguments), is_live=True)
     return 0
 
@@ -221,7 +231,7 @@ async def _write(entries: LogEntries | Before, form: str, *, is_live: bool) -> N
                 for entry in batch.entries():
                     print_json({"position": str(entry.position), "payload": entry.payload})
             else:
-                _write_records(batch, entries.decode, form)
+                _write_records(batch, entries.decode, form, entries.start)
         finally:
             if is_live:
                 sys.stdout.flush()
@@ -229,16 +239,16 @@ async def _write(entries: LogEntries | Before, form: str, *, is_live: bool) -> N
     out.flush()
 
 
-def _write_records(batch: EntryBatch, decode: Decode, form: str) -> None:
+def _write_records(batch: EntryBatch, decode: Decoder, form: str, start: Address | None) -> None:
     """Print the records of a batch, up to one that is damaged. Raises `LogRecordCorrupt`."""
-    from bookies.client.log.log_records import records_of
+    from bookies.client.log.records.log_records import records_of
     from bookies.protocol.log.record_json import row_of
 
     rows: list[bytes] = []
     try:
-        for record in records_of(batch, decode):
+        for record in records_of(batch, decode, start):
             is_json = form == "json"
-            rows.append(json.dumps(row_of(str(record.position), record)).encode() if is_json else record.value or b"")
+            rows.append(json.dumps(row_of(str(record.address), record)).encode() if is_json else record.value or b"")
     finally:
         if rows:
             sys.stdout.buffer.write(b"\n".join(rows) + b"\n")
@@ -253,6 +263,7 @@ def describe(name: str, manifest: Manifest, begun: Mapping[int, int] | None = No
         "ack_quorum": manifest.ack_quorum,
         "digest": manifest.digest.name.lower(),
         "record_format": manifest.record_format,
+        "compression": manifest.compression,
         "epoch": manifest.epoch,
         "created_ms": manifest.created_ms,
         "extents": [
@@ -445,10 +456,12 @@ VERBS = (
         DIGEST,
         Option(
             "--format",
-            "raw: an entry is the value; envelope: an entry has key, headers and value (default raw)",
+            "raw: an entry is the value; envelope: an entry has key, headers and value; sets: an entry has many such "
+            "records (default raw)",
             default="raw",
-            choices=("raw", "envelope"),
+            choices=("raw", "envelope", "sets"),
         ),
+        Option("--compression", "codec of record sets (default: none)", choices=("zstd", "lz4")),
         Option("--exist-ok", "succeed if a log of that name exists", bool),
     ),
     verb(

@@ -14,8 +14,9 @@ from bookies.units import parse_duration, parse_time
 if TYPE_CHECKING:
     from bookies.client.base import EntryBatch
     from bookies.client.log import Log, LogReader
-    from bookies.client.log.log_records import LogEntries
+    from bookies.client.log.records.log_records import LogEntries
     from bookies.protocol.log import Position
+    from bookies.protocol.log.log_model import Address
 
 _TIME = "a duration before now, such as 10m, or a time such as 2026-11-27T10:00 (local without a zone)"
 SINCE = Option("--since TIME", f"begin with the entries of this time: {_TIME}")
@@ -38,7 +39,9 @@ def seconds_of(name: str, text: str) -> float:
     return seconds
 
 
-async def start_of(log: Log, arguments: argparse.Namespace, start: Position | None) -> Position | None:
+async def start_of(
+    log: Log, arguments: argparse.Namespace, start: Position | Address | None
+) -> Position | Address | None:
     """Return where `--since` lets a read begin, or else `start`."""
     if arguments.since is None:
         return start
@@ -51,11 +54,12 @@ async def end_of(log: Log, arguments: argparse.Namespace) -> Position | None:
 
 
 class Before:
-    """Entries up to a position. `batches` and `decode` replace those of `LogEntries`."""
+    """Entries up to a position. `batches`, `decode` and `start` replace those of `LogEntries`."""
 
     def __init__(self, reader: LogReader, entries: LogEntries, end: Position) -> None:
         self._reader = reader
         self.decode = entries.decode
+        self.start = entries.start
         self._entries = entries
         self._end = end
 

@@ -13,14 +13,16 @@ from bookies.client.log import LogReader as AsyncLogReader
 from bookies.client.log import LogWriter as AsyncLogWriter
 from bookies.client.log import log as asynchronous
 from bookies.client.log.consumer import LogConsumer as AsyncLogConsumer
-from bookies.client.log.log_records import LogEntries, records_of
+from bookies.client.log.consumer import consumed
+from bookies.client.log.records.log_records import LogEntries, records_of
 from bookies.client.log.sequenced import SequencedWriter as AsyncSequencedWriter
 from bookies.client.log.transaction_writer import LogTransaction as AsyncLogTransaction
 from bookies.client.write.writer import Payload
 from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.records import Decode, LogRecord
+from bookies.protocol.log.log_model import Address
+from bookies.protocol.log.records import Decoder, LogRecord
 
 
 class LogWriter(BlockingHandle[AsyncLogWriter]):
@@ -72,6 +74,7 @@ class BlockingLogEntries(BlockingEntries):
     def __init__(self, thread: Caller, entries: LogEntries) -> None:
         super().__init__(BlockingBatches(thread, entries.batches()))
         self._decode = entries.decode
+        self._start = entries.start
 
     def records(self) -> BlockingRecords:
         """Return the same iteration by records. Entries of batches that were already delivered are not repeated.
@@ -79,22 +82,23 @@ class BlockingLogEntries(BlockingEntries):
         A record has position, value, key, headers and time; in a raw log a position and the value only. An entry that
         is no record raises `LogRecordCorrupt`. It names the position, and the iteration may be continued after it.
         """
-        return BlockingRecords(self._batches, self._decode)
+        return BlockingRecords(self._batches, self._decode, self._start)
 
 
 class BlockingRecords(Iterator[LogRecord]):
     """An iteration over the records of a log. After an error it may be repeated."""
 
-    def __init__(self, batches: Iterator[EntryBatch], decode: Decode) -> None:
+    def __init__(self, batches: Iterator[EntryBatch], decode: Decoder, start: Address | None) -> None:
         self._batches = batches
+        self._start = start
         self._decode = decode
         self._items: Iterator[LogRecord] = iter(())
 
     def __next__(self) -> LogRecord:
-        for record in self._items:
-            return record
-        self._items = records_of(next(self._batches), self._decode)
-        return next(self._items)
+        while True:
+            for record in self._items:
+                return record
+            self._items = records_of(next(self._batches), self._decode, self._start)
 
 
 class LogReader(BlockingHandle[AsyncLogReader]):
@@ -139,8 +143,7 @@ class LogConsumer(BlockingHandle[AsyncLogConsumer], Iterator[Entry]):
 
     def records(self) -> Iterator[LogRecord]:
         """Return the same iteration by records, with value, key, headers and time: see `LogEntries.records`."""
-        decode = self._inner.decode
-        return map(lambda entry: decode(entry.ledger_id, entry.id, entry.payload), self)  # noqa: C417 goes on after errors
+        return _Consumed(self._inner, self._batches)
 
     def batches(self) -> Iterator[EntryBatch]:
         """Return the same iteration by batches. A batch counts as handled when the next one is asked for."""
@@ -149,6 +152,21 @@ class LogConsumer(BlockingHandle[AsyncLogConsumer], Iterator[Entry]):
     commit = waits(AsyncLogConsumer.commit)
     lag = waits(AsyncLogConsumer.lag)
     close = waits(AsyncLogConsumer.close)
+
+
+class _Consumed(Iterator[LogRecord]):
+    """An iteration over the records of a consumer. After an error it may be repeated."""
+
+    def __init__(self, consumer: AsyncLogConsumer, batches: Iterator[EntryBatch]) -> None:
+        self._consumer = consumer
+        self._batches = batches
+        self._items: Iterator[LogRecord] = iter(())
+
+    def __next__(self) -> LogRecord:
+        while True:
+            for record in self._items:
+                return record
+            self._items = consumed(self._consumer.progress, next(self._batches), self._consumer.decode)
 
 
 class SequencedWriter(Blocking[AsyncSequencedWriter]):

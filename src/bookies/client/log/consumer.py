@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -19,7 +21,6 @@ from bookies.client.base.metadata_loop import repeated
 from bookies.client.log.log_operations import LogContext
 from bookies.client.log.log_reader import LogReader
 from bookies.client.turns.lease import Contest, Lease
-from bookies.encoding.envelope import parse_record
 from bookies.errors import (
     BookKeeperError,
     InvalidArgument,
@@ -27,6 +28,7 @@ from bookies.errors import (
     LedgerClosed,
     LogError,
     LogNotFound,
+    LogRecordCorrupt,
     MetadataError,
 )
 from bookies.kernels import Steps
@@ -34,34 +36,34 @@ from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.lag import Lag, rows_and_bytes
 from bookies.protocol.log.lease import LeaseQueue
-from bookies.protocol.log.log_model import ENVELOPE, LedgerEnd
-from bookies.protocol.log.records import Decode, LogRecord, decoder
+from bookies.protocol.log.log_model import RAW, Address, LedgerEnd
+from bookies.protocol.log.records import Decoder, LogRecord
 from bookies.runtime.tasks import Tasks
 
 LAST_COMMIT_S = 5.0  # seconds for the commit after an exception
 
 
 class Progress:
-    """Positions of one consumer. An entry, or a batch, counts as handled when the next one is asked for.
+    """Addresses of one consumer. An entry, record, or batch counts as handled when the next one is asked for.
 
     `start`: where it begins; None: at the beginning of a log without ledgers.
     """
 
-    def __init__(self, start: Position | None) -> None:
+    def __init__(self, start: Address | None) -> None:
         self._start = start  # of the batch that is being handled, or what follows it
         self._end = start  # of that batch
-        self._entry: Entry | None = None  # of that batch, handed out last
-        self._is_inside = False  # a batch is being handed out entry by entry
+        self._given: tuple[Address, Address] | None = None  # what was handed out last of that batch, and what follows
+        self._is_inside = False  # a batch is being handed out piece by piece
 
     @property
-    def handled(self) -> Position | None:
-        """Return the position of the first entry that is not handled."""
-        return self._start if self._entry is None else self._entry.position
+    def handled(self) -> Address | None:
+        """Return the address of the first record that is not handled."""
+        return self._start if self._given is None else self._given[0]
 
     def accept(self) -> None:
         """Note that everything that was handed out is handled."""
-        if self._entry is not None:
-            self._start, self._entry = self._entry.position.next, None
+        if self._given is not None:
+            self._start, self._given = self._given[1], None
         elif not self._is_inside:
             self._start = self._end
 
@@ -73,16 +75,50 @@ class Progress:
 
     def give(self, batch: EntryBatch) -> None:
         """Note that a batch is handed out."""
-        self._start = Position(batch.ledger_id, batch.first_entry_id)
-        self._end = Position(batch.ledger_id, batch.last_entry_id).next
+        start = self._start
+        if start is None or start.position != (batch.ledger_id, batch.first_entry_id):
+            self._start = Address(batch.ledger_id, batch.first_entry_id)
+        self._end = Address(batch.ledger_id, batch.last_entry_id + 1)
 
     def entries(self, batch: EntryBatch) -> Iterator[Entry]:
         """Hand out the entries of a batch."""
         self._is_inside = True
         for entry in batch.entries():
-            self._entry = entry
+            self._given = Address(entry.ledger_id, entry.id), Address(entry.ledger_id, entry.id + 1)
             yield entry
         self._is_inside = False
+
+    def records(self, batch: EntryBatch, decode: Decoder) -> Iterator[Callable[[], LogRecord]]:
+        """Hand out the records of a batch, as calls that raise `LogRecordCorrupt` for those that are damaged."""
+        self._is_inside = True
+        ledger_id, first = batch.ledger_id, 0 if self._start is None else self._start.slot
+        for entry_id, entry in zip(batch.entry_ids, batch.payloads(), strict=True):
+            following = Address(ledger_id, entry_id + 1)
+            slot, last = first, decode.count(entry) - 1
+            records = decode.records(ledger_id, (entry_id,), (entry,), first)
+            first = 0
+            while True:
+                at = Address(ledger_id, entry_id, slot)
+                make = _step(records)
+                if make is None:
+                    break
+                self._given = at, following if slot >= last else Address(ledger_id, entry_id, slot + 1)
+                slot += 1
+                yield make
+        self._is_inside = False
+
+
+def _step(records: Iterator[LogRecord]) -> Callable[[], LogRecord] | None:
+    """Return a call with the outcome of the next step; None: there is none."""
+    try:
+        record = next(records, None)
+    except LogRecordCorrupt as error:
+        return partial(_refuse, error)
+    return None if record is None else lambda: record
+
+
+def _refuse(error: LogRecordCorrupt) -> LogRecord:
+    raise error
 
 
 class _Source:
@@ -107,19 +143,22 @@ class _Source:
 class _ConsumedRecords(Steps[LogRecord]):
     """Asynchronous iterator over the records of a consumer. Made by `LogConsumer.records`."""
 
-    def __init__(self, batches: Batches, progress: Progress, decode: Decode) -> None:
+    def __init__(self, batches: Batches, progress: Progress, decode: Decoder) -> None:
         super().__init__()
         self._batches = batches
         self._progress = progress
         self._decode = decode
 
     async def _more(self) -> LogRecord:
-        entries = self._progress.entries(await anext(self._batches))
-        self._items = map(self._record, entries)  # unlike a generator, it goes on after an error
-        return next(self._items)
+        while True:
+            self._items = consumed(self._progress, await anext(self._batches), self._decode)
+            for record in self._items:  # A set may have none from the start on.
+                return record
 
-    def _record(self, entry: Entry) -> LogRecord:
-        return self._decode(entry.ledger_id, entry.id, entry.payload)
+
+def consumed(progress: Progress, batch: EntryBatch, decode: Decoder) -> Iterator[LogRecord]:
+    """Hand out the records of a batch. Unlike a generator, the iteration goes on after an error."""
+    return map(operator.call, progress.records(batch, decode))
 
 
 class LogConsumer(Steps[Entry]):
@@ -131,14 +170,14 @@ class LogConsumer(Steps[Entry]):
     `LeaseLost` if the lease is lost, or `CursorMoved` if the cursor is deleted or another consumer has it.
     """
 
-    def __init__(self, parts: LogContext, name: str, lease: Lease, start: Position | None) -> None:
+    def __init__(self, parts: LogContext, name: str, lease: Lease, start: Address | None) -> None:
         super().__init__()
         self.progress = Progress(start)
         self._parts = parts
         self._name = name
         self._lease = lease
         self._reader = LogReader(parts)
-        self.decode = decoder(self._reader.name, parts.records.current.record_format)
+        self.decode = Decoder(self._reader.name, parts.records.current.record_format)
         tail = self._reader.tail(start, from_beginning=True).batches()
         self._batches = Batches(_Source(tail, self.progress, lease))
         self._committed = start  # None: there is no cursor yet
@@ -191,12 +230,12 @@ class LogConsumer(Steps[Entry]):
 
     async def _commit(self) -> None:
         async with self._turn:
-            position = self.progress.handled
-            if position is None or position == self._committed:
+            address = self.progress.handled
+            if address is None or address == self._committed:
                 return
             may_create = self._committed is None
-            await self._parts.cursors.move(self._name, position, token=self._lease.token, may_create=may_create)
-            self._committed = position
+            await self._parts.cursors.move(self._name, address, token=self._lease.token, may_create=may_create)
+            self._committed = address
 
     async def _commit_regularly(self, interval_s: float) -> None:
         while True:
@@ -215,7 +254,8 @@ class LogConsumer(Steps[Entry]):
     async def lag(self, *, timeout: float | None = None) -> Lag:
         """Return how much of the log is not handled yet. Asks bookies for the end of the log. `timeout`: seconds."""
         async with TimeLimit(timeout, f"measure the lag of consumer {self._name}"):
-            position = self.progress.handled
+            handled = self.progress.handled
+            position = None if handled is None else handled.position
             if position is None:
                 beginning = (await repeated(self._parts.runtime, self._parts.records.refresh)).beginning
                 if beginning is None:
@@ -319,14 +359,16 @@ async def _open_ends(parts: LogContext, manifest: Manifest) -> dict[int, LedgerE
 
 async def _age_s(parts: LogContext, manifest: Manifest, position: Position) -> float | None:
     """Return the age of the first entry from a position on, by its timestamp; None: it has none."""
-    if manifest.record_format != ENVELOPE:
+    if manifest.record_format == RAW:
         return None
+    decode = Decoder(parts.records.name, manifest.record_format)
     try:
         async with LogReader(parts) as reader:
             entry = await anext(reader.read(position), None)
-        timestamp_us = None if entry is None else parse_record(entry.payload).timestamp_us
+        records = iter(()) if entry is None else decode.intact(entry.ledger_id, (entry.id,), (entry.payload,))
+        record = next(records, None)
     except BookKeeperError:
         return None
-    if timestamp_us is None:
+    if record is None or record.timestamp_us is None:
         return None
-    return max(0.0, parts.runtime.clock.wall_ms() / 1000 - timestamp_us / 1_000_000)
+    return max(0.0, parts.runtime.clock.wall_ms() / 1000 - record.timestamp_us / 1_000_000)

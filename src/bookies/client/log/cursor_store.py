@@ -27,7 +27,7 @@ from bookies.protocol.log.cursors import (
     parse_cursors,
     passed,
 )
-from bookies.protocol.log.log_model import LedgerEnd
+from bookies.protocol.log.log_model import Address, LedgerEnd
 from bookies.protocol.log.sequences import CURSOR
 from bookies.runtime.ports import Runtime
 
@@ -57,32 +57,36 @@ class LogCursors:
     async def move(
         self,
         name: str,
-        position: Position,
+        position: Position | Address,
         expected: Position | None = None,
         *,
         token: int = 0,
         may_create: bool = True,
     ) -> None:
-        """Move a cursor, or create it. `expected`: its present position; None: any. `token`: of a consumer.
+        """Move a cursor, or create it; an `Address` may be inside a record set.
+
+        `expected`: its present position; None: any. `token`: of a consumer.
 
         Raises `LogTruncated`, `LogNotFound`, `CursorMoved` (it is not at the expected position, or belongs to a later
         consumer).
         """
         now_ms = self._runtime.clock.wall_ms()
+        at = position if isinstance(position, Address) else Address(*position)
 
         def change(cursors: Mapping[str, Cursor], manifest: Manifest) -> dict[str, Cursor] | None:
             present = cursors.get(name)
             if token:
                 check_token(name, present, token, may_create=may_create)
-            cursor = Cursor(name, position, now_ms, max(token, 0 if present is None else present.token))
+            newest = max(token, 0 if present is None else present.token)
+            cursor = Cursor(name, at.position, now_ms, newest, at.slot)
             if expected is not None and present != cursor:  # equal: this call has moved it, and the reply was lost
                 check_at(name, present, expected)
             return moved(cursors, manifest, cursor)
 
         await self._change(change)
 
-    async def claim(self, name: str, token: int, start: Position | None) -> Position | None:
-        """Give a cursor to a consumer, which earlier ones cannot move any more, and return its position.
+    async def claim(self, name: str, token: int, start: Position | None) -> Address | None:
+        """Give a cursor to a consumer, which earlier ones cannot move any more, and return its address.
 
         It counts as moved: its consumer is there, so retention does not pass it as an old one.
         `start`: where to create it if there is none; None: at the beginning of the log. Returns None if that has no
@@ -96,13 +100,13 @@ class LogCursors:
             present = cursors.get(name)
             check_token(name, present, token, may_create=True)
             if present is not None:
-                claimed = Cursor(name, present.position, now_ms, token)
+                claimed = Cursor(name, present.position, now_ms, token, present.slot)
             elif (at := start or _beginning_of(manifest)) is not None:
                 claimed = Cursor(name, at, now_ms, token)
             return None if claimed is None else moved(cursors, manifest, claimed)
 
         await self._change(change)
-        return None if claimed is None else claimed.position
+        return None if claimed is None else claimed.address
 
     async def delete(self, name: str) -> None:
         """Delete a cursor. One that does not exist counts as deleted."""

@@ -31,19 +31,23 @@ from bookies.client.base.metadata_loop import repeated
 from bookies.client.base.segments import LOGS
 from bookies.client.log.consumer import ConsumerState, LogConsumer, consumer_states
 from bookies.client.log.cursor_store import LogCursors
+from bookies.client.log.log_appends import Pace
 from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
 from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
 from bookies.client.log.record_writer import RecordLogWriter
+from bookies.client.log.records.open_sets import LINGER_S
 from bookies.client.log.retaining import LogRetention
 from bookies.client.log.seeking import points_of, position_at
 from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
+from bookies.client.log.set_writer import SetLogWriter
 from bookies.client.log.time_index import TimeIndex
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
 from bookies.client.turns.leader_turn import LeaderTurn
 from bookies.client.turns.lease import CONSUMERS, LEADERS, TTL_S, Contest
 from bookies.client.write.manifest import ManifestLoop
+from bookies.encoding.record_sets import codec_of
 from bookies.errors import (
     BookKeeperError,
     InvalidArgument,
@@ -59,7 +63,7 @@ from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.lease import LeaseQueue
-from bookies.protocol.log.log_model import ENVELOPE, RAW, RECORD_FORMATS, check_log_name, emptied, pack_manifest
+from bookies.protocol.log.log_model import ENVELOPE, RAW, RECORD_FORMATS, SETS, check_log_name, emptied, pack_manifest
 from bookies.protocol.log.log_times import begun_ms
 from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
     from bookies.client.log.ledger_client import LedgerClient
 
 __all__ = ["LOGS", "Log"]
+WRITERS: dict[str, type[LogWriter]] = {RAW: LogWriter, ENVELOPE: RecordLogWriter, SETS: SetLogWriter}
 
 
 class Log:
@@ -94,21 +99,27 @@ class Log:
         ack_quorum: int | None = None,
         digest: str | DigestType = "crc32c",
         record_format: str = RAW,
+        compression: str | None = None,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> None:
         """Create the log, without entries. The numbers are those of each of its ledgers: see `Client.create`.
 
-        `record_format`: the content of an entry: "raw", the value itself, or "envelope", a record with key, headers and
-        timestamp. Every writer keeps to it. `exist_ok`: accept a log that exists, with any numbers. `timeout`: seconds.
-        Raises `LogExists`, `InvalidArgument`.
+        `record_format`: the content of an entry: "raw", the value itself, "envelope", a record with key, headers and
+        timestamp, or "sets", many such records. Every writer keeps to it. `compression`: of record sets: "zstd" or
+        "lz4". `exist_ok`: accept a log that exists, with any numbers. `timeout`: seconds.
+
+        Raises `LogExists`, `InvalidArgument`, `ConfigError` (the library of the compression is missing).
         """
         ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
         token = f"{self._runtime.random.getrandbits(64):016x}"
         now_ms = self._runtime.clock.wall_ms()
         if record_format not in RECORD_FORMATS:
             raise InvalidArgument(f"record_format={record_format!r}: expected one of {', '.join(RECORD_FORMATS)}")
-        new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest_type_of(digest), record_format)
+        if codec_of(compression) and record_format != SETS:
+            raise InvalidArgument(f'compression={compression!r}: needs record_format="{SETS}"')
+        digest = digest_type_of(digest)
+        new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest, record_format, compression)
 
         async def make() -> None:
             try:
@@ -133,6 +144,7 @@ class Log:
         *,
         roll_size: int = 256 << 20,
         roll_age: float = 7200.0,
+        linger: float = LINGER_S,
         wait: bool = False,
         is_candidate: Callable[[], bool] | None = None,
         timeout: float | None = None,
@@ -141,7 +153,8 @@ class Log:
 
         The present leader is stopped and gets `LogFenced`; its acknowledged entries stay. When this returns, all
         earlier entries are readable, and only this writer can append. `roll_size`, `roll_age`: payload bytes, and
-        seconds, after which entries go to a new ledger. `wait`: processes that lead with True take turns: each waits,
+        seconds, after which entries go to a new ledger. `linger`: seconds that a record set is open at most, while
+        others are in flight. `wait`: processes that lead with True take turns: each waits,
         in order, until the one before has closed its writer, or was silent for 10 s. `is_candidate`: asked before each
         attempt; False ends them. `timeout`: seconds.
 
@@ -153,6 +166,7 @@ class Log:
         if isinstance(roll_age, bool) or not isinstance(roll_age, int | float) or not roll_age > 0:
             raise InvalidArgument(f"roll_age={roll_age!r}: must be a number of seconds above 0")
 
+        linger_s = seconds(linger) or 0.0
         wait = switch("wait", wait)
 
         async def make() -> LogWriter:
@@ -168,8 +182,8 @@ class Log:
                     await self._clear(self._leader_contest(), error)
                 raise
             numbered = NumberedAppends(self._parts, self._driver)
-            writer_class = RecordLogWriter if parts.records.current.record_format == ENVELOPE else LogWriter
-            return writer_class(parts, ledger, roll_size, roll_age, turn, numbered)
+            writer_class = WRITERS[parts.records.current.record_format]
+            return writer_class(parts, ledger, Pace(roll_size, roll_age, linger_s), turn, numbered)
 
         return Opening(make, timeout, f"take the lead of log {self.name}")
 

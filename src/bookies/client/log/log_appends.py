@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -14,6 +15,14 @@ from bookies.client.log.log_operations import FutileLedgers
 from bookies.errors import BookKeeperError
 
 ROLL_RETRY_S = 10.0  # seconds after a roll that could not begin; until then the present ledger is used
+
+
+class Pace(NamedTuple):
+    """When a writer goes on to the next ledger, after payload bytes or seconds, and how long a record set is open."""
+
+    roll_size: int
+    roll_age_s: float
+    linger_s: float
 
 
 class Failed(Struct):

@@ -19,13 +19,13 @@ from bookies.client.base import EntryBatch
 from bookies.client.base.arguments import TimeLimit, position, switch
 from bookies.client.base.iteration import Batches
 from bookies.client.log.log_operations import LogContext, Patience
-from bookies.client.log.log_records import LogEntries
+from bookies.client.log.records.log_records import LogEntries
 from bookies.client.read import LedgerReader
 from bookies.errors import BookKeeperError, LedgerClosed, LedgerNotFound, LogNotFound, LogTruncated
 from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.log_model import Extent
-from bookies.protocol.log.records import decoder
+from bookies.protocol.log.log_model import Address, Extent
+from bookies.protocol.log.records import Decoder
 
 T = TypeVar("T")
 BEFORE_THE_FIRST = Extent(-1, -1)  # stands for what was read to its end in a log without ledgers
@@ -62,13 +62,14 @@ class LogReader:
         state = "closed" if self._is_closed else "open"
         return f"<LogReader {self.name} {state} ledgers={self.manifest.ledger_ids}>"
 
-    def read(self, start: Position | None = None, *, timeout: float | None = None) -> LogEntries:
+    def read(self, start: Position | Address | None = None, *, timeout: float | None = None) -> LogEntries:
         """Iterate over the entries from `start` on (None: from the beginning) up to the entries confirmed at that
         moment.
 
         `async for entry in reader.read()`; `entry.position` is its position, `entry.position.next` the one to
-        continue from. `.records()` gives records with value, key, headers and time instead, `.batches()` verified
-        batches. `timeout`: seconds that a step may take.
+        continue from. `.records()` gives records with value, key, headers and time instead, `.sets()` record sets,
+        `.batches()` verified batches. `start`: the `address` of a record makes `.records()` begin inside a set.
+        `timeout`: seconds that a step may take.
 
         Raises `LogTruncated` (the next entries are not in the log any more; `manifest` tells where it begins),
         `LedgerNotFound` (a ledger of the log is lost), and the errors of `LedgerReader.read`.
@@ -76,7 +77,7 @@ class LogReader:
         return self._entries(start, timeout)
 
     def tail(
-        self, start: Position | None = None, *, from_beginning: bool = False, timeout: float | None = None
+        self, start: Position | Address | None = None, *, from_beginning: bool = False, timeout: float | None = None
     ) -> LogEntries:
         """Iterate over the entries from `start` on as they are confirmed, without an end. See `read`.
 
@@ -86,14 +87,20 @@ class LogReader:
         return self._entries(start, timeout, is_tail=True, from_beginning=from_beginning)
 
     def _entries(
-        self, start: Position | None, timeout: float | None, *, is_tail: bool = False, from_beginning: bool = True
+        self,
+        start: Position | Address | None,
+        timeout: float | None,
+        *,
+        is_tail: bool = False,
+        from_beginning: bool = True,
     ) -> LogEntries:
-        start = None if start is None else position("start", start)
+        address = start if isinstance(start, Address) else None
+        start = address.position if address is not None else None if start is None else position("start", start)
         source = _LogSource(self, self._parts, start, is_tail=is_tail)
         source.from_beginning = from_beginning
         self._count += 1
         self._sources[self._count] = source
-        return LogEntries(source, timeout, decoder(self.name, self.manifest.record_format))
+        return LogEntries(source, timeout, Decoder(self.name, self.manifest.record_format), address)
 
     async def close(self) -> None:
         """End its iterations. Idempotent."""

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from bookies.client.base.arguments import TimeLimit, position, seconds, switch
-from bookies.client.log.log_appends import FailedAppends, Gate, RollSchedule
+from bookies.client.log.log_appends import FailedAppends, Gate, Pace, RollSchedule
 from bookies.client.log.log_operations import (
     FutileLedgers,
     LogContext,
@@ -32,6 +32,7 @@ from bookies.client.log.log_operations import (
     take_over,
     truncate,
 )
+from bookies.client.log.records import SetAppend
 from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
 from bookies.client.turns.leader_turn import LeaderTurn
 from bookies.client.write import LedgerWriter
@@ -48,11 +49,12 @@ from bookies.errors import (
     LogError,
     LogFenced,
     LogNotFound,
+    NotSupported,
     VersionConflict,
     WrongExpectedLast,
 )
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.log_model import LedgerEnd, ended, rolled
+from bookies.protocol.log.log_model import SETS, LedgerEnd, ended, rolled
 from bookies.protocol.log.records import Headers, value_of
 from bookies.runtime.tasks import Tasks
 
@@ -68,8 +70,7 @@ class LogWriter:
         self,
         parts: LogContext,
         ledger: LedgerWriter,
-        roll_size: int,
-        roll_age_s: float,
+        pace: Pace,
         turn: LeaderTurn | None,
         numbered: NumberedAppends,
     ) -> None:
@@ -82,7 +83,7 @@ class LogWriter:
         self._ends: dict[int, LedgerEnd] = {}  # ends of the ledgers that this writer has written, once they are decided
         self._next: LedgerWriter | None = None  # the next ledger of a roll: created, perhaps listed, not written to yet
         self._error: BookKeeperError | None = None  # the error that ended this writer
-        self._schedule = RollSchedule(roll_size, roll_age_s, self._aged)
+        self._schedule = RollSchedule(pace.roll_size, pace.roll_age_s, self._aged)
         self._turn = turn
         self._numbered = numbered
         self._install(ledger)
@@ -137,7 +138,8 @@ class LogWriter:
 
         The entry has the log's record format. In an envelope log it is a record with `key`, `headers` (a mapping or
         pairs, from a name to bytes or None) and `timestamp` (seconds since 1970; None: now), or a `Record`, whose time
-        is now if it has none. In a raw log it is the payload.
+        is now if it has none. In a raw log it is the payload. In a log of record sets, such records
+        share an entry, and its position.
 
         * `producer`, `sequence`: name of the caller's stream of entries, and the entry's number in it; numbers grow by
           one. The log holds each number once, however often the append is repeated, by any leader. Position (-1, -1):
@@ -213,6 +215,38 @@ class LogWriter:
         See `append_many`, which is for values and records.
         """
         return await self._appending(list(entries), timeout)
+
+    def append_nowait(
+        self,
+        payload: Payload | Record,
+        *,
+        key: Payload | None = None,
+        headers: Headers | None = None,
+        timestamp: float | None = None,
+    ) -> SetAppend:
+        """Add a record to the open record set without waiting, and return the outcome of that set, to await.
+
+        Only in a log of record sets: `record_format="sets"`. The outcome's result is the position of the set's entry,
+        which its records share; it raises as `append` does. A set is sent when it has 64 KiB, when it has been open for
+        the linger (`Log.lead`), and at once when no other set is in flight. A record without `timestamp` has the time
+        at which its set was opened.
+
+        Raises `BookieBusy` if 4 MiB of sets are in flight (await `wait_writable`, then repeat), `InvalidArgument`,
+        `NotSupported` (another record format), and the error that ended this writer.
+        """
+        raise NotSupported(
+            f"log {self.name} has record format {self.manifest.record_format}: append_nowait collects record sets. Use "
+            f'append, or create a log with record_format="{SETS}"'
+        )
+
+    async def wait_writable(self, *, timeout: float | None = None) -> None:
+        """Wait until `append_nowait` may open a set. `timeout`: seconds."""
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Send the open record set, and wait until all sets are durable. `timeout`: seconds.
+
+        Raises the first failure of a set since the last call. In other record formats there is nothing to send.
+        """
 
     def _appending(self, batch: list[Payload], timeout: float | None) -> Coroutine[object, object, Position]:
         if not batch:
@@ -525,7 +559,7 @@ class LogWriter:
             await sweep(self._parts)
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Wait for pending appends, seal the last ledger, and give up the lead. Idempotent.
+        """Send the open record set, wait for pending appends, seal the last ledger, and give up the lead. Idempotent.
 
         Raises `LogFenced`, or the error that prevents sealing; the next leader seals it then.
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -17,14 +18,14 @@ from bookies.client.base.metadata_loop import back_off
 from bookies.client.log.cursor_store import SEQUENCES
 from bookies.client.log.log_operations import LogContext
 from bookies.client.log.log_reader import LogReader
-from bookies.encoding.envelope import Record, pack_record, parse_record
+from bookies.encoding.envelope import Record, pack_record
+from bookies.encoding.record_sets import codec_of, pack_sets
 from bookies.errors import (
     BookKeeperError,
     InvalidArgument,
     LogError,
     LogFenced,
     LogTruncated,
-    MetadataCorrupt,
     RecordNotFound,
     SequenceGap,
     VersionConflict,
@@ -32,7 +33,8 @@ from bookies.errors import (
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.driver import RecordWrite
 from bookies.protocol.log import Position
-from bookies.protocol.log.log_model import ENVELOPE, MIGRATED_FROM
+from bookies.protocol.log.log_model import ENVELOPE, MIGRATED_FROM, RAW, SETS
+from bookies.protocol.log.records import LogRecord
 from bookies.protocol.log.sequences import (
     CURSOR,
     HEADER,
@@ -103,7 +105,7 @@ class SequencedWriter:
     @classmethod
     async def begin(cls, parts: LogContext, driver: MetadataDriver, leader: Leader) -> SequencedWriter:
         """Return a writer that knows all numbers in the log. Raises as `Log.sequenced`."""
-        if parts.records.current.record_format != ENVELOPE:
+        if parts.records.current.record_format == RAW:
             raise InvalidArgument(
                 f"log {leader.name} keeps raw values, without room for a writer's number: create a log with "
                 f"record_format={ENVELOPE}, or append without a number"
@@ -150,7 +152,7 @@ class SequencedWriter:
             raise self._unknown
 
     async def _send(self, writer: str, first: int, records: Sequence[Record], now_ms: int) -> None:
-        entries = [_numbered(record, writer, number, now_ms) for number, record in enumerate(records, first)]
+        entries, runs = self._packed([_numbered(*row, writer, now_ms) for row in enumerate(records, first)], first)
         epoch, append = self._leader.epoch, object()
         self._floors[append] = self._end
         try:
@@ -164,17 +166,32 @@ class SequencedWriter:
             raise
         finally:
             del self._floors[append]
-        start = Position(last.ledger_id, last.entry_id - len(entries) + 1)
-        self._sequences.add(writer, Run(first, len(entries), start), now_ms)
+        start = last.entry_id - len(entries) + 1
+        for run in runs:
+            at = Position(last.ledger_id, start + run.position.entry_id)
+            self._sequences.add(writer, run._replace(position=at), now_ms)
         self._advance(last.next)
         count, size = self._unsaved
-        self._unsaved = count + len(entries), size + sum(map(len, entries))
+        self._unsaved = count + len(records), size + sum(map(len, entries))
         if self._unsaved[0] >= SNAPSHOT_ENTRIES or self._unsaved[1] >= SNAPSHOT_SIZE:
             self._unsaved = 0, 0  # A failure is repeated after as many again.
             try:
                 await self.save()
             except BookKeeperError:
                 pass  # The next leader reads more of the log then.
+
+    def _packed(self, records: Sequence[Record], first: int) -> tuple[list[bytes], list[Run]]:
+        """Return records as entries, and the runs of their numbers; their positions count from the first entry."""
+        manifest = self._parts.records.current
+        if manifest.record_format != SETS:
+            return [pack_record(record) for record in records], [Run(first, len(records), Position(0, 0))]
+        sets = pack_sets(records, codec_of(manifest.compression), records[0].timestamp_us or 0)
+        firsts = accumulate((count for count, _ in sets), initial=first)
+        runs = [
+            Run(start, count, Position(0, index), is_set=True)
+            for index, (start, (count, _)) in enumerate(zip(firsts, sets, strict=False))
+        ]
+        return [entry for _, entry in sets], runs
 
     def _advance(self, end: Position) -> None:
         """Move `_end` forward. Answers may arrive in another order than the entries have."""
@@ -252,12 +269,14 @@ class SequencedWriter:
 
     async def _scan(self, reader: LogReader, start: Position | None) -> None:
         now_ms = self._parts.runtime.clock.wall_ms()
-        async for batch in reader.read(start).batches():
-            for entry_id, entry in zip(batch.entry_ids, batch.payloads(), strict=True):
-                numbered = _number_of(entry)
+        entries = reader.read(start)
+        decode = entries.decode
+        async for batch in entries.batches():
+            for record in decode.intact(batch.ledger_id, batch.entry_ids, batch.payloads()):
+                numbered = _number_of(record)
                 if numbered is not None:
                     writer, number, seen_ms = numbered
-                    run = Run(number, 1, Position(batch.ledger_id, entry_id))
+                    run = Run(number, 1, record.position, decode.is_sets)
                     self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms))
             self._advance(Position(batch.ledger_id, batch.last_entry_id).next)
 
@@ -286,18 +305,14 @@ class NumberedAppends:
                     await self._writer.save(confirmed)
 
 
-def _numbered(record: Record, writer: str, number: int, now_ms: int) -> bytes:
+def _numbered(number: int, record: Record, writer: str, now_ms: int) -> Record:
     headers = (*(record.headers or ()), (HEADER, pack_number(writer, number)))
     timestamp_us = now_ms * 1000 if record.timestamp_us is None else record.timestamp_us
-    return pack_record(record._replace(headers=headers, timestamp_us=timestamp_us))
+    return record._replace(headers=headers, timestamp_us=timestamp_us)
 
 
-def _number_of(entry: bytes) -> tuple[str, int, int] | None:
-    """Return the writer, number and time (ms; 0: none) of an entry; None if it is not numbered."""
-    try:
-        record = parse_record(entry)
-    except MetadataCorrupt:
-        return None  # Spark reports it. It was not written here.
+def _number_of(record: LogRecord) -> tuple[str, int, int] | None:
+    """Return the writer, number and time (ms; 0: none) of a record; None if it is not numbered."""
     value = next((value for name, value in reversed(record.headers or ()) if name == HEADER), None)
     numbered = parse_number(value)
     return None if numbered is None else (*numbered, (record.timestamp_us or 0) // 1000)

@@ -19,10 +19,11 @@ from msgspec.structs import replace
 
 from bookies.client.log.transaction import OnOpenTail, TransactionContext, abort, commit, read_head
 from bookies.encoding.envelope import Record
+from bookies.encoding.record_sets import codec_of, pack_sets
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogNotFound
 from bookies.protocol.log import Manifest
-from bookies.protocol.log.log_model import ENVELOPE, Written
-from bookies.protocol.log.records import Headers, entry_of, value_of
+from bookies.protocol.log.log_model import ENVELOPE, SETS, Written
+from bookies.protocol.log.records import Headers, entry_of, record_of, value_of
 from bookies.protocol.log.transaction import Origin, Transaction, labels_of
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class PartWriter:
             async with self._turn:
                 ledger = await self._room(sum(map(len, batch)))
                 await ledger.push_many(batch)
+
+    def sets_of(self, records: Sequence[Record]) -> list[Payload]:
+        """Return records as record sets with the log's compression."""
+        time_us = next((record.timestamp_us for record in records if record.timestamp_us is not None), 0)
+        return [entry for _, entry in pack_sets(records, codec_of(self._manifest.compression), time_us)]
 
     async def append_packed(self, data: bytes, offsets: Sequence[int]) -> None:
         """Append the contiguous entries in `data`. `offsets`: their starts, and the last end."""
@@ -161,7 +167,10 @@ class LogTransaction:
         """
         part = self._open_part()
         entries: list[Payload]
-        if part.record_format == ENVELOPE:
+        if part.record_format == SETS:
+            now_us = self._now_us()
+            entries = part.sets_of([record_of(payload, now_us) for payload in payloads])
+        elif part.record_format == ENVELOPE:
             now_us = self._now_us()
             entries = [entry_of(payload, now_us) for payload in payloads]
         else:
@@ -179,7 +188,9 @@ class LogTransaction:
         """Append one entry: see `LogWriter.append`. `append_many` costs less."""
         part = self._open_part()
         entry: Payload
-        if part.record_format == ENVELOPE:
+        if part.record_format == SETS:
+            (entry,) = part.sets_of([record_of(payload, self._now_us(), key, headers, timestamp)])
+        elif part.record_format == ENVELOPE:
             entry = entry_of(payload, self._now_us(), key, headers, timestamp)
         else:
             entry = value_of(self._log, payload, key, headers, timestamp)

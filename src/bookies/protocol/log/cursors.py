@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import CursorMoved, InvalidArgument, LogTruncated, MetadataCorrupt, NotSupported
-from bookies.protocol.log.log_model import Extent, LedgerEnd, Manifest, Position, check_log_name
+from bookies.protocol.log.log_model import Address, Extent, LedgerEnd, Manifest, Position, check_log_name
 
 FORMAT = 1
 CURSORS_MAX = 1_000  # of one log; they share a record
@@ -34,13 +34,20 @@ class Cursor(Struct, frozen=True):
     """Cursor of one consumer. `position`: the next entry to read. `moved_ms`: wall time of the last move,
     or of a later consumer's beginning.
 
-    `token`: of the consumer that used it last; 0: none, or unknown.
+    `token`: of the consumer that used it last; 0: none, or unknown. `slot`: the next record in the entry, if that is a
+    record set. A version that drops it makes the records before it repeat.
     """
 
     name: str
     position: Position
     moved_ms: int
     token: int = 0
+    slot: int = 0
+
+    @property
+    def address(self) -> Address:
+        """Return the address of the next record."""
+        return Address(*self.position, self.slot)
 
 
 def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> dict[str, Cursor] | None:
@@ -53,7 +60,7 @@ def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> 
     if is_lost(cursor.position, manifest):
         raise LogTruncated(f"position {cursor.position} is not in the log: truncated already, or of another log")
     present = cursors.get(cursor.name)
-    if present is not None and (present.position, present.token) == (cursor.position, cursor.token):
+    if present is not None and (present.address, present.token) == (cursor.address, cursor.token):
         return None
     if len(cursors) >= CURSORS_MAX and present is None:
         raise InvalidArgument(f"the log has {len(cursors):,} cursors, the most that it can have: delete some")
@@ -102,7 +109,7 @@ def carried(cursors: Mapping[str, Cursor], manifest: Manifest, before: Position)
     for name, cursor in cursors.items():
         extent = manifest.find(cursor.position)
         is_behind = extent is not None and extent.seq < target.seq and not is_lost(cursor.position, manifest)
-        kept[name] = replace(cursor, position=position) if is_behind else cursor
+        kept[name] = replace(cursor, position=position, slot=0) if is_behind else cursor
     return kept
 
 
@@ -147,6 +154,7 @@ def pack_cursors(token: str, cursors: Mapping[str, Cursor]) -> bytes:
     rows = {
         name: {"ledger": cursor.position.ledger_id, "entry": cursor.position.entry_id, "moved_ms": cursor.moved_ms}
         | ({"token": cursor.token} if cursor.token else {})
+        | ({"slot": cursor.slot} if cursor.slot else {})
         for name, cursor in sorted(cursors.items())
     }
     return json.dumps({"format": FORMAT, "token": token, "cursors": rows}, separators=(",", ":")).encode()
@@ -170,4 +178,4 @@ def parse_cursors(log: str, token: str, data: bytes) -> dict[str, Cursor]:
 
 def _parse_cursor(name: str, row: Mapping[str, Any]) -> Cursor:
     position = Position(int(row["ledger"]), int(row["entry"]))
-    return Cursor(name, position, int(row["moved_ms"]), int(row.get("token", 0)))
+    return Cursor(name, position, int(row["moved_ms"]), int(row.get("token", 0)), int(row.get("slot", 0)))

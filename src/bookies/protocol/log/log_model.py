@@ -42,8 +42,10 @@ from bookies.model import NAME_CHARACTERS, DigestType
 
 FORMAT = 1  # of a record that is the whole list
 FORMAT_SEGMENTED = 2  # of one whose older extents are in records of their own
-RAW, ENVELOPE = "raw", "envelope"  # an entry is the bare value, or a record with key, headers and time
-RECORD_FORMATS = (RAW, ENVELOPE)
+FORMAT_SETS = 3  # of a log of record sets: older versions would read them as values
+# An entry is the bare value, a record with key, headers and time, or a set of such records.
+RAW, ENVELOPE, SETS = "raw", "envelope", "sets"
+RECORD_FORMATS = (RAW, ENVELOPE, SETS)
 # Fields of the record of a log that was held, or migrated: see `protocol/log/migration.py`.
 HELD, MIGRATED_FROM, CUT_OVER = "held", "migrated.from", "migrated.cut-over"
 OPEN_MAX = 2  # ledgers at the end of a list that may be open
@@ -71,6 +73,35 @@ def parse_position(text: str) -> Position:
     if not colon or not all(part.isascii() and part.isdigit() for part in (ledger, entry)):
         raise InvalidArgument(f"{text!r} is no position in a log: give LEDGER:ENTRY, two whole numbers")
     return Position(int(ledger), int(entry))
+
+
+class Address(NamedTuple):
+    """Address of a record: of its entry, and its number in the entry. `slot`: 0, unless the entry is a record set."""
+
+    ledger_id: int
+    entry_id: int
+    slot: int = 0
+
+    @property
+    def position(self) -> Position:
+        """Return the position of its entry."""
+        return Position(self.ledger_id, self.entry_id)
+
+    @property
+    def next(self) -> Address:
+        """Return the address after this record in its set; also valid after the last one."""
+        return self._replace(slot=self.slot + 1)
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}:{self.slot}" if self.slot else f"{self.ledger_id}:{self.entry_id}"
+
+
+def parse_address(text: str) -> Address:
+    """Parse `LEDGER:ENTRY` or `LEDGER:ENTRY:SLOT`. Raises `InvalidArgument`."""
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() for part in parts):
+        raise InvalidArgument(f"{text!r} is no address in a log: give LEDGER:ENTRY or LEDGER:ENTRY:SLOT, whole numbers")
+    return Address(*map(int, parts))
 
 
 class Written(NamedTuple):
@@ -142,7 +173,8 @@ class Manifest(Struct, frozen=True):
     """List of a log's ledgers, and the parameters of its new ledgers.
 
     token: distinguishes this log from other logs of its name.
-    record_format: contents of an entry, `RAW` or `ENVELOPE`; not used here.
+    record_format: contents of an entry, one of `RECORD_FORMATS`; not used here.
+    compression: codec of new record sets; None: none.
     epoch: counts the leaders.
     deleting: ledgers that are removed from the list and still have to be deleted.
     is_deleting: the log itself is being deleted.
@@ -159,6 +191,7 @@ class Manifest(Struct, frozen=True):
     ack_quorum: int
     digest: DigestType
     record_format: str = RAW
+    compression: str | None = None
     epoch: int = 0
     next_seq: int = 0
     extents: tuple[Extent, ...] = ()
@@ -479,6 +512,7 @@ _FIELDS = frozenset(
         "ack_quorum",
         "digest",
         "record_format",
+        "compression",
         "epoch",
         "next_seq",
         "extents",
@@ -495,7 +529,7 @@ _FIELDS = frozenset(
 def pack_manifest(manifest: Manifest) -> bytes:
     """Return the stored record: JSON, one line. `manifest.extents`: those that are in no segment."""
     content: dict[str, Any] = {
-        "format": FORMAT_SEGMENTED if manifest.segments else FORMAT,
+        "format": FORMAT_SETS if manifest.record_format == SETS else FORMAT_SEGMENTED if manifest.segments else FORMAT,
         "token": manifest.token,
         "created_ms": manifest.created_ms,
         "ensemble": manifest.ensemble,
@@ -511,6 +545,8 @@ def pack_manifest(manifest: Manifest) -> bytes:
     }
     if manifest.record_format != RAW:
         content["record_format"] = manifest.record_format
+    if manifest.compression is not None:
+        content["compression"] = manifest.compression
     if manifest.segments:
         content["segments"] = [segment._asdict() for segment in manifest.segments]
     if manifest.rows_truncated:
@@ -527,9 +563,9 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
     """
     try:
         content = parse_json(data)
-        if content["format"] > FORMAT_SEGMENTED:
+        if content["format"] > FORMAT_SETS:
             raise NotSupported(
-                f"log {name} has format {content['format']}; this version of bookies reads up to {FORMAT_SEGMENTED}"
+                f"log {name} has format {content['format']}; this version of bookies reads up to {FORMAT_SETS}"
             )
         return Manifest(
             token=str(content["token"]),
@@ -539,6 +575,7 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             ack_quorum=int(content["ack_quorum"]),
             digest=DigestType[content["digest"].upper()],
             record_format=str(content.get("record_format", RAW)),
+            compression=content.get("compression"),
             epoch=int(content["epoch"]),
             next_seq=int(content["next_seq"]),
             extents=parse_extents(content["extents"]),

@@ -1,22 +1,25 @@
 """Records of a log: how a payload becomes an entry, and an entry a record again.
 
 The log's record format decides it. In a `raw` log the entry is the value. In an `envelope` log it is a record with key,
-headers and time, whose layout is in `encoding/envelope.py`. Every writer of a log keeps to its format, because readers
-have no other way to tell a bare value from a damaged record.
+headers and time, whose layout is in `encoding/envelope.py`, and in a log of `sets` it is many such records, as in
+`encoding/record_sets.py`. Every writer of a log keeps to its format, because readers have no other way to tell a
+bare value from a damaged record.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, islice, repeat
 
 from msgspec import Struct
 
-from bookies.encoding.envelope import Header, Record, pack_fields, parse_record
+from bookies.encoding.envelope import Header, Record, pack_fields, parse_headers, parse_record
+from bookies.encoding.record_sets import RecordSet, count_of, parse_set
 from bookies.errors import InvalidArgument, LogRecordCorrupt, MetadataCorrupt
-from bookies.protocol.log.log_model import ENVELOPE, Position
+from bookies.protocol.log.log_model import ENVELOPE, SETS, Address, Position
 
 RESERVED = "bk-"  # beginning of names of headers that are ours
 TIME_MAX = (1 << 63) - 1  # microseconds
@@ -29,7 +32,8 @@ Headers = Mapping[str, bytes | None] | Sequence[Header]
 class LogRecord(Struct, frozen=True):
     """Record read from a log. None: null, or not in the entry. `timestamp_us`: microseconds since 1970.
 
-    The record of a raw log has a position and a value only.
+    The record of a raw log has a position and a value only. `slot`: its number in the entry, from 0; of a log of record
+    sets only.
     """
 
     position: Position
@@ -37,6 +41,12 @@ class LogRecord(Struct, frozen=True):
     key: bytes | None = None
     headers: Sequence[Header] | None = None
     timestamp_us: int | None = None
+    slot: int = 0
+
+    @property
+    def address(self) -> Address:
+        """Return the position of its entry with its number in there."""
+        return Address(*self.position, self.slot)
 
     @property
     def timestamp(self) -> float | None:
@@ -155,12 +165,101 @@ def _in_range(name: str, time_us: object) -> int:
 
 # -- from entries ----------------------------------------------------------------------------------------------------
 
-Decode = Callable[[int, int, bytes], LogRecord]  # of a ledger's id, an entry's id and the entry
+
+class Decoder:
+    """Makes records of entries. `log`: its name, for errors."""
+
+    def __init__(self, log: str, record_format: str) -> None:
+        self.record_format = record_format
+        self._log = log
+
+    @property
+    def is_sets(self) -> bool:
+        """Report whether an entry may hold several records."""
+        return self.record_format == SETS
+
+    def records(
+        self, ledger_id: int, entry_ids: Iterable[int], entries: Iterable[bytes], slot: int = 0
+    ) -> Iterator[LogRecord]:
+        """Iterate over the records of entries; `slot`: of the first entry from this record on.
+
+        A step that raises `LogRecordCorrupt` may be followed by others. It also raises `ConfigError`, for a codec
+        without its library.
+        """
+        if self.record_format == SETS:
+            opened = map(self._opened, repeat(ledger_id), entry_ids, entries, chain((slot,), repeat(0)))
+            return chain.from_iterable(opened)
+        decode = partial(_parsed, self._log) if self.record_format == ENVELOPE else plain
+        return map(decode, repeat(ledger_id), entry_ids, entries)
+
+    def intact(self, ledger_id: int, entry_ids: Iterable[int], entries: Iterable[bytes]) -> Iterator[LogRecord]:
+        """Iterate over the records of entries, except for damaged ones."""
+        records = self.records(ledger_id, entry_ids, entries)
+        while True:
+            try:
+                record = next(records, None)
+            except LogRecordCorrupt:
+                continue
+            if record is None:
+                return
+            yield record
+
+    def count(self, entry: bytes) -> int:
+        """Return the number of records that an entry claims to have."""
+        return count_of(entry) if self.record_format == SETS else 1
+
+    def record_set(self, ledger_id: int, entry_id: int, entry: bytes) -> tuple[Position, RecordSet]:
+        """Return the record set of an entry, with its position. Raises `LogRecordCorrupt`, `ConfigError`."""
+        position = _new(Position, (ledger_id, entry_id))
+        try:
+            return position, parse_set(entry)
+        except LogRecordCorrupt as error:
+            raise self._corrupt(position, error) from error
+
+    def _corrupt(self, position: Position, error: LogRecordCorrupt) -> LogRecordCorrupt:
+        ledger_id, entry_id = position
+        return LogRecordCorrupt(
+            f"log {self._log} has no records at ledger {ledger_id}, entry {entry_id}: {error.message}; read on from "
+            f"{position.next}",
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+        )
+
+    def _opened(self, ledger_id: int, entry_id: int, entry: bytes, slot: int) -> Iterator[LogRecord]:
+        position = _new(Position, (ledger_id, entry_id))
+        try:
+            values, keys, headers, times = parse_set(entry).rows()
+        except LogRecordCorrupt as error:
+            return map(_refuse, (self._corrupt(position, error),))
+        slots, none = range(slot, len(values)), repeat(None)
+        columns = [none if column is None else islice(column, slot, None) for column in (values, keys, headers, times)]
+        if headers is None:
+            return map(LogRecord, repeat(position), *columns, slots)
+        return map(partial(self._record, position), *columns, slots)
+
+    def _record(
+        self,
+        position: Position,
+        value: bytes | None,
+        key: bytes | None,
+        headers: bytes | None,
+        timestamp_us: int | None,
+        slot: int,
+    ) -> LogRecord:
+        try:
+            return LogRecord(
+                position, value, key, None if headers is None else parse_headers(headers), timestamp_us, slot
+            )
+        except MetadataCorrupt as error:
+            address = Address(*position, slot)
+            text = f"log {self._log} has no record at {address}: {error.message}; read on from {address.next}"
+            corrupt = LogRecordCorrupt(text, ledger_id=position.ledger_id, entry_id=position.entry_id)
+            corrupt.slot = slot
+            raise corrupt from error
 
 
-def decoder(log: str, record_format: str) -> Decode:
-    """Return the function that makes records of a log's entries. It raises `LogRecordCorrupt`."""
-    return partial(_parsed, log) if record_format == ENVELOPE else plain
+def _refuse(error: LogRecordCorrupt) -> LogRecord:
+    raise error
 
 
 def plain(ledger_id: int, entry_id: int, entry: bytes) -> LogRecord:

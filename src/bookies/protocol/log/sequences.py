@@ -40,11 +40,20 @@ NUMBER_MAX = (1 << 63) - 1
 
 
 class Run(NamedTuple):
-    """Consecutive numbers in consecutive entries of one ledger. `total`: how many. `position`: of the first."""
+    """Consecutive numbers in consecutive entries of one ledger, or in one record set. `total`: how many.
+
+    `position`: of the first. `is_set`: all of them are in its entry.
+    """
 
     first: int
     total: int
     position: Position
+    is_set: bool = False
+
+    def position_of(self, number: int) -> Position:
+        """Return the position of one of its numbers."""
+        ledger_id, entry_id = self.position
+        return self.position if self.is_set else Position(ledger_id, entry_id + number - self.first)
 
 
 class _Writer(Struct):
@@ -116,8 +125,8 @@ class Sequences:
         known = max(0, state.last + 1 - run.first)
         if known >= run.total:
             return
-        ledger_id, entry_id = run.position
-        run = Run(run.first + known, run.total - known, Position(ledger_id, entry_id + known))
+        first = run.first + known
+        run = Run(first, run.total - known, run.position_of(first), run.is_set)
         state.last = run.first + run.total - 1
         state.seen_ms = max(state.seen_ms, now_ms)
         if state.runs and _follows(state.runs[-1], run):
@@ -132,23 +141,27 @@ class Sequences:
         state = self._writers.get(writer)
         for run in state.runs if state is not None else ():
             if run.first <= number < run.first + run.total:
-                return Position(run.position.ledger_id, run.position.entry_id + number - run.first)
+                return run.position_of(number)
         return None
 
     # -- the snapshot ------------------------------------------------------------------------------------------------
     def pack(self, token: str, position: Position) -> bytes:
         """Return the stored record: JSON, one line. `token`: of the log. `position`: up to which it was read."""
         writers = {
-            name: [state.last, state.seen_ms, [[run.first, run.total, *run.position] for run in state.runs]]
+            name: [state.last, state.seen_ms, list(map(_row_of, state.runs))]
             for name, state in sorted(self._writers.items())
         }
         content = {"format": FORMAT, "token": token, "position": position, "writers": writers}
         return json.dumps(content, separators=(",", ":")).encode()
 
 
+def _row_of(run: Run) -> list[int]:
+    return [run.first, run.total, *run.position, *([1] if run.is_set else [])]
+
+
 def _follows(before: Run, run: Run) -> bool:
-    ledger_id, entry_id = before.position
-    return run.first == before.first + before.total and run.position == (ledger_id, entry_id + before.total)
+    following = before.first + before.total
+    return run.first == following and (run.position, run.is_set) == (before.position_of(following), before.is_set)
 
 
 def parse_sequences(log: str, token: str, data: bytes) -> tuple[Sequences, Position] | None:
@@ -164,7 +177,7 @@ def parse_sequences(log: str, token: str, data: bytes) -> tuple[Sequences, Posit
             return None
         sequences = Sequences()
         for name, (last, seen_ms, runs) in content["writers"].items():
-            rows = [Run(int(row[0]), int(row[1]), Position(int(row[2]), int(row[3]))) for row in runs]
+            rows = [Run(int(row[0]), int(row[1]), Position(int(row[2]), int(row[3])), bool(row[4:])) for row in runs]
             sequences._writers[str(name)] = _Writer(int(last), int(seen_ms), rows)
         ledger_id, entry_id = content["position"]
         return sequences, Position(int(ledger_id), int(entry_id))

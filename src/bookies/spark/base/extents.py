@@ -63,6 +63,7 @@ class Extents(Struct, frozen=True):
     rows_truncated: int = 0
     is_envelope: bool = False
     token: str | None = None
+    is_sets: bool = False
     has_numbers: bool = True
 
     @property

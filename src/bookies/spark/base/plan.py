@@ -39,6 +39,7 @@ class Range(Struct, frozen=True):
     seq: int | None = None
     row: int | None = None
     is_envelope: bool = False
+    is_sets: bool = False
     replica: int = -1
     is_offloaded: bool = False
     segment: Segment | None = None

@@ -116,8 +116,8 @@ class PayloadOptions:
     record_format: str = option(
         "recordFormat",
         "`auto`: the record format of the log; `raw`: an entry is the value; `envelope`: "
-        "[records](formats/envelope.md)",
-        one_of("auto", "raw", "envelope"),
+        "[records](formats/envelope.md); `sets`: [record sets](formats/record-set.md), a row for each record",
+        one_of("auto", "raw", "envelope", "sets"),
         "auto",
     )
     value_format: str = option(

@@ -19,7 +19,7 @@ from bookies.client.read.offloaded import OffloadedFiles
 from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, TRUNCATED
 from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
 from bookies.protocol.ledger.offload import offload_of
-from bookies.protocol.log.log_model import ENVELOPE
+from bookies.protocol.log.log_model import ENVELOPE, SETS
 from bookies.spark.base import envelope, plan, runtime, selection
 from bookies.spark.base.extents import Extents, Piece
 from bookies.spark.base.offsets import At, Key
@@ -111,8 +111,10 @@ class LogCatalog:
             row += piece.count
             if not is_complete:
                 break  # Later extents may be read only once this one has its end.
-        is_envelope = manifest.record_format == ENVELOPE
-        return Extents(name, tuple(pieces), manifest.next_seq, manifest.rows_truncated, is_envelope, manifest.token)
+        is_envelope, is_sets = manifest.record_format == ENVELOPE, manifest.record_format == SETS
+        return Extents(
+            name, tuple(pieces), manifest.next_seq, manifest.rows_truncated, is_envelope, manifest.token, is_sets
+        )
 
     async def _segments_of(self, namespace: Namespace, name: str) -> Extents:
         """Return the segments of a log of DistributedLog as its extents, under their numbers."""
@@ -274,8 +276,11 @@ class LogCatalog:
             if extents.is_log:
                 row = run.row if extents.has_numbers else None
                 segment, is_envelope = self._segments.get(run.ledger_id), extents.is_envelope
+                is_sets = extents.is_sets
                 log, seq = str(extents.key), run.seq
-                whole = replace(whole, log=log, seq=seq, row=row, is_envelope=is_envelope, segment=segment)
+                whole = replace(
+                    whole, log=log, seq=seq, row=row, is_envelope=is_envelope, is_sets=is_sets, segment=segment
+                )
             if (groups := await self.groups(run.ledger_id)) is not None:
                 return plan.offloaded_ranges(whole, groups, size_max)
             points = plan.sample_points(curve, run.first, run.last, size_max, SAMPLES_MAX)

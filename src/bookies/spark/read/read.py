@@ -84,11 +84,13 @@ class RowReader(Struct, frozen=True):
 
     def _records_of(self, origin: Range) -> Callable[[arrow.Stretch, pa.Array], Decoded] | None:
         """Return the function that opens the records in entries; None: an entry is the value."""
-        from bookies.spark.read import decode, dlog_records
+        from bookies.spark.read import decode, dlog_records, set_records
 
         settings = self.settings
+        names = [name for name in arrow.ENVELOPE_COLUMNS if name in self.schema.names or name == "value"]
+        if settings.record_format == "sets" or (settings.record_format == "auto" and origin.is_sets):
+            return lambda rows, entries: set_records.opened(rows, entries, names, settings.mode)
         if settings.record_format == "envelope" or (settings.record_format == "auto" and origin.is_envelope):
-            names = [name for name in arrow.ENVELOPE_COLUMNS if name in self.schema.names or name == "value"]
             return lambda rows, entries: decode.opened(rows, entries, names, settings.mode)
         if settings.record_format == "auto" and origin.segment is not None:
             return lambda rows, entries: dlog_records.opened(rows, entries, settings.mode)

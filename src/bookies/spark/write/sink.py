@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -29,8 +30,9 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LogNotFound
-from bookies.protocol.log.log_model import ENVELOPE, RAW, Written, check_log_name
+from bookies.protocol.log.log_model import ENVELOPE, RAW, SETS, Written, check_log_name
 from bookies.spark.base import runtime
 from bookies.spark.write import dlog_batches, unchanged
 from bookies.spark.write.write_settings import ENVELOPE_COLUMNS, Settings, settings_of
@@ -128,7 +130,8 @@ async def record_format_of(parts: TransactionContext, settings: Settings, log: s
     if manifest is None and settings.creates_log:
         new_format = settings.record_format or (ENVELOPE if settings.needs_envelope else RAW)
         new_log = Log(parts.client, parts.runtime, parts.driver, log, parts.password)
-        await new_log.create(record_format=new_format, exist_ok=True, **settings.shape)
+        compression = settings.compression
+        await new_log.create(record_format=new_format, compression=compression, exist_ok=True, **settings.shape)
         manifest = await read_head(parts.driver, log)
     if manifest is None:
         raise LogNotFound(f"there is no log {log}: create it with `bk log create {log}`, or set option createLog=true")
@@ -356,12 +359,19 @@ class _Task:
         if log not in self._parts:
             self._parts[log] = self._worker.run(self._begin(log))
         part, record_format = self._parts[log]
-        data, offsets = packed(columns, record_format)
-        self.row_count += len(offsets) - 1
-        self.size += offsets[-1] - offsets[0]
+        self.row_count += len(columns["value"])
+        appending: Coroutine[Any, Any, None]
+        if record_format == SETS:
+            entries = part.sets_of(records_of(columns))
+            self.size += sum(map(len, entries))
+            appending = part.append_many(entries)
+        else:
+            data, offsets = packed(columns, record_format)
+            self.size += offsets[-1] - offsets[0]
+            appending = part.append_packed(data, offsets)
         while len(self._pending) >= PENDING_MAX:
             self._pending.popleft().result()
-        self._pending.append(self._worker.start(part.append_packed(data, offsets)))
+        self._pending.append(self._worker.start(appending))
 
     async def _begin(self, log: str) -> tuple[PartWriter | DlogPart, str]:
         from bookies.client.log.transaction_writer import open_part
@@ -424,6 +434,24 @@ def packed(columns: Mapping[str, pa.Array], record_format: str) -> tuple[bytes, 
     _, ends, data = value.buffers()
     offsets = memoryview(ends).cast("B").cast("i")[value.offset : value.offset + len(value) + 1]
     return b"" if data is None else data.to_pybytes(), offsets
+
+
+def records_of(columns: Mapping[str, pa.Array]) -> list[Record]:
+    """Return rows as records."""
+    import pyarrow as pa
+
+    from bookies.spark.base import envelope
+
+    rows = {name: columns[name].cast(data_type) for name, data_type in envelope.COLUMNS.items() if name in columns}
+    if "timestamp" in rows:
+        rows["timestamp"] = rows["timestamp"].cast(pa.int64())
+    lists = [
+        rows[name].to_pylist() if name in rows else repeat(None) for name in ("value", "key", "headers", "timestamp")
+    ]
+    return [
+        Record(value, key, None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs], time_us)
+        for value, key, pairs, time_us in zip(*lists, strict=False)
+    ]
 
 
 def _plain_headers(headers: pa.Array | None) -> pa.Array | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.client.base.keys import digest_type_of
 from bookies.distributedlog.formats.log_names import check_name
+from bookies.encoding.record_sets import CODECS
 from bookies.errors import InvalidArgument
 from bookies.model import DigestType
 from bookies.protocol.log.log_model import RECORD_FORMATS, check_log_name
@@ -77,6 +78,11 @@ class WriteOptions:
         "recordFormat",
         "format of a log that is created. An existing log must have this format",
         one_of(*RECORD_FORMATS, expected=f"one of {', '.join(RECORD_FORMATS)}"),
+    )
+    compression: str | None = option(
+        "compression",
+        "codec of the record sets of a log that is created: `zstd` or `lz4`",
+        one_of(*CODECS, expected=f"one of {', '.join(CODECS)}"),
     )
     ensemble: int | None = option("ensembleSize", "bookies of a new ledger. Default: the log's", size)
     write_quorum: int | None = option("writeQuorum", "copies of an entry. Default: the log's", size)

@@ -7,7 +7,8 @@ out: seal it, which recovers it, and reports its last entry.
 from __future__ import annotations
 
 from bookies.errors import BookKeeperError, InvalidArgument
-from bookies.protocol.log.records import plain
+from bookies.protocol.log.log_model import RAW
+from bookies.protocol.log.records import Decoder
 from bookies.web.apache_bookie import API
 from bookies.web.data.forms import BINARY, BODIES, Page, page_response, parse_entries
 from bookies.web.data.log_endpoints import BODY_SIZE_MAX, PASSWORD, READ, password_of, quorums_of, shape_of
@@ -168,7 +169,7 @@ class LedgerEndpoints:
             page = Page((), str(first), is_end=True)
             if first <= last:
                 batches = reader.read_batches(first, last)
-                page = await self._reading.page(request, batches, _text, plain)
+                page = await self._reading.page(request, batches, _text, Decoder("", RAW))
         return page_response(request, page)
 
     async def _read_one(self, request: Request) -> Response:
@@ -184,7 +185,7 @@ class LedgerEndpoints:
         first = _whole("Last-Event-ID", last) + 1 if last else _whole("from", start) if start else None
         reader = await (await self._client.get()).open(_ledger(request), password=password_of(request))
         batches = reader.tail(first, timeout=HEARTBEAT_S).batches()
-        return Tail(self._reading, reader, batches, _text, plain).response()
+        return Tail(self._reading, reader, batches, _text, Decoder("", RAW)).response()
 
 
 def _ledger(request: Request) -> int:
@@ -197,5 +198,5 @@ def _whole(name: str, text: str) -> int:
     return int(text)
 
 
-def _text(ledger_id: int, entry_id: int) -> str:
+def _text(ledger_id: int, entry_id: int, slot: int = 0) -> str:
     return str(entry_id)

@@ -12,8 +12,8 @@ from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError, InvalidArgument, LogExists, LogRecordCorrupt, LogTruncated, SequenceGap
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
-from bookies.protocol.log.log_model import ENVELOPE, parse_position
-from bookies.protocol.log.records import decoder
+from bookies.protocol.log.log_model import ENVELOPE, SETS, Address, parse_address, parse_position
+from bookies.protocol.log.records import Decoder
 from bookies.protocol.log.sequences import CURSOR
 from bookies.units import parse_time
 from bookies.web.apache_bookie import API
@@ -46,7 +46,8 @@ class LogEndpoints:
         self.routes = (*self._log_routes(), *self._data_routes(), *self._cursor_routes())
 
     def _log_routes(self) -> Sequence[Route]:
-        shape = "ensemble=3, write_quorum=N, ack_quorum=N, digest=crc32c, record_format=envelope or raw"
+        shape = "ensemble=3, write_quorum=N, ack_quorum=N, digest=crc32c, record_format=envelope, raw or sets, "
+        shape += "compression=zstd or lz4"
         return (
             Route(f"{API}/logs", "names of the logs, ascending", self._list, "prefix=TEXT, after=NAME, limit=100"),
             Route(_LOG, "settings, beginning and ledgers of a log", self._show),
@@ -120,11 +121,12 @@ class LogEndpoints:
         return json_response(_facts(log.name, await log.manifest()))
 
     async def _create(self, request: Request) -> Response:
-        given = shape_of(request, "record_format")
+        given = shape_of(request, "record_format", "compression")
         log = await self._log(request)
         status, record_format = 201, str(given.get("record_format", ENVELOPE))
+        compression = cast(str | None, given.get("compression"))
         try:
-            await log.create(**quorums_of(given), record_format=record_format)
+            await log.create(**quorums_of(given), record_format=record_format, compression=compression)
         except LogExists:
             manifest = await log.manifest()
             same = {**_facts(log.name, manifest), "digest": manifest.digest.name.lower()}
@@ -204,9 +206,10 @@ class LogEndpoints:
             start = await _start_of(log, start, since)
         async with self._reading.turns, log.open() as reader:
             try:
-                batches = reader.read(None if start is None else _position(start)).batches()
-                decode = decoder(log.name, reader.manifest.record_format)
-                page = await self._reading.page(request, batches, _text, decode)
+                address = None if start is None else _address(start)
+                entries = reader.read(address)
+                slot = 0 if address is None else address.slot
+                page = await self._reading.page(request, entries.batches(), _text, entries.decode, slot)
             except LogRecordCorrupt as error:
                 raise _corrupt(error) from error
             except LogTruncated as error:
@@ -214,7 +217,8 @@ class LogEndpoints:
         return page_response(request, page if page.following else page._replace(following=start or ""))
 
     async def _read_one(self, request: Request) -> Response:
-        position = _position(request.values["position"])
+        address = _address(request.values["position"])
+        position = address.position
         log = await self._log(request)
         manifest = await log.manifest()
         extent = manifest.find(position)
@@ -224,17 +228,26 @@ class LogEndpoints:
         async with (await self._client.get()).open(position.ledger_id, password=password) as ledger:
             entry = await ledger.read_entry(position.entry_id)
         self._reading.entries += 1
-        record = decoder(log.name, manifest.record_format)(*position, entry.payload)
-        return Response(200, record.value or b"", BINARY, {"ETag": f'"{position}"'})
+        decode = Decoder(log.name, manifest.record_format)
+        record = next(decode.records(position.ledger_id, (position.entry_id,), (entry.payload,), address.slot), None)
+        if record is None:
+            raise Problem(
+                404, f"entry {position} has {decode.count(entry.payload):,} records: {address} is not among them"
+            )
+        return Response(200, record.value or b"", BINARY, {"ETag": f'"{address}"'})
 
     async def _tail(self, request: Request) -> Response:
         self._reading.check_tails()
         last, start = request.headers.get("last-event-id"), request.query.get("from")
-        position = _position(last).next if last else _position(start) if start else None
+        address = _address(last) if last else _address(start) if start else None
         reader = await (await self._log(request)).open()
-        batches = reader.tail(position, timeout=HEARTBEAT_S).batches()
-        decode = decoder(reader.name, reader.manifest.record_format)
-        return Tail(self._reading, reader, batches, _text, decode).response()
+        if last and address is not None:
+            ledger_id, entry_id, slot = address
+            is_set = reader.manifest.record_format == SETS
+            address = Address(ledger_id, entry_id, slot + 1) if is_set else Address(ledger_id, entry_id + 1)
+        entries = reader.tail(address, timeout=HEARTBEAT_S)
+        slot = 0 if address is None else address.slot
+        return Tail(self._reading, reader, entries.batches(), _text, entries.decode, slot).response()
 
     # -- cursors -------------------------------------------------------------------------------------------------
     async def _cursors(self, request: Request) -> Response:
@@ -317,12 +330,20 @@ async def _send(led: LedLog, records: Sequence[Record], numbers: tuple[str, int]
         return await (await led.numbered()).append(*numbers, records)
     epoch = led.writer.epoch
     last = await led.writer.append_many(records)
-    is_one = led.writer.epoch == epoch  # otherwise they may be in two ledgers
+    # Otherwise they may be in two ledgers, or share entries.
+    is_one = led.writer.epoch == epoch and led.writer.manifest.record_format != SETS
     return Appended(Position(last.ledger_id, last.entry_id - len(records) + 1) if is_one else None, last, 0)
 
 
-def _text(ledger_id: int, entry_id: int) -> str:
-    return f"{ledger_id}:{entry_id}"
+def _text(ledger_id: int, entry_id: int, slot: int = 0) -> str:
+    return str(Address(ledger_id, entry_id, slot))
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text)
+    except InvalidArgument as error:
+        raise Problem(400, str(error)) from None
 
 
 def _position(text: str) -> Position:
@@ -343,6 +364,7 @@ def _facts(name: str, manifest: Manifest) -> dict[str, object]:
     return {
         "log": name,
         "record_format": manifest.record_format,
+        "compression": manifest.compression,
         "ensemble": manifest.ensemble,
         "write_quorum": manifest.write_quorum,
         "ack_quorum": manifest.ack_quorum,
@@ -363,7 +385,8 @@ def _corrupt(error: LogRecordCorrupt) -> Problem:
     """Return the answer to a read that begins at an entry that is no record."""
     assert error.ledger_id is not None
     assert error.entry_id is not None
-    headers = {"Bk-Next": _text(error.ledger_id, error.entry_id + 1)}
+    following = (error.entry_id + 1, 0) if error.slot is None else (error.entry_id, error.slot + 1)
+    headers = {"Bk-Next": _text(error.ledger_id, *following)}
     return Problem(500, str(error), "continue from the position in Bk-Next", headers)
 
 

@@ -11,7 +11,7 @@ from bookies.client.base import EntryBatch
 from bookies.client.base.iteration import Batches
 from bookies.errors import BookKeeperError, LedgerClosed, LogRecordCorrupt
 from bookies.protocol.log.record_json import row_of
-from bookies.protocol.log.records import Decode, LogRecord
+from bookies.protocol.log.records import Decoder, LogRecord
 from bookies.web.data.forms import Page
 from bookies.web.messages import Problem, Request, Response
 
@@ -22,7 +22,7 @@ HEARTBEAT_S = 15.0
 EVENTS_SIZE = 32 << 10  # bytes of events that are sent together
 TAIL = "text/event-stream; charset=utf-8"
 
-PositionText = Callable[[int, int], str]  # (ledger, entry)
+PositionText = Callable[[int, int, int], str]  # (ledger, entry, slot)
 
 
 class Reader(Protocol):
@@ -41,8 +41,12 @@ class Reading:
         self.turns = asyncio.Semaphore(READS_MAX)
         self._tails_max = tails_max
 
-    async def page(self, request: Request, batches: Batches, text: PositionText, decode: Decode) -> Page:
+    async def page(
+        self, request: Request, batches: Batches, text: PositionText, decode: Decoder, slot: int = 0
+    ) -> Page:
         """Read a page of the size that a request asks for. It ends before an entry that is no record.
+
+        `slot`: of the first record in the first entry.
 
         Raises `Problem`, the errors of reading, and `LogRecordCorrupt` if that entry is the first.
         """
@@ -51,17 +55,27 @@ class Reading:
         rows: list[tuple[str, LogRecord]] = []
         following = ""
         async for batch in batches:
-            for entry_id, payload in zip(batch.entry_ids, batch.payloads(), strict=True):
-                size_left -= len(payload)
-                if len(rows) == limit or (rows and size_left < 0):
-                    return self._part(rows, following)
+            records = decode.records(batch.ledger_id, batch.entry_ids, batch.payloads(), slot)
+            slot = 0
+            while True:
                 try:
-                    rows.append((text(batch.ledger_id, entry_id), decode(batch.ledger_id, entry_id, payload)))
+                    record = next(records, None)
                 except LogRecordCorrupt:
                     if not rows:
                         raise
                     return self._part(rows, following)
-                following = text(batch.ledger_id, entry_id + 1)
+                if record is None:
+                    break
+                ledger_id, entry_id = record.position
+                address = text(ledger_id, entry_id, record.slot)
+                size_left -= len(record.value or b"")
+                if len(rows) == limit or (rows and size_left < 0):
+                    return self._part(rows, address)
+                rows.append((address, record))
+                following = (
+                    text(ledger_id, entry_id, record.slot + 1) if decode.is_sets else text(ledger_id, entry_id + 1, 0)
+                )
+            following = text(batch.ledger_id, batch.last_entry_id + 1, 0)
         self.entries += len(rows)
         return Page(rows, following, is_end=True)
 
@@ -84,12 +98,15 @@ class Reading:
 class Tail:
     """Body of an answer that follows a log or a ledger. A client that does not read stops it, without more memory."""
 
-    def __init__(self, reading: Reading, reader: Reader, batches: Batches, text: PositionText, decode: Decode) -> None:
+    def __init__(
+        self, reading: Reading, reader: Reader, batches: Batches, text: PositionText, decode: Decoder, slot: int = 0
+    ) -> None:
         self.reader = reader
         self._reading = reading
         self._batches = batches
         self._text = text
         self._decode = decode
+        self._slot = slot  # of the first record in the first entry
         self._pieces = self._events()
         reading.tails[self] = None
 
@@ -131,11 +148,17 @@ class Tail:
     def _encoded(self, batch: EntryBatch) -> Iterator[bytes]:
         parts: list[str] = []
         size = 0
-        for entry_id, payload in zip(batch.entry_ids, batch.payloads(), strict=True):
-            position = self._text(batch.ledger_id, entry_id)
+        records = self._decode.records(batch.ledger_id, batch.entry_ids, batch.payloads(), self._slot)
+        self._slot = 0
+        while True:
             try:
-                content = f"data: {json.dumps(row_of(position, self._decode(batch.ledger_id, entry_id, payload)))}"
+                record = next(records, None)
+                if record is None:
+                    break
+                position = self._text(*record.position, record.slot)
+                content = f"data: {json.dumps(row_of(position, record))}"
             except LogRecordCorrupt as error:  # One event of its own, with an id: clients continue after it.
+                position = self._text(batch.ledger_id, error.entry_id or 0, error.slot or 0)
                 content = f"event: error\ndata: {json.dumps(str(error))}"
             parts.append(f"id: {position}\n{content}\n\n")
             size += len(parts[-1])

@@ -13,6 +13,7 @@ import pytest
 from bookies.admin.cli import main
 from bookies.distributedlog.formats.entries import SET, NewRecord, pack_entry, pack_set
 from bookies.encoding.envelope import Record, pack_record
+from bookies.encoding.record_sets import pack_sets
 from bookies.model import DigestType
 from bookies.wire.digest import package_entry
 
@@ -161,6 +162,7 @@ def test_records_in_entries(tmp_path: pathlib.Path, bk: Any) -> None:
         package_entry(DigestType.CRC32, b"", 1, 0, -1, 0, distributedlog),
         package_entry(DigestType.CRC32C, b"", 2, 0, -1, 0, envelope),
         package_entry(DigestType.HMAC, b"key", 3, 0, -1, 0, b"secret"),
+        package_entry(DigestType.CRC32C, b"", 4, 0, -1, 0, pack_sets([Record(b"a", b"k"), Record(b"bc")], 0, 0)[0][1]),
     ]
     path.write_bytes(b"BKLO\0\0\0\1".ljust(1024, b"\0") + b"".join(len(body).to_bytes(4) + body for body in bodies))
     status, out, _ = bk("entrylog", path, "--ledger", 1, "--records", "distributedlog")
@@ -170,6 +172,14 @@ def test_records_in_entries(tmp_path: pathlib.Path, bk: Any) -> None:
         "    slot 1, kind record, txid 8, position 2, size 1",
         "    slot 2, kind record, txid 8, position 3, size 2",
     ]
+    status, out, _ = bk("entrylog", path, "--ledger", 4, "--records", "sets")
+    assert [line for line in out.splitlines() if line.startswith("    slot")] == [
+        "    slot 0, key k, size 1",
+        "    slot 1, size 2",
+    ]
+    status, out, _ = bk("entrylog", path, "--ledger", 2, "--records", "sets", "--json")
+    [record] = [row for row in json.loads(out) if row["row"] == "record"]
+    assert (status, "is not a record set" in record["problem"]) == (1, True)
     status, out, _ = bk("entrylog", path, "--ledger", 2, "--records", "envelope", "--json")
     [record] = [row for row in json.loads(out) if row["row"] == "record"]
     assert status == 0

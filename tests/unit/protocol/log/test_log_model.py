@@ -11,6 +11,7 @@ from bookies.errors import InvalidArgument, LogFenced, LogTruncated, MetadataCor
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import (
+    SETS,
     Extent,
     LedgerEnd,
     check_leader,
@@ -345,9 +346,16 @@ def test_fields_of_a_later_version_are_kept() -> None:
 
 
 def test_a_record_of_a_format_to_come_is_refused() -> None:
-    content = json.loads(pack_manifest(NEW)) | {"format": 3}
-    with pytest.raises(NotSupported, match="log orders has format 3; this version of bookies reads up to 2"):
+    content = json.loads(pack_manifest(NEW)) | {"format": 4}
+    with pytest.raises(NotSupported, match="log orders has format 4; this version of bookies reads up to 3"):
         parse_manifest("orders", json.dumps(content).encode())
+
+
+def test_a_log_of_record_sets_is_refused_by_versions_that_do_not_know_them() -> None:
+    sets = replace(NEW, record_format=SETS, compression="zstd")
+    content = json.loads(pack_manifest(sets))
+    assert (content["format"], content["record_format"], content["compression"]) == (3, "sets", "zstd")
+    assert parse_manifest("orders", pack_manifest(sets)) == sets
 
 
 @pytest.mark.parametrize(

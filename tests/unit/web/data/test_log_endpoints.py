@@ -212,6 +212,29 @@ def test_a_tail_resumes_after_the_last_event_and_ends_with_the_gateway(serve: Se
     serve(body)
 
 
+def test_record_sets_are_read_record_by_record(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        made = await site.call("PUT", "/logs/orders", {**ONE, "record_format": "sets", "compression": "lz4"})
+        assert (made.status, made.json["compression"]) == (201, "lz4")
+        appended = await site.call(
+            "POST", ENTRIES, b"\n".join(b'{"text": "%d"}' % at for at in range(5)), Content_Type=LINES
+        )
+        assert (appended.status, appended.json["first"]) == (201, None)
+        begin = appended.json["last"]
+        page = (await site.call("GET", f"{ENTRIES}?limit=2")).json
+        assert [row["position"] for row in page["entries"]] == [begin, f"{begin}:1"]
+        assert (page["next"], page["end"]) == (f"{begin}:2", False)
+        assert await texts(site, f"{ENTRIES}?from={page['next']}") == ["2", "3", "4"]
+        assert (await site.call("GET", f"{ENTRIES}/{begin}:4")).body == b"4"
+        assert (await site.call("GET", f"{ENTRIES}/{begin}:5")).status == 404
+        host, _ = await site.start()
+        tail = await site.connect(host)
+        ask(tail, "/logs/orders/tail", f"Last-Event-ID: {begin}:2")
+        assert await events(tail, 2) == [(f"{begin}:3", "3"), (f"{begin}:4", "4")]
+
+    serve(body)
+
+
 def test_client_and_gateway_exchange_records_and_pass_an_entry_that_is_none(serve: Serve) -> None:
     async def body(site: Site) -> None:
         await create(site)
