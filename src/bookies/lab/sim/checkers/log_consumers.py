@@ -152,9 +152,9 @@ def check_sessions(check: LogCheck, name: str) -> None:
             session = sessions.get((cursor, token))
             if session is None or session.process != author or token != last_token:
                 continue  # A claim, a truncation that carries the cursor, or a reset.
-            handled = [position for done_s, position in session.handled if done_s <= at_s]
-            if not any(check.key(now) <= check.key(position) for position in handled):
-                check.report("consumer", f"{text}, and had handled up to {handled[-1] if handled else 'nothing'}")
+            handled = [was, *(position for done_s, position in session.handled if done_s <= at_s)][-1]
+            if _has_entries(check, handled, now):
+                check.report("consumer", f"{text}, and had handled up to {handled}")
     _check_repeats(check)
 
 

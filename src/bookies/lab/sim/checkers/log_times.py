@@ -17,6 +17,7 @@ from typing import NamedTuple
 from bookies.lab.sim.checkers.log_history import ListCommit, LogCheck, Truncation
 from bookies.lab.sim.world.cluster import WALL_START_MS
 from bookies.lab.sim.world.sim_metadata import SimStore
+from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import Extent, Manifest
 from bookies.protocol.log.retention import LogRemoval, parse_history
 
@@ -71,9 +72,14 @@ class TimeCheck:
                 is_before = self._check.key(position) < key
                 if is_before and not seek.is_end and self._earliest_ms(begun_s) > seek.time_ms:
                     self._check.report("time", f"{what} {payload!r} before it was appended from {begun_s:.3f} on")
-                is_missed = not is_before and acked_s < seek.began_s and self._latest_ms(acked_s) < seek.time_ms
-                if is_missed and seek.is_end and not seek.is_stale:
+                is_missed = not is_before and self._latest_ms(acked_s) < seek.time_ms
+                if is_missed and seek.is_end and not seek.is_stale and self._was_closed(position, seek.began_s):
                     self._check.report("time", f"the end {what} {payload!r} was acknowledged at {acked_s:.3f}")
+
+    def _was_closed(self, position: Position, at_s: float) -> bool:
+        """Report whether the ledger of an entry was closed then. Of an open one, readers do not know the last entries."""
+        commits = self._check.store.commits.get(position.ledger_id, ())
+        return any(commit.at_s < at_s and commit.after is not None and commit.after.is_closed for commit in commits)
 
     def _earliest_ms(self, at_s: float) -> float:
         """Return the earliest wall time that a clock of the run can have shown at a moment."""

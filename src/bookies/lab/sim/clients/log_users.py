@@ -131,7 +131,9 @@ class LogUsers:
                 store = workload.cluster.store
                 commits = store.record_commits.get(f"cursors/{log.name}")
                 current = cursors_of(commits[-1].after if commits else None).get(cursor)
-                if start is not None and current is not None and current[0] == start and not store.is_stale:
+                if workload.plan.retainers:
+                    await self._reset(client, log, cursor)
+                elif start is not None and current is not None and current[0] == start and not store.is_stale:
                     workload.history.violated("cursor", f"{client.name} cannot read from its cursor {start}: {error}")
             except BookKeeperError as error:
                 workload.history.failed(client.name, "consuming", error)
@@ -163,6 +165,8 @@ class LogUsers:
             except LogTruncated as error:
                 workload.history.failed(client.name, f"consuming as {name}", error)
                 await self._reset(client, log, name)
+            except TimeoutError as error:
+                workload.cluster.trace.note(client.name, f"does not consume: {error}")
             except BookKeeperError as error:
                 workload.history.failed(client.name, f"consuming as {name}", error)
             await workload.sleep(50)
