@@ -150,7 +150,8 @@ def check_sessions(check: LogCheck, name: str) -> None:
             if token < last_token:
                 check.report("consumer", f"{text} with token {token}, after {last_token}")
             session = sessions.get((cursor, token))
-            if session is None or session.process != author or token != last_token:
+            is_reset = (author, cursor, now) in check.history.resets
+            if session is None or session.process != author or token != last_token or is_reset:
                 continue  # A claim, a truncation that carries the cursor, or a reset.
             handled = [was, *(position for done_s, position in session.handled if done_s <= at_s)][-1]
             if _has_entries(check, handled, now):

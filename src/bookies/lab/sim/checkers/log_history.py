@@ -80,6 +80,7 @@ class Seek(Struct):
     is_end: bool
     is_stale: bool
     position: Position | None = None
+    ended_s: float = 0.0
 
 
 class Numbered(NamedTuple):

@@ -67,14 +67,23 @@ class TimeCheck:
                 continue
             key = self._check.key(seek.position)
             what = f"{seek.position} for {seek.time_ms - WALL_START_MS:,.0f} ms, asked at {seek.began_s:.3f}:"
+            beginning = self._beginning(seek.ended_s)
             for payload, position in self._at.items():
-                begun_s, acked_s = history.begun_s[payload], acks_s.get(payload, seek.began_s)
+                if self._check.key(position) < beginning:
+                    continue  # It may have been truncated before.
+                begun_s, acked_s = history.begun_s[payload], acks_s.get(payload, float("inf"))
                 is_before = self._check.key(position) < key
                 if is_before and not seek.is_end and self._earliest_ms(begun_s) > seek.time_ms:
                     self._check.report("time", f"{what} {payload!r} before it was appended from {begun_s:.3f} on")
                 is_missed = not is_before and self._latest_ms(acked_s) < seek.time_ms
                 if is_missed and seek.is_end and not seek.is_stale and self._was_closed(position, seek.began_s):
                     self._check.report("time", f"the end {what} {payload!r} was acknowledged at {acked_s:.3f}")
+
+    def _beginning(self, at_s: float) -> tuple[int, int]:
+        """Return the key of the log's beginning at a moment."""
+        lists = [commit.manifest for commit in self._check.commits if commit.at_s <= at_s and commit.manifest]
+        firsts = [manifest.beginning for manifest in lists if manifest.beginning is not None]
+        return max((self._check.key(Position(first.ledger_id, first.first)) for first in firsts[-1:]), default=(-1, 0))
 
     def _was_closed(self, position: Position, at_s: float) -> bool:
         """Report whether the ledger of an entry was closed then. Of an open one, readers do not know the last entries."""

@@ -65,6 +65,8 @@ class LogWorkload(LogRoles):
         self._users = LogUsers(self)
         self._leading: list[asyncio.Task[None]] = []
         self._is_over = False  # the last entry is in the log, or cannot be appended
+        if plan.seekers or plan.retainers:
+            cluster.store.start_ms = WALL_START_MS  # Both use the creation times of ledgers.
         if plan.skew != 1.0:
             cluster.client_skew = random.choice((0.0, 0.0, plan.skew, 1.0))
 
@@ -221,6 +223,7 @@ class LogWorkload(LogRoles):
             self.history.failed(client.name, "a search for a time", error)
             return
         seek.is_stale |= store.is_stale
+        seek.ended_s = self.now_s()
         self.log_history.seeks.append(seek)
         self.history.count("searches for times")
 

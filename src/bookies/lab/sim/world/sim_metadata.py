@@ -79,6 +79,7 @@ class SimStore:
         self.network = network
         self.trace = trace
         self.faults = StoreFaults()
+        self.start_ms = 0  # wall time of the store at the beginning of the run
         self._stale_until_s = -STALE_S
         self.lagging: dict[str, dict[str | int, Any]] = {}  # host -> the records that its plain reads return
         # Reports whether a host, like Apache's, does not check records before adds.
@@ -202,6 +203,9 @@ class SimDriver(MemoryDriver):
         self._is_pumping = False
         self._own_tasks: Tasks | None = None  # of the participant, which stop with it; None: not open
         self._recovery = SharedRecovery(_SimNodes(self, memory), self._require_own_tasks, self.on_session_expired)
+
+    def _wall_ms(self) -> int:
+        return self._sim.start_ms + int(self._sim.loop.time() * 1000)
 
     def expire(self) -> None:
         self._store_context().run(super().expire)
