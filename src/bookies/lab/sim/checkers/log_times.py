@@ -86,7 +86,7 @@ class TimeCheck:
         return max((self._check.key(Position(first.ledger_id, first.first)) for first in firsts[-1:]), default=(-1, 0))
 
     def _was_closed(self, position: Position, at_s: float) -> bool:
-        """Report whether the ledger of an entry was closed then. Of an open one, readers do not know the last entries."""
+        """Report whether the ledger of an entry was closed then. Readers do not know all entries of an open one."""
         commits = self._check.store.commits.get(position.ledger_id, ())
         return any(commit.at_s < at_s and commit.after is not None and commit.after.is_closed for commit in commits)
 
