@@ -77,7 +77,8 @@ def check_cursors(check: LogCheck, name: str, times: TimeCheck) -> None:
     moved_s: dict[str, list[float]] = {}  # cursor -> times of its moves
     for (_, _, before), (at_s, author, after) in pairwise([(0.0, "", {}), *versions]):
         for cursor in after:
-            if after[cursor] != before.get(cursor):
+            is_own = author.partition(".")[0] == cursor or (cursor, author) in movers  # not carried by a truncation
+            if is_own and after[cursor] != before.get(cursor):
                 moved_s.setdefault(cursor, []).append(at_s)
         for cursor, (position, _) in before.items():
             now = after[cursor][0] if cursor in after else None
@@ -101,7 +102,7 @@ def check_cursors(check: LogCheck, name: str, times: TimeCheck) -> None:
         for cursor, (position, _) in current.items() if beginning is not None else ():
             assert beginning is not None
             is_passed = _has_entries(check, position, Position(beginning.ledger_id, beginning.first))
-            since_s = max((at_s for at_s in moved_s[cursor] if at_s < commit.at_s), default=0.0)
+            since_s = max((at_s for at_s in moved_s.get(cursor, ()) if at_s < commit.at_s), default=0.0)
             if is_passed and cursor in passed:
                 continue
             if is_passed and times.may_pass(commit, cursor, since_s):
