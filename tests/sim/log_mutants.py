@@ -216,7 +216,7 @@ LOGS: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str]] = [
         ("a consumer begins behind its cursor", begin_behind_the_cursor, "turns"),
         ("a holder is removed too early", remove_holders_too_early, "turns"),
         ("a holder counts on more than its ttl", hold_for_longer_than_the_ttl, "turns"),
-        ("tokens begin again when nobody has a lease", begin_again_with_the_first_token, "turns"),
+        ("tokens begin again when no process has a lease", begin_again_with_the_first_token, "turns"),
         ("a leader does not read the numbers in the log", read_no_numbers, "numbers"),
         ("numbered appends go on after an unknown outcome", go_on_after_an_unknown_outcome, "numbers"),
         ("an append is compared with the last confirmed entry", compare_with_what_is_confirmed, "numbers"),

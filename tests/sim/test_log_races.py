@@ -1,4 +1,4 @@
-"""Races of logs 9.2 that concern native logs, as single schedules. X-75 to X-80 are in `test_log_schedules.py`."""
+"""Races of logs, as single schedules. X-75 to X-80 are in `test_log_schedules.py`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
                not in the log, and reports an entry that is not in front of one acknowledged before
 
 The value of an entry determines the rest of its record. A value such as `p1#17` is number 17 of producer p1.
-Source: logs, "Numbered entries" and "Conditional appends".
+Source: docs/explanation/logs.md, "Numbered entries" and "Conditional appends".
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     consumer     the cursor of a consumer with a lease never goes back; only the last one that has claimed it moves it,
                  and only over entries that were handled; an entry whose commit succeeded is not delivered again
 
-Source: spark 4.2, 4.3; pains H 67, 71; logs, "Consumers".
+Source: spark 4.2, 4.3; pains H 67, 71; docs/explanation/logs.md, "Consumers".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
                end before it
 
 Clocks of processes differ. A check excuses as much as the clocks of the run differ from the true time: `skews_ms`.
-Source: logs, "Times" and "Retention".
+Source: docs/explanation/logs.md, "Times" and "Retention".
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Removal(NamedTuple):
 
 def removals_of(store: SimStore, log: str, token: str) -> list[Removal]:
     """Return the removals in the history of a log."""
-    found: list[Removal] = []
+    removals: list[Removal] = []
     for commit in store.record_commits.get(f"log-history/{log}", []):
         for row in [] if commit.after is None else parse_history(log, token, commit.after):
-            if all(row != removal.row for removal in found):
-                found.append(Removal(commit.at_s, commit.author, row))
-    return found
+            if all(row != removal.row for removal in removals):
+                removals.append(Removal(commit.at_s, commit.author, row))
+    return removals
 
 
 def truncations_by(removals: list[Removal]) -> list[Truncation]:

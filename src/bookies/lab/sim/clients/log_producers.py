@@ -8,7 +8,7 @@ a producer repeats a number until it was acknowledged. Several processes may do 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from itertools import count
 from typing import Any
 
@@ -85,19 +85,21 @@ class LogProducers:
         while not workload.is_stopping:
             try:
                 async with log.lead(wait=workload.waits(), roll_size=random.choice((300, 1 << 20))) as writer:
-                    for _ in range(random.choice((5, 30))):
-                        appends = [
-                            self._append_after(client, writer, next(names)) for _ in range(random.choice((1, 1, 3)))
-                        ]
-                        if random.random() < 0.2:
-                            appends.insert(random.randrange(2), workload.append(client, writer, [next(names)]))
-                        await _together(appends)
-                        await asyncio.sleep(random.choice((0.0, 0.01, 0.1)))
-                        if workload.is_stopping:
-                            break
+                    await self._decide_some(client, writer, names)
             except BookKeeperError as error:
                 workload.history.failed(client.name, "conditional appends", error)
             await workload.sleep(100)
+
+    async def _decide_some(self, client: SimClient, writer: LogWriter, names: Iterator[bytes]) -> None:
+        workload, random = self._workload, self._workload.random
+        for _ in range(random.choice((5, 30))):
+            appends = [self._append_after(client, writer, next(names)) for _ in range(random.choice((1, 1, 3)))]
+            if random.random() < 0.2:
+                appends.insert(random.randrange(2), workload.append(client, writer, [next(names)]))
+            await _together(appends)
+            await asyncio.sleep(random.choice((0.0, 0.01, 0.1)))
+            if workload.is_stopping:
+                return
 
     async def _append_after(self, client: SimClient, writer: LogWriter, value: bytes) -> None:
         """Append behind the last entry that any process of the run knows, or behind none of them."""

@@ -73,13 +73,17 @@ class StoreFaults(Struct, frozen=True):
 
 
 class SimStore:
-    """State shared by all sessions: the network, the configured faults of the store, and the committed records."""
+    """State shared by all sessions: the network, the configured faults of the store, and the committed records.
+
+    `start_ms`: wall time of the store at the beginning of the run.
+    """
+
+    start_ms = 0
 
     def __init__(self, network: SimNetwork, trace: Trace) -> None:
         self.network = network
         self.trace = trace
         self.faults = StoreFaults()
-        self.start_ms = 0  # wall time of the store at the beginning of the run
         self._stale_until_s = -STALE_S
         self.lagging: dict[str, dict[str | int, Any]] = {}  # host -> the records that its plain reads return
         # Reports whether a host, like Apache's, does not check records before adds.
