@@ -201,10 +201,11 @@ class LogUsers:
         try:
             cursor = (await log.cursors())[name]
             beginning = (await log.manifest()).beginning
-            if beginning is not None:
-                position = Position(beginning.ledger_id, beginning.first)
-                self._log_history.resets.append((client.name, name, position))
-                await log.move_cursor(name, position, expected=cursor.position)
+            if beginning is None or Position(beginning.ledger_id, beginning.first) <= cursor.position:
+                return  # Another process has moved it.
+            position = Position(beginning.ledger_id, beginning.first)
+            self._log_history.resets.append((client.name, name, position))
+            await log.move_cursor(name, position, expected=cursor.position)
         except (BookKeeperError, KeyError) as error:
             self._workload.cluster.trace.note(client.name, f"has not moved cursor {name}: {error}")
 

@@ -4,7 +4,9 @@ Some remove old ledgers by limits, some search for times. `log_users.py` has job
 and processes that take turns; `log_producers.py` has producers that number their entries, and conditional appends.
 
 All faults of clients affect these processes. After the healing all leaders end. Then one more process leads and appends
-the last entry, and every tail must reach it. Source: client-protocol 5; I-20 to I-22, L-4; docs/explanation/logs.md, "Times", "Retention".
+the last entry, and every tail must reach it.
+
+Source: client-protocol 5; I-20 to I-22, L-4; docs/explanation/logs.md, "Times" and "Retention".
 """
 
 from __future__ import annotations
