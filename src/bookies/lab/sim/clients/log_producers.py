@@ -14,7 +14,7 @@ from typing import Any
 
 from bookies.client.log import LogWriter
 from bookies.client.log.log_writer import NO_ENTRY
-from bookies.errors import BookKeeperError, SequenceGap, WrongExpectedLast
+from bookies.errors import BookKeeperError, MetadataError, SequenceGap, WrongExpectedLast
 from bookies.lab.sim.checkers.log_history import Conditional, Numbered
 from bookies.lab.sim.clients.roles import LogRoles
 from bookies.lab.sim.world import SimClient
@@ -118,8 +118,9 @@ class LogProducers:
             append.is_stale |= store.is_stale
             workload.history.count("conditional appends refused")
             return
-        except BookKeeperError:
-            history.failed(writer, number)
+        except BookKeeperError as error:
+            if not isinstance(error, MetadataError):  # Otherwise nothing was appended, and the writer goes on.
+                history.failed(writer, number)
             raise
         workload.acknowledged(client, writer, number, [value], append.position)
         workload.history.count("conditional appends")
