@@ -152,7 +152,8 @@ class LogWriter:
         (not confirmed in time: the same), `LedgerClosed` (the writer was closed), `InvalidArgument` (too large, or not
         for a raw log), and the error that ended this writer after a failure. With `expected_last` also
         `WrongExpectedLast`, and with `producer` also `SequenceGap` and `LogError`: after an append with an unknown
-        outcome take the lead again.
+        outcome take the lead again. `MetadataError`: it is unknown whether this process still leads, and nothing was
+        appended.
         """
         if (
             timeout is not None
@@ -293,7 +294,11 @@ class LogWriter:
                     is_first = True
                     continue
                 entry_id = await future
-            except (InvalidArgument, WrongExpectedLast):
+            except WrongExpectedLast:
+                # A leader that was replaced without noticing it would refuse what follows entries of the next one.
+                await self._check_lead()
+                raise
+            except InvalidArgument:
                 raise
             except BookKeeperError as error:
                 if await self._left_of([payload], number, ledger, error) or error.entry_id is None:
@@ -487,7 +492,7 @@ class LogWriter:
                 self._end(error)
                 raise
             if manifest.epoch != self._epoch:
-                self._end(LogFenced(f"another process has led log {self.name} while this one had lost its turn"))
+                self._end(LogFenced(f"another process leads log {self.name}, or has led it meanwhile"))
                 raise self._ended()
 
     # -- rolling -------------------------------------------------------------------------------------------------

@@ -13,7 +13,15 @@ from bookies.client.client import Client
 from bookies.client.log import Log, LogWriter
 from bookies.client.log.log_writer import NO_ENTRY
 from bookies.encoding.envelope import parse_record
-from bookies.errors import AckQuorumTimeout, InvalidArgument, LedgerClosed, LogError, SequenceGap, WrongExpectedLast
+from bookies.errors import (
+    AckQuorumTimeout,
+    InvalidArgument,
+    LedgerClosed,
+    LogError,
+    LogFenced,
+    SequenceGap,
+    WrongExpectedLast,
+)
 from bookies.model import BookieId
 from bookies.protocol.log import Position
 from bookies.protocol.log.sequences import RUNS_MAX
@@ -154,6 +162,20 @@ def test_an_append_that_expects_the_last_entry() -> None:
         with pytest.raises(LedgerClosed):
             await writer.append(b"x", expected_last=fourth)
         assert await payloads(log) == [b"e"]
+
+    with_log(act)
+
+
+def test_a_leader_that_was_replaced_unknowingly_steps_down_and_does_not_refuse() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        writer = await log.lead()
+        await writer.append(b"a")
+        async with log.lead() as successor:
+            last = await successor.append(b"b")
+            with pytest.raises(LogFenced, match="another process leads log orders, or has led it"):
+                await writer.append(b"c", expected_last=last)  # the last entry indeed
+        await writer.abandon()
+        assert await payloads(log) == [b"a", b"b"]
 
     with_log(act)
 

@@ -5,14 +5,15 @@ committed list of ledgers, the entries that readers received, and the entries th
 
     I-20   an acknowledged entry is in the log once, at the acknowledged position, unless it was truncated; all readers
            of a position get the same entry, and no reader misses an entry between two others; entries truncated before
-           a reading began do not come back, and only requested truncations happen
+           a reading began do not come back, and only truncations that were requested or are in the log's history happen
     I-21   every committed list follows from the one before, and at most the last two ledgers are open
     I-22   after a later leader has taken over, no entry after the end it found is acknowledged; entries of an earlier
            leader are before those of a later one
     I-3    no append of a writer succeeds after a failed one
     order  the entries of one process keep their order
 
-Those of transactions and cursors are in `log_consumers.py`.
+Those of transactions, cursors and consumers are in `log_consumers.py`, those of numbered and conditional appends and of
+records in `log_appends.py`, those of retention and of times in `log_times.py`.
 
 Source: client-protocol 5.6, 8.2.
 """
@@ -71,6 +72,56 @@ class Truncation(Struct):
     done_s: float | None = None
 
 
+class Seek(Struct):
+    """A search for the position of a time. `is_stale`: a server of the store that lags behind may have answered."""
+
+    began_s: float
+    time_ms: float
+    is_end: bool
+    is_stale: bool
+    position: Position | None = None
+    ended_s: float = 0.0
+
+
+class Numbered(NamedTuple):
+    """An acknowledged append of numbered entries. `last`: of the last one; (-1, -1): not known any more."""
+
+    process: str
+    payloads: Sequence[bytes]
+    last: Position
+
+
+class Conditional(Struct):
+    """An append on the condition that `expected` is the last entry. `position`: where it is. `refused`: the last entry
+    instead. Neither: unknown whether it is in the log.
+    """
+
+    began_s: float
+    process: str
+    payload: bytes
+    expected: Position
+    is_stale: bool = False
+    position: Position | None = None
+    refused: Position | None = None
+
+
+class Session(Struct):
+    """One turn of a consumer. `handled`: when it had handled everything before a position. `committed`: when a commit
+    of a position had succeeded.
+    """
+
+    consumer: str
+    process: str
+    token: int
+    reading: Reading
+    handled: list[tuple[float, Position]] = field(default_factory=list)
+    committed: list[tuple[float, Position]] = field(default_factory=list)
+
+    def handed_out(self, at_s: float) -> list[tuple[float, Position]]:
+        """Return the position after everything that was handed out, with the time at which it is handled."""
+        return [(at_s, self.reading.entries[-1][0].next)] if self.reading.entries else []
+
+
 class Txn(Struct):
     """A transaction. `open_count`, `commit_count`: attempts that may still commit, and that reached their commit."""
 
@@ -93,12 +144,19 @@ class LogHistory(Struct):
     outcomes: dict[LogWriter, list[tuple[int, bool]]] = field(default_factory=dict)  # (number of attempt, success)
     transactions: dict[tuple[str, int], Txn] = field(default_factory=dict)  # by application and version
     moves: dict[str, list[tuple[float, Position]]] = field(default_factory=dict)  # cursor -> successful moves forward
+    begun_s: dict[bytes, float] = field(default_factory=dict)  # payload -> when its first append began
+    seeks: list[Seek] = field(default_factory=list)
+    numbered: list[Numbered] = field(default_factory=list)
+    conditionals: list[Conditional] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    resets: list[tuple[str, str, Position]] = field(default_factory=list)  # process, cursor that was passed, its move
 
-    def attempt(self, process: str, payloads: Sequence[bytes]) -> int:
-        """Record that these are about to be appended in one call. Return the number of the attempt."""
+    def attempt(self, process: str, payloads: Sequence[bytes], at_s: float = 0.0) -> int:
+        """Record that these are about to be appended in one call, perhaps again. Return the number of the attempt."""
         number = len(self.attempted)
         for payload in payloads:
-            self.attempted[payload] = (process, len(self.attempted))
+            self.attempted.setdefault(payload, (process, len(self.attempted)))
+            self.begun_s.setdefault(payload, at_s)
         return number
 
     def succeeded(
@@ -113,10 +171,21 @@ class LogHistory(Struct):
 
 
 class LogCheck:
-    """All checks of one history. `commits`: all of the list. `report(promise, text)` receives broken promises."""
+    """All checks of one history. `commits`: all of the list. `report(promise, text)` receives broken promises.
 
-    def __init__(self, history: LogHistory, commits: Sequence[ListCommit], store: SimStore, report: Report) -> None:
+    `removals`: truncations that were not requested, but are in the log's own history.
+    """
+
+    def __init__(
+        self,
+        history: LogHistory,
+        commits: Sequence[ListCommit],
+        store: SimStore,
+        report: Report,
+        removals: Sequence[Truncation] = (),
+    ) -> None:
         self.history = history
+        self.truncations = [*history.truncations, *removals]
         self.commits = commits
         self.store = store
         self.report = report
@@ -155,9 +224,16 @@ class LogCheck:
         return self._seq.get(position.ledger_id, -1), position.entry_id
 
     def _all_readings(self) -> Iterator[list[Found]]:
-        for reading in self.history.readings:
-            yield reading.entries
+        yield from (reading.entries for reading in self._readings())
         yield self.history.final
+
+    def _readings(self) -> Iterator[Reading]:
+        yield from self.history.readings
+        yield from (session.reading for session in self.history.sessions)
+
+    def positions(self) -> dict[bytes, Position]:
+        """Return the position of every entry that was ever read, by payload."""
+        return {payload: position for entries in self._all_readings() for position, payload in entries}
 
     def _check_content(self) -> None:
         """Check I-20: one payload at each position, one position for each payload, and only appended payloads."""
@@ -175,24 +251,24 @@ class LogCheck:
                     self.report("I-20", f"{payload!r} was never appended")
 
     def _check_readings(self) -> None:
-        for reading in self.history.readings:
+        for reading in self._readings():
             if reading.entries:
-                self._check_contiguity(reading.entries)
+                self.check_contiguity(reading.entries)
                 first = reading.entries[0][0]
                 if reading.start is None:
                     self._check_beginning(first, 0.0 if reading.is_stale else reading.began_s)
-                elif first != reading.start and not self._follows(reading.start, first, reading.start.entry_id - 1):
+                elif first != reading.start and not self.follows(reading.start, first, reading.start.entry_id - 1):
                     self.report("I-20", f"a reader asked for {reading.start}, and got {first} first")
-        self._check_contiguity(self.history.final)
+        self.check_contiguity(self.history.final)
         if self.history.final:
             self._check_beginning(self.history.final[0][0], float("inf"))
 
-    def _check_contiguity(self, entries: Sequence[Found]) -> None:
+    def check_contiguity(self, entries: Sequence[Found]) -> None:
         for (before, _), (after, _) in pairwise(entries):
-            if after != before.next and not self._follows(before, after, before.entry_id):
+            if after != before.next and not self.follows(before, after, before.entry_id):
                 self.report("I-20", f"a reader got {after} behind {before}, and misses something or has it twice")
 
-    def _follows(self, before: Position, after: Position, last: int) -> bool:
+    def follows(self, before: Position, after: Position, last: int) -> bool:
         """Report whether `after` begins a later ledger, the ledger of `before` ends at `last`, and none with entries is
         between them.
         """
@@ -209,7 +285,7 @@ class LogCheck:
 
     def _check_beginning(self, first: Position, began_s: float) -> None:
         """Check I-20 for a reading that began at the beginning of the log, with `first`."""
-        truncations = self.history.truncations
+        truncations = self.truncations
         done = [cut.before for cut in truncations if cut.done_s is not None and cut.done_s <= began_s]
         over = [position for position in done if self.key(position) > self.key(first)]
         if over:
@@ -225,13 +301,13 @@ class LogCheck:
     # -- the acknowledged entries --------------------------------------------------------------------------------
     def _check_acks(self) -> None:
         history = self.history
-        at = {payload: position for entries in self._all_readings() for position, payload in entries}
+        at = self.positions()
         final = {payload: index for index, (_, payload) in enumerate(history.final)}
         beginning = self.key(history.final[0][0]) if history.final else (1 << 60, 0)
         for ack in history.acks:
             if ack.position is not None and at.get(ack.payload, ack.position) != ack.position:
                 self.report("I-20", f"{ack.payload!r} was acknowledged at {ack.position}, and is at {at[ack.payload]}")
-            is_truncated = bool(history.truncations) and (ack.position is None or self.key(ack.position) < beginning)
+            is_truncated = bool(self.truncations) and (ack.position is None or self.key(ack.position) < beginning)
             if ack.payload not in final and not is_truncated:
                 self.report("I-20", f"{ack.payload!r} was acknowledged at {ack.position} and is not there")
         for process in dict.fromkeys(process for process, _ in history.attempted.values()):

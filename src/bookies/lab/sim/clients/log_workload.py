@@ -1,9 +1,12 @@
-"""Workload on a log: leaders that take over from each other, append, roll and truncate; readers and tails; and users.
+"""Workload on a log: leaders that take over from each other, append, roll and truncate; readers and tails; and others.
 
-The users commit transactions and move cursors (`log_users.py`).
+Some remove old ledgers by limits, some search for times. `log_users.py` has jobs that commit transactions, consumers,
+and processes that take turns; `log_producers.py` has producers that number their entries, and conditional appends.
 
 All faults of clients affect these processes. After the healing all leaders end. Then one more process leads and appends
-the last entry, and every tail must reach it. Source: client-protocol 5; I-20 to I-22, L-4.
+the last entry, and every tail must reach it.
+
+Source: client-protocol 5; I-20 to I-22, L-4; docs/explanation/logs.md, "Times" and "Retention".
 """
 
 from __future__ import annotations
@@ -18,19 +21,21 @@ from typing import Any
 from bookies.client.log import Log, LogWriter
 from bookies.errors import BookKeeperError, CursorBehind, InvalidArgument, LogTruncated
 from bookies.lab.sim.checkers import History
-from bookies.lab.sim.checkers.log_consumers import check_cursors, check_transactions
-from bookies.lab.sim.checkers.log_history import ListCommit, LogCheck, LogHistory, Reading, Truncation
+from bookies.lab.sim.checkers.log_appends import check_conditions, check_numbers
+from bookies.lab.sim.checkers.log_consumers import check_cursors, check_sessions, check_transactions
+from bookies.lab.sim.checkers.log_history import ListCommit, LogCheck, Reading, Seek, Truncation
+from bookies.lab.sim.checkers.log_times import TimeCheck, removals_of, truncations_by
+from bookies.lab.sim.clients.log_producers import LogProducers
 from bookies.lab.sim.clients.log_users import LogUsers
 from bookies.lab.sim.clients.plan import LogPlan
-from bookies.lab.sim.clients.roles import Roles
+from bookies.lab.sim.clients.roles import NAME, LogRoles
 from bookies.lab.sim.world import SimClient, SimCluster
+from bookies.lab.sim.world.cluster import WALL_START_MS
 from bookies.lab.sim.world.sim_metadata import SimStore
-from bookies.model import LedgerState
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import Extent, parse_manifest
 from bookies.protocol.log.log_segments import joined, parse_segment
 
-NAME = "orders"
 THE_END = b"the end"
 TAIL_STEP_S = 1.0  # a tail without new entries checks after this time whether the run is over
 
@@ -54,26 +59,34 @@ def _segments(store: SimStore, head: Manifest) -> dict[str, tuple[Extent, ...]]:
     return {name: parse_segment(name, content) for name, content in contents.items()}
 
 
-class LogWorkload(Roles):
+class LogWorkload(LogRoles):
     """All clients of one run with a log. Runs the plan until `stop`."""
 
     def __init__(self, cluster: SimCluster, history: History, random: Random, plan: LogPlan) -> None:
-        super().__init__(cluster, history, random)
-        self._plan = plan
-        self._log_history = LogHistory()
+        super().__init__(cluster, history, random, plan)
+        self._users = LogUsers(self)
         self._leading: list[asyncio.Task[None]] = []
         self._is_over = False  # the last entry is in the log, or cannot be appended
+        if plan.seekers or plan.retainers:
+            cluster.store.start_ms = WALL_START_MS  # Both use the creation times of ledgers.
+        if plan.skew != 1.0:
+            cluster.client_skew = random.choice((0.0, 0.0, plan.skew, 1.0))
 
     def start(self) -> None:
-        plan = self._plan
+        plan, users, producers = self.plan, self._users, LogProducers(self)
         self._leading = self.fill("leader", plan.leaders, self._lead)
         self._leading += self.fill("truncator", plan.truncators, self._truncate)
         self.fill("reader", plan.readers, self._read)
         self.fill("readertail", plan.tails, self._tail)
-        users = LogUsers(self, self._log_history, self._log, self._begin_reading, plan.grace_ms)
         self._leading += self.fill("job", plan.jobs, users.transact)
         self._leading += self.fill("reaper", plan.reapers, users.reap)
         self.fill("consumer", plan.consumers, users.consume)
+        self._leading += self.fill("leader-producer", plan.producers, producers.produce)
+        self._leading += self.fill("leader-decider", plan.deciders, producers.decide)
+        self._leading += self.fill("follower", plan.followers, users.follow)
+        self._leading += self.fill("turntaker", plan.turn_takers, users.take_turns)
+        self._leading += self.fill("retainer", plan.retainers, self._retain)
+        self._leading += self.fill("seeker", plan.seekers, self._seek)
 
     async def check(self) -> None:
         """Let a last leader append and a last reader read the whole log, then check all promises."""
@@ -83,30 +96,29 @@ class LogWorkload(Roles):
         await client.participant.create_task(self._end(client), name="last")
         await self.finish()
         store = self.cluster.store
-        check = LogCheck(self._log_history, list_commits(store), store, self.history.violated)
+        commits = list_commits(store)
+        token = next((commit.manifest.token for commit in commits if commit.manifest is not None), "")
+        removals = removals_of(store, NAME, token)
+        check = LogCheck(self.log_history, commits, store, self.history.violated, truncations_by(removals))
+        times = TimeCheck(check, removals, (min(self.cluster.skews_ms), max(self.cluster.skews_ms)))
         check.run()
         check_transactions(check)
-        check_cursors(check, NAME)
-
-    def _now_s(self) -> float:
-        return self.cluster.loop.time()
-
-    async def _log(self, client: SimClient) -> Log:
-        """Return the log. The first client creates it."""
-        log = client.client.log(NAME)
-        ensemble, write_quorum, ack_quorum = self._plan.quorums
-        await log.create(ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum, exist_ok=True)
-        return log
+        check_cursors(check, NAME, times)
+        check_sessions(check, NAME)
+        check_numbers(check)
+        check_conditions(check)
+        times.check_seeks()
+        times.check_retention()
 
     # -- leading -------------------------------------------------------------------------------------------------
     async def _lead(self, client: SimClient) -> None:
         """Lead the log, append and roll until the lead is lost, and repeat."""
         random, names = self.random, (f"{client.name}/{number}".encode() for number in count())
-        log = await self._log(client)
+        log = await self.open_log(client)
         while not self.is_stopping:
             roll_size, roll_age = random.choice((50, 300, 3_000, 1 << 20)), random.choice((0.2, 100.0))
             try:
-                async with log.lead(roll_size=roll_size, roll_age=roll_age) as writer:
+                async with log.lead(roll_size=roll_size, roll_age=roll_age, wait=self.waits()) as writer:
                     self.history.count("leads")
                     await self._append_some(client, writer, names)
             except BookKeeperError as error:
@@ -121,10 +133,10 @@ class LogWorkload(Roles):
         try:
             for _ in range(random.choice((3, 30, 100))):
                 batch = list(islice(names, random.choice((1, 1, 5))))
-                pending.append(asyncio.ensure_future(self._append(client, writer, batch)))
+                pending.append(asyncio.ensure_future(self.append(client, writer, batch)))
                 if random.random() < 0.06:
                     pending.append(asyncio.ensure_future(writer.roll()))
-                if self._plan.truncators and random.random() < 0.01:
+                if self.plan.truncators and random.random() < 0.01:
                     pending.append(asyncio.ensure_future(self._truncate_at(client, writer)))
                 while len(pending) >= window:
                     await pending.popleft()
@@ -137,29 +149,15 @@ class LogWorkload(Roles):
         finally:
             await asyncio.gather(*pending, return_exceptions=True)
 
-    async def _append(self, client: SimClient, writer: LogWriter, payloads: list[bytes]) -> None:
-        """Append in one call, and record the result and its time."""
-        log_history, witness = self._log_history, self.history.witness
-        number = log_history.attempt(client.name, payloads)
-        try:
-            last = await (writer.append(payloads[0]) if len(payloads) == 1 else writer.append_many(payloads))
-        except BookKeeperError:
-            log_history.failed(writer, number)
-            raise
-        log_history.succeeded(self._now_s(), client.name, writer, number, payloads, last)
-        self.history.count("entries acknowledged", len(payloads))
-        record = self.cluster.store.record(last.ledger_id)
-        if witness is not None and record is not None and record.state is LedgerState.OPEN:
-            witness.check_acknowledgement(last.ledger_id, last.entry_id, last.entry_id)
-
     async def _end(self, client: SimClient) -> None:
         try:
             await self.cluster.open_client(client)
-            log = await self._log(client)
+            log = await self.open_log(client)
             async with log.lead() as writer:
-                await self._append(client, writer, [THE_END])
+                await self.append(client, writer, [THE_END])
+            await self._users.end(client, THE_END)
             async with log.open() as reader:
-                self._log_history.final = [(entry.position, entry.payload) async for entry in reader.read()]
+                self.log_history.final = [self.found(entry) async for entry in reader.read()]
         except BookKeeperError as error:
             self.history.violated("L-4", f"the log has no leader that can append: {type(error).__name__}: {error}")
         finally:
@@ -168,17 +166,17 @@ class LogWorkload(Roles):
     # -- truncating ----------------------------------------------------------------------------------------------
     async def _truncate(self, client: SimClient) -> None:
         """Truncate the log before a random acknowledged position."""
-        await self.sleep(self._plan.truncate_ms)
+        await self.sleep(self.plan.truncate_ms)
         if not self.is_stopping:
             await self._truncate_at(client, client.client.log(NAME))
 
     async def _truncate_at(self, client: SimClient, log: Log | LogWriter) -> None:
-        known = [ack.position for ack in self._log_history.acks if ack.position is not None][-40:]
-        known += [position for moves in self._log_history.moves.values() for _, position in moves[-10:]]
+        known = [ack.position for ack in self.log_history.acks if ack.position is not None][-40:]
+        known += [position for moves in self.log_history.moves.values() for _, position in moves[-10:]]
         if not known:
             return
         truncation = Truncation(self.random.choice(known))
-        self._log_history.truncations.append(truncation)
+        self.log_history.truncations.append(truncation)
         try:
             await log.truncate(truncation.before)
         except (CursorBehind, LogTruncated, InvalidArgument) as error:
@@ -186,27 +184,64 @@ class LogWorkload(Roles):
         except BookKeeperError as error:
             self.history.failed(client.name, f"truncation before {truncation.before}", error)
         else:
-            truncation.done_s = self._now_s()
+            truncation.done_s = self.now_s()
             self.history.count("truncations")
 
-    # -- reading -------------------------------------------------------------------------------------------------
-    def _begin_reading(self, start: Position | None = None) -> Reading:
-        reading = Reading(self._now_s(), start, is_stale=self.cluster.store.is_stale)
-        self._log_history.readings.append(reading)
-        return reading
-
-    async def _read(self, client: SimClient) -> None:
-        """Read the log to its end, from its beginning or from a random acknowledged position."""
-        await self.sleep(self._plan.read_ms)
+    # -- limits and times ----------------------------------------------------------------------------------------
+    async def _retain(self, client: SimClient) -> None:
+        """Set the limits of the log, or remove what they allow to go."""
+        await self.sleep(self.plan.retain_ms)
+        random, log = self.random, client.client.log(NAME)
+        limits: dict[str, Any] = {
+            "age": random.choice((None, 0.3, 1.0)),
+            "size": random.choice((None, 500, 3_000)),
+            "rows": random.choice((None, 10, 60)),
+        }
+        cursor_age = random.choice((None, 0.5, 2.0)) if any(limits.values()) else None
+        is_applied = random.random() < 0.7
         if self.is_stopping:
             return
-        known = [ack.position for ack in self._log_history.acks if ack.position is not None]
+        try:
+            if is_applied:
+                removals = await log.apply_retention()
+                self.history.count("ledgers removed by retention", sum(len(row.ledgers) for row in removals))
+            else:
+                await log.set_retention(**limits, cursor_age=cursor_age)
+        except BookKeeperError as error:
+            self.history.failed(client.name, "the retention of the log", error)
+
+    async def _seek(self, client: SimClient) -> None:
+        """Search for a time of the run, mostly a late one."""
+        await self.sleep(self.plan.seek_ms)
+        store, random = self.cluster.store, self.random
+        ago_s = random.choice((-1.0, random.expovariate(1), self.now_s() * random.random()))
+        time_ms = WALL_START_MS + int((self.now_s() - ago_s) * 1000)
+        seek = Seek(self.now_s(), time_ms, random.random() < 0.3, store.is_stale)
+        if self.is_stopping:
+            return
+        try:
+            seek.position = await client.client.log(NAME).at(time_ms / 1000, is_end=seek.is_end)
+        except BookKeeperError as error:
+            self.history.failed(client.name, "a search for a time", error)
+            return
+        seek.is_stale |= store.is_stale
+        seek.ended_s = self.now_s()
+        self.log_history.seeks.append(seek)
+        self.history.count("searches for times")
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    async def _read(self, client: SimClient) -> None:
+        """Read the log to its end, from its beginning or from a random acknowledged position."""
+        await self.sleep(self.plan.read_ms)
+        if self.is_stopping:
+            return
+        known = [ack.position for ack in self.log_history.acks if ack.position is not None]
         start = self.random.choice(known) if known and self.random.random() < 0.4 else None
         try:
             async with client.client.log(NAME).open() as reader:
-                reading = self._begin_reading(start)
+                reading = self.begin_reading(start)
                 async for entry in reader.read(start):
-                    reading.entries.append((entry.position, entry.payload))
+                    reading.entries.append(self.found(entry))
                     self.history.count("entries read")
         except BookKeeperError as error:
             self.history.failed(client.name, "a reading of the log", error)
@@ -219,13 +254,13 @@ class LogWorkload(Roles):
             try:
                 async with client.client.log(NAME).open() as reader:
                     if start is None:
-                        reading = self._begin_reading()
+                        reading = self.begin_reading()
                     assert reading is not None
                     entries = reader.read() if start is None else reader.tail(start, timeout=TAIL_STEP_S)
                     async for entry in entries:
-                        reading.entries.append((entry.position, entry.payload))
+                        reading.entries.append(self.found(entry))
                         start = entry.position.next
-                        if entry.payload == THE_END:
+                        if reading.entries[-1][1] == THE_END:
                             return
             except TimeoutError:
                 continue
@@ -234,5 +269,5 @@ class LogWorkload(Roles):
             except BookKeeperError as error:
                 self.history.failed(client.name, "the tail of the log", error)
             await self.sleep(50)
-            if self._is_over and not self._log_history.final:
+            if self._is_over and not self.log_history.final:
                 return  # The last entry could not be appended.

@@ -71,7 +71,10 @@ class Plan(Struct, frozen=True):
 
 
 class LogPlan(Struct, frozen=True):
-    """The work on one log in a run. `quorums`: of its ledgers."""
+    """The work on one log in a run. `quorums`: of its ledgers. `record_format`: of its entries.
+
+    `turns`: probability that a process waits for its turn before it leads.
+    """
 
     quorums: tuple[int, int, int] = (3, 3, 2)
     leaders: int = 2
@@ -84,3 +87,14 @@ class LogPlan(Struct, frozen=True):
     reapers: int = 0
     grace_ms: int = 1_500  # after which reapers give transactions up
     consumers: int = 0  # processes that read from a cursor and move it
+    record_format: str = "raw"
+    turns: float = 0.0
+    producers: int = 0  # processes that number their entries
+    deciders: int = 0  # processes that append only after the entry that they know as the last one
+    followers: int = 0  # consumers with a lease; several have one name
+    turn_takers: int = 0  # processes with a lock or an election
+    retainers: int = 0  # processes that set limits, and remove what these allow to go
+    retain_ms: float = 300.0  # mean, before each of these actions
+    seekers: int = 0  # processes that search for times
+    seek_ms: float = 200.0  # mean, before each search
+    skew: float = 1.0  # of the usual difference between clocks

@@ -1,4 +1,7 @@
-"""Client processes in roles, one after the other: each runs until its work is done or it is killed."""
+"""Client processes in roles, one after the other: each runs until its work is done or it is killed.
+
+`LogRoles` also has what all clients of a log share.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,21 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
+from bookies.client.base import Entry
+from bookies.client.log import Log, LogWriter
+from bookies.encoding.envelope import Record
 from bookies.errors import BookKeeperError
 from bookies.lab.sim.checkers import History
-from bookies.lab.sim.clients.plan import Settings
+from bookies.lab.sim.checkers.leases import LeaseChecker
+from bookies.lab.sim.checkers.log_appends import record_for, value_in
+from bookies.lab.sim.checkers.log_history import Found, LogHistory, Reading
+from bookies.lab.sim.clients.plan import LogPlan, Settings
 from bookies.lab.sim.world import SimClient, SimCluster
+from bookies.model import LedgerState
+from bookies.protocol.log import Position
+from bookies.protocol.log.log_model import ENVELOPE
 
+NAME = "orders"  # of the log
 Act = Callable[[SimClient], Coroutine[Any, Any, None]]
 
 
@@ -86,3 +99,73 @@ class Roles:
             self.history.unexpected(client.name, "its work", error)
         await self.cluster.close_client(client)
         await self.departed(client)
+
+
+class LogRoles(Roles):
+    """Base of the workload on one log: the log, its history, and the entries that its clients append and read."""
+
+    def __init__(self, cluster: SimCluster, history: History, random: Random, plan: LogPlan) -> None:
+        super().__init__(cluster, history, random)
+        self.plan = plan
+        self.log_history = LogHistory()
+        self.leases = LeaseChecker(history.violated)
+
+    def now_s(self) -> float:
+        return self.cluster.loop.time()
+
+    async def open_log(self, client: SimClient) -> Log:
+        """Return the log. The first client creates it."""
+        log = client.client.log(NAME)
+        ensemble, write_quorum, ack_quorum = self.plan.quorums
+        await log.create(
+            ensemble=ensemble,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            record_format=self.plan.record_format,
+            exist_ok=True,
+        )
+        return log
+
+    def waits(self) -> bool:
+        """Decide whether a process waits for its turn before it leads."""
+        return bool(self.plan.turns) and self.random.random() < self.plan.turns
+
+    # -- entries -------------------------------------------------------------------------------------------------
+    def given(self, values: list[bytes]) -> list[bytes | Record]:
+        """Return what is appended for values."""
+        return [record_for(value) if self.plan.record_format == ENVELOPE else value for value in values]
+
+    def found(self, entry: Entry) -> Found:
+        """Return the position and the value of an entry that was read. Check its record."""
+        if self.plan.record_format != ENVELOPE:
+            return entry.position, entry.payload
+        value, problem = value_in(entry.payload)
+        if problem:
+            self.history.violated("record", f"{entry.position}: {problem}")
+        return entry.position, value
+
+    def begin_reading(self, start: Position | None = None) -> Reading:
+        reading = Reading(self.now_s(), start, is_stale=self.cluster.store.is_stale)
+        self.log_history.readings.append(reading)
+        return reading
+
+    async def append(self, client: SimClient, writer: LogWriter, values: list[bytes]) -> None:
+        """Append in one call, and record the result and its time."""
+        number = self.log_history.attempt(client.name, values, self.now_s())
+        given = self.given(values)
+        try:
+            last = await (writer.append(given[0]) if len(given) == 1 else writer.append_many(given))
+        except BookKeeperError:
+            self.log_history.failed(writer, number)
+            raise
+        self.acknowledged(client, writer, number, values, last)
+
+    def acknowledged(
+        self, client: SimClient, writer: LogWriter, number: int, values: list[bytes], last: Position
+    ) -> None:
+        """Record a successful append, and check that its entries are where an ack quorum of bookies has them."""
+        self.log_history.succeeded(self.now_s(), client.name, writer, number, values, last)
+        self.history.count("entries acknowledged", len(values))
+        witness, record = self.history.witness, self.cluster.store.record(last.ledger_id)
+        if witness is not None and record is not None and record.state is LedgerState.OPEN:
+            witness.check_acknowledgement(last.ledger_id, last.entry_id, last.entry_id)

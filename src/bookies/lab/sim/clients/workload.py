@@ -18,9 +18,8 @@ from bookies.errors import BookKeeperError, FragmentNotFinished
 from bookies.lab.sim.checkers import History, Story
 from bookies.lab.sim.clients.emptying import EMPTIER, Emptiers
 from bookies.lab.sim.clients.final_checks import check_ledgers, recover_ledgers
-from bookies.lab.sim.clients.foreign_replicas import plant
 from bookies.lab.sim.clients.healing import HEALER, LAST_HEALER, Healers
-from bookies.lab.sim.clients.offloading import OFFLOADER, Offloaders
+from bookies.lab.sim.clients.offloading import OFFLOADER, Offloaders, plant
 from bookies.lab.sim.clients.operating import OPERATOR, Operators
 from bookies.lab.sim.clients.plan import Plan
 from bookies.lab.sim.clients.reading import Readers

@@ -25,7 +25,7 @@ FAULTS = (
 crash bookie, crash bookie in a disk call, crash bookie at an await, crash all bookies, lose bookie, flap, kill auditor,
 kill busy worker, kill worker in a copy, pause worker in a copy, pause bookie, cut connection, partition, isolate,
 slow host, repeat messages, isolate from the store, fail disk calls, fill disk, rot, refuse adds, limbo, slow disk,
-metadata trouble, expire session, kill client, kill client at an await, pause client, turn a clock
+metadata trouble, expire session, kill client, kill client at an await, pause client, turn a clock, turn a client clock
 """.replace("\n", " ")
     .strip()
     .split(", ")
@@ -223,6 +223,13 @@ class Faults:
     def _turn_a_clock(self) -> None:
         bookie = self._cluster.bookies[self._bookie()]
         bookie.clock.skew_ms += self._random.choice((-86_400_000, -5_000, 5_000, 86_400_000))
+
+    def _turn_a_client_clock(self) -> None:
+        if (name := self._client()) is not None:
+            clock = self._cluster.clients[name].clock
+            clock.skew_ms += self._random.choice((-5_000, -500, 500, 5_000))
+            self._cluster.skews_ms.add(clock.skew_ms)
+            self._cluster.trace.note(name, f"has a clock that is {clock.skew_ms} ms ahead")
 
     # -- network -------------------------------------------------------------------------------------------------
     def _cut_connection(self) -> None:

@@ -267,6 +267,30 @@ transactions: a log to which jobs commit transactions beside leaders, with reape
     targeted update_probability 0.4, answer_probability 0.01, durations_s 0.001 0.01 0.1 0.3
     clients  IMPATIENT
 
+retention: a log of records that loses old ledgers by limits and is searched by time, while clocks differ and step
+    run      bookies 4, duration_s 6
+    log      record_format envelope, turns 0.3, consumers 2, retainers 3, seekers 3, jobs 1, skew 0.01, truncators 0
+    faults   gap_ms 250, crash bookie 2, cut connection 1, slow host 1, isolate from the store 1, metadata trouble 2,
+             kill client 3, kill client at an await 3, pause client 2, turn a client clock 1
+    targeted update_probability 0.2, answer_probability 0.01, durations_s 0.001 0.01 0.1
+    clients  IMPATIENT
+
+turns: consumers of a log, locks and elections; processes are suspended for longer than their leases
+    run      bookies 3, duration_s 10
+    log      leaders 1, truncators 1, truncate_ms 500, followers 4, turn_takers 4, retainers 1
+    faults   gap_ms 200, durations_s 0.05 0.3 1.0, pause client 6, isolate from the store 4, kill client 3,
+             kill client at an await 2, metadata trouble 2, expire session 1, turn a client clock 1, slow host 1
+    targeted update_probability 0.1, answer_probability 0.0, durations_s 0.01 0.1 1.0
+    clients  IMPATIENT
+
+numbers: producers whose numbered entries any leader may repeat, and appends that depend on the last entry of a log
+    run      bookies 4, duration_s 6
+    log      record_format envelope, turns 0.5, leaders 0, producers 3, deciders 2, retainers 1, retain_ms 1500
+    faults   gap_ms 200, crash bookie 2, cut connection 2, pause client 3, isolate 1, isolate from the store 1,
+             metadata trouble 2, expire session 1, kill client 3, kill client at an await 4
+    targeted update_probability 0.2, answer_probability 0.02
+    clients  IMPATIENT
+
 collecting: ledgers are deleted all the time, and bookies release their space as fast as possible, and crash
     run      bookies 4, duration_s 1.2, collects True
     plan     writers 3, recoverers 1, readers 1, deleters 3, replicators 1, quorums 3/3/2 3/2/2 2/2/2, entries_min 5,

@@ -9,7 +9,7 @@ from typing import Any
 
 from bookies.config import BookieConfig, ClientConfig, RecoveryConfig
 from bookies.errors import Status
-from bookies.lab.sim.clients import foreign_replicas
+from bookies.lab.sim.clients import offloading
 from bookies.lab.sim.scenario.scenario_failure import ScenarioFailure
 from bookies.lab.sim.scenario.scenario_grammar import check, parse_step, step
 from bookies.lab.sim.scenario.scenario_messages import Countdown, Message, Pattern, Rule
@@ -151,7 +151,7 @@ async def answer(stage: Stage, messages: Pattern, status: str, is_once: bool) ->
 @step("answer all MESSAGES with entry NUMBER", "every such read returns the valid bytes of another entry")
 async def answer_with_entry(stage: Stage, messages: Pattern, number: int) -> None:
     assert stage.record is not None
-    body = foreign_replicas.package(stage.record, stage.ledger, number, number - 1)
+    body = offloading.package(stage.record, stage.ledger, number, number - 1)
     stage.messages.rules.append(Rule("answer", messages, status=Status.OK, body=body))
 
 
@@ -305,5 +305,5 @@ async def plant(stage: Stage, number: int, lac: int, bookies: list[str]) -> None
     assert record is not None
     story.started = max(story.started, number + 1)
     for name in bookies:
-        is_planted = foreign_replicas.plant(stage.bookie(name), record, story, number, lac)
+        is_planted = offloading.plant(stage.bookie(name), record, story, number, lac)
         check(is_planted, f"{name} is down, or refuses")

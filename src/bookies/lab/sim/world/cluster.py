@@ -98,6 +98,7 @@ class SimClient(Struct):
     client: Client
     driver: SimDriver
     runtime: Runtime
+    clock: SimClock
     recovery: AutoRecovery | None = None  # set if the process takes part in auto-recovery
 
 
@@ -121,6 +122,8 @@ class SimCluster:
         self.bookies: dict[str, SimBookie] = {}
         self.clients: dict[str, SimClient] = {}
         self.problems: list[str] = []
+        self.client_skew = 1.0  # of the difference between clients' clocks and the true time
+        self.skews_ms = {0}  # how much clients' clocks were ahead
         self.rotten: dict[str, None] = {}  # bookies whose durable data was damaged
         self.witness: Witness | None = None
         self.on_copy: Callable[[str], None] | None = None  # called with the auto-recovery process that copied entries
@@ -317,8 +320,10 @@ class SimCluster:
         assert name not in self.clients
         participant = Participant(self.loop, name)
         random = random or Random(f"{self.seed}/{name}")
+        clock = SimClock(self.loop, int(random.randint(-30_000, 30_000) * self.client_skew))
+        self.skews_ms.add(clock.skew_ms)
         runtime = Runtime(
-            clock=SimClock(self.loop, random.randint(-30_000, 30_000)),
+            clock=clock,
             network=self.network.port(name),
             disk=SimDisk(),
             workers=SimWorkers(random),
@@ -326,7 +331,7 @@ class SimCluster:
         )
         driver = SimDriver(self.store, self.memory, name)
         config = ClientConfig(**(self.client_settings if settings is None else settings))  # type: ignore[arg-type]
-        self.clients[name] = SimClient(name, participant, Client(runtime, driver, config), driver, runtime)
+        self.clients[name] = SimClient(name, participant, Client(runtime, driver, config), driver, runtime, clock)
         return self.clients[name]
 
     async def open_client(self, client: SimClient) -> None:

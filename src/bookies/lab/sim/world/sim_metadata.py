@@ -73,7 +73,12 @@ class StoreFaults(Struct, frozen=True):
 
 
 class SimStore:
-    """State shared by all sessions: the network, the configured faults of the store, and the committed records."""
+    """State shared by all sessions: the network, the configured faults of the store, and the committed records.
+
+    `start_ms`: wall time of the store at the beginning of the run.
+    """
+
+    start_ms = 0
 
     def __init__(self, network: SimNetwork, trace: Trace) -> None:
         self.network = network
@@ -202,6 +207,9 @@ class SimDriver(MemoryDriver):
         self._is_pumping = False
         self._own_tasks: Tasks | None = None  # of the participant, which stop with it; None: not open
         self._recovery = SharedRecovery(_SimNodes(self, memory), self._require_own_tasks, self.on_session_expired)
+
+    def _wall_ms(self) -> int:
+        return self._sim.start_ms + int(self._sim.loop.time() * 1000)
 
     def expire(self) -> None:
         self._store_context().run(super().expire)
