@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from bookies.client.log.log_records import LogEntries as LogEntries
     from bookies.client.log.log_records import LogRecords as LogRecords
     from bookies.client.log.log_writer import LogWriter as LogWriter
+    from bookies.client.log.retaining import LogCompaction as LogCompaction
     from bookies.client.log.sequenced import Appended as Appended
     from bookies.client.log.sequenced import SequencedWriter as SequencedWriter
     from bookies.client.log.transaction import Reaped as Reaped
@@ -194,6 +195,7 @@ _LAZY = {
     "LogReader": "bookies.client.log.log_reader",
     "LogRecord": "bookies.protocol.log.records",
     "LogRecords": "bookies.client.log.log_records",
+    "LogCompaction": "bookies.client.log.retaining",
     "LogRemoval": "bookies.protocol.log.retention",
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",

@@ -40,8 +40,8 @@ from bookies.protocol.log.sequences import (
     Run,
     Sequences,
     check_writer,
+    number_of,
     pack_number,
-    parse_number,
     parse_sequences,
 )
 
@@ -298,6 +298,5 @@ def _number_of(entry: bytes) -> tuple[str, int, int] | None:
         record = parse_record(entry)
     except MetadataCorrupt:
         return None  # Spark reports it. It was not written here.
-    value = next((value for name, value in reversed(record.headers or ()) if name == HEADER), None)
-    numbered = parse_number(value)
+    numbered = number_of(record)
     return None if numbered is None else (*numbered, (record.timestamp_us or 0) // 1000)

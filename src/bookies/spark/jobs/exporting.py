@@ -23,6 +23,7 @@ from msgspec import Struct
 from bookies.client.read.offloaded import content_of
 from bookies.errors import InvalidArgument, LedgerNotFound
 from bookies.protocol.ledger.offload import Content
+from bookies.protocol.log.compaction import check_not_compacted
 from bookies.protocol.log.log_model import ENVELOPE
 from bookies.spark.base import runtime
 from bookies.spark.base.plan import even_parts
@@ -125,6 +126,7 @@ async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
         raise InvalidArgument(f"{source!r} are {len(names)} logs: export one at a time, each to a directory of its own")
     [name] = names
     manifest = await client.log(name).manifest()
+    check_not_compacted(name, manifest)
     pieces, row = [], manifest.rows_truncated
     for extent in manifest.extents:
         if extent.last is None:
