@@ -140,6 +140,7 @@ ABOUT_SEVERAL_MODULES = {
     "bookie/test_many_ledgers.py",
     "bookie/test_paused.py",
     "bookie/test_slow_peers.py",
+    "client/log/test_compacting.py",
     "client/test_last_add_confirmed.py",
     "client/test_patience.py",
     "client/test_writer_modes.py",
@@ -147,11 +148,11 @@ ABOUT_SEVERAL_MODULES = {
     "metrics/test_tables.py",
     "spark/jobs/test_work.py",
     "spark/jobs/test_work_lists.py",
-    "web/test_other_clients.py",
     "storage/test_format_docs.py",
     "test_docs.py",
     "test_observe.py",
     "test_release.py",
+    "web/test_other_clients.py",
 }
 
 

@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from bookies.client.log.records.log_records import LogRecords as LogRecords
     from bookies.client.log.records.log_records import LogSets as LogSets
     from bookies.client.log.records.open_sets import SetAppend as SetAppend
+    from bookies.client.log.retaining import LogCompaction as LogCompaction
     from bookies.client.log.sequenced import Appended as Appended
     from bookies.client.log.sequenced import SequencedWriter as SequencedWriter
     from bookies.client.log.transaction import Reaped as Reaped
@@ -204,6 +205,7 @@ _LAZY = {
     "SetAppend": "bookies.client.log.records.open_sets",
     "LogSets": "bookies.client.log.records.log_records",
     "Address": "bookies.protocol.log.log_model",
+    "LogCompaction": "bookies.client.log.retaining",
     "LogRemoval": "bookies.protocol.log.retention",
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",

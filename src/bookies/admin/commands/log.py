@@ -1,4 +1,4 @@
-"""`bk log`: create, append, read, tail, truncate, cursors, retention, history, reap, show, list, delete.
+"""`bk log`: create, append, read, tail, truncate, cursors, retention, history, compact, reap, show, list, delete.
 
 A log is an ordered list of ledgers changed by compare-and-swap. `append` takes the lead and appends one entry per line
 of stdin, in the log's record format; it may be repeated. Positions are `LEDGER:ENTRY`.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bookies.client.log.records.log_records import LogEntries
     from bookies.encoding.envelope import Header, Record
     from bookies.protocol.log import Manifest, Position
-    from bookies.protocol.log.log_model import Address
+    from bookies.protocol.log.log_model import Address, Extent
     from bookies.protocol.log.records import Decoder
 
 
@@ -75,6 +75,8 @@ async def _create(client: Client, arguments: argparse.Namespace) -> Report:
         digest=arguments.digest,
         record_format=arguments.format,
         compression=arguments.compression,
+        retention=log_retention.limits_of(arguments),
+        compaction=arguments.compaction,
         exist_ok=arguments.exist_ok,
     )
     return await _described(log, arguments)
@@ -273,6 +275,8 @@ def describe(name: str, manifest: Manifest, begun: Mapping[int, int] | None = No
                 "first": extent.first,
                 "last": extent.last,
                 "bytes": extent.bytes,
+                "stored": extent.storage,
+                "kept": extent.kept,
                 "begun_ms": (begun or {}).get(extent.seq),
             }
             for extent in manifest.extents
@@ -299,13 +303,21 @@ def _parts(name: str, manifest: Manifest, begun: Mapping[int, int]) -> Iterator[
             extent.ledger_id,
             extent.first,
             "open" if extent.last is None else extent.last,
-            "-" if extent.last is None else f"{max(0, extent.last - extent.first + 1):,}",
+            _entry_count(extent),
             "-" if extent.bytes is None else size_text(extent.bytes),
             time_text(begun[extent.seq]) if extent.seq in begun else "-",
         )
         for extent in manifest.extents
     ]
     yield Table(("ledger", "first", "last", "entries", "payload", "begun"), rows, (0, 1, 2, 3, 4))
+
+
+def _entry_count(extent: Extent) -> str:
+    if extent.last is None:
+        return "-"
+    if extent.kept is not None:
+        return f"{extent.kept:,} in ledger {extent.stored}"
+    return f"{max(0, extent.last - extent.first + 1):,}"
 
 
 async def _reap(client: Client, arguments: argparse.Namespace) -> Report:
@@ -338,7 +350,7 @@ async def _truncate(client: Client, arguments: argparse.Namespace) -> Report | i
         target = manifest.find(before)
         if target is None:
             raise LogTruncated(f"position {before} is not in log {log.name}")
-        deleted = [extent.ledger_id for extent in manifest.extents[:-2] if extent.seq < target.seq]
+        deleted = [extent.storage for extent in manifest.extents[:-2] if extent.seq < target.seq]
         action = f"delete ledgers {', '.join(map(str, deleted))}" if deleted else "delete no ledger yet"
         print(f"would let log {log.name} begin at {before}, and {action}")
         return 0
@@ -462,6 +474,13 @@ VERBS = (
             choices=("raw", "envelope", "sets"),
         ),
         Option("--compression", "codec of record sets (default: none)", choices=("zstd", "lz4")),
+        *log_retention.LIMITS,
+        Option(
+            "--compaction",
+            "key: bk log compact may remove all but the last record of each key (default: it may not)",
+            default="",
+            choices=("", "key"),
+        ),
         Option("--exist-ok", "succeed if a log of that name exists", bool),
     ),
     verb(

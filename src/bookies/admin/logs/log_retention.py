@@ -1,9 +1,11 @@
-"""`bk log retention` and `bk log history`: which entries a log keeps, and what was removed."""
+"""`bk log retention`, `history` and `compact`: which entries a log keeps, and what was removed."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
 
 from bookies.admin.shared.command_line import OneOf, Option, verb
 from bookies.admin.shared.common import on_client, on_session, size_text, time_text
@@ -30,12 +32,7 @@ async def _retention(session: Session, arguments: argparse.Namespace) -> Report:
     if arguments.dry_run and not arguments.apply:
         raise UsageError("--dry-run is for --apply: a command that sets limits removes nothing")
     if is_set or arguments.off:
-        await log.set_retention(
-            age=None if arguments.age is None else seconds_of("--age", arguments.age),
-            size=None if arguments.size is None else _size(arguments.size),
-            rows=arguments.rows,
-            cursor_age=None if arguments.cursor_age is None else seconds_of("--cursor-age", arguments.cursor_age),
-        )
+        await log.set_retention(**limits_of(arguments))
     policy = await log.retention()
     decision = await log.retention_decision()
     facts = _limits(policy) | {"held_by": list(decision.held_by)}
@@ -128,7 +125,35 @@ def _table(removals: Sequence[LogRemoval]) -> Table:
     return Table(("time", "begins at", "ledgers", "entries", "payload", "limit", "passed cursors"), rows, (3, 4))
 
 
+async def _compact(client: Client, arguments: argparse.Namespace) -> Report:
+    log = client.log(arguments.log, password=arguments.password.encode())
+    age_s = seconds_of("--tombstone-age", arguments.tombstone_age)
+    result = await log.compact(tombstone_age=age_s, dry_run=arguments.dry_run)
+    action = "would remove" if arguments.dry_run else "removed"
+    text = (
+        f"{action} {result.removed:,} of {result.entries:,} entries of log {arguments.log}, "
+        f"{size_text(result.bytes_removed)} of {size_text(result.bytes)}; ledgers replaced: {len(result.ledgers)}"
+    )
+    return Report({"log": arguments.log, "dry_run": arguments.dry_run, **to_builtins(result)}, [text])
+
+
+def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the limits that options name."""
+    return {
+        "age": None if arguments.age is None else seconds_of("--age", arguments.age),
+        "size": None if arguments.size is None else _size(arguments.size),
+        "rows": arguments.rows,
+        "cursor_age": None if arguments.cursor_age is None else seconds_of("--cursor-age", arguments.cursor_age),
+    }
+
+
 _LOG = Option("log LOG", "name of the log")
+LIMITS = (
+    Option("--age DURATION", "keep entries for this time, such as 7d"),
+    Option("--size BYTES", "keep this number of payload bytes, such as 100GiB"),
+    Option("--rows COUNT", "keep this number of entries", int),
+    Option("--cursor-age DURATION", "pass a cursor that has not moved for this time (default: pass none)"),
+)
 VERBS = (
     verb(
         "log retention",
@@ -136,10 +161,7 @@ VERBS = (
         "bk log retention orders --age 7d --size 100GiB",
         on_session(_retention),
         _LOG,
-        Option("--age DURATION", "keep entries for this time, such as 7d"),
-        Option("--size BYTES", "keep this number of payload bytes, such as 100GiB"),
-        Option("--rows COUNT", "keep this number of entries", int),
-        Option("--cursor-age DURATION", "pass a cursor that has not moved for this time (default: pass none)"),
+        *LIMITS,
         OneOf(
             Option("--off", "remove all limits", bool),
             Option("--apply", "remove now what the limits allow", bool),
@@ -147,6 +169,22 @@ VERBS = (
         Option("--dry-run", "with --apply: report what would be removed", bool),
         description="Limits replace those of an earlier command. Whole ledgers are removed, the oldest first, as soon "
         "as one limit allows it; the last two ledgers always stay, and so does what a cursor has not read.",
+    ),
+    verb(
+        "log compact",
+        "keep only the last record of each key, in a log that was created with --compaction key",
+        "bk log compact accounts --dry-run",
+        on_client(_compact),
+        _LOG,
+        Option("--password", "password of the log's ledgers (default: empty)", default=""),
+        Option(
+            "--tombstone-age DURATION",
+            "time for which the last record of a key stays if it has no value (default 1d)",
+            default="1d",
+        ),
+        Option("--dry-run", "report what would be removed", bool),
+        description="Closed ledgers are written again without superseded records. Positions do not change, and readers "
+        "and leaders go on.",
     ),
     verb(
         "log history",

@@ -34,7 +34,8 @@ COMMANDS = {
     ),
     "log": (
         "bookies.admin.commands.log",
-        "unbounded logs: create, append, read, tail, truncate, cursors, retention, history, reap, show, list, delete",
+        "unbounded logs: create, append, read, tail, truncate, cursors, retention, history, compact, reap, show, list, "
+        "delete",
     ),
     "bookie": (
         "bookies.admin.commands.bookie",

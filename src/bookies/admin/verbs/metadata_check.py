@@ -205,7 +205,7 @@ async def _lists(driver: MetadataDriver, result: CheckResult) -> dict[str, list[
     for name in await driver.record_names(LOGS):
         log = name.removeprefix(LOGS)
         try:
-            lists[log] = (await LogStore(driver, log).read())[0].ledger_ids
+            lists[log] = (await LogStore(driver, log).read())[0].storages
         except RecordNotFound:
             continue  # Deleted meanwhile.
         except NotSupported as error:
@@ -221,7 +221,7 @@ async def _lists(driver: MetadataDriver, result: CheckResult) -> dict[str, list[
 async def _lost(driver: MetadataDriver, log: str, missing: list[int]) -> list[int]:
     """Return the ledgers that the log still lists and that do not exist: a truncation meanwhile is not a loss."""
     try:
-        listed = frozenset((await LogStore(driver, log).read())[0].ledger_ids)
+        listed = frozenset((await LogStore(driver, log).read())[0].storages)
     except RecordNotFound:
         return []
     lost = []

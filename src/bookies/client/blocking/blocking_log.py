@@ -231,6 +231,7 @@ class Log(Blocking[asynchronous.Log]):
     retention_decision = waits(asynchronous.Log.retention_decision)
     apply_retention = waits(asynchronous.Log.apply_retention)
     history = waits(asynchronous.Log.history)
+    compact = waits(asynchronous.Log.compact)
     consumer = opens(asynchronous.Log.consumer, LogConsumer)
     consumers = waits(asynchronous.Log.consumers)
     delete = waits(asynchronous.Log.delete)

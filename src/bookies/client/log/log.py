@@ -10,7 +10,7 @@ that. Readers need no permission and disturb no other process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from bookies.client.base import Opening
@@ -37,7 +37,7 @@ from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
 from bookies.client.log.record_writer import RecordLogWriter
 from bookies.client.log.records.open_sets import LINGER_S
-from bookies.client.log.retaining import LogRetention
+from bookies.client.log.retaining import Compactor, LogCompaction, LogRetention, policy_of
 from bookies.client.log.seeking import points_of, position_at
 from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
 from bookies.client.log.set_writer import SetLogWriter
@@ -63,9 +63,18 @@ from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.lease import LeaseQueue
-from bookies.protocol.log.log_model import ENVELOPE, RAW, RECORD_FORMATS, SETS, check_log_name, emptied, pack_manifest
+from bookies.protocol.log.log_model import (
+    COMPACT_BY_KEY,
+    ENVELOPE,
+    RAW,
+    RECORD_FORMATS,
+    SETS,
+    check_log_name,
+    emptied,
+    pack_manifest,
+)
 from bookies.protocol.log.log_times import begun_ms
-from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision
+from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision, retention_fields
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
 
@@ -74,6 +83,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOGS", "Log"]
 WRITERS: dict[str, type[LogWriter]] = {RAW: LogWriter, ENVELOPE: RecordLogWriter, SETS: SetLogWriter}
+TOMBSTONE_S = 86_400.0  # seconds that the last record of a key stays if it has no value
 
 
 class Log:
@@ -100,6 +110,8 @@ class Log:
         digest: str | DigestType = "crc32c",
         record_format: str = RAW,
         compression: str | None = None,
+        retention: Mapping[str, float | None] | None = None,
+        compaction: str = "",
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> None:
@@ -107,7 +119,8 @@ class Log:
 
         `record_format`: the content of an entry: "raw", the value itself, "envelope", a record with key, headers and
         timestamp, or "sets", many such records. Every writer keeps to it. `compression`: of record sets: "zstd" or
-        "lz4". `exist_ok`: accept a log that exists, with any numbers. `timeout`: seconds.
+        "lz4". `retention`: limits under the names that `set_retention` has. `compaction`: "key" allows `compact`, for
+        envelopes; "" does not. `exist_ok`: accept a log that exists, with any numbers. `timeout`: seconds.
 
         Raises `LogExists`, `InvalidArgument`, `ConfigError` (the library of the compression is missing).
         """
@@ -118,8 +131,22 @@ class Log:
             raise InvalidArgument(f"record_format={record_format!r}: expected one of {', '.join(RECORD_FORMATS)}")
         if codec_of(compression) and record_format != SETS:
             raise InvalidArgument(f'compression={compression!r}: needs record_format="{SETS}"')
-        digest = digest_type_of(digest)
-        new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest, record_format, compression)
+        if compaction not in ("", COMPACT_BY_KEY):
+            raise InvalidArgument(f'compaction={compaction!r}: expected "{COMPACT_BY_KEY}" or ""')
+        if compaction and record_format != ENVELOPE:
+            raise InvalidArgument(f'compaction by key is for records with keys: give record_format="{ENVELOPE}" too')
+        new = Manifest(
+            token,
+            now_ms,
+            ensemble,
+            write_quorum,
+            ack_quorum,
+            digest_type_of(digest),
+            record_format,
+            compression,
+            retention=retention_fields(policy_of(**retention or {})),
+            compaction=compaction,
+        )
 
         async def make() -> None:
             try:
@@ -354,12 +381,7 @@ class Log:
         that any limit allows to go is removed. `cursor_age`: seconds after which a cursor that has not moved keeps
         nothing. `timeout`: seconds. Raises `InvalidArgument`, `LogNotFound`.
         """
-        policy = Retention(
-            age_ms=milliseconds("age", age),
-            size=None if size is None else whole_number("size", size, None),
-            rows=None if rows is None else whole_number("rows", rows, None),
-            cursor_age_ms=milliseconds("cursor_age", cursor_age),
-        )
+        policy = policy_of(age=age, size=size, rows=rows, cursor_age=cursor_age)
         async with TimeLimit(timeout, f"set the retention of log {self.name}"):
             await (await self._retention()).set_policy(policy)
 
@@ -382,6 +404,20 @@ class Log:
         """Return the last 100 removals of retention, the oldest first. Raises `LogNotFound`."""
         async with TimeLimit(timeout, f"read the history of log {self.name}"):
             return await (await self._retention()).history()
+
+    async def compact(
+        self, *, tombstone_age: float = TOMBSTONE_S, dry_run: bool = False, timeout: float | None = None
+    ) -> LogCompaction:
+        """Keep only the last record of each key, in the closed ledgers of the log. Positions do not change.
+
+        Records without a key stay. A last record without a value, a tombstone, stays until its ledger has ended
+        `tombstone_age` seconds ago. `dry_run`: change nothing. `timeout`: seconds. It may be repeated and interrupted
+        at any time. Raises `InvalidArgument` (the log was created without `compaction="key"`), `LogInUse` (another
+        process compacts it), `LogTruncated`, `LogNotFound`, and the errors of reading and appending.
+        """
+        tombstone_ms, is_dry = milliseconds("tombstone_age", tombstone_age), switch("dry_run", dry_run)
+        async with TimeLimit(timeout, f"compact log {self.name}"):
+            return await Compactor(await self._parts(), self._driver, tombstone_ms or 0).run(is_dry=is_dry)
 
     async def _retention(self) -> LogRetention:
         return LogRetention(await self._parts(), self._driver)

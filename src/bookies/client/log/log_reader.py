@@ -21,6 +21,7 @@ from bookies.client.base.iteration import Batches
 from bookies.client.log.log_operations import LogContext, Patience
 from bookies.client.log.records.log_records import LogEntries
 from bookies.client.read import LedgerReader
+from bookies.client.read.kept_entries import extent_batches
 from bookies.errors import BookKeeperError, LedgerClosed, LedgerNotFound, LogNotFound, LogTruncated
 from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.log import Manifest, Position
@@ -150,11 +151,14 @@ class _LogSource:
             if self._is_complete and not await self._go_on():
                 return None
             assert self._extent is not None
-            if self._batches is None:
-                await self._checked(self._open_extent(self._extent))
-            assert self._batches is not None
             try:
+                if self._batches is None:
+                    await self._checked(self._open_extent(self._extent))
+                assert self._batches is not None
                 batch = await self._checked(anext(self._batches, None))
+            except _Compacted as compacted:
+                self._extent = compacted.extent  # The same positions, in another ledger.
+                continue
             except BookKeeperError as error:
                 if not self._is_tail:
                     raise
@@ -244,8 +248,8 @@ class _LogSource:
     async def _open_extent(self, extent: Extent) -> None:
         """Open the extent at the next position."""
         assert self._next is not None
-        if self._ledger is None or self._ledger.ledger_id != extent.ledger_id:
-            await self._open_ledger(extent.ledger_id)
+        if self._ledger is None or self._ledger.ledger_id != extent.storage:
+            await self._open_ledger(extent.storage)
         ledger, first = self._ledger, self._next.entry_id
         assert ledger is not None
         last = extent.last
@@ -258,7 +262,7 @@ class _LogSource:
         if last is None:
             self._batches = ledger.tail(first).batches()
         else:
-            self._batches = ledger.read_batches(first, last) if first <= last else Batches(_Nothing())
+            self._batches = await extent_batches(ledger, extent, first, last)
 
     async def stop(self) -> None:
         """End the iteration with an error that the reader is closed."""
@@ -292,7 +296,7 @@ class _LogSource:
         return await self._refreshed()
 
     async def _checked(self, reading: Awaitable[T]) -> T:
-        """Return the result of reading from a ledger that may have been truncated meanwhile."""
+        """Return the result of reading from a ledger that may have been truncated or compacted meanwhile."""
         try:
             return await reading
         except (LedgerNotFound, *NEGATIVE):
@@ -302,6 +306,8 @@ class _LogSource:
             listed = [extent for extent in manifest.extents if extent.seq == self._extent.seq]
             if not listed or (self._next is not None and self._next.entry_id < listed[0].first):
                 raise self._truncated(manifest) from None
+            if listed[0].storage != self._extent.storage:
+                raise _Compacted(listed[0]) from None
             raise
 
     async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -321,11 +327,12 @@ class _LogSource:
         return LogTruncated(f"log {self._reader.name} {_start(manifest)}: what was to be read next is before it")
 
 
-class _Nothing:
-    """Result "no batch"."""
+class _Compacted(Exception):
+    """The extent that is being read has another ledger."""
 
-    async def next_batch(self) -> EntryBatch | None:
-        return None
+    def __init__(self, extent: Extent) -> None:
+        super().__init__()
+        self.extent = extent
 
 
 def _start(manifest: Manifest) -> str:

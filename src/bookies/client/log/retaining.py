@@ -1,25 +1,55 @@
-"""Retention of one log, applied: the policy in its record, the removals, and their history.
+"""Retention and compaction of one log, carried out.
 
-A removal is one transaction: the swap of the list, the check of the cursors, and the row of the history. So each
-removal is in the history, and a consumer that moves its cursor meanwhile is never overtaken. See
+A removal of retention is one transaction: the swap of the list, the check of the cursors, and the row of the history.
+So each removal is in the history, and a consumer that moves its cursor meanwhile is never overtaken. See
 `protocol/log/retention.py`.
+
+A compaction scans, rewrites and swaps. The new ledgers of at most `SWAP_EXTENTS` extents are written
+and sealed before one swap lists them. A compaction that stops in between leaves up to that number of ledgers, which
+`Log.reap` deletes after a day. The replaced ledgers are deleted as those of a truncation. Two compactions at a time do
+no harm: the first swap of an extent counts. See `protocol/log/compaction.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from bookies.client.base.arguments import milliseconds, whole_number
+from bookies.client.base.iteration import Batches
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.log.cursor_store import HISTORY
-from bookies.client.log.log_operations import LogContext, sweep
+from bookies.client.log.log_operations import LogContext, discard, sweep
 from bookies.client.log.seeking import points_of
-from bookies.errors import CursorBehind, LogTruncated, RecordNotFound
+from bookies.client.read.kept_entries import extent_batches
+from bookies.errors import (
+    BookKeeperError,
+    CursorBehind,
+    InvalidArgument,
+    LedgerNotFound,
+    LogInUse,
+    LogTruncated,
+    RecordNotFound,
+)
 from bookies.metadata.interface import MetadataDriver
-from bookies.metadata.interface.driver import RecordWrite, Step
+from bookies.metadata.interface.driver import LedgerAt, RecordWrite, Step
 from bookies.protocol.log import Manifest
-from bookies.protocol.log.log_model import truncated
+from bookies.protocol.log.compaction import (
+    KEYS_MAX,
+    KeyScan,
+    Rewritten,
+    check_compaction,
+    compactable,
+    compacted,
+    expired_ordinal,
+    ordinals,
+)
+from bookies.protocol.log.kept import pack_kept
+from bookies.protocol.log.log_model import Extent, truncated
 from bookies.protocol.log.log_times import ended_ms
 from bookies.protocol.log.retention import (
     LEDGERS_MAX,
@@ -32,6 +62,24 @@ from bookies.protocol.log.retention import (
     retention_fields,
     retention_of,
 )
+from bookies.protocol.log.transaction import Origin, labels_of
+
+SWAP_EXTENTS = 32  # whose new ledgers wait for one swap
+APP = "bk-compaction"  # application in the labels of new ledgers
+
+
+def policy_of(**limits: float | None) -> Retention:
+    """Return the policy with the limits that `Log.set_retention` documents. Raises `InvalidArgument`."""
+    known = ("age", "size", "rows", "cursor_age")
+    if unknown := [name for name in limits if name not in known]:
+        raise InvalidArgument(f"retention: no limit {unknown[0]!r}; expected {', '.join(known)}")
+    size, rows = limits.get("size"), limits.get("rows")
+    return Retention(
+        age_ms=milliseconds("age", limits.get("age")),
+        size=None if size is None else whole_number("size", size, None),
+        rows=None if rows is None else whole_number("rows", rows, None),
+        cursor_age_ms=milliseconds("cursor_age", limits.get("cursor_age")),
+    )
 
 
 class LogRetention:
@@ -130,9 +178,160 @@ class LogRetention:
             if extent.seq not in ends and index + 2 < len(manifest.extents):
                 # A leader creates the next but one ledger after the end of this one.
                 later = manifest.extents[index + 2]
+                if later.stored is not None:
+                    continue  # Its first ledger is deleted, with the time of its creation.
                 created_ms = (await self._parts.client.metadata(later.ledger_id)).ctime_ms
                 if created_ms is not None and later.txn is None:
                     ends[extent.seq] = created_ms
             if ends.get(extent.seq, now_ms) >= now_ms - min(ages):
                 break  # The others are younger.
         return ends
+
+
+# -- compaction -------------------------------------------------------------------------------------------------------
+
+
+class LogCompaction(Struct, frozen=True):
+    """Result of a compaction. `entries`, `bytes`: scanned; `removed`, `bytes_removed`: those that went, or would go.
+
+    `ledgers`: replaced ledgers. `passes`: how often the log was read to find them.
+    """
+
+    entries: int
+    bytes: int
+    removed: int
+    bytes_removed: int
+    ledgers: tuple[int, ...]
+    passes: int
+
+
+class Compactor:
+    """One compaction of a log. `tombstone_ms`: time for which the last record of a key stays if it has no value."""
+
+    def __init__(
+        self, parts: LogContext, driver: MetadataDriver, tombstone_ms: int, *, keys_max: int = KEYS_MAX
+    ) -> None:
+        self._parts = parts
+        self._driver = driver
+        self._tombstone_ms = tombstone_ms
+        self._keys_max = keys_max
+
+    async def run(self, *, is_dry: bool = False) -> LogCompaction:
+        """Compact the log. Raises `InvalidArgument`, `LogFenced`, `LogTruncated`, and the errors of reading."""
+        manifest = self._parts.records.current
+        check_compaction(self._parts.records.name, manifest)
+        extents = compactable(manifest)
+        starts = ordinals(extents)
+        now_ms = self._parts.runtime.clock.wall_ms()
+        ends = ended_ms(manifest, await points_of(self._parts))
+        scan = KeyScan(starts[-1], expired_ordinal(extents, starts, ends, now_ms - self._tombstone_ms), self._keys_max)
+        try:
+            entries, size = await self._scan(scan, extents, starts)
+            changed = [extent for extent in extents if any(_flags(scan, extent, starts))]
+            replaced: list[int] = []
+            if is_dry:
+                replaced = [extent.storage for extent in changed]
+            else:
+                for at in range(0, len(changed), SWAP_EXTENTS):
+                    replaced += await self._rewrite(scan, changed[at : at + SWAP_EXTENTS], starts)
+        except LedgerNotFound as error:
+            if (await self._parts.records.refresh()).storages == manifest.storages:
+                raise
+            raise LogTruncated(
+                f"log {self._parts.records.name} was truncated or compacted meanwhile: the part that was swapped "
+                "before is compacted; repeat the compaction for the rest"
+            ) from error
+        return LogCompaction(entries, size, scan.entries_removed, scan.bytes_removed, tuple(replaced), scan.passes)
+
+    async def _scan(self, scan: KeyScan, extents: Sequence[Extent], starts: Mapping[int, int]) -> tuple[int, int]:
+        """Mark the entries that go; return how many there are, and their bytes."""
+        entries = size = 0
+        while scan.begin():
+            for extent in extents:
+                shift = starts[extent.seq] - extent.first
+                async with self._opened(extent) as batches:
+                    async for batch in batches:
+                        payloads = batch.payloads()
+                        for entry_id, entry in zip(batch.entry_ids, payloads, strict=True):
+                            scan.add(shift + entry_id, entry)
+                        if scan.passes == 1:
+                            entries, size = entries + len(payloads), size + sum(map(len, payloads))
+            scan.end()
+        scan.finish()
+        return entries, size
+
+    @asynccontextmanager
+    async def _opened(self, extent: Extent) -> AsyncIterator[Batches]:
+        assert extent.last is not None
+        async with self._parts.client.open(extent.storage, password=self._parts.password) as ledger:
+            yield await extent_batches(ledger, extent, extent.first, extent.last)
+
+    # -- rewriting -----------------------------------------------------------------------------------------------
+    async def _rewrite(self, scan: KeyScan, extents: Sequence[Extent], starts: Mapping[int, int]) -> list[int]:
+        """Write the ledgers of these extents, and swap them in; return the ledgers that they replace."""
+        rewritten = [await self._written(extent, _flags(scan, extent, starts)) for extent in extents]
+        swapped = await self._swap(rewritten)  # If it fails, `Log.reap` finds the new ledgers that are not listed.
+        unlisted = [change for change in rewritten if change.ledger_id not in swapped.storages]
+        for change in unlisted:
+            with contextlib.suppress(BookKeeperError):
+                await self._parts.client.delete(change.ledger_id)
+        await sweep(self._parts)
+        listed = {extent.seq for extent in swapped.extents}
+        if any(change.basis.seq in listed for change in unlisted):
+            raise LogInUse(
+                f"log {self._parts.records.name} was compacted by another process, or held, meanwhile: this one has "
+                "stopped before that part; repeat it"
+            )
+        return [change.basis.storage for change in rewritten if change not in unlisted]
+
+    async def _written(self, extent: Extent, goes: Sequence[int]) -> Rewritten:
+        """Write and close the ledger of what stays of an extent."""
+        name, like = self._parts.records.name, self._parts.records.current
+        now_ms = self._parts.runtime.clock.wall_ms()
+        attempt = f"{self._parts.runtime.random.getrandbits(64):016x}"
+        writer = await self._parts.client.create(
+            ensemble=like.ensemble,
+            write_quorum=like.write_quorum,
+            ack_quorum=like.ack_quorum,
+            digest=like.digest,
+            password=self._parts.password,
+            labels=labels_of(Origin(APP, now_ms, "", extent.seq, attempt), name, like.token, now_ms),
+        )
+        ids: list[int] = []
+        size = 0
+        try:
+            async with self._opened(extent) as batches:
+                async for batch in batches:
+                    rows = zip(batch.entry_ids, batch.payloads(), strict=True)
+                    kept = [(entry_id, entry) for entry_id, entry in rows if not goes[entry_id - extent.first]]
+                    if kept:
+                        await writer.append_many([entry for _, entry in kept])
+                        ids += [entry_id for entry_id, _ in kept]
+                        size += sum(len(entry) for _, entry in kept)
+            for record in pack_kept(ids):
+                await writer.append(record)
+            await writer.seal()
+        except BaseException:
+            await discard(self._parts, writer)
+            raise
+        return Rewritten(extent, writer.ledger_id, len(ids), size)
+
+    async def _swap(self, rewritten: Sequence[Rewritten]) -> Manifest:
+        """Replace the ledgers of extents in the list, as long as the new ones exist and are closed."""
+
+        async def conditions(current: Manifest) -> list[LedgerAt]:
+            steps = []
+            for change in rewritten:
+                # It was closed here. A server of the store that lags behind has another version, and the swap repeats.
+                record = await self._driver.read_ledger(change.ledger_id)
+                steps.append(LedgerAt(change.ledger_id, record.version))
+            return steps
+
+        return await self._parts.records.update(lambda current: compacted(current, rewritten), conditions)
+
+
+def _flags(scan: KeyScan, extent: Extent, starts: Mapping[int, int]) -> Sequence[int]:
+    """Return a flag for each entry of an extent: 1, it goes."""
+    assert extent.last is not None
+    start = starts[extent.seq]
+    return scan.goes(start, start + max(0, extent.last - extent.first + 1))

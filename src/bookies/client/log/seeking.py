@@ -113,6 +113,8 @@ class _Search:
         """Return when an extent began; None: the store has no times."""
         if extent.committed_ms is not None:
             return extent.committed_ms  # Its ledger may be older than the one before it.
+        if extent.stored is not None:
+            return None  # Its first ledger is deleted.
         return (await self._parts.client.metadata(extent.ledger_id)).ctime_ms
 
 

@@ -42,8 +42,8 @@ from bookies.protocol.log.sequences import (
     Run,
     Sequences,
     check_writer,
+    number_of,
     pack_number,
-    parse_number,
     parse_sequences,
 )
 
@@ -313,6 +313,5 @@ def _numbered(number: int, record: Record, writer: str, now_ms: int) -> Record:
 
 def _number_of(record: LogRecord) -> tuple[str, int, int] | None:
     """Return the writer, number and time (ms; 0: none) of a record; None if it is not numbered."""
-    value = next((value for name, value in reversed(record.headers or ()) if name == HEADER), None)
-    numbered = parse_number(value)
+    numbered = number_of(record)
     return None if numbered is None else (*numbered, (record.timestamp_us or 0) // 1000)

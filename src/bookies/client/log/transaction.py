@@ -338,7 +338,7 @@ async def _delete_batch(parts: TransactionContext, log: str, ledger_ids: Sequenc
     while True:
         try:
             state = await read_log(store)
-            listed = () if state.manifest is None else (*state.manifest.ledger_ids, *state.manifest.deleting)
+            listed = () if state.manifest is None else (*state.manifest.storages, *state.manifest.deleting)
             unlisted = [ledger_id for ledger_id in ledger_ids if ledger_id not in listed]
             records = await read_ledgers(parts.driver, unlisted)
             existing = {ledger_id: record.version for ledger_id, record in records.items() if record is not None}
@@ -414,7 +414,7 @@ async def _reap_one(parts: TransactionContext, log: str, ledger_id: int) -> str:
     except BookKeeperError as error:
         return f"{type(error).__name__}: {error}"
     state = await read_log(LogStore(parts.driver, log))
-    return "listed" if state.manifest is not None and ledger_id in state.manifest.ledger_ids else "deleted"
+    return "listed" if state.manifest is not None and ledger_id in state.manifest.storages else "deleted"
 
 
 __all__ = ["OnOpenTail", "TransactionContext", "Reaped", "abort", "commit", "read_head", "read_ledgers", "reap"]

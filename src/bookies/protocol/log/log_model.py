@@ -15,6 +15,8 @@ facts: a ledger has one writer, which can be fenced, and the list has one next v
 * Truncation. First a swap removes extents from the list and adds their ledgers to `deleting`; then the ledgers are
   deleted; then `deleting` is cleared. A crash in between leaves the pending deletions on record, and a list never names
   a deleted ledger. A listed ledger that is missing was lost; one that is not listed was truncated.
+* Compaction (`protocol/log/compaction.py`). One swap names other ledgers as the storage of closed extents, and adds the
+  ledgers that they replace to `deleting`. Positions do not change.
 
 Every change here is a function from the list that was read to the list to write, or None when the change has been made
 already. So a swap whose reply was lost needs no special case. The caller reads again: its own ledger is in the list, or
@@ -42,7 +44,9 @@ from bookies.model import NAME_CHARACTERS, DigestType
 
 FORMAT = 1  # of a record that is the whole list
 FORMAT_SEGMENTED = 2  # of one whose older extents are in records of their own
-FORMAT_SETS = 3  # of a log of record sets: older versions would read them as values
+# A log that an earlier version would misread: of record sets, or whose extents may be stored in other ledgers.
+FORMAT_GUARDED = 3
+COMPACT_BY_KEY = "key"
 # An entry is the bare value, a record with key, headers and time, or a set of such records.
 RAW, ENVELOPE, SETS = "raw", "envelope", "sets"
 RECORD_FORMATS = (RAW, ENVELOPE, SETS)
@@ -128,6 +132,8 @@ class Extent(Struct, frozen=True):
     rows, bytes: entries and payload when it was closed.
     txn: the transaction that appended it.
     committed_ms: wall time of its commit.
+    stored: the ledger that holds what a compaction has left of it; None: its own. Positions have `ledger_id`.
+    kept: entries in that ledger, which are followed by their ids: see `protocol/log/kept.py`.
     extra: fields that this version does not know.
     """
 
@@ -139,7 +145,14 @@ class Extent(Struct, frozen=True):
     bytes: int | None = None
     txn: str | None = None
     committed_ms: int | None = None
+    stored: int | None = None
+    kept: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def storage(self) -> int:
+        """Return the ledger that holds its entries."""
+        return self.ledger_id if self.stored is None else self.stored
 
     @property
     def end(self) -> LedgerEnd | None:
@@ -182,6 +195,7 @@ class Manifest(Struct, frozen=True):
     segments: where the older extents are stored, as it was read.
     txns: application -> its last transaction, see `protocol/log/transaction.py`.
     retention: which entries may be removed, see `protocol/log/retention.py`.
+    compaction: how the log may be compacted, `COMPACT_BY_KEY` or "".
     """
 
     token: str
@@ -201,11 +215,18 @@ class Manifest(Struct, frozen=True):
     segments: tuple[Segment, ...] = ()
     txns: Mapping[str, Any] = field(default_factory=dict)
     retention: Mapping[str, Any] = field(default_factory=dict)
+    compaction: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ledger_ids(self) -> list[int]:
+        """Return the ledgers that positions name."""
         return [extent.ledger_id for extent in self.extents]
+
+    @property
+    def storages(self) -> list[int]:
+        """Return the ledgers that hold the entries."""
+        return [extent.storage for extent in self.extents]
 
     @property
     def held(self) -> str:
@@ -322,7 +343,7 @@ def truncated(
             first = max(extent.first, closed.last + 1)
             rows += first - extent.first
             if index < len(manifest.extents) - OPEN_MAX:
-                dropped.append(extent.ledger_id)
+                dropped.append(extent.storage)
             else:
                 kept.append(replace(closed, first=first))
         elif extent.seq == target.seq:
@@ -331,7 +352,7 @@ def truncated(
             kept.append(replace(extent, first=first))
         else:
             kept.append(extent)
-    listed = [extent.ledger_id for extent in kept]
+    listed = [extent.storage for extent in kept]
     removed = [ledger_id for ledger_id in dict.fromkeys(dropped) if ledger_id not in listed]
     changed = replace(manifest, extents=tuple(kept), deleting=(*manifest.deleting, *removed), rows_truncated=rows)
     return None if changed == manifest else changed
@@ -372,7 +393,7 @@ def appended(
     return replace(
         closed,
         extents=(*closed.extents[len(replaced) :], *extents),
-        deleting=(*manifest.deleting, *dict.fromkeys(extent.ledger_id for extent in replaced)),
+        deleting=(*manifest.deleting, *dict.fromkeys(extent.storage for extent in replaced)),
         rows_truncated=manifest.rows_truncated + sum(map(_rows_left, replaced)),
         next_seq=manifest.next_seq + len(extents),
         epoch=manifest.epoch + 1 if is_over else manifest.epoch,
@@ -395,7 +416,7 @@ def emptied(manifest: Manifest) -> Manifest | None:
     """Return the last list of a log: all its ledgers are to be deleted, and it has no leader; None: it is so."""
     if manifest.is_deleting:
         return None
-    deleting = dict.fromkeys((*manifest.deleting, *manifest.ledger_ids))
+    deleting = dict.fromkeys((*manifest.deleting, *manifest.storages))
     return replace(manifest, extents=(), deleting=tuple(deleting), is_deleting=True, epoch=manifest.epoch + 1)
 
 
@@ -440,7 +461,7 @@ def illegality(before: Manifest | None, after: Manifest | None) -> str:
     if any(one.seq >= two.seq for one, two in pairwise(after.extents)):
         return "extents out of order"
     if after.is_deleting:
-        missing = [ledger_id for ledger_id in before.ledger_ids if ledger_id not in after.deleting]
+        missing = [ledger_id for ledger_id in before.storages if ledger_id not in after.deleting]
         return f"forgot to delete {missing}" if missing else ""
     return _list_illegality(before, after)
 
@@ -457,12 +478,16 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
     kept_count_min = 0 if is_replaced else min(OPEN_MAX, len(before.extents))
     if len(stays) < kept_count_min or (not is_replaced and any(extent.last is None for extent in removed)):
         return "a ledger that may be open was removed"
-    if any(extent.ledger_id not in (*after.deleting, *after.ledger_ids) for extent in removed):
+    if any(extent.storage not in (*after.deleting, *after.storages) for extent in removed):
         return "a ledger was removed and nothing says that it has to be deleted"
     for old in stays:
         new = kept[old.seq]
         if new.ledger_id != old.ledger_id or new.first < old.first or old.last not in (None, new.last):
             return f"extent {old.seq} was changed"
+        if new.storage != old.storage and (old.last is None or new.kept is None or not before.compaction):
+            return f"extent {old.seq} was compacted, which is not allowed"
+        if old.storage not in (*after.deleting, *after.storages):
+            return f"extent {old.seq} was compacted, and nothing says that ledger {old.storage} has to be deleted"
     added = [extent for extent in after.extents if extent.seq >= before.next_seq]
     if len(added) + len(stays) != len(after.extents):
         return "an extent came back"
@@ -500,7 +525,7 @@ def check_log_name(name: str, noun: str = "log") -> str:
 
 
 _EXTENT_FIELDS = {"seq": "seq", "ledger": "ledger_id", "first": "first", "last": "last", "at": "committed_ms"} | {
-    name: name for name in ("rows", "bytes", "txn")
+    name: name for name in ("rows", "bytes", "txn", "stored", "kept")
 }
 _FIELDS = frozenset(
     (
@@ -522,14 +547,21 @@ _FIELDS = frozenset(
         "rows_truncated",
         "segments",
         "retention",
+        "compaction",
     )
 )
+
+
+def _format_of(manifest: Manifest) -> int:
+    if manifest.record_format == SETS or manifest.compaction:
+        return FORMAT_GUARDED
+    return FORMAT_SEGMENTED if manifest.segments else FORMAT
 
 
 def pack_manifest(manifest: Manifest) -> bytes:
     """Return the stored record: JSON, one line. `manifest.extents`: those that are in no segment."""
     content: dict[str, Any] = {
-        "format": FORMAT_SETS if manifest.record_format == SETS else FORMAT_SEGMENTED if manifest.segments else FORMAT,
+        "format": _format_of(manifest),
         "token": manifest.token,
         "created_ms": manifest.created_ms,
         "ensemble": manifest.ensemble,
@@ -553,6 +585,8 @@ def pack_manifest(manifest: Manifest) -> bytes:
         content["rows_truncated"] = manifest.rows_truncated
     if manifest.retention:
         content["retention"] = dict(manifest.retention)
+    if manifest.compaction:
+        content["compaction"] = manifest.compaction
     return json.dumps(content | dict(manifest.extra), separators=(",", ":")).encode()
 
 
@@ -563,9 +597,9 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
     """
     try:
         content = parse_json(data)
-        if content["format"] > FORMAT_SETS:
+        if content["format"] > FORMAT_GUARDED:
             raise NotSupported(
-                f"log {name} has format {content['format']}; this version of bookies reads up to {FORMAT_SETS}"
+                f"log {name} has format {content['format']}; this version of bookies reads up to {FORMAT_GUARDED}"
             )
         return Manifest(
             token=str(content["token"]),
@@ -585,6 +619,7 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             rows_truncated=int(content.get("rows_truncated", 0)),
             txns=dict(content["txns"]),
             retention=dict(content.get("retention", {})),
+            compaction=str(content.get("compaction", "")),
             extra={key: value for key, value in content.items() if key not in _FIELDS},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -43,17 +43,23 @@ def copied(
         raise LogExists("the target has a log of this name that is no copy of it: delete or rename one of them")
     if target is not None and target.extra.get(CUT_OVER):
         return None
+    # A position names the first copy of its extent, also after a compaction.
+    names = {extent.seq: extent.ledger_id for extent in target.extents} if target is not None else {}
     extents = []
     for extent in source.extents:
-        if extent.last is None or extent.ledger_id not in ids:
+        if extent.last is None or extent.storage not in ids:
             break
-        extents.append(replace(extent, ledger_id=ids[extent.ledger_id]))
+        own = ids[extent.storage]
+        if extent.stored is None:
+            extents.append(replace(extent, ledger_id=own))
+        else:
+            extents.append(replace(extent, ledger_id=names.get(extent.seq, own), stored=own))
     is_complete = is_cut_over and len(extents) == len(source.extents) and bool(source.held)
     extra = {name: value for name, value in source.extra.items() if name not in (HELD, FROM, CUT_OVER)} | {FROM: origin}
     extra |= {CUT_OVER: True} if is_complete else {HELD: f"it is being migrated from {origin}"}
     # Ledgers that the source has truncated since the last copy are deleted in the target too.
-    listed = [extent.ledger_id for extent in extents]
-    before = (*target.deleting, *target.ledger_ids) if target is not None else ()
+    listed = [extent.storage for extent in extents]
+    before = (*target.deleting, *target.storages) if target is not None else ()
     deleting = dict.fromkeys(ledger_id for ledger_id in before if ledger_id not in listed)
     copy = replace(
         source,
@@ -71,22 +77,22 @@ def _kept_segments(extents: tuple[Extent, ...], target: Manifest | None) -> tupl
     """Return the segments of the target's list if their contents still hold; the source's are in the other store."""
     if target is None or not target.segments:
         return ()
-    now = {extent.seq: extent.ledger_id for extent in extents}
-    is_same = all(now.get(extent.seq, extent.ledger_id) == extent.ledger_id for extent in target.extents)
+    now = {extent.seq: extent.storage for extent in extents}
+    is_same = all(now.get(extent.seq, extent.storage) == extent.storage for extent in target.extents)
     return target.segments if is_same else ()
 
 
 def at_once(source: Manifest, target: Manifest, ids: Mapping[int, int]) -> dict[int, int]:
     """Return the part of `ids` that one swap of the list may add: from the source's first extent on, without a gap."""
-    listed = {*target.ledger_ids}
+    listed = {*target.storages}
     part: dict[int, int] = {}
     new = 0
     for extent in source.extents:
-        copy = ids.get(extent.ledger_id)
+        copy = ids.get(extent.storage)
         new += copy is not None and copy not in listed
         if copy is None or new > SWAP_MAX:
             break
-        part[extent.ledger_id] = copy
+        part[extent.storage] = copy
     return part
 
 

@@ -116,7 +116,7 @@ def decide(
         now_ms,
         Position(first.ledger_id, first.first),
         tuple(reason for reason, number in wanted.items() if number),
-        tuple(extent.ledger_id for extent in gone),
+        tuple(extent.storage for extent in gone),
         sum(map(_rows, gone)),
         sum(extent.bytes or 0 for extent in gone),
         tuple(sorted(cursor.name for cursor in stale if needed[cursor.name] < count)),
@@ -179,6 +179,8 @@ def _is_stale(
 
 
 def _rows(extent: Extent) -> int:
+    if extent.kept is not None:
+        return extent.kept
     return 0 if extent.last is None else max(0, extent.last - extent.first + 1)
 
 

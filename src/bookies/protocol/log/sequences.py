@@ -25,9 +25,11 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 
 from bookies.encoding.documents import parse_json
+from bookies.encoding.envelope import Record
 from bookies.errors import InvalidArgument, MetadataCorrupt, NotSupported, SequenceGap
 from bookies.model import NAME_CHARACTERS
 from bookies.protocol.log.log_model import Position
+from bookies.protocol.log.records import LogRecord
 
 FORMAT = 1
 HEADER = "bk-sequence"  # of a numbered entry's record: WRITER:NUMBER
@@ -84,6 +86,11 @@ def parse_number(value: bytes | None) -> tuple[str, int] | None:
     if not name or not NAME_CHARACTERS.issuperset(name) or not (digits.isascii() and digits.isdigit()):
         return None
     return name, int(digits)
+
+
+def number_of(record: Record | LogRecord) -> tuple[str, int] | None:
+    """Return the writer and number of a record; None: it is not numbered."""
+    return parse_number(next((value for name, value in reversed(record.headers or ()) if name == HEADER), None))
 
 
 class Sequences:

@@ -134,7 +134,7 @@ def _knows(manifest: Manifest, txn: Transaction, written: tuple[Written, ...]) -
 
 def unlisted(manifest: Manifest, written: tuple[Written, ...]) -> list[int]:
     """Return the ledgers that a list names neither as its own nor as still to be deleted."""
-    listed = {*manifest.ledger_ids, *manifest.deleting}
+    listed = {*manifest.ledger_ids, *manifest.storages, *manifest.deleting}
     return [ledger.ledger_id for ledger in written if ledger.ledger_id not in listed]
 
 
@@ -212,7 +212,7 @@ def fate(
     `orphan_grace_ms`. A copy from another cluster belongs to no transaction, despite its labels. A migration may list
     it at any later time, or an operator copied that ledger alone; so it is never garbage, and an operator decides.
     """
-    if manifest is not None and metadata.ledger_id in (*manifest.ledger_ids, *manifest.deleting):
+    if manifest is not None and metadata.ledger_id in (*manifest.storages, *manifest.deleting):
         return Fate.LISTED
     if MIGRATED_FROM in metadata.custom_metadata:
         return Fate.MIGRATED

@@ -23,6 +23,7 @@ from msgspec import Struct
 from bookies.client.read.offloaded import content_of
 from bookies.errors import InvalidArgument, LedgerNotFound
 from bookies.protocol.ledger.offload import Content
+from bookies.protocol.log.compaction import check_not_compacted
 from bookies.protocol.log.log_model import ENVELOPE, SETS
 from bookies.spark.base import runtime
 from bookies.spark.base.plan import even_parts
@@ -129,6 +130,7 @@ async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
         raise InvalidArgument(
             f"log {name} has record sets, which no export can hold: read it with Spark, and write files"
         )
+    check_not_compacted(name, manifest)
     pieces, row = [], manifest.rows_truncated
     for extent in manifest.extents:
         if extent.last is None:

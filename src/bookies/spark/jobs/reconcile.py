@@ -178,9 +178,9 @@ async def _check_log(tools: Tools, name: str, ledger_id: int) -> Outcome:
         manifest = await tools.client.log(name).manifest()
     except LogNotFound:
         return Outcome(common.GONE, {})
-    if ledger_id not in manifest.ledger_ids or await _exists(tools, ledger_id):
+    if ledger_id not in manifest.storages or await _exists(tools, ledger_id):
         return Outcome(common.DONE, {})
-    position = manifest.ledger_ids.index(ledger_id)
+    position = manifest.storages.index(ledger_id)
     explanation = f"extent {position + 1} of {len(manifest.extents)}; readers of the log fail there"
     rows = manifest.extents[position].rows or 0
     return Outcome(common.DONE, {"found": [(MISSING_LEDGER, ledger_id, name, "", rows, explanation)]})

@@ -19,6 +19,7 @@ from bookies.client.read.offloaded import OffloadedFiles
 from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, TRUNCATED
 from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
 from bookies.protocol.ledger.offload import offload_of
+from bookies.protocol.log.compaction import check_not_compacted
 from bookies.protocol.log.log_model import ENVELOPE, SETS
 from bookies.spark.base import envelope, plan, runtime, selection
 from bookies.spark.base.extents import Extents, Piece
@@ -98,6 +99,7 @@ class LogCatalog:
         if self._namespace is not None:
             return await self._segments_of(self._namespace, name)
         manifest = await self._manifest(name)
+        check_not_compacted(name, manifest)
         pieces: list[Piece] = []
         row = manifest.rows_truncated
         for extent in manifest.extents:

@@ -275,7 +275,7 @@ async def _manifests(client: Client, partition: TablePartition) -> AsyncGenerato
             {
                 "log": name,
                 "seq": extent.seq,
-                "ledger_id": extent.ledger_id,
+                "ledger_id": extent.storage,
                 "first_entry": extent.first,
                 "last_entry": extent.last,
                 "rows": extent.rows,

@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from pyspark.sql.datasource import (
@@ -362,9 +362,10 @@ class _Task:
         self.row_count += len(columns["value"])
         appending: Coroutine[Any, Any, None]
         if record_format == SETS:
-            entries = part.sets_of(records_of(columns))
+            own = cast("PartWriter", part)  # logs of DistributedLog have no record format
+            entries = own.sets_of(records_of(columns))
             self.size += sum(map(len, entries))
-            appending = part.append_many(entries)
+            appending = own.append_many(entries)
         else:
             data, offsets = packed(columns, record_format)
             self.size += offsets[-1] - offsets[0]

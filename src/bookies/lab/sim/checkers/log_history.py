@@ -209,12 +209,12 @@ class LogCheck:
         for at_s, author, after in self.commits:
             if problem := illegality(before, after):
                 self.report("I-21", f"{author} committed at {at_s:.3f}: {problem}")
-            for ledger_id in after.ledger_ids[:-2] if after is not None else ():
+            for ledger_id in after.storages[:-2] if after is not None else ():
                 earlier = [commit.after for commit in self.store.commits.get(ledger_id, ()) if commit.at_s <= at_s]
                 if not any(record is not None and record.is_closed for record in earlier):
                     self.report("I-21", f"ledger {ledger_id} is open, with two behind it")
             before = after
-        for ledger_id in before.ledger_ids if before is not None else ():
+        for ledger_id in before.storages if before is not None else ():
             if self.store.record(ledger_id) is None:
                 self.report("I-20", f"ledger {ledger_id} is listed and does not exist")
 

@@ -69,7 +69,7 @@ async def select(client: Client, options: Mapping[str, Any]) -> Selected:
         raise InvalidArgument("ledgers and log contradict each other: give one of them")
     manifests = {name: await client.log(name).manifest() for name in names}
     if names:
-        ids = list(dict.fromkeys(ledger_id for manifest in manifests.values() for ledger_id in manifest.ledger_ids))
+        ids = list(dict.fromkeys(ledger_id for manifest in manifests.values() for ledger_id in manifest.storages))
     elif numbers:
         ids = numbers_of(numbers)
     else:
