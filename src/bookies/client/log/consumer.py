@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 from bookies.client.base import Entry, EntryBatch
 from bookies.client.base.arguments import TimeLimit
-from bookies.client.base.iteration import Batches
+from bookies.client.base.iteration import Batches, BatchSource
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.log.log_operations import LogContext
 from bookies.client.log.log_reader import LogReader
@@ -36,6 +36,8 @@ from bookies.protocol.log.lag import Lag, rows_and_bytes
 from bookies.protocol.log.lease import LeaseQueue
 from bookies.protocol.log.log_model import ENVELOPE, LedgerEnd
 from bookies.protocol.log.records import Decode, LogRecord, decoder
+from bookies.protocol.log.sequences import CURSOR as SEQUENCES_CURSOR
+from bookies.protocol.log.shares import Shares
 from bookies.runtime.tasks import Tasks
 
 LAST_COMMIT_S = 5.0  # seconds for the commit after an exception
@@ -139,8 +141,7 @@ class LogConsumer(Steps[Entry]):
         self._lease = lease
         self._reader = LogReader(parts)
         self.decode = decoder(self._reader.name, parts.records.current.record_format)
-        tail = self._reader.tail(start, from_beginning=True).batches()
-        self._batches = Batches(_Source(tail, self.progress, lease))
+        self._batches = Batches(self._source(start))
         self._committed = start  # None: there is no cursor yet
         self._is_ending = False
         self._turn = asyncio.Lock()  # one commit at a time, so that none moves the cursor back
@@ -153,10 +154,17 @@ class LogConsumer(Steps[Entry]):
         """Take the cursor over, and begin there; `start`: where to begin if there is none. Raises as `Log.consumer`."""
         at = await parts.cursors.claim(name, lease.token, start)
         consumer = cls(parts, name, lease, at)
-        if interval_s is not None:
-            consumer._tasks.start(consumer._commit_regularly(interval_s), f"commits of consumer {name}")
-        lease.on_lost(consumer._stop_reading)
+        consumer._start(interval_s)
         return consumer
+
+    def _start(self, interval_s: float | None) -> None:
+        if interval_s is not None:
+            self._tasks.start(self._commit_regularly(interval_s), f"commits of consumer {self._name}")
+        self._lease.on_lost(self._stop_reading)
+
+    def _source(self, start: Position | None) -> BatchSource:
+        tail = self._reader.tail(start, from_beginning=True).batches()
+        return _Source(tail, self.progress, self._lease)
 
     @property
     def lease(self) -> Lease:
@@ -212,16 +220,23 @@ class LogConsumer(Steps[Entry]):
         if not self._is_ending:
             self._tasks.start(self._reader.close(), f"end of consumer {self._name}")
 
+    def _position(self) -> Position | None:
+        return self.progress.handled
+
     async def lag(self, *, timeout: float | None = None) -> Lag:
         """Return how much of the log is not handled yet. Asks bookies for the end of the log. `timeout`: seconds."""
         async with TimeLimit(timeout, f"measure the lag of consumer {self._name}"):
-            position = self.progress.handled
+            position = self._position()
             if position is None:
                 beginning = (await repeated(self._parts.runtime, self._parts.records.refresh)).beginning
                 if beginning is None:
                     return Lag(0, 0, 0.0)
                 position = Position(beginning.ledger_id, beginning.first)
-            return (await lags(self._parts, {self._name: position}))[self._name]
+            return (await lags(self._parts, {self._name: position}))[self._name].without(self._handled_count())
+
+    def _handled_count(self) -> int:
+        """Return the number of handled entries after the first one that is not handled."""
+        return 0
 
     # -- the end -----------------------------------------------------------------------------------------------------
     async def close(self) -> None:
@@ -270,28 +285,60 @@ class LogConsumer(Steps[Entry]):
 # -- the state of consumers ------------------------------------------------------------------------------------------
 
 
+class MemberState(NamedTuple):
+    """One process of a shared consumer. `first`, `last`: the entries that it has claimed; None: none."""
+
+    process: str
+    first: Position | None
+    last: Position | None
+
+
 class ConsumerState(NamedTuple):
-    """State of one consumer of a log. `processes`: the one that consumes, then those that wait, by their texts."""
+    """State of one consumer of a log.
+
+    `processes`: the one that consumes, then those that wait, by their texts. `members`: those of them that share it.
+    """
 
     cursor: Cursor
     lag: Lag
     processes: tuple[str, ...]
+    members: tuple[MemberState, ...] = ()
 
 
 async def consumer_states(parts: LogContext, contest_of: Callable[[str], Contest]) -> dict[str, ConsumerState]:
     """Return the state of each consumer that has a cursor. Raises `LogNotFound`, `MetadataError`."""
     cursors = (await repeated(parts.runtime, parts.cursors.read))[0]
-    measured = await lags(parts, {name: cursor.position for name, cursor in cursors.items()})
-    states = {}
+    cursors.pop(SEQUENCES_CURSOR, None)
+    queues, positions = {}, {}
     for name, cursor in cursors.items():
         try:
-            queue, _ = await repeated(parts.runtime, contest_of(name).queue)
+            queues[name], _ = await repeated(parts.runtime, contest_of(name).queue)
         except InvalidArgument:
-            queue = LeaseQueue()  # The names of log and cursor are too long together, so none can consume under them.
-        states[name] = ConsumerState(
-            cursor, measured[name], tuple(participant.text for participant in queue.participants)
-        )
-    return states
+            queues[name] = LeaseQueue()  # The names of log and cursor are too long together to consume under them.
+        positions[name] = cursor.position
+        if (shares := _shares_of(queues[name])) is not None:
+            positions[name] = shares.position or cursor.position
+    measured = await lags(parts, positions)
+    return {name: _state(cursor, measured[name], queues[name]) for name, cursor in cursors.items()}
+
+
+def _shares_of(queue: LeaseQueue) -> Shares | None:
+    """Return the shares that processes hold at present."""
+    return queue.shares if any(row.is_shared for row in queue.participants) else None
+
+
+def _state(cursor: Cursor, lag: Lag, queue: LeaseQueue) -> ConsumerState:
+    processes, shares = tuple(row.text for row in queue.participants), _shares_of(queue)
+    if shares is None:
+        return ConsumerState(cursor, lag, processes)
+    claims = {row.token: row for row in shares.ranges}
+    members = []
+    for row in queue.participants:
+        claim = claims.get(row.token)
+        first, last = (None, None) if claim is None else claim.positions
+        if row.is_shared:
+            members.append(MemberState(row.text, first, last))
+    return ConsumerState(cursor, lag.without(shares.handled_count), processes, tuple(members))
 
 
 async def lags(parts: LogContext, positions: Mapping[str, Position]) -> dict[str, Lag]:

@@ -38,7 +38,7 @@ class LogReader:
     def __init__(self, parts: LogContext) -> None:
         self._parts = parts
         self._is_closed = False
-        self._sources: WeakValueDictionary[int, _LogSource] = WeakValueDictionary()  # of its iterations, by number
+        self._sources: WeakValueDictionary[int, LogSource] = WeakValueDictionary()  # of its iterations, by number
         self._count = 0
 
     @property
@@ -89,11 +89,16 @@ class LogReader:
         self, start: Position | None, timeout: float | None, *, is_tail: bool = False, from_beginning: bool = True
     ) -> LogEntries:
         start = None if start is None else position("start", start)
-        source = _LogSource(self, self._parts, start, is_tail=is_tail)
+        source = self.source(start, is_tail=is_tail)
         source.from_beginning = from_beginning
+        return LogEntries(source, timeout, decoder(self.name, self.manifest.record_format))
+
+    def source(self, start: Position | None, *, is_tail: bool) -> LogSource:
+        """Return the batches of one iteration, which ends with this reader."""
+        source = LogSource(self, self._parts, start, is_tail=is_tail)
         self._count += 1
         self._sources[self._count] = source
-        return LogEntries(source, timeout, decoder(self.name, self.manifest.record_format))
+        return source
 
     async def close(self) -> None:
         """End its iterations. Idempotent."""
@@ -115,7 +120,7 @@ class LogReader:
         await self.close()
 
 
-class _LogSource:
+class LogSource:
     """The batches of one iteration. `_next`: the position to deliver next; None before the beginning is known.
 
     `from_beginning`: what None stands for at first; otherwise for the end.
@@ -134,6 +139,10 @@ class _LogSource:
         self._batches: Batches | None = None
         self._patience = Patience(parts.runtime)
         self._changed = asyncio.Event()  # the list changed, or the reader was closed
+
+    def seek(self, position: Position) -> None:
+        """Continue at another position."""
+        self._next, self._extent, self._batches, self._is_complete = position, None, None, False
 
     async def next_batch(self) -> EntryBatch | None:
         while True:
