@@ -21,6 +21,7 @@ def test_ranges_are_claimed_in_order_and_handled_in_any() -> None:
     assert shares.ranges == (Range(7, 0, 9, 1), Range(7, 10, 14, 2), Range(7, 15, 20, 3))
     assert (shares.position, shares.next) == (START, Position(7, 21))
     shares = shares.committed(3, Position(7, 21)).committed(2, Position(7, 12))
+    assert shares.ranges[0].positions == (START, Position(7, 9))
     assert shares.ranges[1:] == (Range(7, 10, 11, 0), Range(7, 12, 14, 2), Range(7, 15, 20, 0))
     assert (shares.position, shares.handled_count, shares.claim_of(2)) == (START, 8, Range(7, 12, 14, 2))
     shares = shares.committed(2, Position(7, 15))
