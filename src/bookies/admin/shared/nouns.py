@@ -36,7 +36,7 @@ COMMANDS = {
         "bookies.admin.commands.log",
         "unbounded logs: create, append, read, tail, truncate, cursors, retention, history, reap, show, list, delete",
     ),
-    "lock": ("bookies.admin.commands.lock", "run a command while this process has a lock"),
+    "lock": ("bookies.admin.verbs.lock", "run a command while this process has a lock"),
     "bookie": (
         "bookies.admin.commands.bookie",
         "run, list, show, drain, maintenance, balance, state, settings, disks, read-only, read-write, space, gc, "

@@ -29,7 +29,7 @@ from bookies.client.base.arguments import position as position_of
 from bookies.client.base.keys import digest_type_of
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.base.segments import LOGS
-from bookies.client.log.consumer import ConsumerState, LogConsumer, consumer_states
+from bookies.client.log.consumer import ConsumerState, LogConsumer, SharedContest, SharedLogConsumer, consumer_states
 from bookies.client.log.cursor_store import LogCursors
 from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
 from bookies.client.log.log_reader import LogReader
@@ -38,7 +38,6 @@ from bookies.client.log.record_writer import RecordLogWriter
 from bookies.client.log.retaining import LogRetention
 from bookies.client.log.seeking import points_of, position_at
 from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
-from bookies.client.log.shared_consumer import SharedContest, SharedLogConsumer
 from bookies.client.log.time_index import TimeIndex
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction

@@ -89,11 +89,11 @@ class LogReader:
         self, start: Position | None, timeout: float | None, *, is_tail: bool = False, from_beginning: bool = True
     ) -> LogEntries:
         start = None if start is None else position("start", start)
-        source = self.source(start, is_tail=is_tail)
+        source = self._source(start, is_tail=is_tail)
         source.from_beginning = from_beginning
         return LogEntries(source, timeout, decoder(self.name, self.manifest.record_format))
 
-    def source(self, start: Position | None, *, is_tail: bool) -> LogSource:
+    def _source(self, start: Position | None, *, is_tail: bool) -> LogSource:
         """Return the batches of one iteration, which ends with this reader."""
         source = LogSource(self, self._parts, start, is_tail=is_tail)
         self._count += 1

@@ -160,7 +160,7 @@ class Lease:
     # -- waiting and keeping ---------------------------------------------------------------------------------------
     async def _wait(self) -> None:
         while True:
-            await self.synchronize()
+            await self._synchronize()
             refusal = self._candidate.refusal
             if refusal is not None:
                 raise self._refused(refusal)
@@ -176,7 +176,7 @@ class Lease:
             )
         return LeaseHeld(f"{held}: wait for it, or end that process")
 
-    async def synchronize(self) -> None:
+    async def _synchronize(self) -> None:
         """Read the record and write what is due, until that succeeds or the lease ends. Raises permanent errors."""
         failures = 0
         while self._error is None:
@@ -222,7 +222,7 @@ class Lease:
     async def _keep(self) -> None:
         while self.is_held:
             await self._pause()
-            await self.synchronize()
+            await self._synchronize()
         self._end(self._lost())
 
     def _expire(self) -> None:

@@ -48,7 +48,7 @@ class Member(Candidate):
 
     @property
     def is_full(self) -> bool:
-        """Report whether the record has so many ranges that no new one can be claimed."""
+        """Report whether no new range fits into the record."""
         return len(self.shares.ranges) >= RANGES_MAX
 
     def seen(self, queue: LeaseQueue, now_s: float) -> None:

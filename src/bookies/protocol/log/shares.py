@@ -70,7 +70,7 @@ class Offer(NamedTuple):
 
 
 class Shares(Struct, frozen=True):
-    """What the processes of a consumer have divided. None: the beginning of a log that had no ledger."""
+    """Entries that the processes of a consumer have divided. None: the beginning of a log that had no ledger."""
 
     cursor: Position | None = None
     next: Position | None = None
