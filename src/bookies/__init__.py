@@ -94,8 +94,8 @@ if TYPE_CHECKING:
     from bookies.client.client import Client as Client
     from bookies.client.connect import connect as connect
     from bookies.client.log.consumer import ConsumerState as ConsumerState
-    from bookies.client.log.consumer import MemberState as MemberState
     from bookies.client.log.consumer import LogConsumer as LogConsumer
+    from bookies.client.log.consumer import MemberState as MemberState
     from bookies.client.log.log import Log as Log
     from bookies.client.log.log_reader import LogReader as LogReader
     from bookies.client.log.log_records import LogEntries as LogEntries
