@@ -88,7 +88,7 @@ ROOMS_OF_MANY_NAMES = {"distributedlog/formats"}  # a library of formats
 ATTRIBUTES_MAX, PARAMETERS_MAX = 14, 6
 WIDE_CLASSES = {"LedgerWriter", "Journal", "Served"}  # a part would cost a call for each entry; a table of counts
 WIDE_FUNCTIONS = {
-    *("append", "create", "lead"),  # with keywords
+    *("append", "consumer", "create", "lead"),  # with keywords
     *("repair_ledger", "recover_bookies", "replicate_fragment", "renew_entries"),  # with keywords
     *("pack_add_frames", "verify_records", "scan", "check_places", "package_entry"),
     *("Handlers.__init__", "Namespace.__init__"),
@@ -141,6 +141,7 @@ ABOUT_SEVERAL_MODULES = {
     "bookie/test_paused.py",
     "bookie/test_slow_peers.py",
     "client/log/test_compacting.py",
+    "client/log/test_shared_consumer.py",
     "client/test_last_add_confirmed.py",
     "client/test_patience.py",
     "client/test_writer_modes.py",

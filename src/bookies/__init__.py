@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from bookies.client.connect import connect as connect
     from bookies.client.log.consumer import ConsumerState as ConsumerState
     from bookies.client.log.consumer import LogConsumer as LogConsumer
+    from bookies.client.log.consumer import MemberState as MemberState
     from bookies.client.log.log import Log as Log
     from bookies.client.log.log_reader import LogReader as LogReader
     from bookies.client.log.log_writer import LogWriter as LogWriter
@@ -210,6 +211,7 @@ _LAZY = {
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",
     "Manifest": "bookies.protocol.log.log_model",
+    "MemberState": "bookies.client.log.consumer",
     "Move": "bookies.client.repair.replication",
     "Obstacle": "bookies.client.repair.replication",
     "Opening": "bookies.client.base.opening",
@@ -330,6 +332,7 @@ __all__ = [
     "LogTruncated",
     "LogWriter",
     "Manifest",
+    "MemberState",
     "MetadataCorrupt",
     "MetadataError",
     "Move",

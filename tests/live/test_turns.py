@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pathlib
 import signal
 import subprocess
 import sys
@@ -120,6 +121,84 @@ def test_a_consumer_that_was_killed_is_followed_from_its_last_commit(uri: str) -
             assert (billing["cursor"], 0 < billing["entries_behind"] < ENTRIES) == ("billing", True)
             assert next(rows).payload == b"4"
         assert log.cursors()["audit"].position.entry_id == 5
+
+
+def test_processes_that_share_a_consumer_are_killed_and_suspended(uri: str) -> None:
+    """Each entry is handled, by one that is left, and a process that was suspended too long commits nothing."""
+    with bookies.blocking.connect(uri) as store:
+        log = store.log("shared")
+        log.create()
+        with log.lead() as writer:
+            writer.append_many([b"%d" % number for number in range(2_000)])
+        with (
+            process("shared", uri, "shared", "billing") as killed,
+            process("shared", uri, "shared", "billing") as suspended,
+            process("shared", uri, "shared", "billing") as left,
+        ):
+            handled = {int(line(started, "handled")) for started in (killed, suspended, left)}
+            suspended.send_signal(signal.SIGSTOP)
+            kill(killed)
+            assert killed.stdout is not None
+            words = killed.stdout.read().split()
+            handled.update(int(word) for word in words if word.isdigit())
+            wait_queued(uri, "consumers/shared/billing", 1)
+            suspended.send_signal(signal.SIGCONT)
+            assert suspended.stdout is not None
+            for text in suspended.stdout:
+                word, _, rest = text.strip().partition(" ")
+                if word == "lost":
+                    assert "was not renewed in time" in rest
+                    break
+                handled.add(int(rest))
+            [billing] = bk("log", "cursors", "shared", "--json", metadata=uri).json()
+            assert [member["process"].endswith(f":{left.pid}") for member in billing["members"]] == [True]
+            while len(handled) < 2_000:
+                handled.add(int(line(left, "handled")))
+            left.send_signal(signal.SIGINT)
+            left.wait()
+        with log.consumer("billing", shared=True) as rows:
+            records = rows.records()
+            with log.lead() as writer:
+                writer.append(b"last")
+            values = [next(records).value]
+            while values[-1] != b"last":
+                values.append(next(records).value)
+            rows.commit()
+            assert rows.lag().rows == 0
+
+
+def test_bk_lock_runs_a_command_while_it_has_the_lock(
+    uri: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BK_METADATA", uri)
+    token = tmp_path / "token"
+    done = bk("lock", "backup", "--", "sh", "-c", f"echo $BK_LEASE_TOKEN > {token}; exit 7")
+    assert (done.status, done.err, token.read_text()) == (7, "", "1\n")
+    missing = bk("lock", "backup", "--", "no-such-program")
+    assert (missing.status, missing.sentence) == (127, "bk lock: no-such-program: not found")
+    forbidden = bk("lock", "backup", "--", token)
+    assert (forbidden.status, forbidden.sentence) == (126, f"bk lock: {token}: Permission denied")
+    assert bk("lock", "--election", "mailer", "--", "sh", "-c", "kill -9 $$").status == 137
+    command = [sys.executable, "-m", "bookies", "lock", "--ttl", "2", "backup", "--"]
+    script = f"trap '' TERM; echo $BK_LEASE_TOKEN > {token}; sleep 60"
+    with subprocess.Popen([*command, "sh", "-c", script], stderr=subprocess.PIPE, text=True) as holder:
+        wait_queued(uri, "locks/backup", 1)
+        held = bk("lock", "--no-wait", "backup", "--", "true")
+        assert (held.status, "was not started: lock backup is held by" in held.sentence) == (75, True)
+        late = bk("lock", "--timeout", "0.5", "backup", "--", "true")
+        assert (late.status, "not done within 0.5 s" in late.sentence) == (75, True)
+        holder.send_signal(signal.SIGSTOP)
+        assert bk("lock", "backup", "--", "true").status == 0  # after the ttl of the suspended one
+        holder.send_signal(signal.SIGCONT)
+        assert holder.stderr is not None
+        assert "was not renewed in time, so another process may have it: the command was ended" in holder.stderr.read()
+        assert holder.wait() == 124
+    with subprocess.Popen([*command, "sleep", "60"], stderr=subprocess.DEVNULL) as interrupted:
+        wait_queued(uri, "locks/backup", 1)
+        interrupted.send_signal(signal.SIGTERM)
+        assert interrupted.wait() == 130
+    with bookies.blocking.connect(uri) as store, store.lock("backup", wait=False) as lease:
+        assert lease.token > int(token.read_text())
 
 
 def test_a_lock_of_a_killed_process(uri: str) -> None:

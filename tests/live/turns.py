@@ -1,4 +1,6 @@
-"""Processes that take turns, until they are killed: `leader URI LOG NAME`, `consumer URI LOG NAME`, `lock URI NAME`.
+"""Processes that take turns, until they are killed.
+
+Arguments: `leader URI LOG NAME`, `consumer URI LOG NAME`, `shared URI LOG NAME`, `lock URI NAME`.
 
 They print what they do on stdout, a line each.
 """
@@ -32,6 +34,15 @@ async def consume(store: bk.Client, log: str, name: str) -> None:
             await asyncio.sleep(0.02)
 
 
+async def share(store: bk.Client, log: str, name: str) -> None:
+    rows = store.log(log).consumer(name, shared=True, claim_size=20, commit_interval=0.2, ttl=TTL_S)
+    async with rows as entries:
+        print("token", entries.lease.token, flush=True)
+        async for entry in entries:
+            print("handled", entry.payload.decode(), flush=True)
+            await asyncio.sleep(0.005)
+
+
 async def lock(store: bk.Client, name: str) -> None:
     async with store.lock(name, ttl=TTL_S) as lease:
         print("token", lease.token, flush=True)
@@ -41,7 +52,7 @@ async def lock(store: bk.Client, name: str) -> None:
 async def main(act: str, uri: str, *words: str) -> None:
     async with bk.connect(uri) as store:
         try:
-            await {"leader": lead, "consumer": consume, "lock": lock}[act](store, *words)
+            await {"leader": lead, "consumer": consume, "shared": share, "lock": lock}[act](store, *words)
         except bk.LeaseLost as error:
             print("lost", error, flush=True)
 

@@ -359,7 +359,9 @@ async def _truncate(client: Client, arguments: argparse.Namespace) -> Report | i
 
 
 async def _cursors(client: Client, arguments: argparse.Namespace) -> Report:
+    from bookies.client.log.consumer import ConsumerState
     from bookies.protocol.log.cursors import is_lost
+    from bookies.protocol.log.lag import Lag
     from bookies.protocol.log.log_model import parse_position
 
     log = _log(client, arguments)
@@ -370,7 +372,9 @@ async def _cursors(client: Client, arguments: argparse.Namespace) -> Report:
         await log.move_cursor(name, parse_position(position))
     if arguments.delete:
         await log.delete_cursor(arguments.delete)
-    manifest = await log.manifest()
+    manifest, states = await log.manifest(), await log.consumers()
+    for name, cursor in (await log.cursors()).items():  # One of numbered entries has no consumer.
+        states.setdefault(name, ConsumerState(cursor, Lag(None, None, None), ()))
     facts = [
         {
             "cursor": name,
@@ -381,10 +385,18 @@ async def _cursors(client: Client, arguments: argparse.Namespace) -> Report:
             "bytes_behind": state.lag.bytes,
             "seconds_behind": state.lag.seconds,
             "processes": list(state.processes),
+            "members": [
+                {"process": member.process, "first": _text(member.first), "last": _text(member.last)}
+                for member in state.members
+            ],
         }
-        for name, state in (await log.consumers()).items()
+        for name, state in sorted(states.items())
     ]
     return Report(facts, [Table(_CURSOR_COLUMNS, [_cursor_cells(row) for row in facts], (2, 3, 4))])
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)
 
 
 _CURSOR_COLUMNS = ("cursor", "position", "entries behind", "payload behind", "oldest", "consumer", "moved")
@@ -400,9 +412,17 @@ def _cursor_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         "unknown" if rows is None else f"{rows:,}",
         "unknown" if size is None else size_text(size),
         "-" if age_s is None else f"{age_s:,.0f} s",
-        " <- ".join(row["processes"]) or ("numbered entries" if row["cursor"] == CURSOR else "-"),
+        _process_text(row) or ("numbered entries" if row["cursor"] == CURSOR else "-"),
         time_text(row["moved_ms"]),
     )
+
+
+def _process_text(row: Mapping[str, Any]) -> str:
+    """Return the process that consumes and those that wait for it, or those that share the consumer."""
+    if not row["members"]:
+        return " <- ".join(row["processes"])
+    claims = [f"{member['first']} to {member['last']}" if member["first"] else "-" for member in row["members"]]
+    return ", ".join(f"{member['process']} ({claim})" for member, claim in zip(row["members"], claims, strict=True))
 
 
 async def _delete(client: Client, arguments: argparse.Namespace) -> Report | int:

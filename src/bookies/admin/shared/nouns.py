@@ -37,6 +37,7 @@ COMMANDS = {
         "unbounded logs: create, append, read, tail, truncate, cursors, retention, history, compact, reap, show, list, "
         "delete",
     ),
+    "lock": ("bookies.admin.verbs.lock", "run a command while this process has a lock"),
     "bookie": (
         "bookies.admin.commands.bookie",
         "run, list, show, drain, maintenance, balance, state, settings, disks, read-only, read-write, space, gc, "

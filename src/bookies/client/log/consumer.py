@@ -1,7 +1,8 @@
 """`LogConsumer`: the entries of a log for one named consumer, which continues after the last commit of the one before.
 
 Several processes may have the same consumer's name. One at a time has its lease and reads; the others wait for it. The
-progress is the cursor of that name, which also keeps truncation from the entries that are not handled.
+progress is the cursor of that name, which also keeps truncation from the entries that are not handled. Or they share
+it (`SharedLogConsumer`): `protocol/log/shares.py` decides then which process handles which entries.
 """
 
 from __future__ import annotations
@@ -16,28 +17,36 @@ from typing import NamedTuple, Self
 
 from bookies.client.base import Entry, EntryBatch
 from bookies.client.base.arguments import TimeLimit
-from bookies.client.base.iteration import Batches
-from bookies.client.base.metadata_loop import repeated
+from bookies.client.base.iteration import Batches, BatchSource
+from bookies.client.base.metadata_loop import back_off, repeated
+from bookies.client.log.cursor_store import LogCursors, beginning_of
 from bookies.client.log.log_operations import LogContext
 from bookies.client.log.log_reader import LogReader
 from bookies.client.turns.lease import Contest, Lease
 from bookies.errors import (
     BookKeeperError,
+    CursorMoved,
     InvalidArgument,
     LeaseLost,
     LedgerClosed,
     LogError,
     LogNotFound,
     LogRecordCorrupt,
+    LogTruncated,
     MetadataError,
+    VersionConflict,
 )
 from bookies.kernels import Steps
+from bookies.metadata.interface.driver import RecordWrite
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.cursors import Cursor
 from bookies.protocol.log.lag import Lag, rows_and_bytes
-from bookies.protocol.log.lease import LeaseQueue
+from bookies.protocol.log.lease import RENEWALS, LeaseQueue, pack_queue
 from bookies.protocol.log.log_model import RAW, Address, LedgerEnd
+from bookies.protocol.log.member import Member
 from bookies.protocol.log.records import Decoder, LogRecord
+from bookies.protocol.log.sequences import CURSOR as SEQUENCES_CURSOR
+from bookies.protocol.log.shares import Offer, Shares, begun
 from bookies.runtime.tasks import Tasks
 
 LAST_COMMIT_S = 5.0  # seconds for the commit after an exception
@@ -59,6 +68,11 @@ class Progress:
     def handled(self) -> Address | None:
         """Return the address of the first record that is not handled."""
         return self._start if self._given is None else self._given[0]
+
+    @property
+    def position(self) -> Position | None:
+        """Return the position of the first entry that is not handled as a whole."""
+        return None if self.handled is None else self.handled.position
 
     def accept(self) -> None:
         """Note that everything that was handed out is handled."""
@@ -178,8 +192,7 @@ class LogConsumer(Steps[Entry]):
         self._lease = lease
         self._reader = LogReader(parts)
         self.decode = Decoder(self._reader.name, parts.records.current.record_format)
-        tail = self._reader.tail(start, from_beginning=True).batches()
-        self._batches = Batches(_Source(tail, self.progress, lease))
+        self._batches = Batches(self._source(start))
         self._committed = start  # None: there is no cursor yet
         self._is_ending = False
         self._turn = asyncio.Lock()  # one commit at a time, so that none moves the cursor back
@@ -192,10 +205,17 @@ class LogConsumer(Steps[Entry]):
         """Take the cursor over, and begin there; `start`: where to begin if there is none. Raises as `Log.consumer`."""
         at = await parts.cursors.claim(name, lease.token, start)
         consumer = cls(parts, name, lease, at)
-        if interval_s is not None:
-            consumer._tasks.start(consumer._commit_regularly(interval_s), f"commits of consumer {name}")
-        lease.on_lost(consumer._stop_reading)
+        consumer._start(interval_s)
         return consumer
+
+    def _start(self, interval_s: float | None) -> None:
+        if interval_s is not None:
+            self._tasks.start(self._commit_regularly(interval_s), f"commits of consumer {self._name}")
+        self._lease.on_lost(self._stop_reading)
+
+    def _source(self, start: Address | None) -> BatchSource:
+        tail = self._reader.tail(start, from_beginning=True).batches()
+        return _Source(tail, self.progress, self._lease)
 
     @property
     def lease(self) -> Lease:
@@ -251,17 +271,23 @@ class LogConsumer(Steps[Entry]):
         if not self._is_ending:
             self._tasks.start(self._reader.close(), f"end of consumer {self._name}")
 
+    def _position(self) -> Position | None:
+        return self.progress.position
+
     async def lag(self, *, timeout: float | None = None) -> Lag:
         """Return how much of the log is not handled yet. Asks bookies for the end of the log. `timeout`: seconds."""
         async with TimeLimit(timeout, f"measure the lag of consumer {self._name}"):
-            handled = self.progress.handled
-            position = None if handled is None else handled.position
+            position = self._position()
             if position is None:
                 beginning = (await repeated(self._parts.runtime, self._parts.records.refresh)).beginning
                 if beginning is None:
                     return Lag(0, 0, 0.0)
                 position = Position(beginning.ledger_id, beginning.first)
-            return (await lags(self._parts, {self._name: position}))[self._name]
+            return (await lags(self._parts, {self._name: position}))[self._name].without(self._handled_count())
+
+    def _handled_count(self) -> int:
+        """Return the number of handled entries after the first one that is not handled."""
+        return 0
 
     # -- the end -----------------------------------------------------------------------------------------------------
     async def close(self) -> None:
@@ -307,31 +333,264 @@ class LogConsumer(Steps[Entry]):
             raise
 
 
+# -- several processes share it ----------------------------------------------------------------------------------------
+
+
+class SharedContest(Contest, frozen=True):
+    """The record of a shared consumer. `name`: of the consumer, and of its cursor."""
+
+    cursors: LogCursors
+    name: str
+    member: Member
+
+    async def write(self, queue: LeaseQueue, version: int) -> int:
+        """Write the record, and move the cursor with it if the content says so. Raises `CursorMoved`."""
+        shares = queue.shares
+        if shares is None or not self.member.moves_cursor(queue):
+            return await Contest.write(self, queue, version)
+        position, has_cursor = shares.cursor, self.member.shares.cursor is not None
+
+        def decide(cursor: Cursor | None, _: Manifest) -> tuple[Position | None, RecordWrite]:
+            if cursor is None and has_cursor:
+                raise deleted(self.name)
+            return position, RecordWrite(self.record, pack_queue(queue), version)
+
+        return await self.cursors.move_with(self.name, decide, self.member.token)
+
+    async def begin(self, start: Position | None) -> None:
+        """Take part in the shares, from the cursor on. `start`: where to create it if there is none.
+
+        Raises `LogTruncated`, `LogNotFound`.
+        """
+        conflicts = 0
+        while not await repeated(self.runtime, lambda: self._begin(start)):
+            conflicts += 1
+            await back_off(self.runtime, conflicts)
+
+    async def _begin(self, start: Position | None) -> bool:
+        queue, version = await self.queue()
+        if self.member.token not in queue.tokens:
+            return True  # The lease is lost; its owner notices.
+
+        def decide(cursor: Cursor | None, manifest: Manifest) -> tuple[Position | None, RecordWrite]:
+            at = None if cursor is None else cursor.position
+            is_alone = not any(row.is_shared and row.token != self.member.token for row in queue.participants)
+            shares = begun(queue.shares, at, start or beginning_of(manifest), is_alone=is_alone)
+            content = LeaseQueue(queue.next_token, queue.participants, shares)
+            return shares.cursor, RecordWrite(self.record, pack_queue(content), version)
+
+        try:
+            await self.cursors.move_with(self.name, decide, self.member.token)
+        except VersionConflict:
+            return False
+        return True
+
+
+def deleted(name: str) -> CursorMoved:
+    """Return the error of a process whose consumer has lost its cursor."""
+    return CursorMoved(
+        f"cursor {name} was deleted while processes shared it: what this one had claimed is handled again. "
+        "Begin to consume again"
+    )
+
+
+class _SharedSource:
+    """The batches of one process: parts of the ranges that it claims, one range after the other."""
+
+    def __init__(
+        self, reader: LogReader, progress: Progress, lease: Lease, contest: SharedContest, poll_s: float
+    ) -> None:
+        self._tail = reader._source(None, is_tail=True)
+        self._batches = Batches(self._tail, poll_s)
+        self._poll_s = poll_s
+        self._progress = progress
+        self._lease = lease
+        self._contest = contest
+        self._member = contest.member
+        self._batch: EntryBatch | None = None  # read last
+        self._start: Position | None = None  # from which it was read
+        self._at: Position | None = None  # what the tail delivers next
+
+    async def next_batch(self) -> EntryBatch | None:
+        self._progress.ask()
+        self._member.handled = self._progress.position
+        try:
+            batch = await self._next()
+        except LedgerClosed:
+            self._lease.check()  # The end of the lease has closed the reader.
+            raise
+        self._progress.give(batch)
+        return batch
+
+    async def _next(self) -> EntryBatch:
+        while True:
+            self.check()
+            if (claim := self._member.claim) is not None:
+                batch = await self._read(claim.positions[0])
+                if batch is not None and self._member.claim is not None:
+                    return batch.slice(claim.first, min(claim.last, batch.last_entry_id))
+            elif self._member.has_free:
+                await self._claim(None)
+            elif self._member.is_full:
+                await asyncio.sleep(self._poll_s)
+                await self._lease._synchronize()
+            elif (offer := await self._offer()) is not None:
+                await self._claim(offer)
+
+    def check(self) -> None:
+        """Raise the error that has ended the lease, or `CursorMoved`."""
+        self._lease.check()
+        if self._member.is_reset:
+            raise deleted(self._contest.name)
+
+    async def _claim(self, offer: Offer | None) -> None:
+        self._member.asks, self._member.offer = True, offer
+        try:
+            await self._lease._synchronize()
+        finally:
+            self._member.asks, self._member.offer = False, None
+
+    async def _offer(self) -> Offer | None:
+        """Return entries that no process has claimed, when there are some; None: after a while without."""
+        start = self._member.shares.next
+        try:
+            batch = await self._read(start)
+        except LogTruncated:
+            await self._contest.begin(None)  # A truncation may have carried the cursor along, while all is handled.
+            await self._lease._synchronize()
+            if self._member.shares.next == start:
+                raise
+            return None
+        return None if batch is None else Offer(start, batch.ledger_id, batch.first_entry_id, batch.last_entry_id)
+
+    async def _read(self, start: Position | None) -> EntryBatch | None:
+        """Return entries from a position on; None: after a while without."""
+        batch = self._batch
+        if batch is not None and start == self._start:
+            return batch
+        if start is not None and batch is not None and start.ledger_id == batch.ledger_id:
+            first, last = start.entry_id, batch.last_entry_id
+            if batch.first_entry_id <= first <= last:
+                return batch.slice(first, last)
+        if start is not None and start != self._at:
+            self._tail.seek(start)
+        self._at = start
+        try:
+            batch = await anext(self._batches)
+        except TimeoutError:
+            return None
+        self._batch, self._start = batch, start
+        self._at = Position(batch.ledger_id, batch.last_entry_id).next
+        return batch
+
+
+class SharedLogConsumer(LogConsumer):
+    """Entries of a log for one of the processes that share a consumer: `log.consumer("billing", shared=True)`.
+
+    Each process claims up to `claim_size` entries at a time, and handles them in order. Entries that it has claimed and
+    not committed when it ends are given to another one. The rest is as in `LogConsumer`.
+    """
+
+    def __init__(self, parts: LogContext, lease: Lease, contest: SharedContest, poll_s: float) -> None:
+        self._contest = contest
+        self._poll_s = poll_s
+        super().__init__(parts, contest.name, lease, None)
+
+    @classmethod
+    async def share(
+        cls, parts: LogContext, contest: SharedContest, start: Position | None, interval_s: float | None, ttl_s: float
+    ) -> SharedLogConsumer:
+        """Wait until this process may take part, and take part. Raises as `Log.consumer`."""
+        lease = await Lease.enter(contest, contest.member)
+        try:
+            await contest.begin(start)
+            await lease._synchronize()
+            consumer = cls(parts, lease, contest, ttl_s / RENEWALS)
+        except BaseException:
+            await lease.release()
+            raise
+        consumer._start(interval_s)
+        return consumer
+
+    def _source(self, start: Address | None) -> BatchSource:
+        self._shared = _SharedSource(self._reader, self.progress, self._lease, self._contest, self._poll_s)
+        return self._shared
+
+    async def _commit(self) -> None:
+        member = self._contest.member
+        async with self._turn:
+            self._shared.check()
+            member.handled, member.saves = self.progress.position, True
+            try:
+                await self._lease._synchronize()
+            finally:
+                member.saves = False
+            self._shared.check()
+
+    def _position(self) -> Position | None:
+        return self._contest.member.shares.position
+
+    def _handled_count(self) -> int:
+        return self._contest.member.shares.handled_count
+
+
 # -- the state of consumers ------------------------------------------------------------------------------------------
 
 
+class MemberState(NamedTuple):
+    """One process of a shared consumer. `first`, `last`: the entries that it has claimed; None: none."""
+
+    process: str
+    first: Position | None
+    last: Position | None
+
+
 class ConsumerState(NamedTuple):
-    """State of one consumer of a log. `processes`: the one that consumes, then those that wait, by their texts."""
+    """State of one consumer of a log.
+
+    `processes`: the one that consumes, then those that wait, by their texts. `members`: those of them that share it.
+    """
 
     cursor: Cursor
     lag: Lag
     processes: tuple[str, ...]
+    members: tuple[MemberState, ...] = ()
 
 
 async def consumer_states(parts: LogContext, contest_of: Callable[[str], Contest]) -> dict[str, ConsumerState]:
     """Return the state of each consumer that has a cursor. Raises `LogNotFound`, `MetadataError`."""
     cursors = (await repeated(parts.runtime, parts.cursors.read))[0]
-    measured = await lags(parts, {name: cursor.position for name, cursor in cursors.items()})
-    states = {}
+    cursors.pop(SEQUENCES_CURSOR, None)
+    queues, positions = {}, {}
     for name, cursor in cursors.items():
         try:
-            queue, _ = await repeated(parts.runtime, contest_of(name).queue)
+            queues[name], _ = await repeated(parts.runtime, contest_of(name).queue)
         except InvalidArgument:
-            queue = LeaseQueue()  # The names of log and cursor are too long together, so none can consume under them.
-        states[name] = ConsumerState(
-            cursor, measured[name], tuple(participant.text for participant in queue.participants)
-        )
-    return states
+            queues[name] = LeaseQueue()  # The names of log and cursor are too long together to consume under them.
+        positions[name] = cursor.position
+        if (shares := _shares_of(queues[name])) is not None:
+            positions[name] = shares.position or cursor.position
+    measured = await lags(parts, positions)
+    return {name: _state(cursor, measured[name], queues[name]) for name, cursor in cursors.items()}
+
+
+def _shares_of(queue: LeaseQueue) -> Shares | None:
+    """Return the shares that processes hold at present."""
+    return queue.shares if any(row.is_shared for row in queue.participants) else None
+
+
+def _state(cursor: Cursor, lag: Lag, queue: LeaseQueue) -> ConsumerState:
+    processes, shares = tuple(row.text for row in queue.participants), _shares_of(queue)
+    if shares is None:
+        return ConsumerState(cursor, lag, processes)
+    claims = {row.token: row for row in shares.ranges}
+    members = []
+    for row in queue.participants:
+        claim = claims.get(row.token)
+        first, last = (None, None) if claim is None else claim.positions
+        if row.is_shared:
+            members.append(MemberState(row.text, first, last))
+    return ConsumerState(cursor, lag.without(shares.handled_count), processes, tuple(members))
 
 
 async def lags(parts: LogContext, positions: Mapping[str, Position]) -> dict[str, Lag]:

@@ -101,7 +101,7 @@ class LogCursors:
             check_token(name, present, token, may_create=True)
             if present is not None:
                 claimed = Cursor(name, present.position, now_ms, token, present.slot)
-            elif (at := start or _beginning_of(manifest)) is not None:
+            elif (at := start or beginning_of(manifest)) is not None:
                 claimed = Cursor(name, at, now_ms, token)
             return None if claimed is None else moved(cursors, manifest, claimed)
 
@@ -114,14 +114,27 @@ class LogCursors:
             lambda cursors, _: {key: at for key, at in cursors.items() if key != name} if name in cursors else None
         )
 
-    async def move_with(self, name: str, position: Position, other: RecordWrite) -> int:
+    async def move_with(
+        self,
+        name: str,
+        decide: Callable[[Cursor | None, Manifest], tuple[Position | None, RecordWrite]],
+        token: int = 0,
+    ) -> int:
         """Move a cursor and write another record of the log in one transaction; return that record's version.
 
-        Raises `VersionConflict` if a record has changed meanwhile, `LogTruncated`, `LogNotFound`.
+        `decide`: returns the position from the present cursor (None: it stays as it is), and the other record. `token`:
+        of a consumer. Raises `VersionConflict` if a record has changed meanwhile, `LogTruncated`, `LogNotFound`.
         """
         manifest, basis = await self._records.refresh(), self._records.version
+        if manifest.is_deleting:
+            raise LogNotFound(f"log {self._records.name} was deleted")
         cursors, version = await self.read()
-        changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms()))
+        present = cursors.get(name)
+        position, other = decide(present, manifest)
+        changed = None
+        if position is not None:
+            token = max(token, 0 if present is None else present.token)
+            changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms(), token))
         steps: list[Step] = [RecordAt(self._records.record, basis), other]
         if changed is None:
             steps.append(RecordAt(self._record, version))
@@ -209,6 +222,7 @@ class LogCursors:
             await repeated(self._runtime, partial(attempt, record))
 
 
-def _beginning_of(manifest: Manifest) -> Position | None:
+def beginning_of(manifest: Manifest) -> Position | None:
+    """Return the position of the first entry; None: the log has no ledger."""
     first = manifest.beginning
     return None if first is None else Position(first.ledger_id, first.first)

@@ -29,7 +29,7 @@ from bookies.client.base.arguments import position as position_of
 from bookies.client.base.keys import digest_type_of
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.base.segments import LOGS
-from bookies.client.log.consumer import ConsumerState, LogConsumer, consumer_states
+from bookies.client.log.consumer import ConsumerState, LogConsumer, SharedContest, SharedLogConsumer, consumer_states
 from bookies.client.log.cursor_store import LogCursors
 from bookies.client.log.log_appends import Pace
 from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
@@ -45,7 +45,7 @@ from bookies.client.log.time_index import TimeIndex
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
 from bookies.client.turns.leader_turn import LeaderTurn
-from bookies.client.turns.lease import CONSUMERS, LEADERS, TTL_S, Contest
+from bookies.client.turns.lease import CONSUMERS, LEADERS, TTL_S, Contest, new_id, own_text
 from bookies.client.write.manifest import ManifestLoop
 from bookies.encoding.record_sets import codec_of
 from bookies.errors import (
@@ -74,6 +74,7 @@ from bookies.protocol.log.log_model import (
     pack_manifest,
 )
 from bookies.protocol.log.log_times import begun_ms
+from bookies.protocol.log.member import Member
 from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision, retention_fields
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
@@ -427,6 +428,8 @@ class Log:
         name: str,
         *,
         failover: bool = True,
+        shared: bool = False,
+        claim_size: int = 1_000,
         commit_interval: float | None = 1.0,
         start: Position | None = None,
         ttl: float = TTL_S,
@@ -434,11 +437,15 @@ class Log:
     ) -> Opening[LogConsumer]:
         """Consume the log under a name: `async with log.consumer("billing") as rows`, then `async for entry in rows`.
 
-        One process at a time has that name. The consumer begins at the cursor of that name, where the last one stopped,
-        and follows the log without an end. See `LogConsumer`.
+        One process at a time has that name, or several divide the log among them. The consumer begins at the cursor of
+        that name, where the last one stopped, and follows the log without an end. See `LogConsumer`.
 
         * `failover`: wait, in order, until the present consumer ends or was silent for its `ttl`. With False, raise
           `LeaseHeld` as soon as it gives a sign of life.
+        * `shared`: divide the log with the other processes that consume under this name with True. Each entry is given
+          to one of them, and to another one if that ends before it has committed the entry. They wait for a consumer
+          with False, and such a one waits for them.
+        * `claim_size`: entries that a process claims at a time with `shared`, at most.
         * `commit_interval`: seconds between two commits of what was handled. None: only `commit`, and at the end.
         * `start`: where to begin if there is no cursor; default: at the beginning of the log.
         * `ttl`: seconds after which a silent consumer is replaced.
@@ -449,16 +456,30 @@ class Log:
         """
         check_log_name(name, "consumer")
         start = None if start is None else position_of("start", start)
-        entering = self._consumer_contest(name).opening(ttl, switch("failover", failover))
+        contest, waits = self._consumer_contest(name), switch("failover", failover)
+        entering = contest.opening(ttl, waits)
         interval_s = rate("commit_interval", commit_interval)
+        shared, claim_size = switch("shared", shared), whole_number("claim_size", claim_size, 1)
 
-        async def make() -> LogConsumer:
-            parts = await self._parts()
+        async def consume(parts: LogContext) -> LogConsumer:
+            if shared:
+                member = Member(new_id(self._runtime), own_text(), ttl, waits=waits, claim_size=claim_size)
+                group = SharedContest(
+                    contest.runtime, contest.driver, contest.record, contest.title, parts.cursors, name, member
+                )
+                return await SharedLogConsumer.share(parts, group, start, interval_s, ttl)
             lease = await entering
             try:
                 return await LogConsumer.begin(parts, name, lease, start, interval_s)
-            except BaseException as error:
+            except BaseException:
                 await lease.release()
+                raise
+
+        async def make() -> LogConsumer:
+            parts = await self._parts()
+            try:
+                return await consume(parts)
+            except BaseException as error:
                 await self._clear(self._consumer_contest(name), error)
                 raise
 
@@ -467,8 +488,7 @@ class Log:
     async def consumers(self, *, timeout: float | None = None) -> dict[str, ConsumerState]:
         """Return the cursors with their lag and who consumes. Asks bookies for the end of the log. `timeout`: seconds.
 
-        The cursor `bk-sequences` belongs to numbered entries, not to a consumer.
-        Raises `LogNotFound`.
+        The cursor `bk-sequences` is missing: it belongs to numbered entries, not to a consumer. Raises `LogNotFound`.
         """
         async with TimeLimit(timeout, f"read the consumers of log {self.name}"):
             return await consumer_states(await self._parts(), self._consumer_contest)

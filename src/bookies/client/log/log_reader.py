@@ -39,7 +39,7 @@ class LogReader:
     def __init__(self, parts: LogContext) -> None:
         self._parts = parts
         self._is_closed = False
-        self._sources: WeakValueDictionary[int, _LogSource] = WeakValueDictionary()  # of its iterations, by number
+        self._sources: WeakValueDictionary[int, LogSource] = WeakValueDictionary()  # of its iterations, by number
         self._count = 0
 
     @property
@@ -97,11 +97,16 @@ class LogReader:
     ) -> LogEntries:
         address = start if isinstance(start, Address) else None
         start = address.position if address is not None else None if start is None else position("start", start)
-        source = _LogSource(self, self._parts, start, is_tail=is_tail)
+        source = self._source(start, is_tail=is_tail)
         source.from_beginning = from_beginning
+        return LogEntries(source, timeout, Decoder(self.name, self.manifest.record_format), address)
+
+    def _source(self, start: Position | None, *, is_tail: bool) -> LogSource:
+        """Return the batches of one iteration, which ends with this reader."""
+        source = LogSource(self, self._parts, start, is_tail=is_tail)
         self._count += 1
         self._sources[self._count] = source
-        return LogEntries(source, timeout, Decoder(self.name, self.manifest.record_format), address)
+        return source
 
     async def close(self) -> None:
         """End its iterations. Idempotent."""
@@ -123,7 +128,7 @@ class LogReader:
         await self.close()
 
 
-class _LogSource:
+class LogSource:
     """The batches of one iteration. `_next`: the position to deliver next; None before the beginning is known.
 
     `from_beginning`: what None stands for at first; otherwise for the end.
@@ -142,6 +147,10 @@ class _LogSource:
         self._batches: Batches | None = None
         self._patience = Patience(parts.runtime)
         self._changed = asyncio.Event()  # the list changed, or the reader was closed
+
+    def seek(self, position: Position) -> None:
+        """Continue at another position."""
+        self._next, self._extent, self._batches, self._is_complete = position, None, None, False
 
     async def next_batch(self) -> EntryBatch | None:
         while True:

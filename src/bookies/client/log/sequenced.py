@@ -224,9 +224,8 @@ class SequencedWriter:
 
     async def _store(self, position: Position) -> None:
         data = self._sequences.pack(self._parts.records.current.token, position)
-        self._version = await self._parts.cursors.move_with(
-            CURSOR, position, RecordWrite(self._record, data, self._version)
-        )
+        other = RecordWrite(self._record, data, self._version)
+        self._version = await self._parts.cursors.move_with(CURSOR, lambda *_: (position, other))
         self._saved, self._unsaved = position, (0, 0)
 
     async def _stored(self) -> tuple[bytes, int]:

@@ -22,6 +22,7 @@ from bookies.errors import (
     BookKeeperError,
     LeaseHeld,
     LeaseLost,
+    LogError,
     MetadataError,
     RecordExists,
     RecordNotFound,
@@ -77,14 +78,23 @@ class Contest(Struct, frozen=True):
         self, ttl: float = TTL_S, wait: bool = True, text: str | None = None, timeout: float | None = None
     ) -> Opening[Lease]:
         """Return what waits for the turn: see `Client.lock`. Raises `InvalidArgument`."""
-        name = check_text(f"{os.uname().nodename}:{os.getpid()}" if text is None else text)
+        name = own_text() if text is None else check_text(text)
         ttl, wait = check_ttl(ttl), switch("wait", wait)
 
         async def enter() -> Lease:
-            candidate_id = f"{self.runtime.random.getrandbits(64):016x}"
-            return await Lease.enter(self, Candidate(candidate_id, name, ttl, waits=wait))
+            return await Lease.enter(self, Candidate(new_id(self.runtime), name, ttl, waits=wait))
 
         return Opening(enter, timeout, f"wait for {self.title}")
+
+
+def own_text() -> str:
+    """Return the text of this process: its host and its process id."""
+    return f"{os.uname().nodename}:{os.getpid()}"
+
+
+def new_id(runtime: Runtime) -> str:
+    """Return the id of a candidate."""
+    return f"{runtime.random.getrandbits(64):016x}"
 
 
 class Lease:
@@ -100,6 +110,7 @@ class Lease:
         self._clock = contest.runtime.clock
         self._token = 0
         self._changed = asyncio.Event()
+        self._attempts = asyncio.Lock()  # one at a time, as each begins with what the one before has read
         self._tasks = Tasks(self._failed)
         self._timer: asyncio.TimerHandle | None = None
         self._error: BookKeeperError | None = None  # what ended it; `LeaseLost` also after `release`
@@ -166,11 +177,12 @@ class Lease:
         return LeaseHeld(f"{held}: wait for it, or end that process")
 
     async def _synchronize(self) -> None:
-        """Read the record and write what is due, until that succeeds. Raises permanent errors of the store."""
+        """Read the record and write what is due, until that succeeds or the lease ends. Raises permanent errors."""
         failures = 0
         while self._error is None:
             try:
-                await self._attempt()
+                async with self._attempts:
+                    await self._attempt()
                 return
             except MetadataError as error:
                 if not error.retriable:
@@ -222,6 +234,9 @@ class Lease:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
 
     def _failed(self, cause: BaseException) -> None:
+        if isinstance(cause, LogError):
+            self._end(cause)  # of a log that the lease protects, such as a deleted cursor
+            return
         error = self._lost()
         error.__cause__ = cause
         self._end(error)

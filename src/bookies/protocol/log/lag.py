@@ -19,6 +19,13 @@ class Lag(NamedTuple):
     bytes: int | None
     seconds: float | None
 
+    def without(self, count: int) -> Lag:
+        """Return the lag without entries that were handled ahead of others, which are as large as all on average."""
+        if not count or self.rows is None or self.bytes is None:
+            return self
+        rows = max(0, self.rows - count)
+        return self._replace(rows=rows, bytes=self.bytes * rows // max(1, self.rows))
+
 
 def rows_and_bytes(position: Position, manifest: Manifest, ends: Mapping[int, LedgerEnd]) -> tuple[int, int] | None:
     """Return the entries from a position to the end of the log, and the bytes of their payload.

@@ -12,6 +12,7 @@ times within its `ttl`. A participant whose beat another one has seen unchanged 
 * Lost replies. Every attempt to write has a beat of its own. The beat that is read afterwards shows which attempt took
   effect, and when that one was sent.
 * Tokens. The record stays when it is empty, so that a later holder always has a larger token than an earlier one.
+* Shared leases. Participants that share are holders together: all that have only such participants before them.
 
 A process can be suspended between the check of its lease and the work that the lease protects. What is protected must
 therefore compare tokens, and refuse a smaller one than it has seen: this is called fencing.
@@ -22,7 +23,7 @@ Source: docs/explanation/logs.md, "Taking turns".
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -30,8 +31,10 @@ from msgspec.structs import replace
 
 from bookies.encoding.documents import parse_json
 from bookies.errors import InvalidArgument, MetadataCorrupt, NotSupported
+from bookies.protocol.log.shares import Shares, pack_shares, parse_shares
 
 FORMAT = 1
+FORMAT_SHARED = 2  # of a record with participants that share, which an earlier version would take for queued ones
 PARTICIPANTS_MAX = 100  # of one lease; they share a record
 TTL_MIN_S, TTL_MAX_S = 1.0, 300.0
 RENEWALS = 3  # within a ttl
@@ -41,20 +44,33 @@ TEXT_LENGTH_MAX = 200
 
 
 class Participant(Struct, frozen=True):
-    """One process that has the lease or waits for it. `text`: says which one it is, for people."""
+    """One process that has the lease or waits for it. `text`: says which one it is, for people.
+
+    `is_shared`: it shares the lease with others of that kind.
+    """
 
     id: str
     token: int
     beat: int
     ttl_ms: int
     text: str
+    is_shared: bool = False
 
 
 class LeaseQueue(Struct, frozen=True):
-    """Content of a lease's record. `next_token`: larger than every token so far. The first participant holds it."""
+    """Content of a lease's record. `next_token`: larger than every token so far. The first participant holds it.
+
+    `shares`: what the processes of a shared consumer have divided; None: no process has shared it.
+    """
 
     next_token: int = 1
     participants: tuple[Participant, ...] = ()
+    shares: Shares | None = None
+
+    @property
+    def tokens(self) -> set[int]:
+        """Return the tokens of the participants."""
+        return {row.token for row in self.participants}
 
     @property
     def holder(self) -> Participant | None:
@@ -81,9 +97,9 @@ class Candidate:
     compare-and-swap, and `seen` again with what was written.
     """
 
-    def __init__(self, candidate_id: str, text: str, ttl_s: float, *, waits: bool) -> None:
+    def __init__(self, candidate_id: str, text: str, ttl_s: float, *, waits: bool, is_shared: bool = False) -> None:
         self.token = 0  # 0: it is not in the queue
-        self._row = Participant(candidate_id, 0, 0, int(ttl_s * 1000), text)
+        self._row = Participant(candidate_id, 0, 0, int(ttl_s * 1000), text, is_shared)
         self._ttl_s = ttl_s
         self.waits = waits
         self._queue = LeaseQueue()
@@ -97,14 +113,28 @@ class Candidate:
         return next((place for place, row in enumerate(self._queue.participants) if row.id == self._row.id), -1)
 
     @property
+    def is_holder(self) -> bool:
+        """Report whether the record names it as a holder."""
+        place = self.place
+        return place >= 0 and self._blocking(self._queue.participants[:place]) is None
+
+    def _blocking(self, rows: Iterable[Participant]) -> Participant | None:
+        """Return the first of these participants that does not share the lease with it."""
+        return next((row for row in rows if not (row.is_shared and self._row.is_shared)), None)
+
+    def _may_join(self, queue: LeaseQueue) -> bool:
+        has_room = len(queue.participants) < PARTICIPANTS_MAX
+        return has_room and (self.waits or self._blocking(queue.participants) is None)
+
+    @property
     def watches(self) -> bool:
         """Report whether a change of the record may concern it soon. A holder only renews."""
-        return self.place != 0 and self.place < WATCHING_MAX
+        return not self.is_holder and self.place < WATCHING_MAX
 
     @property
     def held_until_s(self) -> float:
         """Return when its lease ends unless it is renewed; 0 if it is not the holder."""
-        return self._renewed_s + self._ttl_s * (1 - MARGIN) if self.place == 0 else 0.0
+        return self._renewed_s + self._ttl_s * (1 - MARGIN) if self.is_holder else 0.0
 
     def seen(self, queue: LeaseQueue, now_s: float) -> None:
         """Note the content of the record, at the moment when its reader has it."""
@@ -131,8 +161,8 @@ class Candidate:
 
         A holder proves that it lives by another beat, within a third of its `ttl`.
         """
-        holder = self._queue.holder
-        if self.place >= 0 or holder is None or (self.waits and len(self._queue.participants) < PARTICIPANTS_MAX):
+        holder = self._blocking(self._queue.participants) or self._queue.holder
+        if self.place >= 0 or holder is None or self._may_join(self._queue):
             return None
         return holder if self._others[holder.id].is_alive else None
 
@@ -141,15 +171,20 @@ class Candidate:
         dead = {row.id for row in self._queue.participants if self._is_dead(row, now_s)}
         left = self._queue.without(dead)
         if self.place < 0:
-            if len(left.participants) >= (PARTICIPANTS_MAX if self.waits else 1):
+            if not self._may_join(left):
                 return None
             self._beat(now_s, left.next_token)
             return replace(left, next_token=left.next_token + 1, participants=(*left.participants, self._row))
-        if not dead and now_s < self._renewal_s:
+        content = self._content(left)
+        if not dead and content == left and now_s < self._renewal_s:
             return None
         self._beat(now_s, self.token)
         rows = tuple(self._row if row.id == self._row.id else row for row in left.participants)
-        return replace(left, participants=rows)
+        return replace(content, participants=rows)
+
+    def _content(self, queue: LeaseQueue) -> LeaseQueue:
+        """Return the queue with what else this process changes in the record."""
+        return queue
 
     def _beat(self, now_s: float, token: int) -> None:
         self._row = replace(self._row, beat=self._row.beat + 1, token=token)
@@ -199,9 +234,14 @@ def pack_queue(queue: LeaseQueue) -> bytes:
     """Return the stored record: JSON, one line."""
     rows = [
         {"id": row.id, "token": row.token, "beat": row.beat, "ttl_ms": row.ttl_ms, "text": row.text}
+        | ({"shared": True} if row.is_shared else {})
         for row in queue.participants
     ]
-    content = {"format": FORMAT, "next_token": queue.next_token, "queue": rows}
+    is_shared = any(row.is_shared for row in queue.participants)
+    content: dict[str, Any] = {"format": FORMAT_SHARED if is_shared else FORMAT, "next_token": queue.next_token}
+    content["queue"] = rows
+    if queue.shares is not None:
+        content["shares"] = pack_shares(queue.shares)
     return json.dumps(content, separators=(",", ":")).encode()
 
 
@@ -209,12 +249,14 @@ def parse_queue(record: str, data: bytes) -> LeaseQueue:
     """Parse a stored record. `record`: its name, for errors. Raises `MetadataCorrupt`, `NotSupported`."""
     try:
         content: dict[str, Any] = parse_json(data)
-        if content["format"] > FORMAT:
-            raise NotSupported(f"record {record} has format {content['format']}: this version reads {FORMAT}")
-        return LeaseQueue(int(content["next_token"]), tuple(map(_parse_participant, content["queue"])))
+        if content["format"] > FORMAT_SHARED:
+            raise NotSupported(f"record {record} has format {content['format']}: this version reads {FORMAT_SHARED}")
+        shares = parse_shares(content["shares"]) if "shares" in content else None
+        return LeaseQueue(int(content["next_token"]), tuple(map(_parse_participant, content["queue"])), shares)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MetadataCorrupt(f"record {record} of a lease cannot be read: {error!r}") from error
 
 
 def _parse_participant(row: Mapping[str, Any]) -> Participant:
-    return Participant(str(row["id"]), int(row["token"]), int(row["beat"]), int(row["ttl_ms"]), str(row["text"]))
+    numbers = int(row["token"]), int(row["beat"]), int(row["ttl_ms"])
+    return Participant(str(row["id"]), *numbers, str(row["text"]), bool(row.get("shared", False)))

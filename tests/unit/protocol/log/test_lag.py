@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.lag import rows_and_bytes
+from bookies.protocol.log.lag import Lag, rows_and_bytes
 from bookies.protocol.log.log_model import Extent, LedgerEnd
 
 LOG = replace(
@@ -40,3 +40,11 @@ def test_what_is_left(at: tuple[int, int], expected: tuple[int, int] | None) -> 
 
 def test_an_end_that_is_unknown() -> None:
     assert rows_and_bytes(Position(10, 5), LOG, {}) is None
+
+
+def test_without_entries_that_were_handled_ahead() -> None:
+    lag = Lag(10, 1_000, 5.0)
+    assert lag.without(0) is lag
+    assert lag.without(4) == Lag(6, 600, 5.0)
+    assert lag.without(11) == Lag(0, 0, 5.0)
+    assert Lag(None, None, 5.0).without(4) == Lag(None, None, 5.0)

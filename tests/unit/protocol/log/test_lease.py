@@ -141,7 +141,7 @@ def test_the_record_survives_and_damage_is_reported() -> None:
         with pytest.raises(MetadataCorrupt, match="locks/x"):
             parse_queue("locks/x", data)
     with pytest.raises(NotSupported):
-        parse_queue("locks/x", b'{"format":2}')
+        parse_queue("locks/x", b'{"format":3}')
 
 
 @pytest.mark.parametrize("ttl", [0.9, 301, True, "10", None, float("nan")])

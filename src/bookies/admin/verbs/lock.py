@@ -1,0 +1,102 @@
+"""`bk lock`: run a command while this process has a lock, as `flock` does on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from bookies.admin.shared.command_line import Option, verb
+from bookies.admin.shared.common import on_client
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.client.turns.lease import Lease
+
+TOKEN = "BK_LEASE_TOKEN"  # variable of the command, with the fencing token
+NOT_HELD, LOST, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 75, 124, 126, 127, 128  # exit statuses
+
+
+async def _lock(client: Client, arguments: argparse.Namespace) -> int:
+    from bookies.errors import LeaseHeld
+
+    waits, timeout = not arguments.no_wait, arguments.timeout
+    name, ttl = arguments.lock, arguments.ttl
+    try:
+        if arguments.election:
+            lease = await client.election(name).lead(ttl=ttl, wait=waits, timeout=timeout)
+        else:
+            lease = await client.lock(name, ttl=ttl, wait=waits, timeout=timeout)
+    except (LeaseHeld, TimeoutError) as error:
+        return _failed(f"the command was not started: {error}", NOT_HELD)
+    try:
+        return await _run(lease, arguments.command, ttl)
+    finally:
+        await lease.release()
+
+
+def _failed(text: str, status: int) -> int:
+    print(f"bk lock: {text}", file=sys.stderr)
+    return status
+
+
+async def _run(lease: Lease, command: list[str], ttl_s: float) -> int:
+    """Run the command until it ends or the lease is lost; return the exit status."""
+    environment = os.environ | {TOKEN: str(lease.token)}
+    try:
+        # A session of its own, so that the command ends with its children; a terminal can still be read.
+        process = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
+    except FileNotFoundError:
+        return _failed(f"{command[0]}: not found", NOT_FOUND)
+    except OSError as error:
+        return _failed(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE)
+    ending = asyncio.ensure_future(process.wait())
+    lost = asyncio.get_running_loop().create_future()
+    lease.on_lost(lambda: lost.set_result(None))
+    try:
+        await asyncio.wait((ending, lost), return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            await _end(process.pid, ending, ttl_s)
+            text = "was not renewed in time, so another process may have it: the command was ended"
+            return _failed(f"the lease {text}", LOST)
+    except asyncio.CancelledError:  # by a signal to this process
+        await _end(process.pid, ending, ttl_s)
+        raise
+    status = ending.result()
+    return status if status >= 0 else SIGNALLED - status
+
+
+async def _end(pid: int, ending: asyncio.Future[int], ttl_s: float) -> None:
+    """End the command and its children before another process can have the lease."""
+    from bookies.protocol.log.lease import MARGIN
+
+    for number, wait_s in ((signal.SIGTERM, ttl_s * MARGIN / 2), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, number)
+        if (await asyncio.wait((ending,), timeout=wait_s))[0]:
+            return
+
+
+VERBS = (
+    verb(
+        "lock",
+        "run a command while this process has a lock",
+        "bk lock nightly -- ./backup.sh",
+        on_client(_lock),
+        Option("lock NAME", "name of the lock"),
+        Option("command COMMAND", "the command and its arguments, after --", values="+"),
+        Option("--election", "lead the election of that name instead", bool),
+        Option("--no-wait", "do not start the command if another process has the lock", bool),
+        Option("--timeout SECONDS", "wait at most this long for the lock (default: without end)", float),
+        Option("--ttl SECONDS", "seconds after which a silent holder loses the lock (default 10)", float, default=10.0),
+        description=f"The variable {TOKEN} holds the fencing token, which grows with every holder. If the lock is "
+        "lost, the command and its children get SIGTERM, then SIGKILL.\n\n"
+        f"Exit status: that of the command; {SIGNALLED} + N if signal N ended it; {NOT_HELD} if the lock is held or "
+        f"the time is over; {LOST} if the lock was lost; {NOT_EXECUTABLE} or {NOT_FOUND} if the command cannot be "
+        "executed or is not found.",
+    ),
+)
