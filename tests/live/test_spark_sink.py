@@ -161,7 +161,11 @@ def test_records_in_sets_are_written_and_read(spark: Any, store: Any, save: Any,
     with log.open() as reader:
         found = [(record.value, record.key) for record in reader.read().records()]
     assert found == [row[:2] for row in rows]
-    reader = spark.read.format("bookkeeper").option("metadata", cluster.metadata_uri).option("subscribe", "sets")
+    reader = (
+        spark.read.format("bookkeeper")
+        .option("bookkeeper.metadataServiceUri", cluster.metadata_uri)
+        .option("subscribe", "sets")
+    )
     source = reader.option("columns", "value,timestamp").load()
     assert sorted((bytes(row.value), row.timestamp) for row in source.collect()) == sorted(
         (value, moment) for value, _, moment in rows
