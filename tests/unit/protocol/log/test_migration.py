@@ -120,3 +120,13 @@ def test_one_swap_adds_a_limited_number_of_ledgers_and_leaves_no_gap() -> None:
     assert at_once(source, listed, ids) == ids, "those that are listed need no condition any more"
     del ids[3]
     assert list(at_once(source, listed, ids)) == [0, 1, 2]
+
+
+def test_a_compacted_extent_keeps_its_positions_in_the_target() -> None:
+    first = follow(SOURCE, None, {60: 160, 61: 161})
+    source = replace(SOURCE, extents=(replace(SOURCE.extents[0], stored=80, kept=2), *SOURCE.extents[1:]))
+    second = follow(source, first, {80: 180, 61: 161})
+    assert (second.ledger_ids, second.storages, second.deleting) == ([160, 161], [180, 161], (160,))
+    whole = follow(source, None, {80: 180, 61: 161})
+    assert (whole.ledger_ids, whole.storages) == ([180, 161], [180, 161])
+    assert at_once(source, first, {80: 180, 61: 161}) == {80: 180, 61: 161}

@@ -137,6 +137,13 @@ def test_a_log_that_is_held_or_deleted_keeps_all() -> None:
         assert decision(Retention(rows=1), manifest=manifest) == RetentionDecision(None)
 
 
+def test_of_a_compacted_extent_the_kept_entries_and_their_ledger_count() -> None:
+    extents = (replace(EXTENTS[0], stored=90, kept=1), *EXTENTS[1:])
+    removal = decision(Retention(rows=50), manifest=replace(LIST, extents=extents)).removal
+    assert removal is not None
+    assert (removal.ledgers, removal.rows) == ((90,), 1)
+
+
 def test_a_removal_has_a_bounded_number_of_ledgers() -> None:
     many = replace(LIST, extents=tuple(Extent(seq, seq, 0, 0, 1, 1) for seq in range(LEDGERS_MAX + 10)))
     removal = decision(Retention(rows=1), manifest=many).removal
