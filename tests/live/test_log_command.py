@@ -179,6 +179,30 @@ def test_a_tail_goes_on_from_leader_to_leader(uri: str, tmp_path: pathlib.Path) 
         tail.stdout.close()
 
 
+def test_the_blocking_client_with_record_sets(uri: str) -> None:
+    with bookies.blocking.connect(uri) as store:
+        log = store.log("sets-of-records")
+        log.create(record_format="sets", compression="zstd")
+        with log.lead() as writer:
+            outcomes = [writer.append_nowait(b"%d" % number, key=b"k") for number in range(100)]
+            writer.wait_writable()
+            writer.flush()
+            assert {outcome.result(timeout=0) for outcome in outcomes} <= {
+                Position(writer.ledger_id, entry_id) for entry_id in range(100)
+            }
+        with log.open() as reader:
+            sets = list(reader.read().sets())
+            assert [value for _, found in sets for value in found.values()] == [b"%d" % number for number in range(100)]
+            assert [position for position, _ in sets] == sorted({outcome.result() for outcome in outcomes})
+            assert {record.key for record in reader.read().records()} == {b"k"}
+        plain = store.log("values-alone")
+        plain.create()
+        with plain.lead() as writer, pytest.raises(bookies.NotSupported, match="append_nowait collects record sets"):
+            writer.append_nowait(b"1")
+        with plain.open() as reader, pytest.raises(bookies.NotSupported, match="read it with records"):
+            reader.read().sets()
+
+
 def test_the_blocking_client(uri: str) -> None:
     with bookies.blocking.connect(uri) as store:
         log = store.log("blocking", password=b"s3cret")

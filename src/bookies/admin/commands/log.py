@@ -406,13 +406,15 @@ def _cursor_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     from bookies.protocol.log.sequences import CURSOR
 
     rows, size, age_s = row["entries_behind"], row["bytes_behind"], row["seconds_behind"]
+    is_numbers = row["cursor"] == CURSOR  # It belongs to no consumer, and has no lag.
+    missing = "-" if is_numbers else "unknown"
     return (
         row["cursor"],
         f"{row['position']} (truncated)" if row["is_truncated"] else row["position"],
-        "unknown" if rows is None else f"{rows:,}",
-        "unknown" if size is None else size_text(size),
+        missing if rows is None else f"{rows:,}",
+        missing if size is None else size_text(size),
         "-" if age_s is None else f"{age_s:,.0f} s",
-        _process_text(row) or ("numbered entries" if row["cursor"] == CURSOR else "-"),
+        _process_text(row) or ("numbered entries" if is_numbers else "-"),
         time_text(row["moved_ms"]),
     )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 
 from bookies.client.blocking.blocking_iteration import BlockingBatches
-from bookies.client.blocking.delegation import BlockingHandle, delegates, reads, runs, waits
+from bookies.client.blocking.delegation import BlockingHandle, delegates, followed, reads, runs, waits
 from bookies.client.read import LedgerReader as AsyncLedgerReader
 from bookies.client.write import LedgerWriter as AsyncLedgerWriter
 from bookies.client.write.writer import Payload
@@ -58,7 +58,7 @@ class LedgerWriter(BlockingHandle[AsyncLedgerWriter]):
         async def start() -> asyncio.Future[int]:
             return self._inner.append_nowait(payload)
 
-        return self._thread.call(_followed(start))
+        return self._thread.call(followed(start))
 
     def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
         """Append entries with consecutive ids and return the last id, once all are durable."""
@@ -67,7 +67,7 @@ class LedgerWriter(BlockingHandle[AsyncLedgerWriter]):
     def push_many(self, payloads: Iterable[Payload]) -> Future[int]:
         """Append entries like `append_many`, waiting only for memory. The future becomes the last id."""
         batch = list(payloads)
-        return self._thread.call(_followed(lambda: self._inner.push_many(batch)))
+        return self._thread.call(followed(lambda: self._inner.push_many(batch)))
 
 
 class LedgerReader(BlockingHandle[AsyncLedgerReader]):
@@ -111,19 +111,3 @@ class LedgerReader(BlockingHandle[AsyncLedgerReader]):
     read_last_add_confirmed_and_entry = waits(AsyncLedgerReader.read_last_add_confirmed_and_entry)
     tail = reads(AsyncLedgerReader.tail)
     close = waits(AsyncLedgerReader.close)
-
-
-async def _followed(append: Callable[[], Awaitable[asyncio.Future[int]]]) -> Future[int]:
-    """Append, and let a future for other threads follow the result."""
-    followed: Future[int] = Future()
-    followed.set_running_or_notify_cancel()  # A sent entry cannot be cancelled.
-
-    def tell(appended: asyncio.Future[int]) -> None:
-        error = appended.exception()
-        if error is None:
-            followed.set_result(appended.result())
-        else:
-            followed.set_exception(error)
-
-    (await append()).add_done_callback(tell)
-    return followed

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from typing import Self
 
 from bookies.client.base import Entry, EntryBatch
 from bookies.client.blocking.blocking_iteration import BlockingBatches, BlockingEntries, Caller
 from bookies.client.blocking.blocking_lease import Lease
-from bookies.client.blocking.delegation import Blocking, BlockingHandle, delegates, iterates, opens, waits
+from bookies.client.blocking.delegation import Blocking, BlockingHandle, delegates, followed, iterates, opens, waits
 from bookies.client.log import LogReader as AsyncLogReader
 from bookies.client.log import LogWriter as AsyncLogWriter
 from bookies.client.log import log as asynchronous
 from bookies.client.log.consumer import LogConsumer as AsyncLogConsumer
 from bookies.client.log.consumer import consumed
-from bookies.client.log.records.log_records import LogEntries, records_of
+from bookies.client.log.records.log_records import LogEntries, records_of, sets_of
 from bookies.client.log.sequenced import SequencedWriter as AsyncSequencedWriter
 from bookies.client.log.transaction_writer import LogTransaction as AsyncLogTransaction
 from bookies.client.write.writer import Payload
 from bookies.encoding.envelope import Record
+from bookies.encoding.record_sets import RecordSet
 from bookies.errors import BookKeeperError
 from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.log_model import Address
-from bookies.protocol.log.records import Decoder, LogRecord
+from bookies.protocol.log.records import Decoder, Headers, LogRecord
 
 
 class LogWriter(BlockingHandle[AsyncLogWriter]):
@@ -66,6 +69,28 @@ class LogWriter(BlockingHandle[AsyncLogWriter]):
         return self._thread.call(appending)
 
     append_entries = waits(AsyncLogWriter.append_entries)
+    wait_writable = waits(AsyncLogWriter.wait_writable)
+    flush = waits(AsyncLogWriter.flush)
+
+    def append_nowait(
+        self,
+        payload: Payload | Record,
+        *,
+        key: Payload | None = None,
+        headers: Headers | None = None,
+        timestamp: float | None = None,
+    ) -> Future[Position]:
+        """Add a record to the open record set. The future becomes the position of its entry, or raises as `append`.
+
+        It may be awaited from any thread. Raises `BookieBusy` if too many sets are in flight: call `wait_writable`,
+        then repeat. `append_many` is faster: it hands over all its records in one call to the client's thread.
+        """
+
+        async def start() -> asyncio.Future[Position]:
+            appended = self._inner.append_nowait(payload, key=key, headers=headers, timestamp=timestamp)
+            return asyncio.ensure_future(appended)
+
+        return self._thread.call(followed(start))
 
 
 class BlockingLogEntries(BlockingEntries):
@@ -84,6 +109,14 @@ class BlockingLogEntries(BlockingEntries):
         """
         return BlockingRecords(self._batches, self._decode, self._start)
 
+    def sets(self) -> Iterator[tuple[Position, RecordSet]]:
+        """Return the same iteration by record sets, each with the position of its entry: the fast way to read a log.
+
+        A damaged set raises `LogRecordCorrupt`, and the iteration may be continued after it. Raises `NotSupported` for
+        other record formats.
+        """
+        return _Sets(self._batches, self._decode.of_sets())
+
 
 class BlockingRecords(Iterator[LogRecord]):
     """An iteration over the records of a log. After an error it may be repeated."""
@@ -99,6 +132,21 @@ class BlockingRecords(Iterator[LogRecord]):
             for record in self._items:
                 return record
             self._items = records_of(next(self._batches), self._decode, self._start)
+
+
+class _Sets(Iterator[tuple[Position, RecordSet]]):
+    """An iteration over the record sets of a log. After an error it may be repeated."""
+
+    def __init__(self, batches: Iterator[EntryBatch], decode: Decoder) -> None:
+        self._batches = batches
+        self._decode = decode
+        self._items: Iterator[tuple[Position, RecordSet]] = iter(())
+
+    def __next__(self) -> tuple[Position, RecordSet]:
+        while True:
+            for item in self._items:
+                return item
+            self._items = sets_of(next(self._batches), self._decode)
 
 
 class LogReader(BlockingHandle[AsyncLogReader]):

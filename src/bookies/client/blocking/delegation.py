@@ -6,8 +6,10 @@ the handle with asyncio, on the client's own thread, and waits for the result. m
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from functools import partial, update_wrapper
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -115,6 +117,22 @@ def delegates(
         return finish(self._thread, _twin(self, method)(*args, **kwargs))
 
     return _like(call, method, returns, summary)
+
+
+async def followed(append: Callable[[], Awaitable[asyncio.Future[T]]]) -> Future[T]:
+    """Append, and return a future for other threads, which follows the result."""
+    follower: Future[T] = Future()
+    follower.set_running_or_notify_cancel()  # A sent entry cannot be cancelled.
+
+    def tell(appended: asyncio.Future[T]) -> None:
+        error = appended.exception()
+        if error is None:
+            follower.set_result(appended.result())
+        else:
+            follower.set_exception(error)
+
+    (await append()).add_done_callback(tell)
+    return follower
 
 
 def _twin(handle: Blocking[A], method: Callable[Concatenate[A, P], T]) -> Callable[P, T]:

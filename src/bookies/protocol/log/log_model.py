@@ -104,7 +104,9 @@ def parse_address(text: str) -> Address:
     """Parse `LEDGER:ENTRY` or `LEDGER:ENTRY:SLOT`. Raises `InvalidArgument`."""
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() for part in parts):
-        raise InvalidArgument(f"{text!r} is no address in a log: give LEDGER:ENTRY or LEDGER:ENTRY:SLOT, whole numbers")
+        raise InvalidArgument(
+            f"{text!r} is no position in a log: give LEDGER:ENTRY or LEDGER:ENTRY:SLOT, whole numbers"
+        )
     return Address(*map(int, parts))
 
 

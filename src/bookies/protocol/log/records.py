@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from bookies.encoding.envelope import Header, Record, pack_fields, parse_headers, parse_record
 from bookies.encoding.record_sets import RecordSet, count_of, parse_set
-from bookies.errors import InvalidArgument, LogRecordCorrupt, MetadataCorrupt
+from bookies.errors import InvalidArgument, LogRecordCorrupt, MetadataCorrupt, NotSupported
 from bookies.protocol.log.log_model import ENVELOPE, SETS, Address, Position
 
 RESERVED = "bk-"  # beginning of names of headers that are ours
@@ -177,6 +177,12 @@ class Decoder:
     def is_sets(self) -> bool:
         """Report whether an entry may hold several records."""
         return self.record_format == SETS
+
+    def of_sets(self) -> Decoder:
+        """Return itself. Raises `NotSupported` for a log whose entries are no record sets."""
+        if not self.is_sets:
+            raise NotSupported(f"log {self._log} has record format {self.record_format}: read it with records()")
+        return self
 
     def records(
         self, ledger_id: int, entry_ids: Iterable[int], entries: Iterable[bytes], slot: int = 0

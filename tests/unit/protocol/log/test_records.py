@@ -9,7 +9,7 @@ import pytest
 from bookies.encoding.compression import NONE
 from bookies.encoding.envelope import Record, pack_record, parse_record
 from bookies.encoding.record_sets import pack_sets
-from bookies.errors import InvalidArgument, LogRecordCorrupt
+from bookies.errors import InvalidArgument, LogRecordCorrupt, NotSupported
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import ENVELOPE, RAW, SETS, Address, parse_address
 from bookies.protocol.log.records import TIME_MAX, Decoder, LogRecord, entry_of, value_of
@@ -148,5 +148,12 @@ def test_addresses() -> None:
     assert parse_address("7:3:2") == Address(7, 3, 2)
     assert (parse_address("7:3"), str(Address(7, 3, 2).next), Address(7, 3).position) == ((7, 3, 0), "7:3:3", (7, 3))
     for text in ("7", "7:3:2:1", "7:x", "7::1"):
-        with pytest.raises(InvalidArgument, match="is no address in a log"):
+        with pytest.raises(InvalidArgument, match="is no position in a log"):
             parse_address(text)
+
+
+def test_only_record_sets_are_read_by_sets() -> None:
+    decode = Decoder("orders", SETS)
+    assert decode.of_sets() is decode
+    with pytest.raises(NotSupported, match=r"log orders has record format raw: read it with records\(\)"):
+        Decoder("orders", RAW).of_sets()

@@ -8,7 +8,6 @@ from itertools import repeat
 from bookies.client.base import EntryBatch
 from bookies.client.base.iteration import Batches, BatchSource, Entries
 from bookies.encoding.record_sets import RecordSet
-from bookies.errors import NotSupported
 from bookies.kernels import Steps
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import Address
@@ -23,6 +22,11 @@ def records_of(batch: EntryBatch, decode: Decoder, start: Address | None = None)
     is_start = start is not None and start.position == (batch.ledger_id, batch.first_entry_id)
     slot = start.slot if start is not None and is_start else 0
     return decode.records(batch.ledger_id, batch.entry_ids, batch.payloads(), slot)
+
+
+def sets_of(batch: EntryBatch, decode: Decoder) -> Iterator[tuple[Position, RecordSet]]:
+    """Iterate over the record sets of a batch. A step that raises `LogRecordCorrupt` may be followed by others."""
+    return map(decode.record_set, repeat(batch.ledger_id), batch.entry_ids, batch.payloads())
 
 
 class LogEntries(Entries):
@@ -52,9 +56,7 @@ class LogEntries(Entries):
         `RecordSet.values()` returns the values of a set, `rows()` all its columns. A damaged set raises
         `LogRecordCorrupt`, and the iteration may be continued after it. Raises `NotSupported` for other record formats.
         """
-        if not self.decode.is_sets:
-            raise NotSupported(f"the log has record format {self.decode.record_format}: read it with records()")
-        return LogSets(self.batches(), self.decode)
+        return LogSets(self.batches(), self.decode.of_sets())
 
 
 class LogRecords(Steps[LogRecord]):
@@ -82,6 +84,5 @@ class LogSets(Steps[tuple[Position, RecordSet]]):
         self._decode = decode
 
     async def _more(self) -> tuple[Position, RecordSet]:
-        batch = await anext(self._batches)
-        self._items = map(self._decode.record_set, repeat(batch.ledger_id), batch.entry_ids, batch.payloads())
+        self._items = sets_of(await anext(self._batches), self._decode)
         return next(self._items)
