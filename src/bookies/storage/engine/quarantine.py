@@ -126,6 +126,11 @@ class Quarantine:
         return {ledger_id: path for ledger_id, path in paths.items() if ledger_id not in leftovers}
 
     # -- queries -------------------------------------------------------------------------------------------------
+    @property
+    def states(self) -> Mapping[int, QuarantineRecord]:
+        """Return the states of ledgers that have one, by id."""
+        return self._states
+
     def get(self, ledger_id: int) -> QuarantineRecord | None:
         return self._states.get(ledger_id)
 

@@ -143,7 +143,8 @@ class StoreWrites(StoreAccess):
         if parts.checkpointer.flusher.problem:
             return ledgers, list(range(adds.stretch_count))  # each one needs space in the cache
         behind: set[int] = set()  # ledgers with a stretch among the special ones
-        ledger_of, is_removed, waiting = parts.index.get, parts.removals.get, self._waiting
+        # Lookups without a call: with one entry for each ledger this loop is a third of the work of a bookie's loop.
+        ledger_of, removals, waiting = parts.index.ledgers.get, parts.removals.states, self._waiting
         for number, (ledger_id, greatest_id) in enumerate(zip(adds.ledger_ids, adds.greatest_ids, strict=True)):
             ledger = ledger_of(ledger_id)
             if (
@@ -153,7 +154,7 @@ class StoreWrites(StoreAccess):
                 or ledger.header.master_key != master_key
                 or greatest_id > ENTRY_ID_MAX
                 or ledger_id in waiting
-                or is_removed(ledger_id) is not None
+                or ledger_id in removals
                 or ledger_id in behind
             ):
                 special.append(number)
@@ -227,13 +228,13 @@ class StoreWrites(StoreAccess):
         """
         parts.cache.current.add(adds)
         try:
-            watchers = self._watchers
+            watchers, is_watched = self._watchers, bool(self._watchers)
             for ledger, greatest_id, lac in zip(ledgers, adds.greatest_ids, adds.lacs, strict=True):
                 if greatest_id > ledger.last_entry_id:
                     ledger.last_entry_id = greatest_id
                 if lac > ledger.last_add_confirmed:
                     ledger.last_add_confirmed = lac
-                    if watchers:
+                    if is_watched:
                         watchers.wake(ledger.ledger_id, lac)
             self._entry_count += len(adds)
             self._entry_size += adds.records.size

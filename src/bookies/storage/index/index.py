@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -167,6 +167,11 @@ class LedgerIndex:
 
     def is_known(self, ledger_id: int) -> bool:
         return ledger_id in self._ledgers or ledger_id in self.places.paths
+
+    @property
+    def ledgers(self) -> Mapping[int, Ledger]:
+        """Return the ledgers in memory, by id."""
+        return self._ledgers
 
     def get(self, ledger_id: int) -> Ledger | None:
         """Return the ledger if it is in memory."""
