@@ -279,6 +279,11 @@ class BookieConfig(HttpConfig):
         False,
         "run auto-recovery in this process (docs/howto/run-auto-recovery.md); `bk recovery run`: separately",
     )
+    log_housekeeping: bool = setting(
+        False,
+        "without auto_recovery: be a candidate for applying the retention of logs (docs/howto/limit-a-log.md); "
+        "`bk up` turns it on",
+    )
     control: bool = setting(
         True, "listen on a local port, published in control.json, for commands such as `bk bookie gc`"
     )

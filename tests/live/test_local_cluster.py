@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
+import time
+import urllib.request
 
 import pytest
-from tests.live.command import Family, bk, finish, run, started, write_state
+from tests.live.command import PATIENCE_S, Family, bk, finish, run, started, write_state
 
 pytestmark = pytest.mark.live
 
@@ -46,6 +49,43 @@ def test_a_cluster_that_crashed_is_up_again(tmp_path: pathlib.Path, family: Fami
     family.wait_gone()
     assert "started b1, b2, b3" in run(family, tmp_path, "up").out
     assert run(family, tmp_path, "ledger", "read", ledger_id).out == "a\nb\nc\n"
+    run(family, tmp_path, "down")
+
+
+def removed_entries(directory: pathlib.Path) -> int:
+    """Entries that retention has removed, by the metrics of all bookies."""
+    total = 0
+    for path in directory.glob(".*.ready"):
+        host, port = json.loads(path.read_bytes())["http"]
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics") as response:
+            for line in response.read().decode().splitlines():
+                if line.startswith("bookies_log_retention_entries_total"):
+                    total += int(float(line.split()[-1]))
+    return total
+
+
+def test_a_bookie_applies_the_limits_of_logs(tmp_path: pathlib.Path, family: Family) -> None:
+    write_state(tmp_path, lease_ms=10_000)
+    path = tmp_path / "bk-data" / "cluster.json"
+    state = json.loads(path.read_bytes())
+    state["settings"] |= {"log_retention_interval_s": 1, "http_port": 0}
+    path.write_text(json.dumps(state))
+    run(family, tmp_path, "up")
+    run(family, tmp_path, "recovery", "disable")
+    run(family, tmp_path, "log", "create", "clicks")
+    for part in range(4):
+        run(family, tmp_path, "log", "append", "clicks", stdin=f"{part}a\n{part}b\n")
+    run(family, tmp_path, "log", "retention", "clicks", "--rows", 3)
+    assert run(family, tmp_path, "log", "history", "clicks", "--json").json() == []
+    run(family, tmp_path, "recovery", "enable")
+    deadline = time.monotonic() + PATIENCE_S
+    while (removed := removed_entries(tmp_path / "bk-data")) == 0:
+        assert time.monotonic() < deadline
+    removals = run(family, tmp_path, "log", "history", "clicks", "--json").json()
+    assert [(row["entries"], row["reasons"]) for row in removals] == [(4, ["rows"])]
+    assert removed == 4
+    assert run(family, tmp_path, "log", "retention", "clicks").err == ""
+    assert run(family, tmp_path, "log", "read", "clicks").out.splitlines() == ["2a", "2b", "3a", "3b"]
     run(family, tmp_path, "down")
 
 

@@ -15,6 +15,7 @@ from bookies.runtime.ports import Clock
 from bookies.runtime.process_usage import process_usage, python_version
 
 if TYPE_CHECKING:
+    from bookies.replication.auditor.log_retention import LogRetention
     from bookies.replication.daemon.daemon import AutoRecovery
 
 BOOKIE_TABLES: tuple[tuple[Metric, ...], ...] = (
@@ -33,17 +34,32 @@ def recovery_tables() -> tuple[tuple[Metric, ...], ...]:
     """Return the tables of auto-recovery, which only a process that runs it imports."""
     from bookies.metrics import recovery_table
 
-    return (recovery_table.TABLE,)
+    return (recovery_table.TABLE, *retention_tables())
+
+
+def retention_tables() -> tuple[tuple[Metric, ...], ...]:
+    """Return the tables of the retention of logs, which only a process that applies it imports."""
+    from bookies.metrics import retention_table
+
+    return (retention_table.TABLE,)
 
 
 def bookie_collection(
-    server: BookieServer, recovery: Callable[[], AutoRecovery | None] | None, health: Health, clock: Clock
+    server: BookieServer,
+    recovery: Callable[[], AutoRecovery | None] | None,
+    health: Health,
+    clock: Clock,
+    retention: Callable[[], LogRetention | None] | None = None,
 ) -> Collection:
-    """Return the metrics of a bookie. `recovery`: auto-recovery in the same process; None: it runs elsewhere."""
+    """Return the metrics of a bookie. `recovery`: auto-recovery in the same process; None: it runs elsewhere.
+
+    `retention`: of logs, likewise.
+    """
     store = server.store
     build = version_labels(server.metadata.uri)
+    others = recovery_tables() if recovery is not None else retention_tables() if retention is not None else ()
     return Collection(
-        (*BOOKIE_TABLES, process_table.TABLE, *(recovery_tables() if recovery is not None else ())),
+        (*BOOKIE_TABLES, process_table.TABLE, *others),
         {
             "served": lambda: server.served,
             "latency": lambda: server.latency,
@@ -60,7 +76,8 @@ def bookie_collection(
             "metadata": lambda: server.metadata.operations,
             "health": health.conditions,
         }
-        | ({"recovery": recovery} if recovery is not None else {}),
+        | ({"recovery": recovery} if recovery is not None else {})
+        | ({"retention": retention} if retention is not None else {}),
         clock.monotonic,
     )
 
@@ -71,6 +88,10 @@ def recovery_collection(
     """Return the metrics of a process that runs auto-recovery alone."""
     build = version_labels(uri)
 
+    def retention() -> LogRetention | None:
+        current = recovery()
+        return None if current is None else current.auditor.retention
+
     def operations() -> object | None:
         current = recovery()
         return None if current is None else current.driver.operations
@@ -79,6 +100,7 @@ def recovery_collection(
         (*recovery_tables(), process_table.TABLE),
         {
             "recovery": recovery,
+            "retention": retention,
             "process": process_usage,
             "loop": lambda: lag,
             "build": lambda: build,

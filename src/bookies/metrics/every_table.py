@@ -13,6 +13,7 @@ from bookies.metrics import (
     gateway_table,
     process_table,
     recovery_table,
+    retention_table,
     storage_table,
     stream_table,
 )
@@ -28,6 +29,7 @@ TABLES: Mapping[str, tuple[Metric, ...]] = {
     "Garbage collection": storage_table.COLLECTION,
     "Scrub": storage_table.SCRUB,
     "Auto-recovery": recovery_table.TABLE,
+    "Retention of logs": retention_table.TABLE,
     "Process": process_table.TABLE,
     "Client": client_table.TABLE,
     "Streaming queries of Spark": stream_table.TABLE,

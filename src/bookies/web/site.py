@@ -36,6 +36,7 @@ from bookies.web.shared_client import OpenDriver, SharedClient
 from bookies.web.users import Role, UsersFile
 
 if TYPE_CHECKING:
+    from bookies.replication.auditor.log_retention import LogRetention
     from bookies.replication.daemon.daemon import AutoRecovery
     from bookies.replication.daemon.process import RecoveryProcess
 
@@ -120,18 +121,19 @@ def beside_start(
     open_driver: OpenDriver,
     recovery: Callable[[], AutoRecovery | None] | None,
     other_routes: OtherRoutes = lambda process: (),
+    retention: Callable[[], LogRetention | None] | None = None,
 ) -> Callable[[BookieServer, Runtime], contextlib.AbstractAsyncContextManager[None]]:
     """Return the function that runs the HTTP server around the life of a bookie: see `bookie.main.run`.
 
     `recovery`: auto-recovery in the same process, which returns None while it does not run. `other_routes`: endpoints
-    of other packages.
+    of other packages. `retention`: of logs, as `recovery`.
     """
 
     @contextlib.asynccontextmanager
     async def around(server: BookieServer, runtime: Runtime) -> AsyncIterator[None]:
         config = server.config
         health = BookieHealth(server, runtime.clock.monotonic)
-        metrics = bookie_collection(server, recovery, health, runtime.clock)
+        metrics = bookie_collection(server, recovery, health, runtime.clock, retention)
         client = SharedClient(runtime, open_driver, client_config)
         jobs, samples = Jobs(runtime.clock), Samples(metrics, runtime.clock)
         routes = with_overview(

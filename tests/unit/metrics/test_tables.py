@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
-from bookies.metrics.collections import BOOKIE_TABLES, recovery_tables
+from bookies.metrics.collections import BOOKIE_TABLES, recovery_tables, retention_tables
 from bookies.metrics.every_table import TABLES
-from bookies.metrics.metric import Kind, Metric
+from bookies.metrics.metric import Collection, Kind, Metric
+from bookies.replication.auditor.log_retention import Removed
 
 METRICS: list[Metric] = [metric for table in TABLES.values() for metric in table]
 BY_NAME = {metric.name: metric for metric in METRICS}
@@ -40,3 +42,13 @@ def test_our_own_names_follow_prometheus() -> None:
 def test_the_tables_of_a_process_are_among_all() -> None:
     for table in (*BOOKIE_TABLES, *recovery_tables()):
         assert table in TABLES.values()
+
+
+def test_what_retention_removed_is_counted() -> None:
+    current: list[SimpleNamespace] = []
+    tables = retention_tables()
+    names = [metric.name for table in tables for metric in table]
+    collection = Collection(tables, {"retention": lambda: current[0] if current else None}, lambda: 0.0)
+    assert collection.values(names) == {}
+    current.append(SimpleNamespace(removed=Removed(ledgers=2, entries=30, size=4_000)))
+    assert list(collection.values(names).values()) == [2, 30, 4_000]

@@ -177,6 +177,11 @@ DASHBOARDS: Mapping[str, tuple[Panel, ...]] = {
         Panel("Bookies", {"lost": "max({bookies_lost_bookies})", "to be emptied": "max({bookies_draining_bookies})"}),
         _one("Failures of tasks, in an hour", "increase({bookies_recovery_failures_total}[1h])",
              legend="{{instance}} {{task}}"),
+        Panel("Retention of logs: removed", {
+            "ledgers": "sum(rate({bookies_log_retention_ledgers_total}[5m]))",
+            "entries": "sum(rate({bookies_log_retention_entries_total}[5m]))"}, PER_S),
+        _one("Retention of logs: bytes removed", "sum(rate({bookies_log_retention_bytes_total}[5m]))", BYTES_PER_S,
+             "bytes"),
         Panel("Ledgers that violate the placement policy", {
             "violate": "{auditor_NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY}",
             "less than desired": "{auditor_NUM_LEDGERS_SOFTLY_ADHERING_TO_PLACEMENT_POLICY}"}),

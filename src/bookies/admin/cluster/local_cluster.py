@@ -156,6 +156,7 @@ class LocalCluster:
         self.metadata_uri = self._store(metadata_uri, state.get("metadata", ""))
         self._lease_ms = lease_ms or state.get("lease_ms", LEASE_MS)
         self._settings = dict(state.get("settings", {}) if settings is None else settings)
+        self._defaults: dict[str, str] = {}  # variables for bookies, unless this process has them
         self._is_temporary = False
         self.bookies = [self._new_bookie(known["id"], known) for known in state.get("bookies", ())]
         wanted = bookies or len(self.bookies) or BOOKIES
@@ -178,6 +179,10 @@ class LocalCluster:
     def enable_http(self) -> None:
         """Give the bookies that start from now on an HTTP server on any free port, unless the settings name one."""
         self._settings.setdefault("http_port", 0)
+
+    def enable_log_housekeeping(self) -> None:
+        """Let the bookies that start from now on apply the retention of logs, unless the settings decide about it."""
+        self._defaults["BK_LOG_HOUSEKEEPING"] = "true"
 
     def pids(self) -> list[int]:
         """Return the process ids of the running bookies."""
@@ -340,7 +345,7 @@ class LocalCluster:
             *("--metadata", self.metadata_uri, "--lease-ms", str(self._lease_ms)),
             *(f"--set={name}={value}" for name, value in (self._settings | bookie.settings).items()),
         ]
-        environment = dict(os.environ)
+        environment = self._defaults | dict(os.environ)
         environment.pop("BK_PARENT_PIPE", None)
         environment.pop("BK_CONFIG", None)  # The file's identity and directories are those of one bookie.
         if not self.is_detached:

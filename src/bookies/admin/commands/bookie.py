@@ -72,8 +72,8 @@ def _run(arguments: argparse.Namespace) -> Report | int:
 
 
 def _beside(config: BookieConfig, arguments: argparse.Namespace, file: Layer | None, uri: str) -> BesideBookie | None:
-    """Return auto-recovery for the bookie's process, if the settings enable it."""
-    if not config.auto_recovery:
+    """Return auto-recovery for the bookie's process, or its part for logs, if the settings enable one of them."""
+    if not (config.auto_recovery or config.log_housekeeping):
         return None
     from bookies.config import ClientConfig, RecoveryConfig
     from bookies.configuration import configured, settings_of
@@ -86,6 +86,7 @@ def _beside(config: BookieConfig, arguments: argparse.Namespace, file: Layer | N
         settings_of(RecoveryConfig, _set_options(arguments), file).config,
         configured(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
+        repairs=config.auto_recovery,
     )
 
 
@@ -104,8 +105,9 @@ def _http(config: BookieConfig, uri: str, recovery: BesideBookie | None) -> Arou
     around: Around = site.beside_start(
         configured(ClientConfig),
         lambda: connect(uri, runtime, may_create=False),
-        None if recovery is None else lambda: recovery.current,
+        None if recovery is None or not config.auto_recovery else lambda: recovery.current,
         remote_api.routes,
+        None if recovery is None else lambda: recovery.retention,
     )
     return around
 

@@ -47,6 +47,7 @@ def _up(arguments: argparse.Namespace) -> Report:
         print(
             f"the cluster has {len(cluster.bookies)} bookies; --bookies {wanted} does not remove any", file=sys.stderr
         )
+    cluster.enable_log_housekeeping()
     if arguments.observe:
         cluster.enable_http()
     failures: dict[str, BookKeeperError] = {}

@@ -48,9 +48,21 @@ async def _retention(session: Session, arguments: argparse.Namespace) -> Report:
     if decision.held_by:
         lines.append(f"cursors that keep more: {', '.join(decision.held_by)}")
     remarks = []
-    if policy.has_limit and not arguments.apply and await session.driver.recovery.auditor() is None:
-        remarks.append("no process of auto-recovery runs: until one does, only --apply removes entries")
+    if policy.has_limit and not arguments.apply and not await _is_applied(session):
+        remarks.append(
+            "no process of auto-recovery runs, and no bookie with log_housekeeping: until one does, only --apply "
+            "removes entries"
+        )
     return Report(facts, lines, remarks=remarks)
+
+
+async def _is_applied(session: Session) -> bool:
+    """Report whether a process applies the limits of logs periodically."""
+    from bookies.replication.daemon.log_housekeeper import ELECTION
+
+    if await session.driver.recovery.auditor() is not None:
+        return True
+    return await session.client.election(ELECTION).leader() is not None
 
 
 def _size(text: str) -> int:

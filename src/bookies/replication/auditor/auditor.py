@@ -24,7 +24,7 @@ from bookies.model import BookieId
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.absence import HURRY_S, due_in_s
 from bookies.replication.auditor.checks import Check, Endangered, Listings, LostBookies, Placement, Replicas
-from bookies.replication.auditor.log_retention import keep_retention
+from bookies.replication.auditor.log_retention import LogRetention
 from bookies.replication.base.replication_records import Coverage, records
 from bookies.replication.base.task_parts import TaskParts
 from bookies.runtime.histogram import Distribution
@@ -56,6 +56,7 @@ class Auditor:
         self.passes: dict[str, Distribution] = {}  # seconds of completed passes, by the name of each check
         self.marked = Distribution()  # ledgers that a pass has marked
         self.checked_count = 0  # ledgers, by all passes
+        self.retention = LogRetention(parts.client, parts.switch, parts.config, parts.events)
         self._parts = parts
         self._rate = RateLimit(parts.config.audit_metadata_rate)
         self._bookies_changed = asyncio.Event()
@@ -72,7 +73,7 @@ class Auditor:
         self._audited, self._hurried = {}, ()
         self._parts.membership.listen(self._bookies_changed.set)
         try:
-            await all_of((self._follow_bookies(), self._patrol(), keep_retention(self._parts)))
+            await all_of((self._follow_bookies(), self._patrol(), self.retention.run()))
         finally:
             self._parts.membership.unlisten(self._bookies_changed.set)
             self.doing = WAITING

@@ -1,5 +1,7 @@
 """Auto-recovery as a part of a process: beside a bookie, which it must never harm, or in a process of its own.
 
+Beside a bookie it may also be the housekeeping of logs alone.
+
 This module creates the client of auto-recovery, and recreates it when the client or its session with the metadata store
 has failed permanently. Source: metadata 8 (the roles, the embedding), pains 33.
 """
@@ -15,7 +17,9 @@ from bookies.client.client import Client
 from bookies.config import ClientConfig, RecoveryConfig
 from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
+from bookies.replication.auditor.log_retention import LogRetention
 from bookies.replication.daemon.daemon import AutoRecovery
+from bookies.replication.daemon.log_housekeeper import LogHousekeeper
 from bookies.replication.daemon.supervision import Supervised, supervise
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
@@ -72,23 +76,44 @@ class RecoveryProcess:
 
 
 class BesideBookie:
-    """Auto-recovery beside a bookie, whose adds have precedence over copies. `open_driver`: as in `Participant`."""
+    """Auto-recovery beside a bookie, whose adds have precedence over copies. `open_driver`: as in `Participant`.
+
+    `repairs`: False for the housekeeping of logs alone.
+    """
 
     def __init__(
-        self, config: RecoveryConfig, client_config: ClientConfig, open_driver: Callable[[], MetadataDriver]
+        self,
+        config: RecoveryConfig,
+        client_config: ClientConfig,
+        open_driver: Callable[[], MetadataDriver],
+        *,
+        repairs: bool = True,
     ) -> None:
         self._config = config
         self._client_config = client_config
         self._open_driver = open_driver
+        self._repairs = repairs
         self._process: RecoveryProcess | None = None
+        self._housekeeper: LogHousekeeper | None = None
 
     @property
     def current(self) -> AutoRecovery | None:
         """Return auto-recovery; None while it does not run."""
         return None if self._process is None else self._process.current
 
+    @property
+    def retention(self) -> LogRetention | None:
+        """Return the retention of logs; None while it does not run."""
+        if self.current is not None:
+            return self.current.auditor.retention
+        return None if self._housekeeper is None else self._housekeeper.retention
+
     async def run(self, server: BookieServer, runtime: Runtime) -> None:
         """Run until cancelled: see `bookie.main.run`."""
+        if not self._repairs:
+            if self._config.log_retention_interval_s:
+                await self._keep_logs(server.bookie_id, runtime)
+            return
         host = server.config.advertised_host or server.config.host
         self._process = process = RecoveryProcess(
             Participant(runtime, self._open_driver, self._config, self._client_config, server.bookie_id, host)
@@ -100,3 +125,19 @@ class BesideBookie:
         process.on_begin = begin
         server.extend_control({"recovery": process.status})
         await process.run()
+
+    async def _keep_logs(self, bookie: BookieId, runtime: Runtime) -> None:
+        events = Events("recovery", runtime.clock)
+
+        async def once() -> None:
+            driver = self._open_driver()
+            client = Client(runtime, driver, self._client_config)
+            try:
+                await client.open_session()
+                self._housekeeper = LogHousekeeper(client, driver, self._config, bookie, events)
+                await self._housekeeper.run()
+            finally:
+                self._housekeeper = None
+                await client.close()
+
+        await supervise(Supervised("log housekeeping"), once, events, runtime.random.uniform)
