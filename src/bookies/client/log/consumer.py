@@ -87,6 +87,10 @@ class Progress:
             raise InvalidArgument("entries of a batch are left: iterate over single entries, or over batches, not both")
         self.accept()
 
+    def skip(self, position: Position) -> None:
+        """Note that no entry is left before a position. Between two batches only."""
+        self._start = self._end = Address(*position)
+
     def give(self, batch: EntryBatch) -> None:
         """Note that a batch is handed out."""
         start = self._start
@@ -428,7 +432,11 @@ class _SharedSource:
             if (claim := self._member.claim) is not None:
                 batch = await self._read(claim.positions[0])
                 if batch is not None and self._member.claim is not None:
-                    return batch.slice(claim.first, min(claim.last, batch.last_entry_id))
+                    first, last = max(claim.first, batch.first_entry_id), min(claim.last, batch.last_entry_id)
+                    if batch.ledger_id == claim.ledger_id and first <= last:
+                        return batch.slice(first, last)
+                    self._progress.skip(claim.positions[1].next)  # A compaction has removed the rest of the range.
+                    self._member.handled = self._progress.position
             elif self._member.has_free:
                 await self._claim(None)
             elif self._member.is_full:
