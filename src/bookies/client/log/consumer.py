@@ -117,22 +117,23 @@ class Progress:
             first = 0
             while True:
                 at = Address(ledger_id, entry_id, slot)
-                make = _step(records)
+                make, is_whole = _step(records)
                 if make is None:
                     break
-                self._given = at, following if slot >= last else Address(ledger_id, entry_id, slot + 1)
+                is_last = is_whole or slot >= last  # A damaged set may claim any number of records.
+                self._given = at, following if is_last else Address(ledger_id, entry_id, slot + 1)
                 slot += 1
                 yield make
         self._is_inside = False
 
 
-def _step(records: Iterator[LogRecord]) -> Callable[[], LogRecord] | None:
-    """Return a call with the outcome of the next step; None: there is none."""
+def _step(records: Iterator[LogRecord]) -> tuple[Callable[[], LogRecord] | None, bool]:
+    """Return a call with the outcome of the next step, None: there is none; and whether it stands for a whole entry."""
     try:
         record = next(records, None)
     except LogRecordCorrupt as error:
-        return partial(_refuse, error)
-    return None if record is None else lambda: record
+        return partial(_refuse, error), error.slot is None
+    return None if record is None else lambda: record, False
 
 
 def _refuse(error: LogRecordCorrupt) -> LogRecord:
