@@ -87,6 +87,10 @@ class Progress:
             raise InvalidArgument("entries of a batch are left: iterate over single entries, or over batches, not both")
         self.accept()
 
+    def skip(self, position: Position) -> None:
+        """Note that no entry is left before a position. Between two batches only."""
+        self._start = self._end = Address(*position)
+
     def give(self, batch: EntryBatch) -> None:
         """Note that a batch is handed out."""
         start = self._start
@@ -113,22 +117,23 @@ class Progress:
             first = 0
             while True:
                 at = Address(ledger_id, entry_id, slot)
-                make = _step(records)
+                make, is_whole = _step(records)
                 if make is None:
                     break
-                self._given = at, following if slot >= last else Address(ledger_id, entry_id, slot + 1)
+                is_last = is_whole or slot >= last  # A damaged set may claim any number of records.
+                self._given = at, following if is_last else Address(ledger_id, entry_id, slot + 1)
                 slot += 1
                 yield make
         self._is_inside = False
 
 
-def _step(records: Iterator[LogRecord]) -> Callable[[], LogRecord] | None:
-    """Return a call with the outcome of the next step; None: there is none."""
+def _step(records: Iterator[LogRecord]) -> tuple[Callable[[], LogRecord] | None, bool]:
+    """Return a call with the outcome of the next step, None: there is none; and whether it stands for a whole entry."""
     try:
         record = next(records, None)
     except LogRecordCorrupt as error:
-        return partial(_refuse, error)
-    return None if record is None else lambda: record
+        return partial(_refuse, error), error.slot is None
+    return None if record is None else lambda: record, False
 
 
 def _refuse(error: LogRecordCorrupt) -> LogRecord:
@@ -428,7 +433,11 @@ class _SharedSource:
             if (claim := self._member.claim) is not None:
                 batch = await self._read(claim.positions[0])
                 if batch is not None and self._member.claim is not None:
-                    return batch.slice(claim.first, min(claim.last, batch.last_entry_id))
+                    first, last = max(claim.first, batch.first_entry_id), min(claim.last, batch.last_entry_id)
+                    if batch.ledger_id == claim.ledger_id and first <= last:
+                        return batch.slice(first, last)
+                    self._progress.skip(claim.positions[1].next)  # A compaction has removed the rest of the range.
+                    self._member.handled = self._progress.position
             elif self._member.has_free:
                 await self._claim(None)
             elif self._member.is_full:

@@ -132,6 +132,23 @@ def test_readers_go_on_in_the_new_ledgers() -> None:
     with_log(act)
 
 
+@pytest.mark.parametrize("claim_size", [1, 2, 3, 100])
+def test_entries_that_a_process_had_claimed_go(claim_size: int) -> None:
+    """Another process of the consumer gets what is left of them, then the rest, and the cursor follows."""
+
+    async def act(world: World, client: Client, log: Log, positions: list[Position]) -> None:
+        first = await log.consumer("billing", shared=True, claim_size=claim_size, commit_interval=None)
+        assert (await anext(first)).position == positions[0]
+        await first.__aexit__(ValueError, ValueError(), None)
+        await log.compact()
+        left = [record.position for record in await records(log)]
+        async with log.consumer("billing", shared=True, claim_size=claim_size, commit_interval=None) as rows:
+            assert [(await anext(rows)).position for _ in left] == left
+        assert (await log.cursors())["billing"].position == positions[-1].next
+
+    with_log(act)
+
+
 def test_two_compactions_and_a_truncation_at_a_time() -> None:
     async def act(world: World, client: Client, log: Log, positions: list[Position]) -> None:
         before = await table(log)

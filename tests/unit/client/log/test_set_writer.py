@@ -282,3 +282,18 @@ def test_consumers_commit_inside_a_set() -> None:
         assert (await log.cursors())["billing"].slot == 0
 
     with_log(act)
+
+
+def test_a_consumer_commits_behind_a_damaged_set() -> None:
+    """The commit passes the whole set, whatever number of records it claims."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            bad = await writer.append_entries([pack_set((8 + 2, 9, 0, b"\xff" * 36), 0)])
+            end = await writer.append_many([b"a"])
+        async with log.consumer("billing") as rows:
+            with pytest.raises(LogRecordCorrupt, match="damaged"):
+                await anext(rows.records())
+        assert (await log.cursors())["billing"].address == Address(*bad.next) == Address(*end)
+
+    with_log(act)
