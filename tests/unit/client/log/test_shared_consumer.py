@@ -8,13 +8,14 @@ import pytest
 from tests.fakes.logs import in_log
 from tests.fakes.world import World, play
 
+from bookies.client.base.segments import LogStore
 from bookies.client.client import Client
 from bookies.client.log import Log
 from bookies.client.log.consumer import LogConsumer
 from bookies.errors import CursorBehind, CursorMoved, InvalidArgument, LeaseHeld, LeaseLost, LogNotFound, LogTruncated
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.shared.nodes import Table
-from bookies.protocol.log import Position
+from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.lag import Lag
 
 
@@ -243,6 +244,28 @@ def test_a_compaction_removes_claimed_entries() -> None:
             assert await cursor_of(log, f"size{size}") == positions[-1].next
 
     play(main, 3)
+
+
+def test_the_list_of_a_server_that_lags_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position that it lacks is no truncated one. One that is in no list is refused."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        await fill(log, 1)
+        [old] = [await LogStore(client._driver, "orders").read()]
+        [position] = await fill(log, 1)
+        read, answers = LogStore.read, [old, old]  # when the consumer is opened, and when it begins
+
+        async def lagging(store: LogStore) -> tuple[Manifest, int]:
+            return answers.pop() if answers else await read(store)
+
+        monkeypatch.setattr(LogStore, "read", lagging)
+        async with (await world.client()).log("orders").consumer("billing", shared=True, start=position) as rows:
+            assert await take(rows, 1) == [position]
+        assert answers == []
+        with pytest.raises(LogTruncated):
+            await log.consumer("audit", shared=True, start=Position(1_000, 0))
+
+    in_log(act)
 
 
 def test_a_log_without_ledgers() -> None:
