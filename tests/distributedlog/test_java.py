@@ -289,7 +289,7 @@ def test_apaches_tool_reads_ours(place: Stage) -> None:
 
 @BOTH
 def test_apaches_tool_counts_inspects_and_truncates(place: Stage, writer: str) -> None:
-    """Positions are `SEGMENT,ENTRY,SLOT`. Without -f, `inspect` and `truncate` wait for an answer to a question."""
+    """Positions are `SEGMENT,ENTRY,SLOT`. With -f, `inspect` and `truncate` ask no question."""
     name = f"tooled-{writer}"
     peer = place.peer(writer, name, "maxLogSegmentBytes=200")
     peer.ask("lead")

@@ -197,6 +197,13 @@ def test_bk_lock_runs_a_command_while_it_has_the_lock(
         wait_queued(uri, "locks/backup", 1)
         interrupted.send_signal(signal.SIGTERM)
         assert interrupted.wait() == 130
+    script = "(trap '' TERM; echo ready; while :; do sleep 0.1; done) & wait"
+    with subprocess.Popen([*command, "sh", "-c", script], stdout=subprocess.PIPE) as interrupted:
+        assert interrupted.stdout is not None
+        assert interrupted.stdout.readline() == b"ready\n"
+        interrupted.send_signal(signal.SIGTERM)
+        interrupted.communicate(timeout=60)  # until the child has ended too, which ignores SIGTERM
+        assert interrupted.returncode == 130
     with bookies.blocking.connect(uri) as store, store.lock("backup", wait=False) as lease:
         assert lease.token > int(token.read_text())
 

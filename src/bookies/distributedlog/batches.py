@@ -248,6 +248,8 @@ class Batches:
         listed = {segment.ledger_id for segment in segments}
         mark, marking = await self._marking(txn)
         if not listed.isdisjoint(part.ledger_id for part in written) or is_committed(mark, txn, parts.name):
+            # An attempt whose answer was lost may have listed these ledgers after the list was read.
+            listed = {segment.ledger_id for segment in await parts.segments()}
             await self._delete([part.ledger_id for part in written if part.ledger_id not in listed])
             return False
         if not written:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import pytest
 from tests.fakes.distributedlog import Place, in_namespace
 
 from bookies.distributedlog.batches import ENTRY_SIZE, Batches, PartWriter, Quorums, parse_mark
+from bookies.distributedlog.model.segment_list import Segments
+from bookies.distributedlog.parts import LogParts
 from bookies.errors import LogEnded, LogFenced, LogInUse, MetadataCorrupt, TransactionRefused
 from bookies.protocol.log.log_model import Written
 from bookies.protocol.log.transaction import Origin, Transaction
@@ -88,6 +90,28 @@ def test_parts_become_segments_at_once(has_zookeeper: bool) -> None:
             await writer.append(b"last")
             assert writer.last_txid == 72
         assert (await payloads(place))[-1] == b"last"
+
+    in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+@STORES
+def test_an_attempt_that_lands_while_the_next_one_reads(has_zookeeper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ledgers stay: the list was read before, and the mark afterwards."""
+
+    async def act(place: Place) -> None:
+        job = await job_of(place)
+        txn = await job.write(1, [b"a"])
+        before = [await job.batches._parts.segments()]
+        assert await job.commit(txn)
+        segments = LogParts.segments
+
+        async def late(parts: LogParts, watch: Callable[[], None] | None = None) -> Segments:
+            return before.pop() if before else await segments(parts, watch)
+
+        monkeypatch.setattr(LogParts, "segments", late)
+        assert not await job.commit(txn)
+        assert before == []
+        assert await payloads(place) == [b"a"]
 
     in_namespace(act, has_zookeeper=has_zookeeper)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.turns.lease import Lease
 
+POLL_S = 0.02  # between two looks whether a child of the command is left
 TOKEN = "BK_LEASE_TOKEN"  # variable of the command, with the fencing token
 NOT_HELD, LOST, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 75, 124, 126, 127, 128  # exit statuses
 
@@ -55,10 +56,13 @@ async def _run(lease: Lease, command: list[str], ttl_s: float) -> int:
     except OSError as error:
         return _failed(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE)
     ending = asyncio.ensure_future(process.wait())
-    lost = asyncio.get_running_loop().create_future()
-    lease.on_lost(lambda: lost.set_result(None))
+    lost = asyncio.Event()
+    lease.on_lost(lost.set)
+    if not lease.is_held:  # It was lost while the command was started.
+        lost.set()
+    losing = asyncio.ensure_future(lost.wait())
     try:
-        await asyncio.wait((ending, lost), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((ending, losing), return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
             await _end(process.pid, ending, ttl_s)
             text = "was not renewed in time, so another process may have it: the command was ended"
@@ -66,6 +70,8 @@ async def _run(lease: Lease, command: list[str], ttl_s: float) -> int:
     except asyncio.CancelledError:  # by a signal to this process
         await _end(process.pid, ending, ttl_s)
         raise
+    finally:
+        losing.cancel()
     status = ending.result()
     return status if status >= 0 else SIGNALLED - status
 
@@ -74,11 +80,16 @@ async def _end(pid: int, ending: asyncio.Future[int], ttl_s: float) -> None:
     """End the command and its children before another process can have the lease."""
     from bookies.protocol.log.lease import MARGIN
 
-    for number, wait_s in ((signal.SIGTERM, ttl_s * MARGIN / 2), (signal.SIGKILL, None)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, number)
-        if (await asyncio.wait((ending,), timeout=wait_s))[0]:
-            return
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # None is left, or another user's, as of `sudo`.
+        os.killpg(pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ttl_s * MARGIN / 2):
+                await asyncio.wait((ending,))
+                while True:  # A child can outlive the command. The group has its id until the last one has ended.
+                    os.killpg(pid, 0)
+                    await asyncio.sleep(POLL_S)
+        os.killpg(pid, signal.SIGKILL)
+    await asyncio.wait((ending,))
 
 
 VERBS = (

@@ -87,10 +87,6 @@ class Progress:
             raise InvalidArgument("entries of a batch are left: iterate over single entries, or over batches, not both")
         self.accept()
 
-    def skip(self, position: Position) -> None:
-        """Note that no entry is left before a position. Between two batches only."""
-        self._start = self._end = Address(*position)
-
     def give(self, batch: EntryBatch) -> None:
         """Note that a batch is handed out."""
         start = self._start
@@ -415,16 +411,27 @@ class _SharedSource:
         self._batch: EntryBatch | None = None  # read last
         self._start: Position | None = None  # from which it was read
         self._at: Position | None = None  # what the tail delivers next
+        self._is_of_claim = False  # whether the progress is inside of the member's claim, or at its end
+
+    def note(self) -> None:
+        """Tell the member how far its claim is handled. The progress of an earlier claim says nothing about this one.
+
+        The cursor may have moved back, so that this claim has entries before it.
+        """
+        if self._is_of_claim:
+            self._member.handled = self._progress.position
 
     async def next_batch(self) -> EntryBatch | None:
         self._progress.ask()
-        self._member.handled = self._progress.position
+        self.note()
+        self._is_of_claim = False
         try:
             batch = await self._next()
         except LedgerClosed:
             self._lease.check()  # The end of the lease has closed the reader.
             raise
         self._progress.give(batch)
+        self._is_of_claim = True
         return batch
 
     async def _next(self) -> EntryBatch:
@@ -433,11 +440,11 @@ class _SharedSource:
             if (claim := self._member.claim) is not None:
                 batch = await self._read(claim.positions[0])
                 if batch is not None and self._member.claim is not None:
-                    first, last = max(claim.first, batch.first_entry_id), min(claim.last, batch.last_entry_id)
-                    if batch.ledger_id == claim.ledger_id and first <= last:
-                        return batch.slice(first, last)
-                    self._progress.skip(claim.positions[1].next)  # A compaction has removed the rest of the range.
-                    self._member.handled = self._progress.position
+                    if batch.ledger_id == claim.ledger_id and batch.first_entry_id <= claim.last:
+                        first = max(claim.first, batch.first_entry_id)
+                        return batch.slice(first, min(claim.last, batch.last_entry_id))
+                    # A compaction has removed the rest of the claim.
+                    self._member.handled = Position(claim.ledger_id, claim.last + 1)
             elif self._member.has_free:
                 await self._claim(None)
             elif self._member.is_full:
@@ -529,7 +536,8 @@ class SharedLogConsumer(LogConsumer):
         member = self._contest.member
         async with self._turn:
             self._shared.check()
-            member.handled, member.saves = self.progress.position, True
+            self._shared.note()
+            member.saves = True
             try:
                 await self._lease._synchronize()
             finally:

@@ -131,19 +131,27 @@ class LogCursors:
         cursors, version = await self.read()
         present = cursors.get(name)
         position, other = decide(present, manifest)
-        changed = None
+        changed, refusal = None, None
         if position is not None:
             token = max(token, 0 if present is None else present.token)
-            changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms(), token))
-        steps: list[Step] = [RecordAt(self._records.record, basis), other]
+            try:
+                changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms(), token))
+            except LogTruncated as error:
+                refusal = error  # A server of the store that lags behind may lack the position's ledger: make sure.
+        steps: list[Step] = [RecordAt(self._records.record, basis)]
+        if refusal is None:
+            steps.append(other)
         if changed is None:
             steps.append(RecordAt(self._record, version))
         else:
             steps.append(RecordWrite(self._record, pack_cursors(manifest.token, changed), version))
         try:
-            return await self._driver.transact(steps)
+            version = await self._driver.transact(steps)
         except (RecordNotFound, RecordExists) as error:
             raise VersionConflict(f"the cursors of log {self._records.name} have changed meanwhile") from error
+        if refusal is not None:
+            raise refusal
+        return version
 
     async def _change(self, change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None]) -> None:
         async def attempt() -> bool:

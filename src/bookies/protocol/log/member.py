@@ -56,6 +56,8 @@ class Member(Candidate):
         claim = self.shares.claim_of(self.token) if self.token else None
         if claim is None and self.token and self.claim is not None:
             self.is_reset = True
+        if claim is not None and (self._claim is None or claim[::2] != self._claim[::2]):
+            self.handled = None  # A new range: if the cursor was moved back, it may have entries before the old one.
         self._claim = claim
 
     def _content(self, queue: LeaseQueue) -> LeaseQueue:

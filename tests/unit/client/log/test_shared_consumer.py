@@ -6,15 +6,16 @@ import asyncio
 
 import pytest
 from tests.fakes.logs import in_log
-from tests.fakes.world import World
+from tests.fakes.world import World, play
 
+from bookies.client.base.segments import LogStore
 from bookies.client.client import Client
 from bookies.client.log import Log
 from bookies.client.log.consumer import LogConsumer
 from bookies.errors import CursorBehind, CursorMoved, InvalidArgument, LeaseHeld, LeaseLost, LogNotFound, LogTruncated
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.shared.nodes import Table
-from bookies.protocol.log import Position
+from bookies.protocol.log import Manifest, Position
 from bookies.protocol.log.lag import Lag
 
 
@@ -195,6 +196,74 @@ def test_the_cursor_is_deleted() -> None:
         with pytest.raises(CursorMoved):
             await first.close()
         assert await cursor_of(log) == positions[-1].next
+
+    in_log(act)
+
+
+def test_the_cursor_is_deleted_while_a_process_waits() -> None:
+    """It gets the entries again: that it has handled later ones says nothing about those of its next range."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        positions = await fill(log, 6)
+        async with log.consumer("billing", shared=True, commit_interval=None) as rows:
+            assert await take(rows, 6) == positions
+            await rows.commit()
+            await log.delete_cursor("billing")
+            async with (await world.client()).log("orders").consumer("billing", shared=True):
+                again = await take(rows, 1)
+                await rows.commit()
+                assert (again, await cursor_of(log)) == (positions[:1], positions[1])
+                assert await take(rows, 5) == positions[1:]
+
+    in_log(act)
+
+
+def test_a_compaction_removes_claimed_entries() -> None:
+    """The process that gets them goes on with those that are left of the range, or with the next range."""
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        log = client.log("orders")
+        await log.create(record_format="envelope", compaction="key")
+        positions = []
+        async with log.lead() as writer:
+            for keys in (b"aaaabaac", b"aad"):
+                positions += [await writer.append(b"value", key=bytes((key,))) for key in keys]
+                await writer.roll()
+            positions.append(await writer.append(b"value", key=b"a"))
+        sizes = (3, 6)
+        for size in sizes:
+            rows = await log.consumer(f"size{size}", shared=True, claim_size=size, commit_interval=None)
+            assert await take(rows, 1) == positions[:1]
+            await rows.lease.release()  # What it has claimed is free.
+        assert (await log.compact()).removed == 8
+        rest = [positions[4], positions[7], positions[10], positions[11]]
+        for size in sizes:
+            async with log.consumer(f"size{size}", shared=True, claim_size=size) as rows:
+                assert await take(rows, len(rest)) == rest
+            assert await cursor_of(log, f"size{size}") == positions[-1].next
+
+    play(main, 3)
+
+
+def test_the_list_of_a_server_that_lags_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position that it lacks is no truncated one. One that is in no list is refused."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        await fill(log, 1)
+        [old] = [await LogStore(client._driver, "orders").read()]
+        [position] = await fill(log, 1)
+        read, answers = LogStore.read, [old, old]  # when the consumer is opened, and when it begins
+
+        async def lagging(store: LogStore) -> tuple[Manifest, int]:
+            return answers.pop() if answers else await read(store)
+
+        monkeypatch.setattr(LogStore, "read", lagging)
+        async with (await world.client()).log("orders").consumer("billing", shared=True, start=position) as rows:
+            assert await take(rows, 1) == [position]
+        assert answers == []
+        with pytest.raises(LogTruncated):
+            await log.consumer("audit", shared=True, start=Position(1_000, 0))
 
     in_log(act)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.protocol.log import Position
 from bookies.protocol.log.lease import Candidate, LeaseQueue
@@ -101,6 +102,23 @@ def test_a_range_that_is_taken_away() -> None:
     full = Shares(ENTRIES[0], ENTRIES[0], (Range(0, 0, 0, 1),) * RANGES_MAX)
     a.seen(LeaseQueue(2, record.queue.participants, full), 0.3)
     assert a.is_full
+
+
+def test_a_later_range_does_not_begin_where_an_earlier_one_ended() -> None:
+    """The cursor was moved back when all was handled: the next range has the entries before again."""
+    record, a = Record(LeaseQueue(shares=Shares(ENTRIES[0], ENTRIES[0]))), member("a", size=20)
+    record.step(a, 0.0)
+    a.asks, a.offer = True, Offer(ENTRIES[0], 0, 0, 9)
+    record.step(a, 0.1)
+    a.asks, a.handled = False, Position(0, 10)
+    record.step(a, 0.2)
+    assert a.shares == Shares(ENTRIES[0], Position(0, 10))
+    record.queue = replace(record.queue, shares=Shares(ENTRIES[5], ENTRIES[5]))
+    a.asks, a.offer = True, Offer(ENTRIES[5], 0, 5, 49)
+    record.step(a, 0.3)
+    assert (a.is_reset, a.claim) == (False, Range(0, 5, 24, 1))
+    record.step(a, 2.0)
+    assert a.shares == Shares(ENTRIES[5], Position(0, 25), (Range(0, 5, 24, 1),))
 
 
 class Run:
