@@ -132,6 +132,7 @@ class Failover:
         self._events = Events("storage.disks", runtime.clock)
         self._lock = asyncio.Lock()
         self._lost: dict[int, int] = {}
+        self._noted = self._lost  # as the last note has them
 
     async def react(self, worker: Worker, lost: Mapping[int, int] | None = None) -> None:
         """React to the directories that have failed since the last call. Raises: StorageError; then state is unchanged.
@@ -139,13 +140,14 @@ class Failover:
         `lost`: all logs so far whose sync has failed -> end of their synced part.
         """
         async with self._lock:
-            is_new = lost is not None and lost != self._lost
             if lost is not None:
                 self._lost = dict(lost)
-            if not (self._health.has_new_failures or is_new):
+            if not (self._health.has_new_failures or self._lost != self._noted):
                 return
             # First the note, because from here on files elsewhere are newer than those in the directory.
+            noted = self._lost
             await worker.run(self._write_note)
+            self._noted = noted
             for directory in self._health.take_new_failures():
                 count = self._index.directory_failed(directory)
                 self._events.error(
