@@ -20,7 +20,6 @@ KIB, MIB = 1 << 10, 1 << 20
 SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 TLS_VERSIONS = ("1.2", "1.3")
 LOCATION = re.compile(r"(/[^/\s]+)+/?")
-_URL = re.compile(r"(https?://[^/\s?#@]+)?")
 UNITS = {  # of a setting, by the end of its name
     "_ms": "ms",
     "_s": "s",
@@ -484,10 +483,6 @@ def validate(config: T) -> T:
         check_value(spec, getattr(config, spec.name))
     if isinstance(config, HttpConfig):
         _validate_http(config)
-    if isinstance(config, GatewayConfig) and not _URL.fullmatch(config.gateway_url):
-        raise ConfigError(
-            f"gateway_url = {config.gateway_url!r}: must be as https://gw1:8081, without a path, or empty"
-        )
     if isinstance(config, BookieConfig):
         _validate_directories(config)
         _validate_compaction(config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import AsyncIterator, Sequence
 
 from bookies.client.transport.client_counts import ClientUsage
@@ -30,6 +31,7 @@ from bookies.web.server import HttpServer
 from bookies.web.shared_client import OpenDriver, SharedClient
 from bookies.web.site import OtherRoutes, Process, http_server, with_overview
 
+_URL = re.compile(r"(https?://[^/\s?#@]+)?")
 RETRY_S = 2.0  # between two attempts to reach the metadata store
 
 
@@ -51,6 +53,8 @@ class Gateway:
             raise ConfigError(
                 "a gateway needs users: `bk token add NAME --role writer --users FILE`, and http_users_file = FILE"
             )
+        if not _URL.fullmatch(config.gateway_url):
+            raise ConfigError(f"gateway_url = {config.gateway_url!r}: must be as https://gw1:8081, or empty")
         self._client = SharedClient(runtime, open_driver, client_config)
         self._writers = Writers(runtime, self._client, config)
         self._reading = Reading(config.gateway_tails_max)

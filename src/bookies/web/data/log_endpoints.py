@@ -384,7 +384,7 @@ def _elsewhere(name: str, leader: str) -> Problem:
     if not leader.startswith(("http://", "https://")):
         return Problem(503, detail, "end that program, or append with it", {"Retry-After": "10"})
     location = f"{leader}{_ENTRIES.replace('{log}', quote(name, safe=''))}"
-    return Problem(307, detail, "repeat the request there, or here if nobody answers there", {"Location": location})
+    return Problem(307, detail, "repeat the request there, or here if it does not answer", {"Location": location})
 
 
 def _truncated(error: LogTruncated, manifest: Manifest) -> Problem:
