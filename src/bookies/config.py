@@ -147,6 +147,11 @@ class GatewayConfig(HttpConfig):
     gateway_idle_s: int = setting(
         60, "seconds without an append after which the gateway releases a log; a ledger is sealed after an hour", low=1
     )
+    gateway_url: str = setting(
+        "",
+        "address by which clients reach this gateway, such as https://gw1:8081: the other gateways send them there "
+        "with appends to logs that it leads; empty: http_host (if that is 0.0.0.0, the name of the host) and the port",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

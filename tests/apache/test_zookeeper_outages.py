@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.apache.zookeeper import ZooKeeperServer, zookeeper_server
 from tests.conformance.metadata_outages import MetadataOutages, Server
+from tests.conformance.turns_outages import TurnsOutages
 
 pytestmark = pytest.mark.apache
 
@@ -18,6 +19,10 @@ def server(tmp_path: pathlib.Path) -> Iterator[ZooKeeperServer]:
     folder.mkdir()
     with zookeeper_server(folder) as running:
         yield running
+
+
+class TestTurns(TurnsOutages):
+    scheme = "zk"
 
 
 class TestZooKeeper(MetadataOutages):

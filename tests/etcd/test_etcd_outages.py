@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.conformance.metadata_outages import INFO, PATIENCE_S, A, MetadataOutages
+from tests.conformance.turns_outages import TurnsOutages
 from tests.etcd.server import EtcdServer, etcd_server
 
 from bookies.errors import MetadataError, VersionConflict
@@ -25,6 +26,10 @@ def server(tmp_path: pathlib.Path) -> Iterator[EtcdServer]:
     folder.mkdir()
     with etcd_server(folder) as running:
         yield running
+
+
+class TestTurns(TurnsOutages):
+    scheme = "etcd"
 
 
 class TestEtcd(MetadataOutages):

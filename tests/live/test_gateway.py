@@ -21,6 +21,7 @@ import pytest
 
 import bookies
 from bookies.admin.cluster import LocalCluster
+from bookies.client.turns.lease import TTL_S
 
 pytestmark = pytest.mark.live
 
@@ -75,6 +76,14 @@ class Gateway:
         finally:
             connection.close()
 
+    @property
+    def url(self) -> str:
+        return "http://{}:{}".format(*self.address)
+
+    def append(self, log: str, value: bytes, writer: str, number: int) -> tuple[int, dict[str, str], bytes]:
+        path = f"{API}/logs/{log}/entries"
+        return self.call("POST", path, value, Bk_Writer=writer, Bk_Sequence=str(number))
+
     def create(self, log: str) -> None:
         status, _, body = self.call("PUT", f"{API}/logs/{log}", json.dumps(SHAPE).encode())
         assert status in (200, 201), body
@@ -100,26 +109,35 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
+def leading(cluster: LocalCluster, gateways: list[Gateway], log: str) -> Gateway | None:
+    """Return the gateway that has the turn to lead a log."""
+    with bookies.blocking.connect(cluster.metadata_uri) as store:
+        leader = store.log(log).leader()
+    return next((gateway for gateway in gateways if gateway.url == leader), None)
+
+
 def write(gateways: list[Gateway], name: str, acknowledged: dict[tuple[str, int], str]) -> None:
-    """Append numbers, one after the other, each until it is acknowledged, as a client that was told to repeat."""
+    """Append numbers, one after the other, each until it is acknowledged, as a client that was told to repeat.
+
+    It goes to any gateway, and from there to the one that leads.
+    """
     choice = random.Random(name)
     deadline = time.monotonic() + PATIENCE_S
     for number in range(NUMBERS):
         while True:
             assert time.monotonic() < deadline, f"{name} has come to {number} only"
-            gateway = gateways[1] if choice.random() < 0.02 else gateways[0]
+            gateway = choice.choice(gateways)
             with contextlib.suppress(*ENDED, ValueError):
-                status, _, body = gateway.call(
-                    "POST",
-                    f"{API}/logs/killed/entries",
-                    b"%s/%d" % (name.encode(), number),
-                    Bk_Writer=name,
-                    Bk_Sequence=str(number),
-                )
+                value = b"%s/%d" % (name.encode(), number)
+                status, headers, body = gateway.append("killed", value, name, number)
+                if status == 307:
+                    location = headers["location"]  # may be that of a process which was killed
+                    for other in [other for other in gateways if location.startswith(f"{other.url}/")]:
+                        status, _, body = other.append("killed", value, name, number)
                 if status in (200, 201):
                     acknowledged[name, number] = json.loads(body)["first"]
                     break
-                assert status in (503, 504), body
+                assert status in (307, 503, 504), body
             time.sleep(0.02)
 
 
@@ -134,8 +152,11 @@ def test_each_number_is_stored_once_although_gateways_are_killed(cluster: LocalC
         for share in (0.2, 0.4, 0.6, 0.8):
             while len(acknowledged) < share * WRITERS * NUMBERS and any(thread.is_alive() for thread in threads):
                 time.sleep(0.005)
-            gateways[0].kill()  # between the append and its answer, for some requests
-            gateways[0].start()
+            while (leader := leading(cluster, gateways, "killed")) is None:
+                assert any(thread.is_alive() for thread in threads)
+                time.sleep(0.05)
+            leader.kill()  # between the append and its answer, for some requests
+            leader.start()
         for thread in threads:
             thread.join(PATIENCE_S)
         assert len(acknowledged) == WRITERS * NUMBERS
@@ -154,6 +175,40 @@ def test_each_number_is_stored_once_although_gateways_are_killed(cluster: LocalC
         key: first for key, first in acknowledged.items() if first is not None and at["/".join(map(str, key))] != first
     }
     assert not wrong
+
+
+def test_a_gateway_continues_within_the_ttl_of_the_killed_leader(cluster: LocalCluster, folder: pathlib.Path) -> None:
+    first, second = gateways = [Gateway(cluster, folder), Gateway(cluster, folder)]
+    try:
+        first.create("turns")
+        assert first.append("turns", b"0", "w", 0)[0] == 201
+        for _ in range(3):
+            status, headers, _ = second.append("turns", b"1", "w", 1)
+            assert (status, headers["location"]) == (307, f"{first.url}{API}/logs/turns/entries")
+        assert first.append("turns", b"1", "w", 1)[0] == 201
+        first.kill()
+        killed_s = time.monotonic()
+        while (status := second.append("turns", b"1", "w", 1)[0]) == 307:
+            time.sleep(0.1)
+        assert status == 200  # it is stored already
+        assert time.monotonic() - killed_s < TTL_S + 5.0  # recovery, on a busy machine
+        assert second.append("turns", b"2", "w", 2)[0] == 201
+        first.start()
+        assert first.append("turns", b"2", "w", 2)[0] == 307
+        second.process.send_signal(signal.SIGSTOP)
+        while first.append("turns", b"3", "w", 3)[0] == 307:
+            time.sleep(0.1)
+        second.process.send_signal(signal.SIGCONT)
+        second.append("turns", b"3", "w", 3)  # it may not know yet that it was followed
+        status, headers, _ = second.append("turns", b"3", "w", 3)
+        assert (status, headers["location"]) == (307, f"{first.url}{API}/logs/turns/entries")
+        assert second.stop() == 0
+        assert first.append("turns", b"4", "w", 4)[0] == 201
+        page = json.loads(first.call("GET", f"{API}/logs/turns/entries")[2])
+        assert [row["text"] for row in page["entries"]] == list("01234")
+    finally:
+        for gateway in gateways:
+            gateway.kill()
 
 
 @pytest.fixture

@@ -259,6 +259,7 @@ class Log(Blocking[asynchronous.Log]):
     create = waits(asynchronous.Log.create)
     manifest = waits(asynchronous.Log.manifest)
     lead = opens(asynchronous.Log.lead, LogWriter, "Become the leader, who appends.")
+    leader = waits(asynchronous.Log.leader)
     open = opens(asynchronous.Log.open, LogReader)
 
     at = waits(asynchronous.Log.at)

@@ -45,7 +45,7 @@ from bookies.client.log.time_index import TimeIndex
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
 from bookies.client.turns.leader_turn import LeaderTurn
-from bookies.client.turns.lease import CONSUMERS, LEADERS, TTL_S, Contest, new_id, own_text
+from bookies.client.turns.lease import CONSUMERS, LEADERS, TTL_S, Contest, Election, new_id, own_text
 from bookies.client.write.manifest import ManifestLoop
 from bookies.encoding.record_sets import codec_of
 from bookies.errors import (
@@ -174,6 +174,7 @@ class Log:
         roll_age: float = 7200.0,
         linger: float = LINGER_S,
         wait: bool = False,
+        text: str | None = None,
         is_candidate: Callable[[], bool] | None = None,
         timeout: float | None = None,
     ) -> Opening[LogWriter]:
@@ -183,8 +184,9 @@ class Log:
         earlier entries are readable, and only this writer can append. `roll_size`, `roll_age`: payload bytes, and
         seconds, after which entries go to a new ledger. `linger`: seconds that a record set is open at most, while
         others are in flight. `wait`: processes that lead with True take turns: each waits,
-        in order, until the one before has closed its writer, or was silent for 10 s. `is_candidate`: asked before each
-        attempt; False ends them. `timeout`: seconds.
+        in order, until the one before has closed its writer, or was silent for 10 s. `text`: what `leader` returns
+        while it has the turn; default: host and process id. `is_candidate`: asked before each attempt; False ends
+        them. `timeout`: seconds.
 
         Leaving the block closes the writer; leaving it by an exception only releases it. Raises `LogNotFound`,
         `LogFenced` (not a candidate any more), `RecoveryFailed`, `NotEnoughBookies` and other errors that last too
@@ -199,7 +201,7 @@ class Log:
 
         async def make() -> LogWriter:
             parts = await self._parts()
-            turn = LeaderTurn(self._leader_contest()) if wait else None
+            turn = LeaderTurn(self._leader_contest(), text) if wait else None
             try:
                 if turn is not None:
                     await turn.enter()
@@ -214,6 +216,13 @@ class Log:
             return writer_class(parts, ledger, Pace(roll_size, roll_age, linger_s), turn, numbered)
 
         return Opening(make, timeout, f"take the lead of log {self.name}")
+
+    async def leader(self, *, timeout: float | None = None) -> str | None:
+        """Return the text of the process whose turn it is to lead (`lead(wait=True)`), None if there is none.
+
+        A process that died counts until its turn has ended. `timeout`: seconds.
+        """
+        return await Election(self._leader_contest()).leader(timeout=timeout)
 
     async def sequenced(self, leader: LogWriter, *, timeout: float | None = None) -> SequencedWriter:
         """Return the writer of numbered entries, which appends through a leader of this log: see `SequencedWriter`.

@@ -17,15 +17,16 @@ RETRY_S = 5.0  # seconds after a permanent error of the store, such as a record 
 
 
 class LeaderTurn:
-    """The turn of one leader, from `enter` to `release`."""
+    """The turn of one leader, from `enter` to `release`. `text`: names it; None: its host and process id."""
 
-    def __init__(self, contest: Contest) -> None:
+    def __init__(self, contest: Contest, text: str | None = None) -> None:
         self._contest = contest
+        self._text = text
         self._lease: Lease | None = None
 
     async def enter(self) -> None:
         """Wait until this process may lead. Raises `LeaseHeld` (too many wait)."""
-        self._lease = await self._contest.opening()
+        self._lease = await self._contest.opening(text=self._text)
 
     async def keep(self, check_lead: Callable[[], Awaitable[None]]) -> None:
         """Keep the turn until cancelled. `release` comes afterwards.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 from collections.abc import AsyncIterator, Sequence
 
 from bookies.client.transport.client_counts import ClientUsage
@@ -29,6 +31,7 @@ from bookies.web.server import HttpServer
 from bookies.web.shared_client import OpenDriver, SharedClient
 from bookies.web.site import OtherRoutes, Process, http_server, with_overview
 
+_URL = re.compile(r"(https?://[^/\s?#@]+)?")
 RETRY_S = 2.0  # between two attempts to reach the metadata store
 
 
@@ -50,6 +53,8 @@ class Gateway:
             raise ConfigError(
                 "a gateway needs users: `bk token add NAME --role writer --users FILE`, and http_users_file = FILE"
             )
+        if not _URL.fullmatch(config.gateway_url):
+            raise ConfigError(f"gateway_url = {config.gateway_url!r}: must be as https://gw1:8081, or empty")
         self._client = SharedClient(runtime, open_driver, client_config)
         self._writers = Writers(runtime, self._client, config)
         self._reading = Reading(config.gateway_tails_max)
@@ -69,7 +74,9 @@ class Gateway:
             *self._ledgers.routes,
             *other_routes(Process(self._client, None)),
         ]
-        names = [config.http_host, *config.http_names]
+        self._config = config
+        self._host = os.uname().nodename if config.http_host in ("0.0.0.0", "::") else config.http_host
+        names = [self._host, *config.http_names]
         self._server: HttpServer = http_server(
             runtime, config, client_config, Routes(with_overview(list(routes)), "the gateway"), names
         )
@@ -78,6 +85,7 @@ class Gateway:
     async def running(self) -> AsyncIterator[tuple[str, int]]:
         """Serve during the block. Yields the address. Its end waits for requests in progress, and seals the writers."""
         await self._server.start()
+        self._writers.url = self._config.gateway_url or self._own_url()
         self._tasks.start(self._lag.run(), "delay of the event loop")
         self._tasks.start(self._connect(), "connect to the cluster")
         self._writers.start()
@@ -91,6 +99,10 @@ class Gateway:
             await self._tasks.stop()
             await self._writers.stop()
             await self._client.close()
+
+    def _own_url(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{'https' if self._config.http_tls else 'http'}://{host}:{self._server.address[1]}"
 
     async def _connect(self) -> None:
         """Connect before the first request, so that readiness means that requests can be served."""

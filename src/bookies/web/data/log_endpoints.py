@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import TypedDict, cast
+from urllib.parse import quote
 
 from bookies.client.log.log import Log
 from bookies.client.log.sequenced import Appended
@@ -19,7 +20,7 @@ from bookies.units import parse_time
 from bookies.web.apache_bookie import API
 from bookies.web.data.forms import BINARY, BODIES, page_response, parse_entries
 from bookies.web.data.reading import HEARTBEAT_S, Reading, Tail, bounded
-from bookies.web.data.writers import LedLog, Writers, unknown
+from bookies.web.data.writers import LedElsewhere, LedLog, Writers, unknown
 from bookies.web.messages import Problem, Request, Response, json_response
 from bookies.web.routes import Handler, Route
 from bookies.web.server import problem_of
@@ -173,6 +174,8 @@ class LogEndpoints:
                 led = await self._writers.lead(name, password)
                 if numbers is not None:
                     await led.numbered()
+            except LedElsewhere as error:
+                raise _elsewhere(name, error.leader) from None
             except BookKeeperError as error:  # Nothing was sent.
                 raise problem_of(error) from error
             try:
@@ -373,6 +376,15 @@ def _facts(name: str, manifest: Manifest) -> dict[str, object]:
         "epoch": manifest.epoch,
         "held": manifest.held or None,
     }
+
+
+def _elsewhere(name: str, leader: str) -> Problem:
+    """Return the answer to an append to a log that another process leads."""
+    detail = f"{leader} leads log {name}: this gateway has stored nothing"
+    if not leader.startswith(("http://", "https://")):
+        return Problem(503, detail, "end that program, or append with it", {"Retry-After": "10"})
+    location = f"{leader}{_ENTRIES.replace('{log}', quote(name, safe=''))}"
+    return Problem(307, detail, "repeat the request there, or here if it does not answer", {"Location": location})
 
 
 def _truncated(error: LogTruncated, manifest: Manifest) -> Problem:

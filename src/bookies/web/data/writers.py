@@ -1,7 +1,7 @@
 """The writers of a gateway: logs that it leads, and ledgers that it writes. The first append opens them.
 
-Several gateways may append to one log. Each takes the lead from the other when a request arrives, which is safe and
-slow, so requests for one log should go to one gateway while it lives.
+Several gateways may get appends for one log. They take turns: one leads it, and the others wait for its end and send
+clients to its address. A gateway waits while it gets appends for the log, so that it leads when the other was killed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,17 @@ APPEND_S = 25.0  # for an append; its outcome is reported as unknown then
 SNAPSHOT_IDLE_S = 5.0  # after the last append; then the numbers of its writers are stored
 LEDGER_IDLE_S = 3600.0
 CHECK_S = 1.0
-LOST_LEAD_S = 1.0  # after another process has taken the lead, before it is taken back: gateways share it by seconds
+LOST_LEAD_S = 1.0  # after a process that takes no turns has taken the lead, before it is taken back
+LEADER_S = 0.2  # between two readings of who leads, while a request waits for the lead
 SEAL_S = 10.0  # for each writer, at the end
+
+
+class LedElsewhere(Exception):
+    """Another process leads the log. `leader`: its text: the address of a gateway, or a host and process id."""
+
+    def __init__(self, leader: str) -> None:
+        super().__init__(leader)
+        self.leader = leader
 
 
 class LedLog(Struct):
@@ -53,6 +62,13 @@ class LedLog(Struct):
             return self.sequenced
 
 
+class Candidacy(Struct):
+    """The attempt to lead a log, which waits while another process leads it. `used_s`: the last append."""
+
+    task: asyncio.Task[LedLog]
+    used_s: float
+
+
 class WrittenLedger(Struct):
     """A ledger that this gateway writes. `turn`: one append at a time, which makes ids predictable."""
 
@@ -63,16 +79,17 @@ class WrittenLedger(Struct):
 
 
 class Writers:
-    """The writers of one gateway. `pending_size`: bytes of appends in progress."""
+    """The writers of one gateway. `pending_size`: bytes of appends in progress. `url`: where clients reach it."""
 
     def __init__(self, runtime: Runtime, client: SharedClient, config: GatewayConfig) -> None:
         self.logs: dict[str, LedLog] = {}
         self.ledgers: dict[int, WrittenLedger] = {}
         self.pending_size = 0
+        self.url = ""
         self._runtime = runtime
         self._client = client
         self._config = config
-        self._opening: dict[str, asyncio.Task[LedLog]] = {}
+        self._opening: dict[str, Candidacy] = {}
         self._lost: dict[str, float] = {}  # by log: when its lead was lost
         self._events = Events("gateway", runtime.clock)
         self._tasks = Tasks(lambda error: self._events.error("gateway.broken", error=error))
@@ -83,19 +100,30 @@ class Writers:
 
     # -- logs ----------------------------------------------------------------------------------------------------
     async def lead(self, name: str, password: bytes) -> LedLog:
-        """Return the log, led by this gateway. Raises `Problem`, and as `Log.lead`."""
+        """Return the log, led by this gateway. Raises `LedElsewhere`, `Problem`, and as `Log.lead`."""
         led = self.logs.get(name)
         if led is None:
-            opening = self._opening.get(name)
-            if opening is None:
-                self._check_count(len(self.logs) + len(self._opening), "logs")
-                opening = asyncio.get_running_loop().create_task(self._take_lead(name, password), name=f"lead {name}")
-                self._opening[name] = opening
-                opening.add_done_callback(lambda task: self._opened(name, task))
-            led = await asyncio.shield(opening)
+            led = await self._opened_log(name, password)
         check_password(led.password, password, f"log {name}")
         led.used_s = self.now()
         return led
+
+    async def _opened_log(self, name: str, password: bytes) -> LedLog:
+        opening = self._opening.get(name)
+        if opening is None:
+            self._check_count(len(self.logs) + len(self._opening), "logs")
+            task = asyncio.get_running_loop().create_task(self._take_lead(name, password), name=f"lead {name}")
+            self._opening[name] = opening = Candidacy(task, self.now())
+            task.add_done_callback(lambda task: self._opened(name, task))
+        log = (await self._client.get()).log(name)
+        while not opening.task.done():
+            opening.used_s = self.now()
+            leader = await log.leader()
+            # A process with the own address was killed before this one started on its port: its turn will end.
+            if leader is not None and leader != self.url and not opening.task.done():
+                raise LedElsewhere(leader)
+            await asyncio.wait((opening.task,), timeout=LEADER_S)
+        return opening.task.result()
 
     async def _take_lead(self, name: str, password: bytes) -> LedLog:
         lost_s = self._lost.pop(name, None)
@@ -103,7 +131,7 @@ class Writers:
             pause_s = lost_s + self._runtime.random.uniform(LOST_LEAD_S / 2, 2 * LOST_LEAD_S) - self.now()
             await asyncio.sleep(max(0.0, pause_s))
         log = (await self._client.get()).log(name, password=password)
-        writer = await log.lead()
+        writer = await log.lead(wait=True, text=self.url)
         self._events.info("gateway.leads", log=name, epoch=writer.epoch, ledger=writer.ledger_id)
         self.logs[name] = led = LedLog(log, password, writer, self.now())
         return led
@@ -176,6 +204,9 @@ class Writers:
                     if now - led.used_s >= self._config.gateway_idle_s:  # it may have been used while `save` waited
                         del self.logs[name]
                         await self._close_log(led)
+            for opening in self._opening.values():
+                if now - opening.used_s >= self._config.gateway_idle_s:
+                    opening.task.cancel()
             for ledger_id, ledger in list(self.ledgers.items()):
                 if now - ledger.used_s >= LEDGER_IDLE_S and not ledger.turn.locked():
                     del self.ledgers[ledger_id]
@@ -184,8 +215,10 @@ class Writers:
     async def stop(self) -> None:
         """Seal everything, after the requests have ended. What cannot be sealed in time is left to recovery."""
         await self._tasks.stop()
-        for opening in list(self._opening.values()):
-            opening.cancel()
+        openings = [opening.task for opening in self._opening.values()]
+        for task in openings:
+            task.cancel()
+        await asyncio.gather(*openings, return_exceptions=True)  # They leave the queues, before the client is closed.
         logs, ledgers = list(self.logs.values()), list(self.ledgers.values())
         self.logs.clear()
         self.ledgers.clear()

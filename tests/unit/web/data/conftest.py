@@ -32,7 +32,8 @@ class Site:
         host = f"gateway{self._count}"
         runtime = self.world.runtime(host)
         self.world.disk.replace_bytes("/users", USERS.encode())
-        config = GatewayConfig(http_port=PORT, http_host=host, http_insecure=True, http_users_file="/users", **settings)
+        given = {"http_host": host, "http_insecure": True, **settings}
+        config = GatewayConfig(http_port=PORT, http_users_file="/users", **given)
         gateway = Gateway(
             runtime, config, ClientConfig(), lambda: MemoryDriver(self.world.metadata, runtime), ledger_routes
         )

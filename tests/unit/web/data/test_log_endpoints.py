@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.web.conftest import HttpClient
+from tests.unit.web.conftest import PORT, HttpClient
 
 from bookies.protocol.log.sequences import CURSOR
 from bookies.web.data.forms import BINARY, LINES, PREFIXED
@@ -114,10 +115,12 @@ def test_a_repeated_number_is_answered_with_the_same_position_by_any_gateway(ser
             return await site.call("POST", ENTRIES, value, Bk_Writer="w", Bk_Sequence=str(number), **arguments)
 
         answers = []
-        for number, host in enumerate(("gateway1", "gateway2", "gateway1")):
-            first = await append(number, b"%d" % number, host=host)
-            again = await append(number, b"%d" % number, host="gateway2" if number else "gateway1")
+        for number in range(3):
+            first, again = [await append(number, b"%d" % number) for _ in range(2)]
             assert (first.status, again.status) == (201, 200), again.body
+            other = await append(number, b"%d" % number, host="gateway2")
+            assert (other.status, other.headers["location"]) == (307, f"http://gateway1:{PORT}{API}{ENTRIES}")
+            assert "http://gateway1:8080 leads log orders: this gateway has stored nothing" in other.json["detail"]
             assert (again.json["first"], again.json["repeated"]) == (first.json["first"], 1)
             answers.append(first.json["first"])
         assert len(set(answers)) == 3
@@ -125,8 +128,14 @@ def test_a_repeated_number_is_answered_with_the_same_position_by_any_gateway(ser
         assert (gap.status, gap.headers["bk-expected"]) == (409, "3")
         row = (await site.call("GET", f"{ENTRIES}?from={answers[2]}")).json["entries"][0]
         assert (row["text"], row["writer"], row["sequence"]) == ("2", "w", 2)
+        for _ in range(9):
+            assert (await append(2, b"2", host="gateway2")).status == 307
+            await asyncio.sleep(10)  # the first gateway is idle: it stores the numbers and releases the log
+            if (await append(2, b"2", host="gateway2")).status == 200:
+                break
+        assert (await append(2, b"2", host="gateway2")).json["first"] == answers[2]
+        assert (await append(3, b"3")).headers["location"] == f"http://gateway2:{PORT}{API}{ENTRIES}"
         await block.__aexit__(None, None, None)
-        await asyncio.sleep(120)  # idle: the first gateway stores the numbers and releases the log
         assert (await append(2, b"2")).json["first"] == answers[2]
         assert await texts(site) == ["0", "1", "2"]
 
@@ -368,6 +377,49 @@ def test_another_leader_makes_an_outcome_unknown_unless_the_entries_have_numbers
         assert (await site.call("POST", ENTRIES, b"a", **numbered)).json["first"] == first.json["first"]
         assert await texts(site) == ["a", "b", "b"]
         await client.close()
+
+    serve(body)
+
+
+def test_a_gateway_waits_for_a_log_only_while_it_gets_appends_and_not_for_a_deleted_one(serve: Serve) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        client = await site.client()
+        log = client.log("orders")
+        async with log.lead(wait=True, text="batch:7"):
+            refused = await site.call("POST", ENTRIES, b"a")
+            assert (refused.status, refused.headers["retry-after"]) == (503, "10")
+            assert refused.json["detail"] == "batch:7 leads log orders: this gateway has stored nothing"
+            assert "bk-outcome" not in refused.headers
+            await asyncio.sleep(75)
+        assert await log.leader() is None  # the gateway was idle, and has left the queue
+        assert (await site.call("POST", ENTRIES, b"a")).status == 201
+        assert await log.leader() == f"http://gateway1:{PORT}"
+        _, block = await site.start()
+        assert (await site.call("POST", ENTRIES, b"b", host="gateway2")).status == 307
+        assert (await site.call("DELETE", "/logs/orders")).status == 200
+        assert (await site.call("POST", ENTRIES, b"b", host="gateway2")).status == 404
+        await block.__aexit__(None, None, None)
+        await client.close()
+
+    serve(body)
+
+
+@pytest.mark.parametrize(
+    ("settings", "url"),
+    [
+        ({"gateway_url": "https://logs.example:443"}, "https://logs.example:443"),
+        ({"http_host": "0.0.0.0", "http_insecure": True}, f"http://{os.uname().nodename}:{PORT}"),
+        ({"http_host": "::1"}, f"http://[::1]:{PORT}"),
+    ],
+)
+def test_the_address_of_a_gateway(serve: Serve, settings: dict[str, Any], url: str) -> None:
+    async def body(site: Site) -> None:
+        await create(site)
+        host, block = await site.start(**settings)
+        assert (await site.call("POST", ENTRIES, b"a", host=host)).status == 201
+        assert (await site.call("POST", ENTRIES, b"a")).headers["location"] == url + API + ENTRIES
+        await block.__aexit__(None, None, None)
 
     serve(body)
 
