@@ -148,9 +148,7 @@ class GatewayConfig(HttpConfig):
         60, "seconds without an append after which the gateway releases a log; a ledger is sealed after an hour", low=1
     )
     gateway_url: str = setting(
-        "",
-        "address by which clients reach this gateway, such as https://gw1:8081: the other gateways send them there "
-        "with appends to logs that it leads; empty: http_host (if that is 0.0.0.0, the name of the host) and the port",
+        "", "address by which clients reach this gateway, such as https://gw1:8081; empty: made of http_host and port"
     )
 
 
@@ -285,9 +283,7 @@ class BookieConfig(HttpConfig):
         "run auto-recovery in this process (docs/howto/run-auto-recovery.md); `bk recovery run`: separately",
     )
     log_housekeeping: bool = setting(
-        False,
-        "without auto_recovery: be a candidate for applying the retention of logs (docs/howto/limit-a-log.md); "
-        "`bk up` turns it on",
+        False, "without auto_recovery: be a candidate for applying limits of logs; `bk up` turns it on"
     )
     control: bool = setting(
         True, "listen on a local port, published in control.json, for commands such as `bk bookie gc`"
