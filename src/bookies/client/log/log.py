@@ -355,7 +355,7 @@ class Log:
                 queue, _ = await repeated(self._runtime, contest.queue)
             except InvalidArgument:
                 queue = LeaseQueue()  # The names are too long together, so none can consume under them.
-            if not queue.participants:
+            if not queue.participants and queue.shares is None:
                 # A consumer that begins meanwhile has a larger token.
                 await parts.cursors.move(name, position, expected, token=queue.next_token - 1)
                 return

@@ -174,7 +174,8 @@ class Candidate:
             if not self._may_join(left):
                 return None
             self._beat(now_s, left.next_token)
-            return replace(left, next_token=left.next_token + 1, participants=(*left.participants, self._row))
+            joined = left if left.participants else self._without_shares(left)
+            return replace(joined, next_token=left.next_token + 1, participants=(*left.participants, self._row))
         content = self._content(left)
         if not dead and content == left and now_s < self._renewal_s:
             return None
@@ -184,7 +185,15 @@ class Candidate:
 
     def _content(self, queue: LeaseQueue) -> LeaseQueue:
         """Return the queue with what else this process changes in the record."""
-        return queue
+        return self._without_shares(queue) if self.is_holder else queue
+
+    def _without_shares(self, queue: LeaseQueue) -> LeaseQueue:
+        """Return the queue without the shares of earlier processes, unless this one shares the lease.
+
+        One that has the lease alone may move the cursor back to where it was. Entries after it that others have handled
+        are delivered again then.
+        """
+        return queue if self._row.is_shared or queue.shares is None else replace(queue, shares=None)
 
     def _beat(self, now_s: float, token: int) -> None:
         self._row = replace(self._row, beat=self._row.beat + 1, token=token)
@@ -209,8 +218,10 @@ class Candidate:
 
     def left(self, queue: LeaseQueue) -> LeaseQueue | None:
         """Return the queue without this process; None: it is not in it."""
-        changed = queue.without((self._row.id,))
-        return None if changed == queue else changed
+        if all(row.id != self._row.id for row in queue.participants):
+            return None
+        left = queue.without((self._row.id,))
+        return self._without_shares(left) if self.is_holder else left
 
 
 def check_ttl(ttl: object) -> float:

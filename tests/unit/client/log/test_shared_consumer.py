@@ -173,6 +173,28 @@ def test_shared_and_other_consumers_of_a_name_exclude_each_other() -> None:
     in_log(act)
 
 
+@pytest.mark.parametrize("passes_alone", [False, True])
+def test_a_cursor_that_was_moved_back_delivers_all_entries_again(passes_alone: bool) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        positions = await fill(log, 5)
+        first = await log.consumer("billing", shared=True, claim_size=1)
+        await take(first, 1)
+        async with (await world.client()).log("orders").consumer("billing", shared=True, claim_size=1) as rows:
+            assert await take(rows, 3) == positions[1:4]
+        await first.__aexit__(ValueError, None, None)  # its entry is not handled, those of the other one are
+        assert await cursor_of(log) == positions[0]
+        if passes_alone:
+            async with log.consumer("billing") as alone:
+                await take(alone, 2)
+        else:
+            await log.move_cursor("billing", positions[3])
+        await log.move_cursor("billing", positions[0])
+        async with log.consumer("billing", shared=True) as rows:
+            assert await take(rows, 5) == positions
+
+    in_log(act)
+
+
 def test_the_cursor_is_deleted() -> None:
     async def act(world: World, client: Client, log: Log) -> None:
         positions = await fill(log, 5)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from bookies.errors import InvalidArgument, MetadataCorrupt, NotSupported
-from bookies.protocol.log import lease
+from bookies.protocol.log import Position, lease
 from bookies.protocol.log.lease import (
     PARTICIPANTS_MAX,
     Candidate,
@@ -20,6 +21,7 @@ from bookies.protocol.log.lease import (
     pack_queue,
     parse_queue,
 )
+from bookies.protocol.log.shares import Range, Shares
 
 TTL_S = 10.0
 
@@ -62,6 +64,28 @@ def test_the_first_holds_and_renews_and_the_next_follows_when_it_leaves() -> Non
     assert (b.place, b.token, b.held_until_s) == (0, 2, 14.0)  # its renewal was due
     store.step(a, 6.0)
     assert (a.place, a.token) == (1, 3)  # at the end, with a new token
+
+
+def test_a_holder_alone_ends_the_shares_of_earlier_processes() -> None:
+    shares = Shares(Position(1, 0), Position(1, 9), (Range(1, 4, 8, 0),))
+    store, sharing = Store(), Candidate("s", "process s", TTL_S, waits=True, is_shared=True)
+    store.queue = LeaseQueue(shares=shares)
+    store.step(sharing, 0.0)
+    assert store.queue.shares == shares
+    alone = candidate("a")
+    store.step(alone, 0.5)
+    assert store.queue.shares == shares  # it waits
+    store.queue = sharing.left(store.queue) or store.queue
+    assert store.queue.shares == shares
+    store.step(alone, 1.0)
+    assert store.queue.shares is None
+    for queue in (LeaseQueue(5, (), shares), LeaseQueue(5, (), None)):
+        store.queue, other = queue, candidate("b")
+        store.step(other, 2.0)
+        assert store.queue.shares is None
+        left = other.left(replace(store.queue, shares=shares))
+        assert left is not None
+        assert left.shares is None
 
 
 def test_a_silent_holder_is_removed_after_its_ttl_and_not_before() -> None:
