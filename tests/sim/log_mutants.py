@@ -20,6 +20,7 @@ from bookies.metadata.interface.driver import RecordWrite
 from bookies.protocol.log import log_times, retention
 from bookies.protocol.log import transaction as decisions
 from bookies.protocol.log.lease import Candidate, LeaseQueue
+from bookies.protocol.log.log_model import Address
 
 Patch = pytest.MonkeyPatch
 
@@ -139,7 +140,7 @@ def begin_behind_the_cursor(patch: Patch) -> None:
 
     async def claim(self, name, token, start):  # type: ignore[no-untyped-def]
         at = await original(self, name, token, start)
-        return at if at is None or not at.entry_id else at.next
+        return at if at is None or not at.entry_id else Address(*at.position.next)
 
     patch.setattr(LogCursors, "claim", claim)
 
