@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.live.spark_faults import Marks, faulty_source
 from tests.live.spark_marks import SMALL_BOOKIES, SPARK_MARKS
-from tests.live.test_spark_sink import FAULTS, Stream, frame_of, payloads
+from tests.live.test_spark_sink import Stream, frame_of, payloads, run_through_faults
 
 import bookies as bk
 import bookies.spark
@@ -124,17 +124,8 @@ def test_every_failure_leaves_each_batch_once(
     spark.dataSource.register(faulty_source(marks.directory))
     stream = Stream(spark, log, tmp_path, options)
     stream.source = "bookkeeper-faulty"
-    for batch, fault in FAULTS:
-        marks.set(batch, fault)
-        stream.add_batch(batch)
-    stream.add_batch(len(FAULTS))
-    runs = 1
-    while not stream.run():
-        runs += 1
-        assert runs < 15, stream.failures
-    assert marks.left() == []
+    run_through_faults(stream, marks)
     assert entries(log) == stream.values
-    assert runs > 5
     again = stream.run("another checkpoint")
     assert again  # Without txnAppId it is another application: it writes all rows again.
     assert entries(log) == stream.values * 2

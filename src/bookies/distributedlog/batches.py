@@ -14,7 +14,6 @@ The records of a batch share a transaction id, which must be greater than that o
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from urllib.parse import quote
 from bookies.client.base.arguments import TimeLimit
 from bookies.client.log.log_operations import Patience
 from bookies.client.write import LedgerWriter
+from bookies.client.write.ledger_series import LedgerSeries
 from bookies.distributedlog.formats.entries import check_record_size, pack_values
 from bookies.distributedlog.formats.segment import VERSION, Segment
 from bookies.distributedlog.model.segment_list import CHANGE_ATTEMPTS_MAX, LastRecord, appended, is_ended
@@ -102,12 +102,8 @@ class PartWriter:
         self._origin = origin
         self._txid = txid
         self._quorums = quorums
-        self._ledger_size = ledger_size
-        self._turn = asyncio.Lock()  # appends follow each other, also while a ledger is created
-        self._ledger: LedgerWriter | None = None
-        self._size = 0
+        self._ledgers = LedgerSeries(self._create, parts.delete_ledger, ledger_size)
         self._records = 0  # of the present ledger
-        self._written: list[Written] = []
 
     async def append_packed(self, data: bytes, offsets: Sequence[int]) -> None:
         """Append the contiguous records in `data`. `offsets`: their starts, and the last end."""
@@ -115,21 +111,16 @@ class PartWriter:
         if not values:
             return
         check_record_size(max(map(len, values)))
-        async with self._turn:
-            size = offsets[-1] - offsets[0]
-            if self._ledger is not None and self._size + size > self._ledger_size:
-                await self._seal()
-            if self._ledger is None:
-                self._ledger = await self._create()
-                self._size = self._records = 0
-            await self._ledger.push_many(pack_values(values, self._txid, self._records, ENTRY_SIZE))
-            self._size += size
+        async with self._ledgers.turn:
+            ledger = await self._ledgers.room(offsets[-1] - offsets[0])
+            await ledger.push_many(pack_values(values, self._txid, self._records, ENTRY_SIZE))
             self._records += len(values)
 
     async def _create(self) -> LedgerWriter:
         app, version, query = self._origin[:3]
         now_ms = self._parts.runtime.clock.wall_ms()
         values = (self._parts.store.paths.parent, app, str(version), query, str(now_ms))
+        self._records = 0
         return await self._parts.client.create(
             ensemble=self._quorums.ensemble,
             write_quorum=self._quorums.write_quorum,
@@ -139,30 +130,13 @@ class PartWriter:
             labels={f"dlog.{name}": value for name, value in zip(LABELS, values, strict=True)},
         )
 
-    async def _seal(self) -> None:
-        assert self._ledger is not None
-        last = await self._ledger.seal()
-        self._written.append(Written(self._ledger.ledger_id, last, self._ledger.length))
-        ledger, self._ledger = self._ledger, None
-        await ledger.close()
-
     async def finish(self) -> tuple[Written, ...]:
         """Wait until all records are durable, and seal the last ledger. Raises the first failure of an append."""
-        if self._ledger is not None:
-            await self._seal()
-        return tuple(self._written)
+        return await self._ledgers.finish()
 
     async def discard(self) -> None:
         """Delete the written ledgers. Best effort: `reap` finds one that remains."""
-        ledger_ids = [part.ledger_id for part in self._written]
-        if self._ledger is not None:
-            ledger_ids.append(self._ledger.ledger_id)
-            await self._ledger.close()
-            self._ledger = None
-        self._written.clear()
-        for ledger_id in ledger_ids:
-            with contextlib.suppress(BookKeeperError):
-                await self._parts.delete_ledger(ledger_id)
+        await self._ledgers.discard()
 
 
 class Batches:

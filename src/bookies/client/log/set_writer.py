@@ -20,7 +20,7 @@ from bookies.client.write import LedgerWriter
 from bookies.client.write.writer import Payload
 from bookies.encoding.envelope import Record
 from bookies.encoding.record_sets import codec_of, pack_sets
-from bookies.errors import BookieBusy, InvalidArgument, LedgerClosed
+from bookies.errors import BookieBusy, LedgerClosed
 from bookies.protocol.log import Position
 from bookies.protocol.log.records import Headers, record_of
 
@@ -91,15 +91,23 @@ class SetLogWriter(RecordLogWriter):
         timeout: float | None = None,
     ) -> Position:
         """See `LogWriter.append`."""
-        if producer is None and sequence is None and expected_last is None:
-            appending = self._append_one(payload, key, headers, timestamp)
-            return await (appending if timeout is None else self._in_time(appending, timeout))
-        record = record_of(payload, self._now_us(), key, headers, timestamp)
-        if expected_last is None:
-            return await self._in_time(self._append_numbered([record], producer, sequence), timeout)
         if producer is not None or sequence is not None:
-            raise InvalidArgument("give expected_last, or producer and sequence: a repeated entry need not be the last")
-        return await self._in_time(self._append_expected(record, expected_last), timeout)
+            return await super().append(
+                payload,
+                key=key,
+                headers=headers,
+                timestamp=timestamp,
+                producer=producer,
+                sequence=sequence,
+                expected_last=expected_last,
+                timeout=timeout,
+            )
+        if expected_last is None:
+            appending = self._append_one(payload, key, headers, timestamp)
+        else:
+            record = record_of(payload, self._now_us(), key, headers, timestamp)
+            appending = self._append_expected(record, expected_last)
+        return await (appending if timeout is None else self._in_time(appending, timeout))
 
     async def _append_one(
         self,

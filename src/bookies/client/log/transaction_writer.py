@@ -9,7 +9,6 @@ Source: spark 4.3.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import TracebackType
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 from msgspec.structs import replace
 
 from bookies.client.log.transaction import OnOpenTail, TransactionContext, abort, commit, read_head
+from bookies.client.write.ledger_series import LedgerSeries
 from bookies.encoding.envelope import Record
 from bookies.encoding.record_sets import codec_of, pack_sets
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogNotFound
@@ -51,11 +51,7 @@ class PartWriter:
         self._parts = parts
         self._manifest = manifest
         self._origin = origin
-        self._ledger_size = ledger_size
-        self._turn = asyncio.Lock()  # appends follow each other, also while a ledger is being created
-        self._ledger: LedgerWriter | None = None
-        self._size = 0
-        self._written: list[Written] = []
+        self._ledgers = LedgerSeries(self._create, parts.client.delete, ledger_size)
 
     async def append_many(self, payloads: Iterable[Payload]) -> None:
         """Append entries of the log's record format. They are durable when `finish` returns.
@@ -64,8 +60,8 @@ class PartWriter:
         """
         batch = list(payloads)
         if batch:
-            async with self._turn:
-                ledger = await self._room(sum(map(len, batch)))
+            async with self._ledgers.turn:
+                ledger = await self._ledgers.room(sum(map(len, batch)))
                 await ledger.push_many(batch)
 
     def sets_of(self, records: Sequence[Record]) -> list[Payload]:
@@ -76,53 +72,29 @@ class PartWriter:
     async def append_packed(self, data: bytes, offsets: Sequence[int]) -> None:
         """Append the contiguous entries in `data`. `offsets`: their starts, and the last end."""
         if len(offsets) > 1:
-            async with self._turn:
-                ledger = await self._room(offsets[-1] - offsets[0])
+            async with self._ledgers.turn:
+                ledger = await self._ledgers.room(offsets[-1] - offsets[0])
                 await ledger.push_many([data[start:end] for start, end in pairwise(offsets)])
 
-    async def _room(self, size: int) -> LedgerWriter:
-        """Return the ledger for `size` more bytes."""
-        if self._ledger is not None and self._size and self._size + size > self._ledger_size:
-            await self._seal()
-        if self._ledger is None:
-            like = self._manifest
-            now_ms = self._parts.runtime.clock.wall_ms()
-            self._ledger = await self._parts.client.create(
-                ensemble=like.ensemble,
-                write_quorum=like.write_quorum,
-                ack_quorum=like.ack_quorum,
-                digest=like.digest,
-                password=self._parts.password,
-                labels=labels_of(self._origin, self.log, self.token, now_ms),
-            )
-            self._size = 0
-        self._size += size
-        return self._ledger
-
-    async def _seal(self) -> None:
-        assert self._ledger is not None
-        last = await self._ledger.seal()
-        self._written.append(Written(self._ledger.ledger_id, last, self._ledger.length))
-        ledger, self._ledger = self._ledger, None
-        await ledger.close()
+    async def _create(self) -> LedgerWriter:
+        like = self._manifest
+        now_ms = self._parts.runtime.clock.wall_ms()
+        return await self._parts.client.create(
+            ensemble=like.ensemble,
+            write_quorum=like.write_quorum,
+            ack_quorum=like.ack_quorum,
+            digest=like.digest,
+            password=self._parts.password,
+            labels=labels_of(self._origin, self.log, self.token, now_ms),
+        )
 
     async def finish(self) -> tuple[Written, ...]:
         """Wait until everything is durable, and close the last ledger. Raises the first failure of an append."""
-        if self._ledger is not None:
-            await self._seal()
-        return tuple(self._written)
+        return await self._ledgers.finish()
 
     async def discard(self) -> None:
         """Delete the written ledgers. Best effort: a remaining one is labelled, for the reaper."""
-        ledger_ids = [part.ledger_id for part in self._written]
-        if self._ledger is not None:
-            ledger_ids.append(self._ledger.ledger_id)
-            await self._ledger.close()
-            self._ledger = None
-        self._written.clear()
-        for ledger_id in ledger_ids:
-            with contextlib.suppress(BookKeeperError):
-                await self._parts.client.delete(ledger_id)
+        await self._ledgers.discard()
 
 
 class CommitOptions(NamedTuple):

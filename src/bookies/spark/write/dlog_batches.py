@@ -4,14 +4,13 @@ segments; `distributedlog/batches.py` explains why that happens once.
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from bookies.errors import BookKeeperError, InvalidArgument, LogNotFound
+from bookies.errors import InvalidArgument, LogNotFound
 from bookies.spark.base import runtime
+from bookies.spark.write.reaping import reap_once
 from bookies.spark.write.write_settings import Settings
 
 if TYPE_CHECKING:
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from bookies.protocol.log.transaction import Origin, Transaction
 
 T = TypeVar("T")
-REAP_TIMEOUT_S = 10.0
-logger = logging.getLogger("bookies.spark.write.sink")
-_reaped: dict[tuple[str, str], None] = {}  # applications, and logs, whose leftovers this process has reaped
 
 
 def open_namespace(settings: Settings) -> Opening[Namespace]:
@@ -85,24 +81,17 @@ def commit(settings: Settings, txn: Transaction) -> bool:
 
     async def act(batches: Batches) -> bool:
         is_new = await batches.commit(txn, is_fencing=settings.on_open_tail == "fence", timeout=settings.timeout)
-        if txn.is_kept and (txn.app, batches.name) not in _reaped:
-            _reaped[txn.app, batches.name] = None
-            await _reap(batches, txn, round(settings.orphan_grace * 1000))
+        if txn.is_kept:
+            await reap_once((txn.app, batches.name), _leftovers(batches, txn, round(settings.orphan_grace * 1000)))
         return is_new
 
     return _with_batches(settings, act)
 
 
-async def _reap(batches: Batches, txn: Transaction, orphan_grace_ms: int) -> None:
-    """Delete leftovers of earlier runs. Best effort."""
-    import asyncio
-
-    try:
-        async with asyncio.timeout(REAP_TIMEOUT_S):
-            for ledger_id in await batches.reap(txn, orphan_grace_ms):
-                logger.info(json.dumps({"event": "reaper", "log": batches.name, "ledger": ledger_id, "is": "deleted"}))
-    except (BookKeeperError, TimeoutError) as error:
-        logger.warning(json.dumps({"event": "reaper stopped", "error": str(error)}))
+async def _leftovers(batches: Batches, txn: Transaction, orphan_grace_ms: int) -> AsyncIterator[tuple[str, int, str]]:
+    """Delete leftovers of earlier runs of this application."""
+    for ledger_id in await batches.reap(txn, orphan_grace_ms):
+        yield batches.name, ledger_id, "deleted"
 
 
 def abort(settings: Settings, txn: Transaction) -> None:

@@ -17,7 +17,7 @@ import json
 import logging
 import uuid
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import repeat
@@ -35,6 +35,7 @@ from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LogNot
 from bookies.protocol.log.log_model import ENVELOPE, RAW, SETS, Written, check_log_name
 from bookies.spark.base import runtime
 from bookies.spark.write import dlog_batches, unchanged
+from bookies.spark.write.reaping import reap_once
 from bookies.spark.write.write_settings import ENVELOPE_COLUMNS, Settings, settings_of
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ logger = logging.getLogger("bookies.spark.write.sink")
 logger.setLevel(logging.INFO)  # for Spark's collector: see bookies.spark.base.counters
 BATCH = ""  # the query of a batch job's transaction
 PENDING_MAX = 2  # record batches in flight to the event loop
-REAP_TIMEOUT_S = 10.0
-_reaped: dict[str, None] = {}  # applications whose leftovers this process has reaped
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
@@ -156,7 +155,8 @@ def _commit(settings: Settings, txn: Transaction) -> None:
             timeout=settings.timeout,
             conflicts_max=settings.conflicts_max,
         )
-        await _reap_once(parts, settings, txn)
+        if txn.is_kept:
+            await reap_once(txn.app, _leftovers(parts, settings, txn))
         return is_new
 
     if not txn.ledgers:
@@ -174,28 +174,15 @@ def _commit(settings: Settings, txn: Transaction) -> None:
     )
 
 
-async def _reap_once(parts: TransactionContext, settings: Settings, txn: Transaction) -> None:
-    """Delete leftovers of earlier runs of this application, once per process. Best effort."""
-    import asyncio
-
+async def _leftovers(
+    parts: TransactionContext, settings: Settings, txn: Transaction
+) -> AsyncIterator[tuple[str, int, str]]:
+    """Delete leftovers of earlier runs of this application."""
     from bookies.client.log.transaction import reap
 
-    if not txn.is_kept or txn.app in _reaped:
-        return
-    _reaped[txn.app] = None
-    try:
-        async with asyncio.timeout(REAP_TIMEOUT_S):
-            for log in txn.ledgers:
-                async for leftover in reap(
-                    parts, log, app=txn.app, orphan_grace_ms=round(settings.orphan_grace * 1000)
-                ):
-                    logger.info(
-                        json.dumps(
-                            {"event": "reaper", "log": log, "ledger": leftover.ledger_id, "is": leftover.outcome}
-                        )
-                    )
-    except (BookKeeperError, TimeoutError) as error:
-        logger.warning(json.dumps({"event": "reaper stopped", "error": str(error)}))
+    for log in txn.ledgers:
+        async for leftover in reap(parts, log, app=txn.app, orphan_grace_ms=round(settings.orphan_grace * 1000)):
+            yield log, leftover.ledger_id, leftover.outcome
 
 
 def _abort(settings: Settings, txn: Transaction) -> None:
