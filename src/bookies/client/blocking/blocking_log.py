@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import Self
@@ -16,6 +15,7 @@ from bookies.client.log import LogWriter as AsyncLogWriter
 from bookies.client.log import log as asynchronous
 from bookies.client.log.consumer import LogConsumer as AsyncLogConsumer
 from bookies.client.log.consumer import consumed
+from bookies.client.log.records import SetAppend
 from bookies.client.log.records.log_records import LogEntries, records_of, sets_of
 from bookies.client.log.sequenced import SequencedWriter as AsyncSequencedWriter
 from bookies.client.log.transaction_writer import LogTransaction as AsyncLogTransaction
@@ -86,9 +86,8 @@ class LogWriter(BlockingHandle[AsyncLogWriter]):
         then repeat. `append_many` is faster: it hands over all its records in one call to the client's thread.
         """
 
-        async def start() -> asyncio.Future[Position]:
-            appended = self._inner.append_nowait(payload, key=key, headers=headers, timestamp=timestamp)
-            return asyncio.ensure_future(appended)
+        async def start() -> SetAppend:
+            return self._inner.append_nowait(payload, key=key, headers=headers, timestamp=timestamp)
 
         return self._thread.call(followed(start))
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from concurrent.futures import Future
 from functools import partial, update_wrapper
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from bookies.client.base.iteration import Entries
 from bookies.client.base.opening import Handle, Opening
@@ -119,8 +119,18 @@ def delegates(
     return _like(call, method, returns, summary)
 
 
-async def followed(append: Callable[[], Awaitable[asyncio.Future[T]]]) -> Future[T]:
-    """Append, and return a future for other threads, which follows the result."""
+class Outcome(Protocol[T]):
+    """What an append returns: the port of `followed`."""
+
+    def add_done_callback(self, callback: Callable[[asyncio.Future[T]], object], /) -> object:
+        """Call back once the outcome is known."""
+
+
+async def followed(append: Callable[[], Awaitable[Outcome[T]]]) -> Future[T]:
+    """Append, and return a future for other threads, which follows the result.
+
+    The future has the result before a later call (`flush`, `close`) that waited for it returns.
+    """
     follower: Future[T] = Future()
     follower.set_running_or_notify_cancel()  # A sent entry cannot be cancelled.
 

@@ -297,3 +297,33 @@ def test_a_consumer_commits_behind_a_damaged_set() -> None:
         assert (await log.cursors())["billing"].address == Address(*bad.next) == Address(*end)
 
     with_log(act)
+
+
+def test_outcomes_are_told_before_the_flush_returns() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        told: list[Position] = []
+        async with log.lead(linger=5.0) as writer:
+            for number in range(3):
+                append = writer.append_nowait(b"%d" % number)
+                append.add_done_callback(lambda done: told.append(done.result()))
+                await writer.flush()
+                assert told == [Position(writer.ledger_id, at) for at in range(number + 1)]
+
+    with_log(act)
+
+
+def test_a_codec_that_fails_ends_the_wait_for_its_set() -> None:
+    async def send(entry: bytes) -> Position:
+        raise AssertionError
+
+    async def main() -> None:
+        sets = open_sets.OpenSets(99, 0.0, 1 << 20, send, lambda *_: None, lambda: 0)
+        append = sets.add(b"value", None, None, None)
+        with pytest.raises(KeyError):
+            sets.close_set()
+        with pytest.raises(LogError, match="a record set could not be compressed: KeyError"):
+            await append
+        with pytest.raises(LogError, match="could not be compressed"):
+            sets.check()
+
+    asyncio.run(main())

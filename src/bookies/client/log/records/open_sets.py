@@ -42,6 +42,10 @@ class SetAppend:
         """Report whether the outcome is known."""
         return self._future.done()
 
+    def add_done_callback(self, callback: Callable[[asyncio.Future[Position]], object]) -> None:
+        """Call back once the outcome is known, before a `flush` that waits for it returns."""
+        self._future.add_done_callback(callback)
+
     def settle(self, outcome: Position | BookKeeperError) -> None:
         """End the wait. Idempotent."""
         if self._future.done():
@@ -122,6 +126,9 @@ class OpenSets:
         except BookKeeperError as error:
             self._settle(append, error)
             return
+        except BaseException as error:  # A codec ran out of memory: those who wait for the set have to know.
+            self._settle(append, LogError(f"a record set could not be compressed: {error!r}"))
+            raise
         self._in_flight[append] = len(entry)
         self._size += len(entry)
         if self._size >= IN_FLIGHT_MAX:
