@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.live.command import Family
+from tests.live.spark_session import spark_session, stop
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
-from bookies.lab.demo.demo_spark import JAVA_OPTIONS
-from bookies.spark.base import java
 
 
 @pytest.fixture
@@ -37,35 +34,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     A machine without Java fails here, with the sentence that says what to install.
     """
-    java.use()
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    directory = tmp_path_factory.mktemp("spark")
-    session = (
-        SparkSession.builder.master("local[2,4]")
-        .appName("tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-        .config("spark.local.dir", str(directory))
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
+    session = spark_session(tmp_path_factory.mktemp("spark"))
     yield session
-    gateway = SparkContext._gateway
-    session.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()  # Its end is the sign for the other process to end.
-    gateway.proc.wait(60)
-    SparkContext._gateway = SparkContext._jvm = None
+    stop(session)
 
 
 @pytest.fixture(scope="module")
