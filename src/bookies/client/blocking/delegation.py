@@ -120,7 +120,7 @@ def delegates(
 
 
 class Outcome(Protocol[T]):
-    """What an append returns: the port of `followed`."""
+    """Outcome of an append, as `followed` needs it."""
 
     def add_done_callback(self, callback: Callable[[asyncio.Future[T]], object], /) -> object:
         """Call back once the outcome is known."""
