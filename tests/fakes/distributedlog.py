@@ -42,10 +42,10 @@ class Place:
         return {path: node.data for path, node in self.server.nodes.items() if path.startswith(ROOT + "/")}
 
 
-def in_namespace(act: Act, *, has_zookeeper: bool = True, bookies: int = 3) -> None:
+def in_namespace(act: Act, *, has_zookeeper: bool = True, bookies: int = 3, deadline_s: float = 600.0) -> None:
     """Run `act` on virtual time."""
 
     async def main(world: World) -> None:
         await act(Place(world, Server(ROOT) if has_zookeeper else None))
 
-    play(main, bookies)
+    play(main, bookies, deadline_s=deadline_s)

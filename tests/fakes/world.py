@@ -99,7 +99,9 @@ class World:
             listener.close()
 
 
-def play(act: Callable[[World], Coroutine[Any, Any, T]], bookie_count: int = 3, seed: int = 1) -> T:
+def play(
+    act: Callable[[World], Coroutine[Any, Any, T]], bookie_count: int = 3, seed: int = 1, deadline_s: float = 600.0
+) -> T:
     """Run `act` in a fresh world, on virtual time; nothing may be left behind, nothing may have failed unseen."""
     loop = SimLoop()
 
@@ -112,7 +114,7 @@ def play(act: Callable[[World], Coroutine[Any, Any, T]], bookie_count: int = 3, 
             await world.stop()
 
     try:
-        result = loop.run(main(), deadline_s=600.0)
+        result = loop.run(main(), deadline_s=deadline_s)
         assert not loop.errors, loop.errors
         return result
     finally:

@@ -9,7 +9,9 @@ The records of a batch share a transaction id, which must be greater than that o
 
 * A commit of another process makes this one read again: both name the version of the list.
 * An abort first changes that version, so a commit whose answer was lost cannot land later.
-* Parts of dead tasks stay as labelled ledgers, until `reap` deletes them.
+* Parts of dead tasks stay as labelled ledgers, until `reap` deletes them: those of batches that the mark has passed,
+  and those that have expired. A commit refuses parts that have expired. `reap` changes the version of the list after
+  that time, so it also refuses a commit that began before, and reads the list again before it deletes.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ from bookies.errors import (
 from bookies.metadata.zookeeper.zookeeper_port import Acl, Create, NodeMissing, Operation, SetData
 from bookies.model import LedgerMetadata
 from bookies.protocol.log.log_model import Written
-from bookies.protocol.log.transaction import REPLAY_GRACE_MS, Origin, Transaction
+from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS, Origin, Transaction
 
 ENTRY_SIZE = 64 << 10  # bytes of records that share an entry
-LABELS = ("log", "app", "version", "query", "created")
+LABELS = ("log", "app", "version", "query", "created", "expires")  # the times in ms since 1970
+SKEW_MS = 600_000  # by which the clocks of machines may differ
 
 
 class Quorums(NamedTuple):
@@ -92,13 +95,21 @@ def _label(metadata: LedgerMetadata, name: str) -> str:
     return metadata.custom_metadata.get(f"dlog.{name}", b"").decode(errors="replace")
 
 
+def _time_ms(metadata: LedgerMetadata, name: str, absent: int) -> int:
+    text = _label(metadata, name)
+    return int(text) if text.isascii() and text.isdigit() else absent
+
+
 class PartWriter:
     """Ledgers of one task, which become segments of the log. Made by `Batches.part`. `token`: of no meaning here."""
 
     token = ""
 
-    def __init__(self, parts: LogParts, origin: Origin, txid: int, quorums: Quorums, ledger_size: int) -> None:
+    def __init__(
+        self, parts: LogParts, origin: Origin, txid: int, quorums: Quorums, ledger_size: int, grace_ms: int
+    ) -> None:
         self._parts = parts
+        self._grace_ms = grace_ms
         self._origin = origin
         self._txid = txid
         self._quorums = quorums
@@ -119,7 +130,8 @@ class PartWriter:
     async def _create(self) -> LedgerWriter:
         app, version, query = self._origin[:3]
         now_ms = self._parts.runtime.clock.wall_ms()
-        values = (self._parts.store.paths.parent, app, str(version), query, str(now_ms))
+        expires_ms = now_ms + self._grace_ms
+        values = (self._parts.store.paths.parent, app, str(version), query, str(now_ms), str(expires_ms))
         self._records = 0
         return await self._parts.client.create(
             ensemble=self._quorums.ensemble,
@@ -170,9 +182,20 @@ class Batches:
             raise LogEnded(f"log {self._parts.name} has its end-of-stream record: it can only be read")
         return ownership
 
-    def part(self, origin: Origin, txid: int, quorums: Quorums, ledger_size: int) -> PartWriter:
-        """Begin the part of one task. `txid`: of `next_txid`. `ledger_size`: bytes after which a ledger is sealed."""
-        return PartWriter(self._parts, origin, txid, quorums, ledger_size)
+    def part(
+        self,
+        origin: Origin,
+        txid: int,
+        quorums: Quorums,
+        ledger_size: int,
+        grace_ms: int = ORPHAN_GRACE_MS,
+    ) -> PartWriter:
+        """Begin the part of one task.
+
+        `txid`: of `next_txid`. `ledger_size`: bytes after which a ledger is sealed. `grace_ms`: after it, the part is
+        not committed any more.
+        """
+        return PartWriter(self._parts, origin, txid, quorums, ledger_size, grace_ms)
 
     # -- commit --------------------------------------------------------------------------------------------------
     async def commit(self, txn: Transaction, *, is_fencing: bool, timeout: float) -> bool:
@@ -270,6 +293,11 @@ class Batches:
             is_sealed = metadata.is_closed and metadata.last_entry_id == part.last_entry_id
             if tuple(_label(metadata, name) for name in LABELS[:3]) != expected or not is_sealed:
                 raise TransactionRefused(f"ledger {part.ledger_id} is not what {txn.name} wrote for log {parts.name}")
+            if parts.runtime.clock.wall_ms() >= _time_ms(metadata, "expires", 0):  # `reap` may delete it.
+                raise TransactionRefused(
+                    f"ledger {part.ledger_id} of {txn.name} was written so long ago that it has expired: nothing was "
+                    "changed; repeat the batch, with a longer orphanGrace"
+                )
             segment = Segment("", VERSION, part.ledger_id, 0, 0)
             async with parts.reading(segment) as ledger:
                 last = await last_record(segment, ledger, part.last_entry_id)
@@ -290,37 +318,51 @@ class Batches:
         """
         ledger_ids = [part.ledger_id for part in txn.ledgers[self._parts.name]]
         async with TimeLimit(timeout, f"abort {txn.name} of log {self._parts.name}"):
-            with contextlib.suppress(LogInUse):
-                async with self._locked(0):
-                    ownership = await self._loaded()
-                    if not all(segment.is_completed for segment in await self._parts.segments()):
-                        return
-                    await ownership.touch()  # A commit that is in flight is refused from here on.
-                    listed = {segment.ledger_id for segment in await self._parts.segments()}
-                    await self._delete([ledger_id for ledger_id in ledger_ids if ledger_id not in listed])
+            listed = await self._without_commits()
+            if listed is not None:
+                await self._delete([ledger_id for ledger_id in ledger_ids if ledger_id not in listed])
 
-    async def reap(self, txn: Transaction, orphan_grace_ms: int, replay_grace_ms: int = REPLAY_GRACE_MS) -> list[int]:
+    async def _without_commits(self) -> set[int] | None:
+        """Refuse all commits that are in flight, and return the ledgers that the log names then.
+
+        None: not while another process writes the log. Raises `LogFenced`.
+        """
+        with contextlib.suppress(LogInUse):
+            async with self._locked(0):
+                ownership = await self._loaded()
+                if all(segment.is_completed for segment in await self._parts.segments()):
+                    await ownership.touch()
+                    return {segment.ledger_id for segment in await self._parts.segments()}
+        return None
+
+    async def reap(self, txn: Transaction, replay_grace_ms: int = REPLAY_GRACE_MS) -> list[int]:
         """Delete ledgers that batches wrote for this log and that no commit will name; return them.
 
         Call it after a commit of `txn`. Ledgers of its application up to its version are leftovers after
-        `replay_grace_ms`, others after `orphan_grace_ms`. Reads the records of all ledgers of the cluster.
+        `replay_grace_ms`, others when they have expired. Reads the records of all ledgers of the cluster. Raises
+        `LogFenced`.
         """
         parts = self._parts
         listed = {segment.ledger_id for segment in await parts.segments()}
-        now_ms, deleted = parts.runtime.clock.wall_ms(), list[int]()
+        now_ms, leftovers, expired = parts.runtime.clock.wall_ms(), list[LedgerMetadata](), list[LedgerMetadata]()
         async for metadata in parts.client.ledgers(label=("dlog.log", parts.store.paths.parent)):
-            created, version = _label(metadata, "created"), _label(metadata, "version")
-            is_own = (_label(metadata, "app"), _label(metadata, "query")) == (txn.app, txn.query)
-            is_over = is_own and version.isdigit() and int(version) <= txn.version
-            age_ms = now_ms - int(created) if created.isdigit() else 0
-            if metadata.ledger_id in listed or age_ms < (replay_grace_ms if is_over else orphan_grace_ms):
+            if metadata.ledger_id in listed:
                 continue
+            version, age_ms = _label(metadata, "version"), now_ms - _time_ms(metadata, "created", now_ms)
+            is_own = (_label(metadata, "app"), _label(metadata, "query")) == (txn.app, txn.query)
+            if is_own and version.isdigit() and int(version) <= txn.version:
+                if age_ms >= replay_grace_ms:
+                    leftovers.append(metadata)
+            elif now_ms >= _time_ms(metadata, "expires", now_ms) + SKEW_MS:
+                expired.append(metadata)
+        if expired and (listed_now := await self._without_commits()) is not None:
+            leftovers += [metadata for metadata in expired if metadata.ledger_id not in listed_now]
+        for metadata in leftovers:
             with contextlib.suppress(LedgerNotFound):
                 if not metadata.is_closed:  # Its writer may be alive: it stops.
                     await (await parts.client.recover(metadata.ledger_id, password=parts.password)).close()
             await self._delete([metadata.ledger_id])
-            deleted.append(metadata.ledger_id)
-        return deleted
+        return [metadata.ledger_id for metadata in leftovers]
 
     async def _delete(self, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:

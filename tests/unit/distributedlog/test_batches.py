@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import pytest
 from tests.fakes.distributedlog import Place, in_namespace
 
-from bookies.distributedlog.batches import ENTRY_SIZE, Batches, PartWriter, Quorums, parse_mark
+from bookies.distributedlog.batches import ENTRY_SIZE, SKEW_MS, Batches, PartWriter, Quorums, parse_mark
 from bookies.distributedlog.model.segment_list import Segments
 from bookies.distributedlog.parts import LogParts
+from bookies.distributedlog.store import Ownership
 from bookies.errors import LogEnded, LogFenced, LogInUse, MetadataCorrupt, TransactionRefused
 from bookies.protocol.log.log_model import Written
 from bookies.protocol.log.transaction import Origin, Transaction
 
 STORES = pytest.mark.parametrize("has_zookeeper", [True, False], ids=["zookeeper", "embedded"])
 KINDS = pytest.mark.parametrize("kind", ["lost_replies", "lost_requests"])
-DAY_MS = 24 * 3600 * 1000
+GRACE_MS = 500_000
 LIMIT_S = 20.0
 
 
@@ -34,7 +36,9 @@ class Job:
 
     async def part(self, version: int, values: Sequence[bytes], txid: int | None = None) -> tuple[Written, ...]:
         planned = await self.batches.next_txid() if txid is None else txid
-        part = self.batches.part(Origin(self.app, version, self.query, 0, "0"), planned, Quorums(1, 1, 1), 1000)
+        part = self.batches.part(
+            Origin(self.app, version, self.query, 0, "0"), planned, Quorums(1, 1, 1), 1000, GRACE_MS
+        )
         await append(part, values)
         return await part.finish()
 
@@ -262,7 +266,8 @@ def test_an_abort_deletes_and_a_task_discards_what_it_wrote(has_zookeeper: bool)
     in_namespace(act, has_zookeeper=has_zookeeper)
 
 
-def test_leftovers_of_dead_tasks_are_reaped() -> None:
+@STORES
+def test_leftovers_of_dead_tasks_are_reaped(has_zookeeper: bool) -> None:
     async def act(place: Place) -> None:
         job, other = await job_of(place), await job_of(place, "other")
         left, foreign = await job.write(1, [b"zombie"]), await other.write(4, [b"orphan"])
@@ -270,15 +275,64 @@ def test_leftovers_of_dead_tasks_are_reaped() -> None:
         await append(unsealed, [b"open"])
         txn = await job.write(1, [b"a"])
         await job.commit(txn)
-        assert await job.batches.reap(txn, DAY_MS) == []  # They are young.
+        assert await job.batches.reap(txn) == []  # They are young.
         await asyncio.sleep(100)
-        assert set(await job.batches.reap(txn, 200_000, 50_000)) > set(left.ledger_ids)
+        assert set(await job.batches.reap(txn, 50_000)) > set(left.ledger_ids)
         assert await ledgers(place) == await listed(place) | set(foreign.ledger_ids)
-        await asyncio.sleep(200)
-        assert await job.batches.reap(txn, 200_000) == foreign.ledger_ids
+        await asyncio.sleep(GRACE_MS / 1000)
+        assert await job.batches.reap(txn) == []  # A clock may be late.
+        async with (await place.log()).lead() as writer:
+            await writer.append(b"led", txid=100)
+            await asyncio.sleep(SKEW_MS / 1000)
+            assert await job.batches.reap(txn) == []  # A leader is not stopped for that.
+        assert await job.batches.reap(txn) == foreign.ledger_ids
+        assert await payloads(place) == [b"a", b"led"]
+
+    in_namespace(act, has_zookeeper=has_zookeeper, deadline_s=5000.0)
+
+
+@STORES
+def test_a_batch_that_has_expired_is_refused(has_zookeeper: bool) -> None:
+    async def act(place: Place) -> None:
+        job, other = await job_of(place), await job_of(place, "other")
+        txn = await job.write(1, [b"late"])
+        await asyncio.sleep(GRACE_MS / 1000)
+        with pytest.raises(TransactionRefused, match="has expired: nothing was changed"):
+            await job.commit(txn)
+        assert await other.commit(await other.write(1, [b"a"]))
         assert await payloads(place) == [b"a"]
 
-    in_namespace(act)
+    in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+@STORES
+def test_a_commit_that_is_suspended_while_its_batch_expires(
+    has_zookeeper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a lock the reaper waits for it. Without one, the commit is refused and its ledgers go."""
+
+    async def act(place: Place) -> None:
+        job, other = await job_of(place), await job_of(place, "other")
+        await job.commit(txn := await job.write(1, [b"a"]))
+        late = await other.write(1, [b"late"])
+        append = Ownership.append
+
+        async def suspended(ownership: Ownership, *change: Any) -> None:
+            await asyncio.sleep((GRACE_MS + 2 * SKEW_MS) / 1000)
+            await append(ownership, *change)
+
+        monkeypatch.setattr(Ownership, "append", suspended)
+        commit = asyncio.ensure_future(other.batches.commit(late, is_fencing=False, timeout=1e6))
+        await asyncio.sleep((GRACE_MS + SKEW_MS) / 1000)
+        assert await job.batches.reap(txn) == ([] if has_zookeeper else late.ledger_ids)
+        if has_zookeeper:
+            assert await commit
+        else:
+            with pytest.raises(TransactionRefused, match="does not exist any more"):
+                await commit
+        assert await payloads(place) == ([b"a", b"late"] if has_zookeeper else [b"a"])
+
+    in_namespace(act, has_zookeeper=has_zookeeper, deadline_s=5000.0)
 
 
 def test_large_parts_have_many_entries_and_ledgers() -> None:

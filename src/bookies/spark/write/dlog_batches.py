@@ -73,7 +73,8 @@ def begin_part(settings: Settings, namespace: Namespace, log: str, origin: Origi
     from bookies.distributedlog.batches import Quorums
 
     sizes = Quorums(*quorums(settings.ensemble or 3, settings.write_quorum, settings.ack_quorum))
-    return namespace.batches(log).part(origin, settings.txid, sizes, settings.ledger_size)
+    grace_ms = round(settings.orphan_grace * 1000)
+    return namespace.batches(log).part(origin, settings.txid, sizes, settings.ledger_size, grace_ms)
 
 
 def commit(settings: Settings, txn: Transaction) -> bool:
@@ -82,15 +83,15 @@ def commit(settings: Settings, txn: Transaction) -> bool:
     async def act(batches: Batches) -> bool:
         is_new = await batches.commit(txn, is_fencing=settings.on_open_tail == "fence", timeout=settings.timeout)
         if txn.is_kept:
-            await reap_once((txn.app, batches.name), _leftovers(batches, txn, round(settings.orphan_grace * 1000)))
+            await reap_once((txn.app, batches.name), _leftovers(batches, txn))
         return is_new
 
     return _with_batches(settings, act)
 
 
-async def _leftovers(batches: Batches, txn: Transaction, orphan_grace_ms: int) -> AsyncIterator[tuple[str, int, str]]:
+async def _leftovers(batches: Batches, txn: Transaction) -> AsyncIterator[tuple[str, int, str]]:
     """Delete leftovers of earlier runs of this application."""
-    for ledger_id in await batches.reap(txn, orphan_grace_ms):
+    for ledger_id in await batches.reap(txn):
         yield batches.name, ledger_id, "deleted"
 
 
