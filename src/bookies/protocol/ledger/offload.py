@@ -8,7 +8,8 @@ An offloaded ledger has a label in its record (`LABEL`), written by compare-and-
 Another job later sets a second label (`DELETED`): the bookies may delete the entries. Until then they keep all of them.
 From then on no bookie has a replica of the ledger that could be missing, moved or lost (`is_given_up`, which
 `protocol/repair/fragments.py` checks for all callers), until the ledger is restored. During the restore a third label
-(`RESTORING`) replaces the second one. Source: spark 5.3.
+(`RESTORING`) replaces the second one. Before the files of a lost attempt are deleted, a label (`SWEPT`) says that no
+record may name it any more. Source: spark 5.3.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from bookies.protocol.ledger.ledger import changed_record
 LABEL = "bookies.offload"
 DELETED = "bookies.offload.bookies-deleted"
 RESTORING = "bookies.offload.restoring"
+SWEPT = "bookies.offload.swept"  # names of attempts whose files may be gone, one on a line
 PARQUET = "parquet"
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, lowest power first
 LENGTH_SIZE = 8  # bytes of an accumulated length
@@ -150,14 +152,16 @@ def offloaded_to(record: LedgerMetadata) -> str | None:
 def offloaded(record: LedgerMetadata, copy: Offload) -> LedgerMetadata | None:
     """Return the record that names a copy; None: it does already.
 
-    Raises `LedgerClosed` (the ledger is not sealed), `VersionConflict` (the record names another copy, or the copy does
-    not have the ledger's entries).
+    Raises `LedgerClosed` (the ledger is not sealed), `VersionConflict` (the record names another copy, the copy does
+    not have the ledger's entries, or it was swept).
     """
     named = offload_of(record)
     if named is not None:
         if named.attempt == copy.attempt:
             return None
         raise VersionConflict(f"the record already names copy {named.attempt}", ledger_id=record.ledger_id)
+    if copy.attempt in swept_of(record).split("\n"):
+        raise VersionConflict(f"the files of {copy.attempt} were swept: repeat the run", ledger_id=record.ledger_id)
     if not record.is_closed:
         raise LedgerClosed("the ledger is not sealed, so its last entry is not decided", ledger_id=record.ledger_id)
     if (copy.rows, copy.bytes) != (record.last_entry_id + 1, record.length):
@@ -167,6 +171,22 @@ def offloaded(record: LedgerMetadata, copy: Offload) -> LedgerMetadata | None:
             ledger_id=record.ledger_id,
         )
     return labelled(record, {LABEL: json.dumps(to_builtins(copy), separators=(",", ":")).encode()})
+
+
+def swept_of(record: LedgerMetadata) -> str:
+    """Return the names of the attempts that the record refuses, one on a line."""
+    return record.custom_metadata.get(SWEPT, b"").decode(errors="replace")
+
+
+def swept(record: LedgerMetadata, attempt: str) -> LedgerMetadata | None:
+    """Return the record that refuses an attempt; None: it does already. Raises `VersionConflict`: it names it."""
+    named = offload_of(record)
+    if named is not None and named.attempt == attempt:
+        raise VersionConflict(f"the record names copy {attempt}", ledger_id=record.ledger_id)
+    before = swept_of(record)
+    if attempt in before.split("\n"):
+        return None
+    return labelled(record, {SWEPT: f"{before}\n{attempt}".lstrip("\n").encode()})
 
 
 def given_up(record: LedgerMetadata, attempt: str, now_ms: int) -> LedgerMetadata | None:

@@ -14,10 +14,12 @@ and the record names the first; the other one is swept. Source: spark 5.3.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -26,7 +28,16 @@ from msgspec.structs import replace
 from bookies.client.read.offloaded import OffloadedFiles
 from bookies.errors import InvalidArgument, LedgerNotFound, VersionConflict
 from bookies.kernels import crc32c
-from bookies.protocol.ledger.offload import PARQUET, Offload, given_up, is_given_up, offload_of, offloaded
+from bookies.protocol.ledger.offload import (
+    PARQUET,
+    Offload,
+    given_up,
+    is_given_up,
+    offload_of,
+    offloaded,
+    swept,
+    swept_of,
+)
 from bookies.spark.base import runtime
 from bookies.spark.base.plan import even_parts
 from bookies.spark.jobs.complete import Complete
@@ -39,6 +50,7 @@ from bookies.units import decimal_size_text
 if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.model import LedgerMetadata
+    from bookies.spark.write.tier import Attempt
 
 OPTIONS = (
     Option("to", None, "target of the copies: a directory, or a URI such as s3://bucket/ledgers", metavar="URI"),
@@ -139,8 +151,11 @@ def items_of(record: LedgerMetadata, to: str, cluster: str, config: JobConfig) -
 
 
 def attempt_of(record: LedgerMetadata, cluster: str, run_id: str) -> str:
-    """Return the name of a run's copy: the same if the run is repeated, and unique to ledger, cluster and run."""
-    identity = f"{cluster} {record.ledger_id} {record.ctime_ms} {record.length}".encode()
+    """Return the name of a run's copy: the same if the run is repeated, and unique to ledger, cluster and run.
+
+    A record that refuses swept attempts gets another name.
+    """
+    identity = f"{cluster} {record.ledger_id} {record.ctime_ms} {record.length}{swept_of(record)}".encode()
     return f"{run_id}-{crc32c(identity):08x}"
 
 
@@ -200,7 +215,7 @@ class CommitCopy(Struct, frozen=True):
         index, content = tier.index_of(ledger_id, attempt, parts)
         files = runtime.worker().files()
         crc = await files.run(tier.write_index, directory, index)
-        # The new index protects the directory from sweeps that begin now. A sweep may have begun before.
+        # A sweep that began before has made the record refuse this attempt, or will find it in the record.
         if lost := await files.run(tier.lost_parts, directory, parts):
             return Outcome(
                 common.FAILED,
@@ -333,40 +348,38 @@ def _rows_of(run: Run | None, good: str) -> list[Row]:
 
 
 def _swept(config: JobConfig, to: str, cluster: str, after_s: float, *, is_dry: bool) -> list[Row]:
-    """Delete old directories that no record names.
-
-    A run that is about to name one has just written its index, so the directory is not old.
-    """
+    """Delete old directories that no record names. A record refuses its own first, so no commit in flight names it."""
     from bookies.spark.write import tier
 
     before = _now_ms() / 1000 - after_s
     old = [attempt for attempt in tier.attempts(to, cluster) if attempt.changed_s <= before]
-    named = common.ask(config.uri, _named({attempt.ledger_id for attempt in old})) if old else {}
+    lost = common.ask(config.uri, _lost(old, is_dry=is_dry)) if old else []
     rows = []
-    for attempt in old:
-        if named.get(attempt.ledger_id) == attempt.attempt:
-            continue
+    for attempt in lost:
         if not is_dry:
-            if tier.is_changed(to, attempt):
-                continue  # A run repeated after a long time has just written to it.
             tier.delete_attempt(to, attempt)
         rows.append((attempt.ledger_id, "would be swept" if is_dry else SWEPT, 0, 0, 0, attempt.path, "a lost attempt"))
     return rows
 
 
-def _named(ledger_ids: Collection[int]) -> Any:
-    """Return a question for `ask`: ledger -> the attempt that its record names. Raises rather than omit a ledger."""
+def _lost(attempts: Sequence[Attempt], *, is_dry: bool) -> Any:
+    """Return a question for `ask`: which attempts no record names, nor will name. Raises rather than omit a ledger."""
 
-    async def question(client: Client) -> dict[int, str]:
-        attempts = {}
-        for ledger_id in sorted(ledger_ids):
-            try:
-                copy = offload_of(await client.metadata(ledger_id))
-            except LedgerNotFound:
-                continue
-            if copy is not None:
-                attempts[ledger_id] = copy.attempt
-        return attempts
+    async def question(client: Client) -> list[Attempt]:
+        lost = []
+        for attempt in attempts:
+            with contextlib.suppress(VersionConflict):
+                try:
+                    if is_dry:
+                        swept(await client.metadata(attempt.ledger_id), attempt.attempt)
+                    else:
+                        await client.administration().change_record(
+                            attempt.ledger_id, partial(swept, attempt=attempt.attempt)
+                        )
+                except LedgerNotFound:
+                    pass  # No record will name it.
+                lost.append(attempt)
+        return lost
 
     return question
 

@@ -294,12 +294,6 @@ def _changed_s(system: Any, directory: Any) -> float:
     return max(info.mtime_ns or 0 for info in [directory, *inside]) / 1e9
 
 
-def is_changed(to: str, attempt: Attempt) -> bool:
-    """Report whether the directory was written to, or deleted, since it was listed. Raises OSError."""
-    system, _ = system_of(to)
-    return _changed_s(system, system.get_file_info(attempt.path)) != attempt.changed_s
-
-
 def delete_attempt(to: str, attempt: Attempt) -> None:
     """Delete the directory of an attempt. Raises OSError."""
     system, _ = system_of(to)

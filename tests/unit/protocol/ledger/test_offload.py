@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.fakes.offloaded import GIVEN_UP, URI, coming_back, named
 
 from bookies.errors import LedgerClosed, MetadataCorrupt, VersionConflict
@@ -17,6 +18,7 @@ from bookies.protocol.ledger.offload import (
     DELETED,
     LABEL,
     RESTORING,
+    SWEPT,
     Content,
     Offload,
     given_up,
@@ -30,6 +32,7 @@ from bookies.protocol.ledger.offload import (
     offloaded_to,
     restored,
     restoring,
+    swept,
 )
 from bookies.protocol.repair.absence import is_endangered
 from bookies.protocol.repair.fragments import fragments_to_check, is_stored_on
@@ -175,3 +178,19 @@ def test_a_copy_that_is_of_no_use_is_not_named_any_more() -> None:
     back = kept(coming, "one")
     assert back is not None
     assert back.custom_metadata == record().custom_metadata
+
+
+def test_a_swept_attempt_is_never_named_and_a_named_one_never_swept() -> None:
+    once = swept(record(), "one")
+    assert once is not None
+    with pytest.raises(VersionConflict, match="the files of one were swept: repeat the run"):
+        offloaded(once, COPY)
+    assert swept(once, "one") is None
+    twice = swept(once, "two")
+    assert twice is not None
+    assert twice.custom_metadata[SWEPT] == b"one\ntwo"
+    assert swept(twice, "one") is None
+    third = offloaded(twice, replace(COPY, attempt="three"))
+    assert third is not None
+    with pytest.raises(VersionConflict, match="names copy three"):
+        swept(third, "three")
