@@ -6,6 +6,7 @@ this Java makes no archives.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -72,10 +73,11 @@ def main(file: pathlib.Path) -> None:
     archive = file.with_suffix(".jsa")
     archive.unlink(missing_ok=True)
     options = os.environ | {"SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={archive}"}
-    done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, "--load"], env=options, capture_output=True, timeout=600, check=False
-    )
-    is_there = done.returncode == 0 and archive.exists()
+    is_there = False
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        words = [sys.executable, "-m", __spec__.name, "--load"]
+        done = subprocess.run(words, env=options, capture_output=True, timeout=300, check=False)
+        is_there = done.returncode == 0 and archive.exists()
     file.write_text(f"-XX:SharedArchiveFile={archive}\n" if is_there else "\n")
 
 
