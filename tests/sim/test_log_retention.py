@@ -11,7 +11,8 @@ from bookies.config import RecoveryConfig
 from bookies.lab.sim.world import SimClient
 from bookies.model import BookieId
 from bookies.protocol.log import Position
-from bookies.replication.daemon.log_housekeeper import ELECTION, TTL_S, LogHousekeeper
+from bookies.replication.daemon.log_housekeeper import TTL_S, LogHousekeeper
+from bookies.replication.operator.status import HOUSEKEEPING
 from bookies.runtime.events import Events
 
 RETENTION_S = 2
@@ -143,7 +144,7 @@ async def keep_logs(world: World, number: int) -> tuple[SimClient, LogHousekeepe
 
 
 async def leader(world: World) -> str | None:
-    name: str | None = await world.act(world.user.client.election(ELECTION).leader())
+    name: str | None = await world.act(world.user.client.election(HOUSEKEEPING).leader())
     return name
 
 

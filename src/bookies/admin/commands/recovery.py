@@ -119,6 +119,8 @@ def status_text(status: RecoveryStatus, now_ms: int) -> Iterator[str | Table]:
     delay = status.lost_bookie_delay_s
     text = "not set: the first auditor sets it" if delay is None else f"{delay} s not registered"
     yield f"lost after     {text}"
+    if status.housekeeper is not None:
+        yield f"limits of logs {status.housekeeper} applies them while no auditor does"
     yield f"marked         {status.marked:,} ledgers, {len(status.locks):,} of them being repaired"
     rows = []
     for process in status.processes:

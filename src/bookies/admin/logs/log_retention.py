@@ -58,11 +58,11 @@ async def _retention(session: Session, arguments: argparse.Namespace) -> Report:
 
 async def _is_applied(session: Session) -> bool:
     """Report whether a process applies the limits of logs periodically."""
-    from bookies.replication.daemon.log_housekeeper import ELECTION
+    from bookies.replication.operator.status import HOUSEKEEPING
 
     if await session.driver.recovery.auditor() is not None:
         return True
-    return await session.client.election(ELECTION).leader() is not None
+    return await session.client.election(HOUSEKEEPING).leader() is not None
 
 
 def _size(text: str) -> int:

@@ -14,10 +14,9 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
 from bookies.replication.auditor.log_retention import LogRetention
 from bookies.replication.base.recovery_switch import Switch
-from bookies.replication.operator.status import PREFIX
+from bookies.replication.operator.status import HOUSEKEEPING, PREFIX
 from bookies.runtime.events import Events
 
-ELECTION = "bk-log-housekeeping"
 TTL_S = 60.0  # after which a bookie that died is replaced
 
 
@@ -30,7 +29,7 @@ class LogHousekeeper:
         self._switch = Switch(driver.recovery)
         self.retention = LogRetention(client, self._switch, config, events)
         self._driver = driver
-        self._election = client.election(ELECTION)
+        self._election = client.election(HOUSEKEEPING)
         self._interval_s = config.log_retention_interval_s
         self._bookie = bookie
 

@@ -13,16 +13,19 @@ from typing import Any
 
 from msgspec import Struct
 
+from bookies.client.turns.lease import ELECTIONS
 from bookies.encoding.documents import parse_json
 from bookies.errors import RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.recovery_store import AuditKind, Mark
 from bookies.model import BookieId
+from bookies.protocol.log.lease import parse_queue
 from bookies.protocol.repair.repair_work import Loss, Wait
 from bookies.replication.auditor.auditor import PassReport
 from bookies.replication.repair.worker import LedgerReport
 
 PREFIX = "autorecovery/"
+HOUSEKEEPING = "bk-log-housekeeping"  # the election of the bookie that applies limits of logs
 STALE_MS = 600_000  # since the last write of a record, after which it is ignored
 REMOVED_MS = 86_400_000  # since the last write of a record, after which it is removed
 SIZE_MAX = 512 * 1024  # bytes of one record; further reports are left out, and counted
@@ -57,6 +60,7 @@ class RecoveryStatus(Struct, frozen=True):
     checked_ms: wall clock of the last check, by its kind.
     stuck: distinct ids of marked ledgers that a process could not repair.
     gone: names of processes with a record whose session with the store has ended: they died, or cannot reach it.
+    housekeeper: the bookie that is elected to apply limits of logs while no auditor does.
     """
 
     is_enabled: bool
@@ -68,6 +72,7 @@ class RecoveryStatus(Struct, frozen=True):
     processes: Sequence[ProcessStatus]
     stuck: Sequence[int] = ()
     gone: Sequence[str] = ()
+    housekeeper: str | None = None
 
 
 async def read_status(driver: MetadataDriver, now_ms: int) -> RecoveryStatus:
@@ -90,7 +95,18 @@ async def read_status(driver: MetadataDriver, now_ms: int) -> RecoveryStatus:
         processes,
         stuck,
         [process.name for process in processes if process.name not in living],
+        await _housekeeper(driver),
     )
+
+
+async def _housekeeper(driver: MetadataDriver) -> str | None:
+    record = f"{ELECTIONS}{HOUSEKEEPING}"
+    try:
+        data, _ = await driver.read_record(record)
+    except RecordNotFound:
+        return None
+    holder = parse_queue(record, data).holder
+    return None if holder is None else holder.text
 
 
 async def read_processes(driver: MetadataDriver) -> list[ProcessStatus]:

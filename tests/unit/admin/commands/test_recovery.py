@@ -58,7 +58,9 @@ def bk(*words: str) -> int:
 
 def test_nobody_takes_part(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bk("status") == 0
-    assert "none: no process of auto-recovery runs" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "none: no process of auto-recovery runs" in out
+    assert "limits of logs" not in out
     assert bk("audit") == 2
     assert "bk recovery run" in capsys.readouterr().err
 

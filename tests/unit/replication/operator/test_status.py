@@ -9,13 +9,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
+from bookies.client.turns.lease import ELECTIONS
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.embedded.memory import MemoryStore
 from bookies.metadata.interface.driver import check_record
 from bookies.model import BookieId
+from bookies.protocol.log.lease import LeaseQueue, Participant, pack_queue
 from bookies.protocol.repair.repair_work import Cause, Loss, RepairState, Wait
 from bookies.replication.operator import status as module
 from bookies.replication.operator.status import (
+    HOUSEKEEPING,
     PREFIX,
     REMOVED_MS,
     STALE_MS,
@@ -144,7 +147,10 @@ def test_the_whole_of_it() -> None:
         assert (found.is_enabled, found.auditor, found.lost_bookie_delay_s, found.marked) == (True, None, 60, 2)
         assert found.locks == {7: "host"}
         assert [each.name for each in found.processes] == ["one"]
-        assert (found.stuck, found.gone) == ([8], ["one"])
+        assert (found.stuck, found.gone, found.housekeeper) == ([8], ["one"], None)
+        queue = LeaseQueue(3, (Participant("i", 1, 1, 60_000, "b2"), Participant("j", 2, 1, 60_000, "b3")))
+        await driver.create_record(f"{ELECTIONS}{HOUSEKEEPING}", pack_queue(queue))
+        assert (await read_status(driver, NOW_MS)).housekeeper == "b2"
 
     on_store(body)
 

@@ -33,7 +33,8 @@ function statusView(ctx, status) {
     ["Repairs", status.is_enabled ? state("enabled", "ok") : state("disabled", "bad")],
     ["Auditor", status.auditor ?? state("none: no process of auto-recovery runs", "bad")],
     ["A bookie counts as lost after", status.lost_bookie_delay_s === null ? "not set: the first auditor sets it" : `${status.lost_bookie_delay_s} s`],
-    ["Ledgers that lack replicas", count(status.marked)], ["Being repaired", count(Object.keys(status.locks).length)], ["Cannot be repaired now", count(status.stuck.length)]]),
+    ["Ledgers that lack replicas", count(status.marked)], ["Being repaired", count(Object.keys(status.locks).length)], ["Cannot be repaired now", count(status.stuck.length)],
+    ...(status.housekeeper ? [["Applies limits of logs while no auditor does", status.housekeeper]] : [])]),
   h("p", {}, forecast(ctx.kept, status.marked)));
 }
 
