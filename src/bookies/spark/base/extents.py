@@ -157,6 +157,13 @@ class Extents(Struct, frozen=True):
             f"position {position} is not in {self}: it was truncated, or is of another log; choose one that the log has"
         )
 
+    def known(self, position: Position | None) -> At:
+        """Convert a position that the log names now: the end if these extents do not reach it. None: no ledger yet."""
+        for piece in self.pieces:
+            if position is not None and piece.ledger_id == position.ledger_id:
+                return min(self.normal((piece.seq, position.entry_id)), self.end)
+        return self.end
+
     def is_behind(self, at: At, position: Position) -> bool:
         """Report whether `at` is before `position`. True as well if the log does not list that position's ledger."""
         seq = next((piece.seq for piece in self.pieces if piece.ledger_id == position.ledger_id), None)

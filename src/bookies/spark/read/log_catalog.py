@@ -21,7 +21,7 @@ from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFo
 from bookies.protocol.ledger.offload import offload_of
 from bookies.protocol.log.compaction import check_not_compacted
 from bookies.protocol.log.log_model import ENVELOPE, SETS
-from bookies.spark.base import envelope, plan, runtime, selection
+from bookies.spark.base import plan, runtime, selection
 from bookies.spark.base.extents import Extents, Piece
 from bookies.spark.base.offsets import At, Key
 
@@ -40,7 +40,6 @@ AT_ONCE = 32  # requests in flight
 READERS_MAX = 256  # ledgers kept open
 WAITED_FOR_MAX = 16  # tails waited for together; with more logs than that, `wait` only sleeps
 GUESSES_MAX = 8
-UNTIMED_MAX = 16  # records without a timestamp that are skipped to find one that has it
 SAMPLES_MAX = 32  # entries whose place is requested before a range is cut
 
 
@@ -175,14 +174,15 @@ class LogCatalog:
         return metadata
 
     async def at_time(self, extents: Extents, time_ms: int, *, is_end: bool) -> At:
-        """Return the position of a time.
+        """Return the position of a time: of logs see `Log.at`.
 
-        In logs with timestamps it is the first record of this time or later, as start and as end. Otherwise it is a
-        ledger, by its creation time: a start is the last ledger created at that time or before, an end the first one
-        created then or later. So no wanted row is left out. Raises `NotSupported` for ledgers without a creation time.
+        Ledgers, and segments of DistributedLog, have no times but their creation. A start is the last one created at
+        the time or before, an end the first one created then or later. So no wanted row is left out. Raises
+        `NotSupported` for ledgers without a creation time.
         """
-        if extents.is_envelope and (row := await self._row_at(extents, 1000 * time_ms)) is not None:
-            return extents.at_row(row)
+        if extents.is_log and self._namespace is None:
+            log = self._client.log(str(extents.key), password=self._password)
+            return extents.known(await log.at(time_ms / 1000, is_end=is_end))
         low, high = 0, len(extents.pieces)
         while low < high:
             middle = (low + high) // 2
@@ -196,38 +196,6 @@ class LogCatalog:
         if is_end:
             return (extents.pieces[low].seq, extents.pieces[low].first) if low < len(extents.pieces) else extents.end
         return (extents.pieces[low - 1].seq, extents.pieces[low - 1].first) if low else extents.beginning
-
-    async def _row_at(self, extents: Extents, time_us: int) -> int | None:
-        """Return the first row with this time or a later one, or the end; None: records have no timestamps.
-
-        Uses binary search: it assumes that records are in the order of their timestamps. A record without one belongs
-        to the records that follow it.
-        """
-        low, high, has_times = extents.rows_truncated, extents.rows, False
-        while low < high:
-            middle = row = (low + high) // 2
-            time_us_found = await self._time_of(extents, row)
-            while time_us_found is None and row + 1 < min(high, middle + UNTIMED_MAX):
-                row += 1
-                time_us_found = await self._time_of(extents, row)
-            if time_us_found is None and row + 1 < high:
-                return None
-            has_times = has_times or time_us_found is not None
-            if time_us_found is not None and time_us_found < time_us:
-                low = row + 1
-            else:
-                high = middle
-        return low if has_times else None
-
-    async def _time_of(self, extents: Extents, row: int) -> int | None:
-        """Return the timestamp of the row's record in microseconds since 1970."""
-        position = extents.position(extents.at_row(row))
-        assert position is not None
-        try:
-            entry = await (await self._reader(position.ledger_id)).read_entry(position.entry_id)
-        except EntryError:
-            return None  # Damaged or missing: the read of this row reports it.
-        return envelope.timestamp_of(entry.payload)
 
     # -- bytes ---------------------------------------------------------------------------------------------------
     async def length(self, ledger_id: int, entry_id: int) -> int:
