@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, save, source
+from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, rows_of, save, schema_of, source
 from tests.live.command import bk as bk_command
 from tests.live.spark_marks import SMALL_BOOKIES
 from tests.live.test_gateway import Gateway
@@ -164,7 +164,7 @@ def test_all_ways_to_ask_for_a_time_agree(
             time.sleep(0.001)  # The next part is to be a later one.
         times_ms.append(now_ms)
     whole = list(range(9))
-    for is_compacted in (False,):
+    for is_compacted in (False, True) if compaction else (False,):
         if is_compacted:
             assert log.compact().removed == 6
             whole = [6, 7, 8]
@@ -194,6 +194,62 @@ def _agreed(log: Any, uri: dict[str, Any], gateway: Gateway, time_ms: int) -> tu
     assert numbers(batch(base | {"startingTimestamp": time_ms})) == since
     assert numbers(batch(base | {"endingTimestamp": time_ms})) == until
     return since, until
+
+
+def lose(partition: Any) -> None:
+    """Let the plan name a bookie that is down, because bookies keep deleted entries for a while."""
+    partition.addresses.clear()
+    for index, each in enumerate(partition.ranges):
+        ensembles = ((0, ("nobody",) * each.metadata.ensemble_size),)
+        partition.ranges[index] = replace(each, metadata=each.metadata.replace(ensembles=ensembles))
+
+
+def test_a_compaction_between_two_batches_and_before_a_task(store: Any, uri: dict[str, Any]) -> None:
+    """Positions and numbers of rows stay; a plan that names the replaced ledgers goes on in the others."""
+    log = store.log("keyed")
+    log.create(ensemble=2, record_format="envelope", compaction="key")
+    keys = [b"own%d" % number if number in (3, 31, 34) else b"k%d" % (number % 4) for number in range(40)]
+    with log.lead() as writer:
+        for first in range(0, 40, 10):
+            writer.append_many([bk.Record(b"%d" % number, keys[number]) for number in range(first, first + 10)])
+            writer.roll()
+        writer.append(bk.Record(b"40", b"k0"))
+        writer.roll()
+    ledgers = log.manifest().ledger_ids
+    options = uri | {"subscribe": "keyed"}
+    whole = batch(options)
+    planned, late = source(options), source(options | {"maxRecordsPerPartition": 4})
+    planned.schema()
+    late.schema()
+    stream = Stream(options | {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 15})
+    assert numbers(stream.trigger()) == list(range(15))
+    assert log.compact().removed == 34
+    left = [whole[number] for number in (3, 31, 34, 37, 38, 39, 40)]
+    assert batch(options) == left
+    assert [(row["ledger_id"], row["entry_id"]) for row in left] == [
+        (ledgers[0], 3), *((ledgers[3], number) for number in (1, 4, 7, 8, 9)), (ledgers[4], 0),
+    ]  # fmt: skip
+    assert batch(options | {"startingOffsets": '{"keyed": 32}'}) == left[2:]
+    assert batch(options | {"endingOffsets": '{"keyed": 39}', "minPartitions": 3}) == left[:5]
+    assert batch(uri | {"assign": '{"logs": {"keyed": [34, 38]}}'}) == left[2:5]
+    assert [numbers(rows) for rows in stream.drain()] == [[], [31, 34, 37, 38, 39, 40]]
+    assert stream.position["logs"]["keyed"] == [6, 0]
+    by_bytes = Stream(options | {"startingOffsets": "earliest", "maxBytesPerTrigger": 20})
+    found = by_bytes.drain()
+    assert [row for rows in found for row in rows] == left
+    assert len(found) > 1
+    for each in (planned, late):
+        reader = each.reader(schema_of(options))
+        for partition in reader.partitions():
+            lose(partition)
+        assert sorted(rows_of(reader, reader.partitions()), key=lambda row: row["offset"]) == left
+    log.truncate(bk.Position(ledgers[3], 8))
+    with pytest.raises(BookKeeperError, match="entries 0 to 2 of ledger"):
+        rows_of(reader, reader.partitions())
+    how = reader._row_reader
+    reader._row_reader = replace(how, settings=dataclasses.replace(how.settings, fails_on_loss=False))
+    found = sorted(rows_of(reader, reader.partitions()), key=lambda row: row["offset"])
+    assert [(row["offset"], row["value"]) for row in found][-4:] == [(36, None), (38, b"38"), (39, b"39"), (40, b"40")]
 
 
 def test_what_is_gone_fails_the_query_or_is_a_row(store: Any, uri: dict[str, Any]) -> None:
@@ -231,10 +287,7 @@ def test_a_ledger_that_is_deleted_under_the_query(store: Any, uri: dict[str, Any
     made.schema()
     assert made._planned is not None
     [partition] = made._planned
-    partition.addresses.clear()
-    for index, each in enumerate(partition.ranges):  # Bookies keep deleted entries for a while: name one that is down.
-        metadata = each.metadata.replace(ensembles=((0, ("nobody",)),))
-        partition.ranges[index] = replace(each, metadata=metadata)
+    lose(partition)
     store.delete(ledger.ledger_id)
     how = settings(checked(made.options), is_stream=False)
     from bookies.spark.base import arrow

@@ -18,10 +18,31 @@ from bookies.protocol.log import Position
 from bookies.spark.base.offsets import At, Key
 
 
+class Stored(Struct, frozen=True):
+    """Ledger that holds what a compaction has left of an extent.
+
+    These are `kept` entries, with `size` bytes of payload, of as many as `ids`. Their ids are assumed to be even.
+    """
+
+    ledger_id: int
+    kept: int
+    size: int
+    ids: int
+
+    def size_of(self, count: int) -> int:
+        """Return the estimated payload bytes of `count` ids."""
+        return self.size * count // max(1, self.ids)
+
+    def kept_of(self, count: int) -> int:
+        """Return the estimated entries of `count` ids."""
+        return self.kept * count // max(1, self.ids)
+
+
 class Piece(Struct, frozen=True):
     """Entries first..last of a ledger (`last` may be `first` - 1). `row`: number of the first entry's row.
 
     `is_complete`: no entry will follow in this ledger. `size`: payload bytes of entries 0..last, None: unknown.
+    `stored`: of a compacted extent, which has only some of these entries; their numbers and positions do not change.
     """
 
     seq: int
@@ -31,10 +52,16 @@ class Piece(Struct, frozen=True):
     row: int
     is_complete: bool
     size: int | None = None
+    stored: Stored | None = None
 
     @property
     def count(self) -> int:
         return self.last - self.first + 1
+
+    @property
+    def storage(self) -> int:
+        """Return the ledger that holds the entries."""
+        return self.ledger_id if self.stored is None else self.stored.ledger_id
 
     def part(self, first: int, last: int) -> Piece:
         """Return entries first..last; `last` may be past the last entry of an open ledger."""
