@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from bookies.errors import InvalidArgument
 from bookies.protocol.log import Position
+from bookies.protocol.log.log_model import Extent
 from bookies.spark.base.offsets import At, Key
 
 
@@ -36,6 +37,13 @@ class Stored(Struct, frozen=True):
     def kept_of(self, count: int) -> int:
         """Return the estimated entries of `count` ids."""
         return self.kept * count // max(1, self.ids)
+
+
+def stored_of(extent: Extent) -> Stored | None:
+    """Return the ledger that holds what a compaction has left of an extent, if one has."""
+    if extent.kept is None or extent.last is None:
+        return None
+    return Stored(extent.storage, extent.kept, extent.bytes or 0, extent.last - extent.first + 1)
 
 
 class Piece(Struct, frozen=True):

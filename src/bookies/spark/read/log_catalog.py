@@ -27,9 +27,9 @@ from bookies.errors import (
     ReadFailed,
 )
 from bookies.protocol.ledger.offload import offload_of
-from bookies.protocol.log.log_model import ENVELOPE, SETS, Extent
+from bookies.protocol.log.log_model import ENVELOPE, SETS
 from bookies.spark.base import plan, runtime, selection
-from bookies.spark.base.extents import Extents, Piece, Stored
+from bookies.spark.base.extents import Extents, Piece, stored_of
 from bookies.spark.base.offsets import At, Key
 
 if TYPE_CHECKING:
@@ -376,13 +376,6 @@ def cost_of(run: Piece, curve: plan.Curve) -> int:
     if run.stored is None:
         return plan.size_between(curve, run.first, run.last)
     return run.stored.size_of(run.count) + plan.ENTRY_OVERHEAD * run.stored.kept_of(run.count)
-
-
-def stored_of(extent: Extent) -> Stored | None:
-    """Return the ledger that holds what a compaction has left of an extent, if one has."""
-    if extent.kept is None or extent.last is None:
-        return None
-    return Stored(extent.storage, extent.kept, extent.bytes or 0, extent.last - extent.first + 1)
 
 
 def _groups_of(metadata: LedgerMetadata) -> Sequence[Group]:
