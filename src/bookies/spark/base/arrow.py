@@ -65,7 +65,10 @@ TYPES: Mapping[str, pa.DataType] = {
     "BIGINT": pa.int64(),
     "INT": pa.int32(),
     "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "BOOLEAN": pa.bool_(),
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "ARRAY<BINARY>": pa.list_(pa.field("element", pa.binary(), nullable=True)),
     "ARRAY<STRING>": pa.list_(pa.field("element", pa.string(), nullable=True)),
     "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
 }
