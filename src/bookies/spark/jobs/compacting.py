@@ -6,8 +6,9 @@
 3. The driver swaps the ledgers in, the oldest first, with the step of `Log.compact`. It stops before a ledger that was
    not written: a tombstone must not go before the records that it deletes.
 
-A run that stops before 3 has changed nothing. Repeated, with output, it searches again and keeps the ledgers that it
-has written. `bk log reap` deletes those that no run swaps in. Source: docs/explanation/logs.md, "Compaction".
+A run that stops before 3 has changed nothing. Repeated, with output, it searches again, and keeps the ledgers that it
+has written if the same entries go: with other ones a record could stay whose tombstone goes. `bk log reap` deletes
+ledgers that no run swaps in. Source: docs/explanation/logs.md, "Compaction".
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -54,6 +56,7 @@ COMPACTED = (
 RECORDS = "extent BIGINT, entry BIGINT, ordinal BIGINT, key BINARY, is_tombstone BOOLEAN, writer STRING"
 GOING = "extent BIGINT, count BIGINT, ids ARRAY<BINARY>"
 READ_AHEAD = 16 << 20  # bytes
+DIGEST_SIZE = 8
 
 
 def job(spark: Any, config: JobConfig) -> Any:
@@ -75,14 +78,10 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
     basis: CompactionBasis = common.ask(config.uri, lambda client: _basis_of(client, name, age_s))
     extents = {extent.seq: extent for extent in basis.extents if _count(extent)}
-    items = [Item(_name_of(extent), extent.bytes or 0, (), str(seq)) for seq, extent in extents.items()]
+    items = [Item(str(seq), extent.bytes or 0, (), str(seq)) for seq, extent in extents.items()]
     if config.mode != common.PLAN:
         going = going_of(spark, records_of(spark, config, items, Scan(config.uri, name, basis)), basis.expired)
-        items = [
-            Item(item.name, item.size, (), json.dumps({"extent": seq, **going[seq]}))
-            for item in items
-            if (seq := int(item.arguments)) in going
-        ]
+        items = [item_of(extent, *going[seq]) for seq, extent in extents.items() if seq in going]
     existing = set(common.ask(config.uri, common.ledger_ids)) if config.directory else set()
     work = Rewrite(name, extents, config.mode == common.DRY_RUN)
     run = common.execute(spark, config, "compact", items, work, lambda _, detail: detail.get("ledger") in existing)
@@ -94,6 +93,13 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     table = common.frame_of(spark, [(config.run_id, *row) for row in rows], COMPACTED)
     frame = common.save(table, config, "compacted")
     return Complete(frame, _report(config, rows, list(extents.values())))
+
+
+def item_of(extent: Extent, count: int, ids: Sequence[bytes]) -> Item:
+    """Return the work on an extent. `count`, `ids`: of the entries that go, packed. Its name tells others apart."""
+    digest = blake2b(b"".join(ids), digest_size=DIGEST_SIZE).hexdigest()
+    arguments = {"extent": extent.seq, "count": count, "ids": [base64.b64encode(part).decode() for part in ids]}
+    return Item(f"{extent.seq}:{extent.storage}:{digest}", extent.bytes or 0, (), json.dumps(arguments))
 
 
 def outcomes_of(
@@ -133,10 +139,6 @@ async def _compactor(client: Client, name: str, extent: Extent) -> Compactor:
     return await compactor_of(client.log(name, password=password))
 
 
-def _name_of(extent: Extent) -> str:
-    return f"{extent.seq}:{extent.storage}"
-
-
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]], extents: Sequence[Extent]) -> Report:
     gone, left = (sum(row[at] for row in rows if row[2] == common.DONE) for at in (5, 4))
     changed = {row[0] for row in rows if row[2] == common.DONE}
@@ -170,8 +172,8 @@ def records_of(spark: Any, config: JobConfig, items: Sequence[Item], scan: Scan)
     return frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(scan, RECORDS)
 
 
-def going_of(spark: Any, records: Any, expired: int) -> dict[int, dict[str, Any]]:
-    """Return the entries that go of each extent, by its number. `expired`: see `CompactionBasis`."""
+def going_of(spark: Any, records: Any, expired: int) -> dict[int, tuple[int, list[bytes]]]:
+    """Return the entries that go of each extent, by its number: count and packed ids. `expired`: of the basis."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -191,10 +193,7 @@ def going_of(spark: Any, records: Any, expired: int) -> dict[int, dict[str, Any]
             needed = f.broadcast(keys.distinct().withColumn("is_needed", f.lit(True)))
             going = going.join(needed, "key", "left").where("ordinal < last OR is_needed IS NULL")
         packed = going.select("extent", "entry").groupBy("extent").applyInArrow(_packed, GOING)
-        return {
-            row["extent"]: {"count": row["count"], "ids": [base64.b64encode(part).decode() for part in row["ids"]]}
-            for row in packed.toArrow().to_pylist()
-        }
+        return {row["extent"]: (row["count"], row["ids"]) for row in packed.toArrow().to_pylist()}
     finally:
         records.unpersist()
 
