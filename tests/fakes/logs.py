@@ -13,13 +13,13 @@ Act = Callable[[World, Client, Log], Awaitable[None]]
 QUICK = {"add_timeout_ms": 300, "read_timeout_ms": 300}
 
 
-def in_log(act: Act, record_format: str = "raw", **settings: object) -> None:
+def in_log(act: Act, record_format: str = "raw", compaction: str = "", **settings: object) -> None:
     """Run `act` with a client and its log "orders", on three bookies and virtual time. `settings`: of the client."""
 
     async def main(world: World) -> None:
         client = await world.client(**settings)
         log = client.log("orders")
-        await log.create(record_format=record_format)
+        await log.create(record_format=record_format, compaction=compaction)
         await act(world, client, log)
 
     play(main, 3)

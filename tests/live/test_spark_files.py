@@ -92,10 +92,17 @@ def test_records_with_keys_survive_parquet(
     values = pa.array([b"one", None, b"three"], pa.binary())
     packed = envelope.encode(values, key=pa.array([b"k1", b"k2", None], pa.binary()))
     made = store.log("keyed")
-    made.create(record_format="envelope")
+    made.create(record_format="envelope", compaction="key")
     with made.lead() as leader:
-        leader.append_entries(packed.to_pylist())
-    exporting.job(spark, config(cluster, "keyed", source="keyed", to=str(tmp_path / "out")))
+        for _ in range(2):
+            leader.append_entries(packed.to_pylist())
+            leader.roll()
+    assert made.compact().removed == 2  # Exported are the entries that are left, at their positions.
+    report = exporting.complete(spark, config(cluster, "keyed", source="keyed", to=str(tmp_path / "out"))).report
+    assert report.lead.startswith("4 entries")
+    rows = pq.read_table(tmp_path / "out", columns=["ledger_id", "entry_id", "offset"]).to_pydict().values()
+    first, last = made.manifest().ledger_ids[:2]
+    assert [*zip(*rows, strict=True)] == [(first, 2, 2), (last, 0, 3), (last, 1, 4), (last, 2, 5)]
     store.log("keyed-copy").create(record_format="envelope")
     importing.job(spark, config(cluster, "keyed-back", files=[str(tmp_path / "out")], log="keyed-copy"))
     assert entries(store, "keyed-copy") == entries(store, "keyed")

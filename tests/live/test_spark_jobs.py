@@ -14,11 +14,12 @@ from tests.fakes.scripts import load_script
 from tests.live.command import bk
 from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
+import bookies as bk_client
 from bookies.admin.cluster import LocalCluster
 from bookies.admin.verbs import spark_command
-from bookies.errors import ConfigError, InvalidArgument
+from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
 from bookies.model import LedgerMetadata
-from bookies.spark.jobs import reconcile, repair, scrub, usage, whatif
+from bookies.spark.jobs import compacting, reconcile, repair, scrub, usage, whatif
 from bookies.spark.jobs.shared import common
 from bookies.spark.jobs.shared.common import JobConfig
 from bookies.spark.jobs.shared.packing import Item
@@ -337,3 +338,63 @@ def test_a_sentence_of_a_task_is_the_commands(
     assert "bk spark: file " in done.err
     assert "bad.jsonl: a line is not a JSON object: 5 (it is not an object)" in done.err
     assert "this is a bug" not in done.err
+
+
+# -- compact ---------------------------------------------------------------------------------------------------------
+
+
+def keyed(store: bk_client.blocking.Client, name: str) -> Any:
+    """Log of four closed ledgers: keys that repeat, none, two deleted ones, numbers of a writer, a damaged record."""
+    log = store.log(name)
+    log.create(record_format="envelope", compaction="key")
+    with log.lead() as leader:
+        for part in range(4):
+            for number in range(20):
+                leader.append(bk_client.Record(b"%d-%d" % (part, number), b"k%d" % (number % (6 + part))))
+            leader.append(bk_client.Record(b"%d" % part, None))
+            leader.append(bk_client.Record(b"%d" % part, b"own%d" % part))
+            leader.append(bk_client.Record(b"n", b"numbered"), producer="p", sequence=part + 1)
+            leader.append(bk_client.Record(None, (b"own0", b"own1", b"numbered", b"k1")[part]))
+            leader.roll()
+    return log
+
+
+def test_a_log_is_compacted_as_the_client_does_it(
+    spark: Any, cluster: LocalCluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster.connect() as store:
+        twin, log = keyed(store, "twin"), keyed(store, "by-key")
+
+        def records(log: Any) -> list[tuple[int, int, bytes | None, bytes | None]]:
+            ledgers = log.manifest().ledger_ids
+            with log.open() as reader:
+                return [
+                    (ledgers.index(record.position.ledger_id), record.position.entry_id, record.key, record.value)
+                    for record in reader.read().records()
+                ]
+
+        before = records(log)
+        removed = twin.compact(tombstone_age=0.001).removed
+        asked = config(cluster, log="by-key", tombstone_age="1ms", run_id="monday", output=str(tmp_path))
+        monkeypatch.setattr(compacting, "_swap", lost)
+        with pytest.raises(BookKeeperError, match="the store is away"):
+            compacting.job(spark, asked)
+        monkeypatch.undo()
+        assert records(log) == before
+        ledgers = {ledger.ledger_id for ledger in store.ledgers()}
+        found = compacting.complete(spark, asked)  # It swaps the ledgers in that the interrupted run has written.
+        assert set(log.manifest().storages) <= ledgers
+        assert found.report.is_good
+        assert found.report.lead.startswith(f"removed {removed} of 96 entries, in 4 of 4 ledgers; ")
+        assert [(row["extent"], row["outcome"]) for row in rows(found.frame)] == [(part, "done") for part in range(4)]
+        assert sum(row["removed"] for row in rows(found.frame)) == removed
+        assert records(log) == records(twin)
+        assert {record[2] for record in before} - {record[2] for record in records(log)} == {b"own0", b"own1", b"k1"}
+        plan = compacting.complete(spark, config(cluster, log="by-key", mode=common.PLAN)).report
+        assert plan.lead.startswith("4 items in")
+        with pytest.raises(InvalidArgument, match="must be a duration such as 1d"):
+            compacting.job(spark, config(cluster, log="by-key", tombstone_age="soon"))
+
+
+async def lost(*_: object) -> None:
+    raise BookKeeperError("the store is away")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.dataset
 import pytest
+from tests.fakes.spark_query import batch
 from tests.live.job_faults import Crash, crash_once, in_this_process
 from tests.live.spark_marks import PANDAS_MARKS, SMALL_BOOKIES
 
@@ -135,8 +136,20 @@ def test_the_source_reads_both_tiers_alike(
         assert where == "bookies" or frame.rdd.getNumPartitions() >= 1
         return sorted(map(tuple, frame.collect()))
 
+    log = store.log("keyed", password=PASSWORD)
+    log.create(record_format="envelope", compaction="key")
+    with log.lead() as leader:
+        for _ in range(2):
+            leader.append_many([bk.Record(b"%d" % number, b"%d" % (number % 7)) for number in range(30)])
+            leader.roll()
+    assert log.compact().removed == 53
     expected = rows("bookies", includeMetadata="true")
-    offload.job(spark, config(cluster, tmp_path / "cold", ledgers))
+    offload.job(spark, config(cluster, tmp_path / "cold", [*ledgers, *log.manifest().storages[:2]]))
+    asked = {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "bookkeeper.passwordFile": password}
+    asked |= {"assign": '{"logs": {"keyed": [0, 59]}}'}
+    keyed = batch(asked | {"readTier": "bookies"})
+    assert [row["offset"] for row in keyed] == list(range(53, 60))
+    assert batch(asked | {"readTier": "offloaded"}) == keyed
     assert rows("offloaded", includeMetadata="true") == expected
     assert rows("auto", includeMetadata="true", maxBytesPerPartition=1 << 20) == expected
     assert rows("offloaded", includeMetadata="true", maxRecordsPerPartition=7) == expected

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import io
 import json
 import pathlib
 import time
+import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, save, source
+from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, rows_of, save, schema_of, source
+from tests.live.command import bk as bk_command
 from tests.live.spark_marks import SMALL_BOOKIES
+from tests.live.test_gateway import Gateway
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
@@ -116,65 +120,136 @@ def test_where_to_begin_and_to_end(store: Any, uri: dict[str, Any]) -> None:
     assert "was truncated, or is of another log" in refusal(base | {"startingOffsets": '{"ends": "99999:0"}'})
 
 
-def test_by_the_time_of_ledgers(store: Any, uri: dict[str, Any]) -> None:
+def test_by_time(store: Any, uri: dict[str, Any]) -> None:
     log = make(store, "timed", 2)
-    with log.lead() as writer:
-        made = store.metadata(writer.ledger_id).ctime_ms
-        while time.time() * 1000 <= made + 1:
-            time.sleep(0.001)  # The next ledger is to be a later one.
-        writer.append_many([b"2", b"3"])
-        writer.roll()
-        writer.append(b"4")
-    last = store.metadata(log.manifest().ledger_ids[-1]).ctime_ms
-    assert made < last
+    begun = store.metadata(log.manifest().ledger_ids[0]).ctime_ms
     base = uri | {"subscribe": "timed"}
-    assert numbers(batch(base | {"startingTimestamp": made})) == [2, 3, 4]
-    assert numbers(batch(base | {"startingTimestamp": last - 1})) == [2, 3, 4]
-    assert numbers(batch(base | {"startingTimestamp": 1})) == [0, 1, 2, 3, 4]
-    assert numbers(batch(base | {"startingOffsetsByTimestamp": json.dumps({"timed": last})})) == [4]
-    assert numbers(batch(base | {"endingTimestamp": last})) == [0, 1, 2, 3]
-    assert numbers(batch(base | {"endingOffsetsByTimestamp": json.dumps({"timed": made + 1})})) == [0, 1, 2, 3]
+    assert numbers(batch(base | {"startingOffsetsByTimestamp": json.dumps({"timed": 1})})) == [0, 1]
+    assert batch(base | {"endingOffsetsByTimestamp": json.dumps({"timed": begun - 1})}) == []
     future = base | {"startingTimestamp": int(time.time() * 1000) + 3_600_000}
     assert "choose an earlier time, or option startingOffsetsByTimestampStrategy=latest" in refusal(future)
     assert batch(future | {"startingOffsetsByTimestampStrategy": "latest"}) == []
     assert "milliseconds since 1970 are missing" in refusal(base | {"startingOffsetsByTimestamp": "{}"})
     assert "names another, which is not read" in refusal(base | {"startingOffsetsByTimestamp": '{"another": 1}'})
+    ledger = uri | {"ledger": log.manifest().ledger_ids[0]}
+    assert numbers(batch(ledger | {"startingTimestamp": begun + 1, "endingTimestamp": begun + 1})) == [0, 1]
+    assert batch(ledger | {"endingTimestamp": begun}) == []
 
 
-def test_by_the_times_inside_records(store: Any, uri: dict[str, Any]) -> None:
-    """A record every ten seconds from 100 s on; three of four have a time. Source: spark 3.3."""
-    from bookies.spark.base import envelope
+@pytest.fixture(scope="module")
+def gateway(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    gateway = Gateway(cluster, tmp_path_factory.mktemp("gateway"))
+    yield gateway
+    gateway.stop()
+    gateway.kill()
 
-    log = store.log("timed-records")
-    log.create(ensemble=1, record_format="envelope")
 
-    def add(writer: Any, first: int, last: int, every: int = 4) -> None:
-        times = [1_000_000 * (100 + 10 * each) if each % every else None for each in range(first, last)]
-        values = pa.array([b"%d" % each for each in range(first, last)])
-        at = pa.array(times, pa.timestamp("us", tz="UTC"))
-        writer.append_entries(envelope.encode(values, timestamp=at).to_pylist())
+@pytest.mark.parametrize("record_format", ["raw", "envelope", "sets"])
+def test_all_ways_to_ask_for_a_time_agree(
+    store: Any, uri: dict[str, Any], gateway: Gateway, record_format: str
+) -> None:
+    """The client, `bk`, the gateway and Spark; the records have the times of old events, which do not count."""
+    log = store.log(f"asked-{record_format}")
+    compaction = {"compaction": "key"} if record_format == "envelope" else {}
+    log.create(ensemble=1, record_format=record_format, **compaction)
+    times_ms = [int(time.time() * 1000)]
+    for part in range(3):
+        with log.lead() as writer:
+            for number in range(3):
+                value = b"%d" % (3 * part + number)
+                is_raw = record_format == "raw"
+                writer.append(value if is_raw else bk.Record(value, b"%d" % number, timestamp_us=1_000_000 * number))
+                writer.roll()
+        while (now_ms := int(time.time() * 1000)) <= times_ms[-1] + 1:
+            time.sleep(0.001)  # The next part is to be a later one.
+        times_ms.append(now_ms)
+    whole = list(range(9))
+    for is_compacted in (False, True) if compaction else (False,):
+        if is_compacted:
+            assert log.compact().removed == 6
+            whole = [6, 7, 8]
+        answers = [_agreed(log, uri, gateway, time_ms) for time_ms in (1000, *times_ms)]
+        assert answers == [(whole, []), *(
+            ([number for number in whole if number >= 3 * part], [number for number in whole if number < 3 * part])
+            for part in range(4)
+        )]  # fmt: skip
 
+
+def _agreed(log: Any, uri: dict[str, Any], gateway: Gateway, time_ms: int) -> tuple[list[int], list[int]]:
+    """The numbers that are read with a time as start, and as end."""
+    start, end = log.at(time_ms / 1000), log.at(time_ms / 1000, is_end=True)
+    with log.open() as reader:
+        positions = [(int(record.value), record.position) for record in reader.read().records()]
+        since = [int(record.value) for record in reader.read(start).records()]
+        left = {int(record.value) for record in reader.read(end).records()}
+    until = [number for number, _ in positions if number not in left]
+    text = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC).isoformat()
+    for words, expected in ((("--since", text), since), (("--until", text), until)):
+        shown = bk_command("log", "read", log.name, *words, metadata=uri["bookkeeper.metadataServiceUri"]).out
+        assert [int(line) for line in shown.split()] == expected
+    query = urllib.parse.urlencode({"since": text})
+    page = json.loads(gateway.call("GET", f"/api/v1/logs/{log.name}/entries?{query}")[2])
+    assert [int(row["text"]) for row in page["entries"]] == since
+    base = uri | {"subscribe": log.name}
+    assert numbers(batch(base | {"startingTimestamp": time_ms})) == since
+    assert numbers(batch(base | {"endingTimestamp": time_ms})) == until
+    return since, until
+
+
+def lose(partition: Any) -> None:
+    """Let the plan name a bookie that is down, because bookies keep deleted entries for a while."""
+    partition.addresses.clear()
+    for index, each in enumerate(partition.ranges):
+        ensembles = ((0, ("nobody",) * each.metadata.ensemble_size),)
+        partition.ranges[index] = replace(each, metadata=each.metadata.replace(ensembles=ensembles))
+
+
+def test_a_compaction_between_two_batches_and_before_a_task(store: Any, uri: dict[str, Any]) -> None:
+    """Positions and numbers of rows stay; a plan that names the replaced ledgers goes on in the others."""
+    log = store.log("keyed")
+    log.create(ensemble=2, record_format="envelope", compaction="key")
+    keys = [b"own%d" % number if number in (3, 31, 34) else b"k%d" % (number % 4) for number in range(40)]
     with log.lead() as writer:
-        add(writer, 0, 30)
+        for first in range(0, 40, 10):
+            writer.append_many([bk.Record(b"%d" % number, keys[number]) for number in range(first, first + 10)])
+            writer.roll()
+        writer.append(bk.Record(b"40", b"k0"))
         writer.roll()
-        add(writer, 30, 50)
-    log.truncate(bk.Position(log.manifest().ledger_ids[0], 5))
-    base = uri | {"subscribe": "timed-records"}
-    found = {each: numbers(batch(base | {"startingTimestamp": each})) for each in (1, 150_000, 150_001, 400_000, 9**9)}
-    assert {each: rows[0] if rows else None for each, rows in found.items()} == {
-        1: 5, 150_000: 5, 150_001: 6, 400_000: 30, 9**9: None,
-    }  # fmt: skip
-    assert found[150_001] == list(range(6, 50))
-    assert numbers(batch(base | {"startingTimestamp": 195_000, "endingTimestamp": 230_000})) == [10, 11]
-    assert numbers(batch(base | {"startingTimestamp": 140_000})) == list(range(5, 50))
-    untimed = store.log("untimed-records")
-    untimed.create(ensemble=1, record_format="envelope")
-    with untimed.lead() as writer:
-        add(writer, 0, 30, 1)
-    made = store.metadata(untimed.manifest().ledger_ids[0]).ctime_ms
-    options = uri | {"subscribe": "untimed-records", "startingTimestamp": made}
-    assert numbers(batch(options)) == list(range(30))
-    assert batch(uri | {"subscribe": "untimed-records", "endingTimestamp": made}) == []
+    ledgers = log.manifest().ledger_ids
+    options = uri | {"subscribe": "keyed"}
+    whole = batch(options)
+    planned, late = source(options), source(options | {"maxRecordsPerPartition": 4})
+    planned.schema()
+    late.schema()
+    stream = Stream(options | {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 15})
+    assert numbers(stream.trigger()) == list(range(15))
+    assert log.compact().removed == 34
+    left = [whole[number] for number in (3, 31, 34, 37, 38, 39, 40)]
+    assert batch(options) == left
+    assert [(row["ledger_id"], row["entry_id"]) for row in left] == [
+        (ledgers[0], 3), *((ledgers[3], number) for number in (1, 4, 7, 8, 9)), (ledgers[4], 0),
+    ]  # fmt: skip
+    assert batch(options | {"startingOffsets": '{"keyed": 32}'}) == left[2:]
+    assert batch(options | {"endingOffsets": '{"keyed": 39}', "minPartitions": 3}) == left[:5]
+    assert batch(uri | {"assign": '{"logs": {"keyed": [34, 38]}}'}) == left[2:5]
+    assert [numbers(rows) for rows in stream.drain()] == [[], [31, 34, 37, 38, 39, 40]]
+    assert stream.position["logs"]["keyed"] == [6, 0]
+    by_bytes = Stream(options | {"startingOffsets": "earliest", "maxBytesPerTrigger": 20})
+    found = by_bytes.drain()
+    assert [row for rows in found for row in rows] == left
+    assert len(found) > 1
+    for each in (planned, late):
+        reader = each.reader(schema_of(options))
+        for partition in reader.partitions():
+            lose(partition)
+        assert sorted(rows_of(reader, reader.partitions()), key=lambda row: row["offset"]) == left
+    log.truncate(bk.Position(ledgers[3], 8))
+    with pytest.raises(BookKeeperError, match="entries 0 to 2 of ledger"):
+        rows_of(reader, reader.partitions())
+    how = reader._row_reader
+    reader._row_reader = replace(how, settings=dataclasses.replace(how.settings, fails_on_loss=False))
+    found = sorted(rows_of(reader, reader.partitions()), key=lambda row: row["offset"])
+    assert [(row["offset"], row["value"]) for row in found][-4:] == [(36, None), (38, b"38"), (39, b"39"), (40, b"40")]
 
 
 def test_what_is_gone_fails_the_query_or_is_a_row(store: Any, uri: dict[str, Any]) -> None:
@@ -212,10 +287,7 @@ def test_a_ledger_that_is_deleted_under_the_query(store: Any, uri: dict[str, Any
     made.schema()
     assert made._planned is not None
     [partition] = made._planned
-    partition.addresses.clear()
-    for index, each in enumerate(partition.ranges):  # Bookies keep deleted entries for a while: name one that is down.
-        metadata = each.metadata.replace(ensembles=((0, ("nobody",)),))
-        partition.ranges[index] = replace(each, metadata=metadata)
+    lose(partition)
     store.delete(ledger.ledger_id)
     how = settings(checked(made.options), is_stream=False)
     from bookies.spark.base import arrow

@@ -112,10 +112,15 @@ def moment(name: str, value: Moment) -> int:
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise InvalidArgument(f"{name}={value}: a time without a time zone is ambiguous: give it tzinfo")
-        return int(value.timestamp() * 1000)
+        return _whole_ms(value.timestamp())
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < NUMBER_MAX // 1000:
         raise InvalidArgument(f"{name}={value!r}: must be a datetime with a time zone, or seconds since 1970")
-    return int(value * 1000)
+    return _whole_ms(value)
+
+
+def _whole_ms(seconds: float) -> int:
+    """Return the ms that have passed; a whole number of them survives its division by 1,000."""
+    return round(seconds * 1_000_000) // 1000
 
 
 def milliseconds(name: str, value: float | None) -> int | None:

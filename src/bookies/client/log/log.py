@@ -425,9 +425,9 @@ class Log:
         at any time. Raises `InvalidArgument` (the log was created without `compaction="key"`), `LogInUse` (another
         process compacts it), `LogTruncated`, `LogNotFound`, and the errors of reading and appending.
         """
-        tombstone_ms, is_dry = milliseconds("tombstone_age", tombstone_age), switch("dry_run", dry_run)
+        is_dry = switch("dry_run", dry_run)
         async with TimeLimit(timeout, f"compact log {self.name}"):
-            return await Compactor(await self._parts(), self._driver, tombstone_ms or 0).run(is_dry=is_dry)
+            return await (await compactor_of(self, tombstone_age)).run(is_dry=is_dry)
 
     async def _retention(self) -> LogRetention:
         return LogRetention(await self._parts(), self._driver)
@@ -559,3 +559,8 @@ class Log:
         cursors = LogCursors(self._runtime, self._driver, records)
         times = TimeIndex(self._runtime, self._driver, records)
         return LogContext(self._client, self._runtime, records, cursors, times, self._password)
+
+
+async def compactor_of(log: Log, tombstone_age: float = TOMBSTONE_S) -> Compactor:
+    """Return the single steps of `Log.compact`, for a job that finds the last records itself."""
+    return Compactor(await log._parts(), log._driver, milliseconds("tombstone_age", tombstone_age) or 0)

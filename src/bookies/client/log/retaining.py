@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -205,6 +206,14 @@ class LogCompaction(Struct, frozen=True):
     passes: int
 
 
+class CompactionBasis(NamedTuple):
+    """Closed extents that a compaction scans, their ordinals, and the ordinal before which tombstones may go."""
+
+    extents: Sequence[Extent]
+    starts: Mapping[int, int]
+    expired: int
+
+
 class Compactor:
     """One compaction of a log. `tombstone_ms`: time for which the last record of a key stays if it has no value."""
 
@@ -219,12 +228,8 @@ class Compactor:
     async def run(self, *, is_dry: bool = False) -> LogCompaction:
         """Compact the log. Raises `InvalidArgument`, `LogFenced`, `LogTruncated`, and the errors of reading."""
         manifest = self._parts.records.current
-        check_compaction(self._parts.records.name, manifest)
-        extents = compactable(manifest)
-        starts = ordinals(extents)
-        now_ms = self._parts.runtime.clock.wall_ms()
-        ends = ended_ms(manifest, await points_of(self._parts))
-        scan = KeyScan(starts[-1], expired_ordinal(extents, starts, ends, now_ms - self._tombstone_ms), self._keys_max)
+        extents, starts, expired = await self.basis()
+        scan = KeyScan(starts[-1], expired, self._keys_max)
         try:
             entries, size = await self._scan(scan, extents, starts)
             changed = [extent for extent in extents if any(_flags(scan, extent, starts))]
@@ -233,7 +238,9 @@ class Compactor:
                 replaced = [extent.storage for extent in changed]
             else:
                 for at in range(0, len(changed), SWAP_EXTENTS):
-                    replaced += await self._rewrite(scan, changed[at : at + SWAP_EXTENTS], starts)
+                    part = changed[at : at + SWAP_EXTENTS]
+                    written = [await self.written(extent, _flags(scan, extent, starts)) for extent in part]
+                    replaced += await self.swap(written)
         except LedgerNotFound as error:
             if (await self._parts.records.refresh()).storages == manifest.storages:
                 raise
@@ -243,13 +250,23 @@ class Compactor:
             ) from error
         return LogCompaction(entries, size, scan.entries_removed, scan.bytes_removed, tuple(replaced), scan.passes)
 
+    async def basis(self) -> CompactionBasis:
+        """Return what there is to scan. Raises `InvalidArgument`, `LogFenced`, `MetadataError`."""
+        manifest = self._parts.records.current
+        check_compaction(self._parts.records.name, manifest)
+        extents = compactable(manifest)
+        starts = ordinals(extents)
+        before_ms = self._parts.runtime.clock.wall_ms() - self._tombstone_ms
+        ends = ended_ms(manifest, await points_of(self._parts))
+        return CompactionBasis(extents, starts, expired_ordinal(extents, starts, ends, before_ms))
+
     async def _scan(self, scan: KeyScan, extents: Sequence[Extent], starts: Mapping[int, int]) -> tuple[int, int]:
         """Mark the entries that go; return how many there are, and their bytes."""
         entries = size = 0
         while scan.begin():
             for extent in extents:
                 shift = starts[extent.seq] - extent.first
-                async with self._opened(extent) as batches:
+                async with self.opened(extent) as batches:
                     async for batch in batches:
                         payloads = batch.payloads()
                         for entry_id, entry in zip(batch.entry_ids, payloads, strict=True):
@@ -261,15 +278,18 @@ class Compactor:
         return entries, size
 
     @asynccontextmanager
-    async def _opened(self, extent: Extent) -> AsyncIterator[Batches]:
+    async def opened(self, extent: Extent) -> AsyncIterator[Batches]:
+        """Open a closed extent: an iterator over its entries. Raises `LedgerNotFound`."""
         assert extent.last is not None
         async with self._parts.client.open(extent.storage, password=self._parts.password) as ledger:
             yield await extent_batches(ledger, extent, extent.first, extent.last)
 
     # -- rewriting -----------------------------------------------------------------------------------------------
-    async def _rewrite(self, scan: KeyScan, extents: Sequence[Extent], starts: Mapping[int, int]) -> list[int]:
-        """Write the ledgers of these extents, and swap them in; return the ledgers that they replace."""
-        rewritten = [await self._written(extent, _flags(scan, extent, starts)) for extent in extents]
+    async def swap(self, rewritten: Sequence[Rewritten]) -> list[int]:
+        """Swap rewritten extents in, the oldest first; return the ledgers that they replace.
+
+        Raises `LogInUse`: another process has changed one of them, so this one and the following are not swapped.
+        """
         swapped = await self._swap(rewritten)  # If it fails, `Log.reap` finds the new ledgers that are not listed.
         unlisted = [change for change in rewritten if change.ledger_id not in swapped.storages]
         for change in unlisted:
@@ -284,8 +304,8 @@ class Compactor:
             )
         return [change.basis.storage for change in rewritten if change not in unlisted]
 
-    async def _written(self, extent: Extent, goes: Sequence[int]) -> Rewritten:
-        """Write and close the ledger of what stays of an extent."""
+    async def written(self, extent: Extent, goes: Sequence[int]) -> Rewritten:
+        """Write and close the ledger of what stays of an extent. `goes`: 1 for each entry that does not."""
         name, like = self._parts.records.name, self._parts.records.current
         now_ms = self._parts.runtime.clock.wall_ms()
         attempt = f"{self._parts.runtime.random.getrandbits(64):016x}"
@@ -300,7 +320,7 @@ class Compactor:
         ids: list[int] = []
         size = 0
         try:
-            async with self._opened(extent) as batches:
+            async with self.opened(extent) as batches:
                 async for batch in batches:
                     rows = zip(batch.entry_ids, batch.payloads(), strict=True)
                     kept = [(entry_id, entry) for entry_id, entry in rows if not goes[entry_id - extent.first]]

@@ -31,7 +31,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.encoding.envelope import Record, parse_record
-from bookies.errors import InvalidArgument, LogFenced, MetadataCorrupt, NotSupported
+from bookies.errors import InvalidArgument, LogFenced, MetadataCorrupt
 from bookies.protocol.log.log_model import COMPACT_BY_KEY, Extent, Manifest
 from bookies.protocol.log.sequences import number_of
 
@@ -157,14 +157,6 @@ def check_compaction(log: str, manifest: Manifest) -> None:
         )
     if manifest.held or manifest.is_deleting:
         raise LogFenced(f"log {log} is not compacted: {manifest.held or 'it is being deleted'}")
-
-
-def check_not_compacted(log: str, manifest: Manifest) -> None:
-    """Check that each ledger of a log holds its entries under their own ids. Raises `NotSupported`."""
-    if any(extent.kept is not None for extent in manifest.extents):
-        raise NotSupported(
-            f"log {log} was compacted, which Spark does not read: read it with `Log.open` or `bk log read`"
-        )
 
 
 def compactable(manifest: Manifest) -> list[Extent]:

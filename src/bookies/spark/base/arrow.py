@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct
 
 from bookies.client.base import EntryBatch
@@ -64,7 +65,10 @@ TYPES: Mapping[str, pa.DataType] = {
     "BIGINT": pa.int64(),
     "INT": pa.int32(),
     "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "BOOLEAN": pa.bool_(),
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "ARRAY<BINARY>": pa.list_(pa.field("element", pa.binary(), nullable=True)),
     "ARRAY<STRING>": pa.list_(pa.field("element", pa.string(), nullable=True)),
     "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
 }
@@ -143,23 +147,27 @@ class Stretch(Struct, frozen=True):
     taken: pa.Array | None = None
 
     def __len__(self) -> int:
-        return self.last_entry_id - self.first_entry_id + 1
+        return len(self.stored)
 
     @property
     def ledger_id(self) -> int:
-        return self.batches[0].ledger_id
+        return self.origin.ledger_id
 
     @property
-    def first_entry_id(self) -> int:
-        return self.batches[0].first_entry_id
+    def stored(self) -> range:
+        """Return the ids of the entries in the ledger that holds them."""
+        return range(self.batches[0].first_entry_id, self.batches[-1].last_entry_id + 1)
 
     @property
-    def last_entry_id(self) -> int:
-        return self.batches[-1].last_entry_id
+    def entry_ids(self) -> Sequence[int]:
+        """Return the ids of the entries."""
+        stored, ids = self.stored, self.origin.ids
+        return stored if ids is None else ids[stored.start : stored.stop]
 
     def entry_of(self, index: int) -> int:
         """Return the id of the entry that a value is from."""
-        return self.first_entry_id + (index if self.taken is None else self.taken[index].as_py())
+        stored = self.stored.start + (index if self.taken is None else self.taken[index].as_py())
+        return stored if self.origin.ids is None else self.origin.ids[stored]
 
 
 def stretches(items: Iterable[tuple[Range, EntryBatch] | Gap], size_max: int) -> Iterator[Stretch | Gap]:
@@ -203,9 +211,9 @@ def column(rows: Stretch, name: str) -> pa.Array:
     if name == "value":
         return values(rows.batches)
     if name == "entry_id":
-        return pa.arange(rows.first_entry_id, rows.last_entry_id + 1)
-    if name == "offset" and (row := origin.row_of(rows.first_entry_id)) is not None:
-        return pa.arange(row, row + count)
+        return id_column(rows.entry_ids)
+    if name == "offset" and (row := origin.row_of(0)) is not None:
+        return id_column(rows.entry_ids, row)
     if name == "ledger_id":
         return _repeated(rows.ledger_id, pa.int64(), count)
     if name == "log" and origin.log is not None:
@@ -252,6 +260,13 @@ def gap_batch(gap: Gap, schema: pa.Schema) -> pa.RecordBatch:
     gap_fields |= {"until_entry": gap.until_entry, "rows": gap.rows, "reason": gap.reason}
     row = {"log": gap.log, "ledger_id": gap.ledger_id, "offset": gap.row, "gap": gap_fields}
     return pa.RecordBatch.from_arrays([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
+
+
+def id_column(ids: Sequence[int], more: int = 0) -> pa.Array:
+    """Return ids, each increased by `more`, as a column."""
+    if isinstance(ids, range):
+        return pa.arange(ids.start + more, ids.stop + more)
+    return pc.add(_int64(array("q", ids)), more)
 
 
 def _int64(numbers: array[int]) -> pa.Array:

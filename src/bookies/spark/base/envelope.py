@@ -8,7 +8,6 @@ Source: spark 3.2, 4.1.
 
 from __future__ import annotations
 
-import struct
 import sys
 from array import array
 from collections.abc import Sequence
@@ -33,7 +32,6 @@ HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 COLUMNS = {"key": pa.binary(), "value": pa.binary(), "headers": HEADERS_TYPE, "timestamp": TIMESTAMP_TYPE}
 _EMPTY = pa.scalar(b"", pa.binary())
-_head = struct.Struct(">BBq")
 
 
 # -- columns to entries ----------------------------------------------------------------------------------------------
@@ -165,14 +163,6 @@ def decode(entries: pa.Array, names: Sequence[str] = tuple(COLUMNS)) -> dict[str
             front.has(HAS_TIMESTAMP), front.timestamps.cast(TIMESTAMP_TYPE), pa.scalar(None, TIMESTAMP_TYPE)
         )
     return {name: columns[name] for name in names}
-
-
-def timestamp_of(entry: bytes) -> int | None:
-    """Return the microseconds since 1970 of one record; None if it has none, or is no record of this version."""
-    if len(entry) < HEADER_SIZE:
-        return None
-    version, flags, timestamp = _head.unpack_from(entry)
-    return int(timestamp) if version == VERSION and flags & HAS_TIMESTAMP and flags <= FLAGS else None
 
 
 class _Front:

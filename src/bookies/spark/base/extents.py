@@ -15,13 +15,42 @@ from msgspec.structs import replace
 
 from bookies.errors import InvalidArgument
 from bookies.protocol.log import Position
+from bookies.protocol.log.log_model import Extent
 from bookies.spark.base.offsets import At, Key
+
+
+class Stored(Struct, frozen=True):
+    """Ledger that holds what a compaction has left of an extent.
+
+    These are `kept` entries, with `size` bytes of payload, of as many as `ids`. Their ids are assumed to be even.
+    """
+
+    ledger_id: int
+    kept: int
+    size: int
+    ids: int
+
+    def size_of(self, count: int) -> int:
+        """Return the estimated payload bytes of `count` ids."""
+        return self.size * count // max(1, self.ids)
+
+    def kept_of(self, count: int) -> int:
+        """Return the estimated entries of `count` ids."""
+        return self.kept * count // max(1, self.ids)
+
+
+def stored_of(extent: Extent) -> Stored | None:
+    """Return the ledger that holds what a compaction has left of an extent, if one has."""
+    if extent.kept is None or extent.last is None:
+        return None
+    return Stored(extent.storage, extent.kept, extent.bytes or 0, extent.last - extent.first + 1)
 
 
 class Piece(Struct, frozen=True):
     """Entries first..last of a ledger (`last` may be `first` - 1). `row`: number of the first entry's row.
 
     `is_complete`: no entry will follow in this ledger. `size`: payload bytes of entries 0..last, None: unknown.
+    `stored`: of a compacted extent, which has only some of these entries; their numbers and positions do not change.
     """
 
     seq: int
@@ -31,10 +60,16 @@ class Piece(Struct, frozen=True):
     row: int
     is_complete: bool
     size: int | None = None
+    stored: Stored | None = None
 
     @property
     def count(self) -> int:
         return self.last - self.first + 1
+
+    @property
+    def storage(self) -> int:
+        """Return the ledger that holds the entries."""
+        return self.ledger_id if self.stored is None else self.stored.ledger_id
 
     def part(self, first: int, last: int) -> Piece:
         """Return entries first..last; `last` may be past the last entry of an open ledger."""
@@ -156,6 +191,13 @@ class Extents(Struct, frozen=True):
         raise InvalidArgument(
             f"position {position} is not in {self}: it was truncated, or is of another log; choose one that the log has"
         )
+
+    def known(self, position: Position | None) -> At:
+        """Convert a position that the log names now: the end if these extents do not reach it. None: no ledger yet."""
+        for piece in self.pieces:
+            if position is not None and piece.ledger_id == position.ledger_id:
+                return min(self.normal((piece.seq, position.entry_id)), self.end)
+        return self.end
 
     def is_behind(self, at: At, position: Position) -> bool:
         """Report whether `at` is before `position`. True as well if the log does not list that position's ledger."""

@@ -28,7 +28,9 @@ class Range(Struct, frozen=True):
 
     `log`, `seq`, `row`: the log, its extent, and the number of the first entry's row; None for a ledger without a log.
     `replica`: the position in the ensemble to read from, -1: any. `is_offloaded`: read from the ledger's offloaded
-    copy. `segment`: of a log of DistributedLog.
+    copy. `segment`: of a log of DistributedLog. `named`, `kept`: of a compacted extent, for which `metadata` is the
+    ledger with some of its entries, under other ids: the ledger that positions name, and how many these are. `ids`:
+    theirs, in a task.
     """
 
     metadata: LedgerMetadata
@@ -43,6 +45,14 @@ class Range(Struct, frozen=True):
     replica: int = -1
     is_offloaded: bool = False
     segment: Segment | None = None
+    named: int | None = None
+    kept: int | None = None
+    ids: Sequence[int] | None = None
+
+    @property
+    def ledger_id(self) -> int:
+        """Return the ledger that positions name."""
+        return self.metadata.ledger_id if self.named is None else self.named
 
     @property
     def count(self) -> int:
@@ -251,6 +261,11 @@ def bookies_of(partition: Sequence[Range], addresses: Mapping[str, tuple[str, in
         bookie: addresses[bookie]
         for entry_range in partition
         if not entry_range.is_offloaded
-        for bookie in entry_range.metadata.ensemble_at(entry_range.first)
+        # The ids of a compacted extent do not tell which fragments of its ledger hold the entries.
+        for bookie in (
+            entry_range.metadata.ensemble_at(entry_range.first)
+            if entry_range.kept is None
+            else entry_range.metadata.bookies
+        )
         if bookie in addresses
     }

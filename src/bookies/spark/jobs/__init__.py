@@ -21,6 +21,7 @@ JOBS: Mapping[str, tuple[str, str]] = {
         "import files of JSON lines, text, CSV or Parquet into a log, exactly once",
     ),
     "export": ("bookies.spark.jobs.exporting", "export a log or ledgers to files of Parquet, JSON lines, text or CSV"),
+    "compact": ("bookies.spark.jobs.compacting", "keep only the last record of each key of a large log"),
     "offload": ("bookies.spark.jobs.offload", "copy sealed ledgers to Parquet files; later let bookies forget them"),
     "restore": (
         "bookies.spark.jobs.restore",

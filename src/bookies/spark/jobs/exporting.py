@@ -20,12 +20,14 @@ import pyarrow as pa
 import pyarrow.fs
 from msgspec import Struct
 
+from bookies.client.read.kept_entries import read_kept
 from bookies.client.read.offloaded import content_of
 from bookies.errors import InvalidArgument, LedgerNotFound
 from bookies.protocol.ledger.offload import Content
-from bookies.protocol.log.compaction import check_not_compacted
+from bookies.protocol.log.kept import span
 from bookies.protocol.log.log_model import ENVELOPE, SETS
 from bookies.spark.base import runtime
+from bookies.spark.base.extents import Stored, stored_of
 from bookies.spark.base.plan import even_parts
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.exported import claim, is_there, leave, write_manifest
@@ -40,6 +42,7 @@ from bookies.units import decimal_size_text
 if TYPE_CHECKING:
     from bookies.client.base import EntryBatch
     from bookies.client.client import Client
+    from bookies.client.read import LedgerReader
 
 FORMATS = {"parquet": "parquet", "json": "jsonl", "text": "txt", "csv": "csv"}  # name -> ending of the files
 OPTIONS = (
@@ -103,7 +106,10 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
 
 class Piece(Struct, frozen=True):
-    """Entries first..last of a ledger. `seq`: of its extent; `row`: of the first one in its log, None without a log."""
+    """Entries first..last of a ledger. `seq`: of its extent; `row`: of the first one in its log, None without a log.
+
+    `stored`: of a compacted extent, which has only some of these entries.
+    """
 
     seq: int
     ledger_id: int
@@ -111,6 +117,7 @@ class Piece(Struct, frozen=True):
     last: int
     size: int
     row: int | None
+    stored: Stored | None = None
 
 
 async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
@@ -130,7 +137,6 @@ async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
         raise InvalidArgument(
             f"log {name} has record sets, which no export can hold: read it with Spark, and write files"
         )
-    check_not_compacted(name, manifest)
     pieces, row = [], manifest.rows_truncated
     for extent in manifest.extents:
         if extent.last is None:
@@ -138,7 +144,7 @@ async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
         else:
             last, size, is_sealed = extent.last, extent.bytes or 0, True
         last = max(last, extent.first - 1)
-        pieces.append(Piece(extent.seq, extent.ledger_id, extent.first, last, size, row))
+        pieces.append(Piece(extent.seq, extent.ledger_id, extent.first, last, size, row, stored_of(extent)))
         row += last - extent.first + 1
         if not is_sealed:
             break  # Later extents may be read only once this one has its end.
@@ -157,7 +163,8 @@ async def _end(client: Client, ledger_id: int) -> tuple[int, int, bool]:
 def items_of(piece: Piece, to: str, file_format: str, size_max: int) -> list[Item]:
     """Return the files of a piece; none for an empty one."""
     count = piece.last - piece.first + 1
-    if count < 1:
+    stored = piece.stored
+    if count < 1 or (stored is not None and stored.kept == 0):
         return []
     parts = max(1, min(count, -(-piece.size // size_max)))
     items = []
@@ -165,6 +172,8 @@ def items_of(piece: Piece, to: str, file_format: str, size_max: int) -> list[Ite
         name = f"part-{piece.seq:08d}-{first:012d}.{FORMATS[file_format]}"
         row = None if piece.row is None else piece.row + first - piece.first
         arguments = {"ledger": piece.ledger_id, "first": first, "last": last, "row": row, "to": to, "file": name}
+        if stored is not None:
+            arguments |= {"stored": stored.ledger_id, "kept": stored.kept}
         items.append(
             Item(f"{piece.seq}:{piece.ledger_id}:{first}:{last}", piece.size // parts, (), json.dumps(arguments))
         )
@@ -183,57 +192,75 @@ class Export(Struct, frozen=True):
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
         arguments = json.loads(item.arguments)
-        if self.is_dry:
-            return Outcome(common.DONE, {"entries": arguments["last"] - arguments["first"] + 1, "bytes": item.size})
-        files = runtime.worker().files()
-        writer = await files.run(
-            FileWriter, arguments["to"], arguments["file"], self.kind, self.is_envelope, arguments["row"]
-        )
         try:
-            record = await tools.client.metadata(arguments["ledger"])
+            record = await tools.client.metadata(arguments.get("stored", arguments["ledger"]))
             async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
-                async for batch in reader.read_batches(arguments["first"], arguments["last"]):
-                    await files.run(writer.append, batch)
-                    await tools.spent(record.ensemble_at(batch.first_entry_id), batch.size)
+                stored, ids = range(arguments["first"], arguments["last"] + 1), None
+                if "kept" in arguments:
+                    ids = await read_kept(reader, arguments["kept"])
+                    stored = span(ids, stored.start, stored.stop - 1)
+                if self.is_dry:
+                    return Outcome(common.DONE, {"entries": len(stored), "bytes": item.size})
+                return await self._written(tools, arguments, reader, stored, ids)
+        except LedgerNotFound as error:
+            cause = f"ledger {error.ledger_id} was deleted"
+            remedy = "" if arguments["row"] is None else ", or replaced by a compaction: repeat the export"
+            return Outcome(common.FAILED, {"error": cause + remedy})
+
+    async def _written(
+        self,
+        tools: Tools,
+        arguments: Mapping[str, Any],
+        reader: LedgerReader,
+        stored: range,
+        ids: Sequence[int] | None,
+    ) -> Outcome:
+        """Write entries of a ledger to the file. `stored`: which; `ids`: of all of them, if a compaction kept some."""
+        files = runtime.worker().files()
+        writer = await files.run(FileWriter, arguments, self.kind, self.is_envelope)
+        try:
+            if stored:
+                async for batch in reader.read_batches(stored.start, stored.stop - 1):
+                    own = batch.entry_ids
+                    await files.run(writer.append, batch, own if ids is None else ids[own.start : own.stop])
+                    await tools.spent(reader.metadata.ensemble_at(batch.first_entry_id), batch.size)
             return Outcome(common.DONE, await files.run(writer.finish))
-        except LedgerNotFound:
-            return Outcome(common.FAILED, {"error": f"ledger {arguments['ledger']} was deleted"})
         finally:
             await files.run(writer.discard)
 
 
 class FileWriter:
-    """Writer of one file, under a temporary name until it is complete. All calls block; raise OSError."""
+    """Writer of one file, under a temporary name until it is complete. All calls block; raise OSError.
 
-    def __init__(self, to: str, name: str, file_format: str, is_envelope: bool, row: int | None) -> None:
-        self._system, directory = tier.system_of(to)
+    `arguments`: of the item.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], file_format: str, is_envelope: bool) -> None:
+        self._system, directory = tier.system_of(arguments["to"])
         self._system.create_dir(directory, recursive=True)
-        self._file = tier.NewFile(self._system, directory, name)
-        self._kind, self._is_envelope, self._row = file_format, is_envelope, row
+        self._file = tier.NewFile(self._system, directory, arguments["file"])
+        self._kind, self._is_envelope = file_format, is_envelope
+        self._ledger_id: int = arguments["ledger"]
+        self._before: int | None = None if arguments["row"] is None else arguments["row"] - arguments["first"]
         self._content = Content()
         if file_format == "csv":
             self._file.sink.write(csv_lines([CSV_HEADER]))
 
-    def append(self, batch: EntryBatch) -> None:
-        """Append entries. Raises `InvalidArgument` for entries that the format cannot hold."""
+    def append(self, batch: EntryBatch, ids: Sequence[int]) -> None:
+        """Append entries under their ids. Raises `InvalidArgument` for entries that the format cannot hold."""
         self._content = self._content.joined(content_of(batch))
         if self._kind == "parquet":
-            self._file.write_table(pa.Table.from_batches([self._columns(batch)]))
+            self._file.write_table(pa.Table.from_batches([self._columns(batch, ids)]))
         else:
             self._file.sink.write(b"".join(_lines(batch, self._kind)))
 
-    def _columns(self, batch: EntryBatch) -> pa.RecordBatch:
+    def _columns(self, batch: EntryBatch, ids: Sequence[int]) -> pa.RecordBatch:
         from bookies.spark.base import arrow, envelope
 
-        count = len(batch)
         values = arrow.values([batch])
-        columns: dict[str, pa.Array] = {
-            "ledger_id": pa.repeat(batch.ledger_id, count),
-            "entry_id": arrow.header_column(batch, "entry_id"),
-        }
-        if self._row is not None:
-            columns["offset"] = pa.arange(self._row, self._row + count)
-            self._row += count
+        columns = {"ledger_id": pa.repeat(self._ledger_id, len(batch)), "entry_id": arrow.id_column(ids)}
+        if self._before is not None:
+            columns["offset"] = arrow.id_column(ids, self._before)
         columns |= envelope.decode(values) if self._is_envelope else {"value": values}
         return pa.RecordBatch.from_pydict(columns)
 

@@ -27,7 +27,7 @@ def opened(stretch: Stretch, entries: pa.Array, mode: str) -> Decoded:
     addresses: list[str | None] = []
     taken: list[int] = []
     for index, entry in enumerate(entries.to_pylist()):
-        entry_id = stretch.first_entry_id + index
+        entry_id = stretch.entry_of(index)
         try:
             records = parse_entry(entry, is_enveloped=segment.is_enveloped)
         except LogRecordCorrupt as error:

@@ -17,12 +17,19 @@ from msgspec.structs import replace
 from bookies.client.base.keys import keys_of
 from bookies.client.read.offloaded import OffloadedFiles
 from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, TRUNCATED
-from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
+from bookies.errors import (
+    BookieError,
+    EntryError,
+    InvalidArgument,
+    LedgerNotFound,
+    LogNotFound,
+    NotSupported,
+    ReadFailed,
+)
 from bookies.protocol.ledger.offload import offload_of
-from bookies.protocol.log.compaction import check_not_compacted
 from bookies.protocol.log.log_model import ENVELOPE, SETS
-from bookies.spark.base import envelope, plan, runtime, selection
-from bookies.spark.base.extents import Extents, Piece
+from bookies.spark.base import plan, runtime, selection
+from bookies.spark.base.extents import Extents, Piece, stored_of
 from bookies.spark.base.offsets import At, Key
 
 if TYPE_CHECKING:
@@ -40,7 +47,6 @@ AT_ONCE = 32  # requests in flight
 READERS_MAX = 256  # ledgers kept open
 WAITED_FOR_MAX = 16  # tails waited for together; with more logs than that, `wait` only sleeps
 GUESSES_MAX = 8
-UNTIMED_MAX = 16  # records without a timestamp that are skipped to find one that has it
 SAMPLES_MAX = 32  # entries whose place is requested before a range is cut
 
 
@@ -99,7 +105,6 @@ class LogCatalog:
         if self._namespace is not None:
             return await self._segments_of(self._namespace, name)
         manifest = await self._manifest(name)
-        check_not_compacted(name, manifest)
         pieces: list[Piece] = []
         row = manifest.rows_truncated
         for extent in manifest.extents:
@@ -108,7 +113,7 @@ class LogCatalog:
             else:
                 last, is_complete, size = await self._end(extent.ledger_id)
             last = max(last, extent.first - 1)
-            piece = Piece(extent.seq, extent.ledger_id, extent.first, last, row, is_complete, size)
+            piece = Piece(extent.seq, extent.ledger_id, extent.first, last, row, is_complete, size, stored_of(extent))
             pieces.append(piece)
             row += piece.count
             if not is_complete:
@@ -168,21 +173,35 @@ class LogCatalog:
         """Return a ledger's metadata. Raises `LedgerNotFound`, `Unauthorized`: here rather than in every task."""
         if ledger_id in self._ended:
             return self._ended[ledger_id]
-        metadata = await self._client.metadata(ledger_id)
+        metadata = await self._asked(ledger_id, self._client.metadata(ledger_id))
         keys_of(metadata, self._password)
         if metadata.is_closed:
             self._ended[ledger_id] = metadata
         return metadata
 
-    async def at_time(self, extents: Extents, time_ms: int, *, is_end: bool) -> At:
-        """Return the position of a time.
+    async def _asked(self, ledger_id: int, answer: Awaitable[T]) -> T:
+        """Return an answer about a ledger. `ReadFailed`: the log has removed or replaced it meanwhile."""
+        try:
+            return await answer
+        except LedgerNotFound:
+            for log in self._logs.values():
+                if ledger_id in log.manifest.storages and ledger_id not in (await log.refresh()).storages:
+                    raise ReadFailed(
+                        f"log {log.name} was truncated or compacted while the query was planned: repeat the query",
+                        ledger_id=ledger_id,
+                    ) from None
+            raise
 
-        In logs with timestamps it is the first record of this time or later, as start and as end. Otherwise it is a
-        ledger, by its creation time: a start is the last ledger created at that time or before, an end the first one
-        created then or later. So no wanted row is left out. Raises `NotSupported` for ledgers without a creation time.
+    async def at_time(self, extents: Extents, time_ms: int, *, is_end: bool) -> At:
+        """Return the position of a time: of logs see `Log.at`.
+
+        Ledgers, and segments of DistributedLog, have no times but their creation. A start is the last one created at
+        the time or before, an end the first one created then or later. So no wanted row is left out. Raises
+        `NotSupported` for ledgers without a creation time.
         """
-        if extents.is_envelope and (row := await self._row_at(extents, 1000 * time_ms)) is not None:
-            return extents.at_row(row)
+        if extents.is_log and self._namespace is None:
+            log = self._client.log(str(extents.key), password=self._password)
+            return extents.known(await log.at(time_ms / 1000, is_end=is_end))
         low, high = 0, len(extents.pieces)
         while low < high:
             middle = (low + high) // 2
@@ -197,43 +216,17 @@ class LogCatalog:
             return (extents.pieces[low].seq, extents.pieces[low].first) if low < len(extents.pieces) else extents.end
         return (extents.pieces[low - 1].seq, extents.pieces[low - 1].first) if low else extents.beginning
 
-    async def _row_at(self, extents: Extents, time_us: int) -> int | None:
-        """Return the first row with this time or a later one, or the end; None: records have no timestamps.
-
-        Uses binary search: it assumes that records are in the order of their timestamps. A record without one belongs
-        to the records that follow it.
-        """
-        low, high, has_times = extents.rows_truncated, extents.rows, False
-        while low < high:
-            middle = row = (low + high) // 2
-            time_us_found = await self._time_of(extents, row)
-            while time_us_found is None and row + 1 < min(high, middle + UNTIMED_MAX):
-                row += 1
-                time_us_found = await self._time_of(extents, row)
-            if time_us_found is None and row + 1 < high:
-                return None
-            has_times = has_times or time_us_found is not None
-            if time_us_found is not None and time_us_found < time_us:
-                low = row + 1
-            else:
-                high = middle
-        return low if has_times else None
-
-    async def _time_of(self, extents: Extents, row: int) -> int | None:
-        """Return the timestamp of the row's record in microseconds since 1970."""
-        position = extents.position(extents.at_row(row))
-        assert position is not None
-        try:
-            entry = await (await self._reader(position.ledger_id)).read_entry(position.entry_id)
-        except EntryError:
-            return None  # Damaged or missing: the read of this row reports it.
-        return envelope.timestamp_of(entry.payload)
-
     # -- bytes ---------------------------------------------------------------------------------------------------
-    async def length(self, ledger_id: int, entry_id: int) -> int:
-        """Return the payload bytes of the ledger up to and including the entry; an estimate if that cannot be read."""
+    async def length(self, run: Piece, entry_id: int) -> int:
+        """Return the payload bytes of the ledger up to and including an entry; an estimate if that cannot be read.
+
+        Of a compacted extent those of the run, always estimated.
+        """
+        if run.stored is not None:
+            return run.stored.size_of(entry_id - run.first + 1)
         if entry_id < 0:
             return 0
+        ledger_id = run.ledger_id
         ended = self._ended.get(ledger_id)
         if ended is not None and entry_id == ended.last_entry_id:
             return ended.length
@@ -259,8 +252,8 @@ class LogCatalog:
 
     async def curve(self, run: Piece) -> list[tuple[int, int]]:
         """Return the bytes before the run's first entry and after its last one, as a curve."""
-        below = await self.length(run.ledger_id, run.first - 1)
-        above = await self.length(run.ledger_id, run.last) if run.size is None else run.size
+        below = await self.length(run, run.first - 1)
+        above = await self.length(run, run.last) if run.size is None or run.stored is not None else run.size
         return [(run.first, below), (run.last + 1, above)]
 
     async def sizes(self, runs: Sequence[Piece]) -> list[list[tuple[int, int]]]:
@@ -274,7 +267,9 @@ class LogCatalog:
 
         async def cut(index: int) -> list[plan.Range]:
             run, curve = runs[index], curves[index]
-            whole = plan.Range(await self.metadata(run.ledger_id), run.first, run.last)
+            if run.stored is not None and run.stored.kept == 0:
+                return []
+            whole = plan.Range(await self.metadata(run.storage), run.first, run.last)
             if extents.is_log:
                 row = run.row if extents.has_numbers else None
                 segment, is_envelope = self._segments.get(run.ledger_id), extents.is_envelope
@@ -283,11 +278,19 @@ class LogCatalog:
                 whole = replace(
                     whole, log=log, seq=seq, row=row, is_envelope=is_envelope, is_sets=is_sets, segment=segment
                 )
-            if (groups := await self.groups(run.ledger_id)) is not None:
+            groups = await self.groups(run.storage)
+            if run.stored is not None:
+                size = cost_of(run, curve)
+                whole = replace(
+                    whole, size=size, named=run.ledger_id, kept=run.stored.kept, is_offloaded=groups is not None
+                )
+                parts = plan.even_parts(run.first, run.last, min(run.count, max(1, -(-size // size_max))))
+                return [whole.part(*part) for part in parts]
+            if groups is not None:
                 return plan.offloaded_ranges(whole, groups, size_max)
             points = plan.sample_points(curve, run.first, run.last, size_max, SAMPLES_MAX)
             for point in points:
-                curve.append((point, await self.length(run.ledger_id, point - 1)))
+                curve.append((point, await self.length(run, point - 1)))
             curve.sort()
             return plan.ranges_of(whole, curve, size_max)
 
@@ -308,7 +311,7 @@ class LogCatalog:
             # With uneven sizes, halving needs fewer requests.
             guess = _reach(sorted(known.items()), below + size) if len(known) < GUESSES_MAX else (low + high + 1) // 2
             guess = min(max(guess, low + 1), high)
-            known[guess + 1] = await self.length(run.ledger_id, guess)
+            known[guess + 1] = await self.length(run, guess)
             if known[guess + 1] - below <= size:
                 low = guess
             else:
@@ -340,7 +343,7 @@ class LogCatalog:
     async def _reader(self, ledger_id: int) -> LedgerReader:
         reader = self._readers.pop(ledger_id, None)
         if reader is None:
-            reader = await self._client.open(ledger_id, password=self._password)
+            reader = await self._asked(ledger_id, self._client.open(ledger_id, password=self._password))
         self._readers[ledger_id] = reader  # The most recently used is last in the dict.
         while len(self._readers) > READERS_MAX:
             await self._readers.pop(next(iter(self._readers))).close()
@@ -366,6 +369,13 @@ class LogCatalog:
             await log.close()
         self._readers.clear()
         self._logs.clear()
+
+
+def cost_of(run: Piece, curve: plan.Curve) -> int:
+    """Return the bytes that the entries of a run cost; of a compacted extent an estimate."""
+    if run.stored is None:
+        return plan.size_between(curve, run.first, run.last)
+    return run.stored.size_of(run.count) + plan.ENTRY_OVERHEAD * run.stored.kept_of(run.count)
 
 
 def _groups_of(metadata: LedgerMetadata) -> Sequence[Group]:

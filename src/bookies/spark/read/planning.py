@@ -12,7 +12,7 @@ from bookies.spark.base.extents import Extents, Missing
 from bookies.spark.base.offsets import At, Key
 from bookies.spark.base.plan import Gap
 from bookies.spark.base.settings import Settings
-from bookies.spark.read.log_catalog import LogCatalog
+from bookies.spark.read.log_catalog import LogCatalog, cost_of
 from bookies.spark.read.read import REMEDY, EntriesPartition
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ async def partitions(
         present.append((extents, start, end))
     runs = [(extents, run) for extents, start, end in present for run in extents.runs(start, end)]
     curves = await catalog.sizes([run for _, run in runs])
-    total = sum(plan.size_between(curve, run.first, run.last) for (_, run), curve in zip(runs, curves, strict=True))
+    total = sum(cost_of(run, curve) for (_, run), curve in zip(runs, curves, strict=True))
     size_max = plan.size_limit(total, settings.size_max, settings.parts_min)
     ranges = []
     for extents, _, _ in present:

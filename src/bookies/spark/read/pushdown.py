@@ -55,7 +55,7 @@ def narrowed(ranges: Sequence[Range], bounds: Bounds) -> list[Range]:
     result = []
     for entry_range in ranges:
         low, high = bounds.get("ledger_id", (_LEAST, _GREATEST))
-        if not low <= entry_range.metadata.ledger_id <= high:
+        if not low <= entry_range.ledger_id <= high:
             continue
         first, last = bounds.get("entry_id", (_LEAST, _GREATEST))
         first, last = max(first, entry_range.first), min(last, entry_range.last)

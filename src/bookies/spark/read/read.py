@@ -15,7 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pyspark.sql.datasource import InputPartition
 
-from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, LedgerNotFound, LogTruncated
+from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, LedgerNotFound, LogNotFound, LogTruncated
+from bookies.protocol.log.kept import parse_kept, span
 from bookies.spark.base import arrow, plan, runtime
 from bookies.spark.base.counters import TaskCounts
 from bookies.spark.base.plan import Gap, Range
@@ -127,28 +128,86 @@ class RowReader(Struct, frozen=True):
         pool = worker.pool(self.settings.uri, self.settings.config, partition.addresses)
         try:
             for entry_range in partition.ranges:
-                at = entry_range.first
-                try:
-                    async for batch in self._entries(worker, pool, entry_range, counts):
-                        at = batch.last_entry_id + 1
-                        counts.batches += 1
-                        counts.entries += len(batch)
-                        counts.size += batch.size
-                        yield entry_range, batch
-                except LedgerNotFound:
-                    gap = _lost(entry_range, at)
-                    if self.settings.fails_on_loss:
-                        raise _loss_error(gap, entry_range) from None
-                    counts.gaps += 1
-                    yield gap
+                async for item in self._range(worker, pool, entry_range, counts):
+                    yield item
         finally:
             counts.log()
 
-    async def _entries(
+    async def _range(
         self, worker: runtime.Worker, pool: Any, entry_range: Range, counts: TaskCounts
+    ) -> AsyncGenerator[Item, None]:
+        """Yield the entries of a range. They go on in another ledger if a compaction replaces theirs meanwhile."""
+        rest: Range | None = entry_range
+        while rest is not None:
+            at = rest.first
+            try:
+                opened, stored = await self._opened(worker, pool, rest, counts)
+                async for batch in self._entries(worker, pool, opened, stored, counts):
+                    at = 1 + (batch.last_entry_id if opened.ids is None else opened.ids[batch.last_entry_id])
+                    counts.batches += 1
+                    counts.entries += len(batch)
+                    counts.size += batch.size
+                    yield opened, batch
+                return
+            except LedgerNotFound:
+                following = await self._replaced(worker, rest, at)
+                until = rest.last + 1 if following is None else following.first
+                if at < until:
+                    gap = _lost(rest, at, until)
+                    if self.settings.fails_on_loss:
+                        raise _loss_error(gap, rest) from None
+                    counts.gaps += 1
+                    yield gap
+                rest = following
+
+    async def _opened(
+        self, worker: runtime.Worker, pool: Any, entry_range: Range, counts: TaskCounts
+    ) -> tuple[Range, range]:
+        """Return the range, of a compacted extent with its ids, and its entries in the ledger that holds them."""
+        if entry_range.kept is None:
+            return entry_range, range(entry_range.first, entry_range.last + 1)
+        ledger, records = entry_range.metadata, []
+        behind = range(entry_range.kept, ledger.last_entry_id + 1)
+        async for batch in self._entries(worker, pool, entry_range, behind, counts):
+            records += batch.payloads()
+        ids = parse_kept(ledger.ledger_id, records, entry_range.kept)
+        return replace(entry_range, ids=ids), span(ids, entry_range.first, entry_range.last)
+
+    async def _replaced(self, worker: runtime.Worker, entry_range: Range, at: int) -> Range | None:
+        """Return the rest of a range, from entry `at` on, in the ledger that a compaction has put in place of its own.
+
+        None: there is none, so the rest is lost.
+        """
+        if entry_range.row is None:
+            return None  # It is of no log, or of one that is never compacted.
+        client = await worker.client(self.settings.uri, self.settings.config)
+        try:
+            manifest = await client.log(str(entry_range.log), password=self.settings.password).manifest()
+        except LogNotFound:
+            return None
+        for extent in manifest.extents:
+            if (extent.seq, extent.ledger_id) == (entry_range.seq, entry_range.ledger_id):
+                first, is_lost = max(at, extent.first), extent.storage == entry_range.metadata.ledger_id
+                if is_lost or first > entry_range.last:
+                    return None
+                return replace(
+                    entry_range.part(first, entry_range.last),
+                    metadata=await client.metadata(extent.storage),
+                    named=extent.ledger_id,
+                    kept=extent.kept,
+                    replica=-1,
+                    is_offloaded=False,
+                )
+        return None
+
+    async def _entries(
+        self, worker: runtime.Worker, pool: Any, entry_range: Range, stored: range, counts: TaskCounts
     ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield entries of the ledger that holds a range. `stored`: their ids there."""
+        if not stored:
+            return
         if entry_range.is_offloaded:
-            async for part in _offloaded(worker, entry_range):
+            async for part in _offloaded(worker, entry_range.metadata, stored):
                 yield part
             return
         from bookies.client.base.keys import keys_of
@@ -179,8 +238,8 @@ class RowReader(Struct, frozen=True):
             files=None if self.settings.tier == "bookies" else files,
             counts=counts.fetch,
         )
-        entry_size = max(0.0, entry_range.size / entry_range.count - plan.ENTRY_OVERHEAD)
-        fetch = RangeFetch(context, record, entry_range.first, entry_range.last, FetchWindow(context, entry_size))
+        entry_size = max(0.0, entry_range.size / len(stored) - plan.ENTRY_OVERHEAD)
+        fetch = RangeFetch(context, record, stored.start, stored.stop - 1, FetchWindow(context, entry_size))
         try:
             while True:
                 began = worker.loop.time()
@@ -202,12 +261,14 @@ class RowReader(Struct, frozen=True):
                 worker.files().run(file_set.close)
 
 
-async def _offloaded(worker: runtime.Worker, entry_range: Range) -> AsyncGenerator[EntryBatch, None]:
-    """Yield the entries from the ledger's offloaded copy."""
+async def _offloaded(
+    worker: runtime.Worker, metadata: LedgerMetadata, stored: range
+) -> AsyncGenerator[EntryBatch, None]:
+    """Yield entries from a ledger's offloaded copy."""
     from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
 
-    files = OffloadedFiles(entry_range.metadata)
-    fetch = OffloadedFetch(worker.files(), files, entry_range.first, entry_range.last)
+    files = OffloadedFiles(metadata)
+    fetch = OffloadedFetch(worker.files(), files, stored.start, stored.stop - 1)
     try:
         while (batch := await fetch.next_batch()) is not None:
             yield batch
@@ -225,10 +286,10 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _lost(entry_range: Range, at: int) -> Gap:
-    log, seq, end = entry_range.log, entry_range.seq, entry_range.last + 1
+def _lost(entry_range: Range, at: int, until: int) -> Gap:
+    log, seq = entry_range.log, entry_range.seq
     reason = "the ledger was deleted while it was read"
-    return Gap(log, entry_range.metadata.ledger_id, seq, at, seq, end, end - at, entry_range.row_of(at), reason)
+    return Gap(log, entry_range.ledger_id, seq, at, seq, until, until - at, entry_range.row_of(at), reason)
 
 
 def _loss_error(gap: Gap, entry_range: Range) -> BookKeeperError:

@@ -31,7 +31,7 @@ def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str)
                 raise Malformed(
                     f"{error.message}: choose mode=PERMISSIVE or mode=DROPMALFORMED",
                     ledger_id=stretch.ledger_id,
-                    entry_id=stretch.first_entry_id + index,
+                    entry_id=stretch.entry_of(index),
                 ) from None
             if mode != "PERMISSIVE":
                 continue

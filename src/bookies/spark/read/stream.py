@@ -261,7 +261,7 @@ class _Planner:
                 if left > 0 or run is curves[key][0][0]:
                     last = await lookup.entry_within(run, left)
                     is_first = run is curves[key][0][0]
-                    is_over = last == run.first and await lookup.length(run.ledger_id, last) - curve[0][1] > left
+                    is_over = last == run.first and await lookup.length(run, last) - curve[0][1] > left
                     stop = last if is_over and not is_first else last + 1
                 else:
                     stop = run.first

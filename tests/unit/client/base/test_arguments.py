@@ -30,6 +30,7 @@ class Index:
 
 def test_moments_and_durations() -> None:
     assert moment("t", 1.5) == 1500
+    assert [moment("t", ms / 1000) for ms in (1001, 1_096_758_501_409)] == [1001, 1_096_758_501_409]
     assert moment("t", datetime.datetime(2026, 11, 27, 10, tzinfo=datetime.UTC)) == 1_795_773_600_000
     with pytest.raises(InvalidArgument, match="t=2026-11-27 00:00:00: a time without a time zone is ambiguous"):
         moment("t", datetime.datetime(2026, 11, 27))

@@ -8,14 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from bookies.encoding.envelope import Record, pack_record
-from bookies.errors import InvalidArgument, LogFenced, NotSupported
+from bookies.errors import InvalidArgument, LogFenced
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.compaction import (
     KeyScan,
     Rewritten,
     check_compaction,
-    check_not_compacted,
     compactable,
     compacted,
     expired_ordinal,
@@ -141,7 +140,6 @@ def test_tombstones_expire_with_the_end_of_their_extent() -> None:
 
 
 def test_a_swap_keeps_positions_and_names_what_has_to_be_deleted() -> None:
-    check_not_compacted("orders", LOG)
     after = compacted(LOG, [rewritten(0, 20), rewritten(1, 21)])
     assert after is not None
     assert illegality(LOG, after) == ""
@@ -150,8 +148,6 @@ def test_a_swap_keeps_positions_and_names_what_has_to_be_deleted() -> None:
     assert parse_manifest("orders", pack_manifest(after)) == after
     assert b'"format":3' in pack_manifest(after)
     assert compacted(after, [rewritten(0, 20), rewritten(1, 21)]) is None  # The reply was lost.
-    with pytest.raises(NotSupported, match="was compacted"):
-        check_not_compacted("orders", after)
     cut = truncated(after, Position(11, 1), {}, 4)
     assert cut is not None
     assert cut.deleting == (10, 11, 20)

@@ -102,6 +102,16 @@ def test_rows_are_what_the_entries_say(ranges: Any, size_max: int) -> None:
     assert found == [dict.fromkeys(arrow.COLUMNS) | each for each in expected]
 
 
+def test_entries_of_a_compacted_extent_have_their_own_ids() -> None:
+    ids = array("q", [2, 3, 7, 90])
+    origin = Range(metadata(20), 1, 99, 0, "orders", 0, 101, named=5, kept=4, ids=ids)
+    rows = arrow.Stretch(origin, [batch_of(20, 1, [b"x"], 0), batch_of(20, 2, [b"y", b"z"], 1)])
+    assert [arrow.column(rows, name).to_pylist() for name in ("ledger_id", "entry_id", "offset")] == [
+        [5, 5, 5], [3, 7, 90], [103, 107, 190],
+    ]  # fmt: skip
+    assert [rows.entry_of(index) for index in range(len(rows))] == [3, 7, 90]
+
+
 def test_constants_are_made_once_and_kept_within_bounds() -> None:
     for number in range(3 * arrow.CONSTANTS_MAX):
         origin = Range(metadata(number), 0, 9, 0, f"log-{number}", 0, 0)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.errors import MetadataCorrupt
-from bookies.spark.base import envelope
 from bookies.spark.base.envelope import COLUMNS, HEADER_SIZE, decode, encode, malformed
 
 HEADERS = st.lists(
@@ -79,11 +78,3 @@ def test_what_is_no_record_is_found() -> None:
     headers = encode(pa.array([b""]), None, pa.array([[{"key": "a", "value": b"1"}]], COLUMNS["headers"]))[0].as_py()
     with pytest.raises(MetadataCorrupt, match="headers of a record"):
         decode(pa.array([headers[:18] + b"\xff" + headers[19:]], pa.binary()))
-
-
-def test_the_time_of_one_record() -> None:
-    times = [0, -1, 1_700_000_000_000_000, None]
-    entries = envelope.encode(pa.array([b"v"] * 4), timestamp=pa.array(times, envelope.TIMESTAMP_TYPE)).to_pylist()
-    assert [envelope.timestamp_of(entry) for entry in entries] == times
-    for none in (b"", entries[0][: envelope.HEADER_SIZE - 1], b"\2" + entries[0][1:], b"\1\xff" + entries[0][2:]):
-        assert envelope.timestamp_of(none) is None

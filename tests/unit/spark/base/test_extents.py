@@ -108,6 +108,12 @@ def test_positions_in_the_words_of_the_log() -> None:
         PLAIN.at_position(Position(99, 0))
 
 
+def test_positions_that_the_log_names_later() -> None:
+    tail = log((10, 0, 4), (11, 0, 2), is_open=True)
+    assert [tail.known(at) for at in (Position(10, 3), Position(10, 5), Position(11, 2))] == [(0, 3), (1, 0), (1, 2)]
+    assert {tail.known(at) for at in (Position(11, 9), Position(12, 0), None)} == {tail.end}
+
+
 def test_what_is_behind_a_position() -> None:
     assert PLAIN.is_behind((0, 3), Position(10, 4))
     assert not PLAIN.is_behind((0, 4), Position(10, 4))

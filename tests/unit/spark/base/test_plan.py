@@ -135,3 +135,10 @@ def test_cuts_follow_the_bytes() -> None:
 def test_bookies_that_are_down_have_no_address() -> None:
     part = ranges_of(ledger(1, 10, [], 3, 3), 10_000)
     assert plan.bookies_of(part, {"b1": ("h", 1), "b4": ("h", 4)}) == {"b1": ("h", 1)}
+
+
+def test_any_bookie_of_a_compacted_extent_may_have_its_entries() -> None:
+    striped = ledger(1, 10, [4], 3, 3)
+    compacted = plan.Range(striped, 500, 900, named=7, kept=9)
+    assert set(plan.bookies_of([compacted], dict.fromkeys(striped.bookies, ("h", 1)))) == {*striped.bookies}
+    assert (compacted.ledger_id, plan.Range(striped, 0, 9).ledger_id) == (7, 1)

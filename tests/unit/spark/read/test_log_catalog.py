@@ -1,16 +1,24 @@
-"""The logs of DistributedLog as extents, while they grow, are cut, and lose their writer."""
+"""Logs as extents: those of DistributedLog while they grow, are cut, and lose their writer; ours when compacted."""
 
 from __future__ import annotations
 
+import pytest
 from tests.fakes.distributedlog import Place, in_namespace
+from tests.fakes.logs import in_log
+from tests.fakes.world import World
 
+from bookies.client.client import Client
+from bookies.client.log import Log
 from bookies.distributedlog import Dlog, Namespace
 from bookies.distributedlog.model.segment_list import started
 from bookies.distributedlog.parts import recover
 from bookies.distributedlog.store import Ownership
+from bookies.encoding.envelope import Record
+from bookies.errors import ReadFailed
+from bookies.spark.base import plan
 from bookies.spark.base.extents import Extents
 from bookies.spark.base.selection import Selection
-from bookies.spark.read.log_catalog import LogCatalog
+from bookies.spark.read.log_catalog import LogCatalog, cost_of
 
 
 async def catalog_of(place: Place) -> tuple[LogCatalog, Namespace]:
@@ -112,3 +120,38 @@ def test_the_number_of_a_segment_that_stayed_empty_is_read_again() -> None:
         await catalog.close()
 
     in_namespace(act, has_zookeeper=False)
+
+
+def test_a_compacted_extent_is_planned_by_what_is_left_of_it() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            for first in (0, 100, 200):
+                await writer.append_many([Record(b"v" * 100, b"%d" % (n % 25)) for n in range(first, first + 100)])
+                await writer.append(Record(b"v" * 100, b"own%d" % first))
+                await writer.roll()
+        catalog = LogCatalog(client, b"")
+        before = await extents_of(catalog)
+        assert (await log.compact()).removed == 275
+        runs = list(before.runs(before.beginning, before.end))
+        with pytest.raises(ReadFailed, match="log orders was truncated or compacted while the query was planned"):
+            await catalog.ranges(before, runs, await catalog.sizes(runs), 1 << 20)
+        after = await extents_of(catalog)
+        assert (after.beginning, after.end, after.rows) == (before.beginning, before.end, 303)
+        runs = list(after.runs((0, 50), after.end))
+        curves = await catalog.sizes(runs)
+        ranges = await catalog.ranges(after, runs, curves, 1 << 20)
+        assert [(one.ledger_id, one.metadata.ledger_id, one.first, one.last, one.kept, one.row) for one in ranges] == [
+            (piece.ledger_id, piece.storage, first, 100, kept, row)
+            for piece, first, kept, row in zip(after.pieces, (50, 0, 0), (1, 1, 26), (50, 101, 202), strict=False)
+        ]
+        costs = [cost_of(run, curve) for run, curve in zip(runs, curves, strict=True)]
+        assert costs == [one.size for one in ranges]
+        assert 26 * 100 < costs[2] < 26 * (100 + 30 + plan.ENTRY_OVERHEAD)
+        parts = await catalog.ranges(after, runs[2:], curves[2:], costs[2] // 3)
+        assert len(parts) == 4
+        assert [one.last + 1 for one in parts[:-1]] == [one.first for one in parts[1:]]
+        last = await catalog.entry_within(runs[2], curves[2][-1][1] // 2)
+        assert 45 <= last <= 55
+        await catalog.close()
+
+    in_log(act, "envelope", compaction="key")

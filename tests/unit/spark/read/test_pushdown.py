@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, IsNotNull, LessThan, LessThanOrEqual, Not
 
 from bookies.model import BookieId, LedgerMetadata
@@ -31,6 +32,12 @@ def test_bounds() -> None:
     assert found(GreaterThan(("entry_id",), 7), LessThanOrEqual(("ledger_id",), 6)) == [(5, 8, 9, None), (6, 8, 9, 108)]
     assert found(GreaterThanOrEqual(("offset",), 105), LessThan(("offset",), 112)) == [(6, 5, 9, 105), (7, 0, 1, 110)]
     assert found(EqualTo(("entry_id",), 50)) == []
+
+
+def test_a_compacted_extent_has_the_ledger_of_its_positions() -> None:
+    bounds, _ = bounds_of([EqualTo(("ledger_id",), 3)])
+    compacted = replace(RANGES[1], named=3, kept=4)
+    assert narrowed([*RANGES, compacted], bounds) == [compacted]
 
 
 @pytest.mark.parametrize(
