@@ -152,6 +152,11 @@ class LogSource:
         """Continue at another position."""
         self._next, self._extent, self._batches, self._is_complete = position, None, None, False
 
+    def is_past(self, ledger_id: int) -> bool:
+        """Report whether it has come to the end of a ledger in which it began, and the ledger has no more entries."""
+        extent = self._extent
+        return extent is not None and (self._is_complete or extent.ledger_id != ledger_id)
+
     async def next_batch(self) -> EntryBatch | None:
         while True:
             self._reader.check_open()
