@@ -20,7 +20,7 @@ from bookies.client.base.iteration import Batches
 from bookies.client.log.log_operations import Patience
 from bookies.client.log.log_reader import POLL_S
 from bookies.client.read import LedgerReader
-from bookies.distributedlog.formats.dlsn import FIRST, Dlsn
+from bookies.distributedlog.formats.dlsn import FIRST, Dlsn, dlsn_of
 from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM
 from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, Segment
 from bookies.distributedlog.model.segment_list import Segments, first_to_read
@@ -173,7 +173,7 @@ class _Source:
     ) -> None:
         self._reader = reader
         self._parts = parts
-        self._start = None if start is None else Dlsn(*start)
+        self._start = None if start is None else dlsn_of("start", start)
         self._next = self._start or FIRST
         self._is_strict = is_strict
         self._is_tail = is_tail

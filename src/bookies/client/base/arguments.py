@@ -98,12 +98,12 @@ def rate(name: str, value: float | None) -> float | None:
     return value
 
 
-def seconds(timeout: float | None) -> float | None:
-    """Return a timeout in seconds, or None. Raises `InvalidArgument`."""
+def seconds(timeout: float | None, name: str = "timeout") -> float | None:
+    """Return a number of seconds, or None. `name`: the argument's name, for the message. Raises `InvalidArgument`."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-        raise InvalidArgument(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
+        raise InvalidArgument(f"{name}={timeout!r}: must be a number of seconds, 0 or more, or None")
     return timeout
 
 

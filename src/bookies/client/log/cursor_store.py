@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from bookies.client.base.metadata_loop import back_off, repeated
+from bookies.client.base.naming import named
 from bookies.client.turns.lease import CONSUMERS, LEADERS
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import CursorBehind, LogNotFound, LogTruncated, RecordExists, RecordNotFound, VersionConflict
@@ -150,7 +151,8 @@ class LogCursors:
         except (RecordNotFound, RecordExists) as error:
             raise VersionConflict(f"the cursors of log {self._records.name} have changed meanwhile") from error
         if refusal is not None:
-            raise refusal
+            with named(self._records.name):
+                raise refusal
         return version
 
     async def _change(self, change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None]) -> None:
@@ -172,7 +174,8 @@ class LogCursors:
             except (VersionConflict, RecordNotFound, RecordExists):
                 return False  # One of the two has changed: decide again.
             if refusal is not None:
-                raise refusal
+                with named(self._records.name):
+                    raise refusal
             return True
 
         conflicts = 0

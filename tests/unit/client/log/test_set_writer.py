@@ -176,8 +176,10 @@ def test_the_memory_of_sets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_reach_those_who_wait() -> None:
     async def act(world: World, client: Client, log: Log) -> None:
         writer = await log.lead()
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match=f"log {log.name}: an entry of 6,291,484 bytes exceeds the limit"):
             await writer.append(bytes(6 << 20))
+        await writer.flush()  # `append` has raised it already.
+        writer.append_nowait(bytes(6 << 20))
         with pytest.raises(InvalidArgument):
             await writer.flush()
         await writer.flush()

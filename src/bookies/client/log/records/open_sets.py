@@ -164,6 +164,11 @@ class OpenSets:
         if failure is not None:
             raise failure
 
+    def forget(self, error: BookKeeperError) -> None:
+        """Keep a failure from `check`: its caller has raised it."""
+        if self._failure is error:
+            self._failure = None
+
     def lose(self) -> None:
         """End the wait for sets whose tasks were cancelled."""
         for append in list(self._in_flight):
