@@ -23,13 +23,14 @@ from bookies.client.client import Client
 from bookies.client.connect import connect
 from bookies.client.log.log_writer import LogWriter
 from bookies.config import RecoveryConfig
+from bookies.errors import LeaseLost
 from bookies.replication.auditor.log_retention import LogRetention
 from bookies.replication.base.recovery_switch import Switch
 from bookies.runtime.events import Events
 
 WRITTEN, CONSUMERS = 10, 2  # one of so many logs is written; consumers of a written log
 APPEND_S = 20.0  # between two appends to a log
-TTL_S = 30.0  # of consumers
+TTL_S = 60.0  # of consumers
 WINDOW_S = 60.0
 STARTS_MAX = 64  # logs and consumers that are started at a time
 
@@ -37,7 +38,8 @@ STARTS_MAX = 64  # logs and consumers that are started at a time
 class Row(Struct, frozen=True):
     """Result for one number of logs.
 
-    `client_cpu`: processors. `late`: entries that consumers have not handled. `kinds`: operations a second.
+    `client_cpu`: processors. `late`: entries that consumers have not handled. `ended`: consumers that lost their lease.
+    `kinds`: operations a second.
     `housekeeping`: operations of one pass over all logs.
     """
 
@@ -49,6 +51,7 @@ class Row(Struct, frozen=True):
     housekeeping: dict[str, float]
     appends: float
     late: int
+    ended: int
     starts_s: float
     housekeeping_s: float
 
@@ -127,11 +130,10 @@ class Load:
                 await writer.append(b"x" * 100)
                 self.appended += 1
 
-    def check(self) -> None:
-        """Raise what has ended a leader or a consumer."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
+    @property
+    def ended(self) -> int:
+        """Return how many consumers have ended, because their lease was not renewed in time."""
+        return sum(task.done() and isinstance(task.exception(), LeaseLost) for task in self._tasks)
 
 
 async def measured(uri: str, logs: int, window_s: float) -> None:
@@ -150,9 +152,9 @@ async def measured(uri: str, logs: int, window_s: float) -> None:
             "kinds": rates(counted(client), before, seconds),
             "appends": (load.appended - appended) / seconds,
             "late": CONSUMERS * load.appended - load.handled,
+            "ended": load.ended,
             "starts_s": starts_s,
         }
-        load.check()
         print(json.dumps(result | await housekeeping(uri)), flush=True)
         os._exit(0)  # The end of all consumers would take longer than the measurement.
 
@@ -195,6 +197,7 @@ def print_table(rows: Iterable[Row]) -> None:
     line("processors that the client uses", [row.client_cpu for row in rows], ".2f")
     line("appends/s", [row.appends for row in rows], ",.1f")
     line("entries that are not handled yet", [row.late for row in rows])
+    line("consumers that lost their lease", [row.ended for row in rows])
     line("creation and start, s", [row.starts_s for row in rows], ",.1f")
     kinds_of(line, "operations/s", [row.kinds for row in rows])
     kinds_of(line, "operations of a pass of housekeeping", [row.housekeeping for row in rows])
@@ -211,7 +214,11 @@ def kinds_of(line: Callable[[str, Iterable[float]], None], title: str, tables: S
 def table(directory: str, counts: Iterable[int], window_s: float = WINDOW_S) -> None:
     """Measure every number of logs, and print the table."""
     print(f"load before: {os.getloadavg()[0]:.1f}; window: {window_s:.0f} s; an append to a log every {APPEND_S:.0f} s")
-    print_table([run(directory, count, window_s) for count in counts])
+    rows: list[Row] = []
+    for count in counts:
+        rows.append(run(directory, count, window_s))
+        print(rows[-1], file=sys.stderr)
+    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,8 @@ class LogCursors:
         if position is not None:
             token = max(token, 0 if present is None else present.token)
             try:
-                changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms(), token))
+                with named(self._records.name):
+                    changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms(), token))
             except LogTruncated as error:
                 refusal = error  # A server of the store that lags behind may lack the position's ledger: make sure.
         steps: list[Step] = [RecordAt(self._records.record, basis)]
@@ -151,8 +152,7 @@ class LogCursors:
         except (RecordNotFound, RecordExists) as error:
             raise VersionConflict(f"the cursors of log {self._records.name} have changed meanwhile") from error
         if refusal is not None:
-            with named(self._records.name):
-                raise refusal
+            raise refusal
         return version
 
     async def _change(self, change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None]) -> None:
@@ -174,14 +174,14 @@ class LogCursors:
             except (VersionConflict, RecordNotFound, RecordExists):
                 return False  # One of the two has changed: decide again.
             if refusal is not None:
-                with named(self._records.name):
-                    raise refusal
+                raise refusal
             return True
 
         conflicts = 0
-        while not await repeated(self._runtime, attempt):
-            conflicts += 1
-            await back_off(self._runtime, conflicts)
+        with named(self._records.name):
+            while not await repeated(self._runtime, attempt):
+                conflicts += 1
+                await back_off(self._runtime, conflicts)
 
     def guard(
         self, before: Position, ends: Mapping[int, LedgerEnd], *, is_forced: bool, stale: Sequence[Cursor] = ()
