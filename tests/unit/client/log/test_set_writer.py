@@ -204,6 +204,26 @@ def test_errors_reach_those_who_wait() -> None:
     with_log(act)
 
 
+def test_a_set_that_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its appends end, and the writer goes on."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            with monkeypatch.context() as patch:
+                patch.setattr(open_sets, "pack_set", unable)
+                with pytest.raises(LogError, match="a record set could not be packed: MemoryError"):
+                    await writer.append(b"a")
+                with pytest.raises(LogError):
+                    await writer.flush()
+            await writer.append(b"b")
+        assert [record.value for record in await records(log)] == [b"b"]
+
+    def unable(columns: object, codec: int) -> bytes:
+        raise MemoryError
+
+    with_log(act)
+
+
 def test_other_formats_have_no_sets() -> None:
     async def main(world: World) -> None:
         client = await world.client(**QUICK)

@@ -122,6 +122,9 @@ class OpenSets:
         except BookKeeperError as error:
             self._settle(append, error)
             return
+        except Exception as error:  # noqa: BLE001 - such as a codec's: no append may wait for it
+            self._settle(append, LogError(f"a record set could not be packed: {error!r}"))
+            return
         self._in_flight[append] = len(entry)
         self._size += len(entry)
         if self._size >= IN_FLIGHT_MAX:
