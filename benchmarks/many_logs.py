@@ -155,8 +155,8 @@ async def measured(uri: str, logs: int, window_s: float) -> None:
             "ended": load.ended,
             "starts_s": starts_s,
         }
-        print(json.dumps(result | await housekeeping(uri)), flush=True)
-        os._exit(0)  # The end of all consumers would take longer than the measurement.
+        print(json.dumps(result), flush=True)
+        await asyncio.Event().wait()  # The load goes on until `run` ends this process.
 
 
 async def housekeeping(uri: str) -> dict[str, object]:
@@ -178,7 +178,13 @@ def run(directory: str, logs: int, window_s: float) -> Row:
     """Measure one number of logs on a new cluster."""
     with LocalCluster(f"{directory}/{logs}", 3, settings={"log_housekeeping": True}) as cluster:
         command = [sys.executable, "-m", "benchmarks.many_logs", cluster.metadata_uri, str(logs), str(window_s)]
-        result = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+            try:
+                assert client.stdout is not None
+                result = json.loads(client.stdout.readline())
+                result |= asyncio.run(housekeeping(cluster.metadata_uri))
+            finally:
+                client.kill()
         return Row(logs=logs, bookies_mib=sum(map(resident_mib, cluster.pids())), **result)
 
 
