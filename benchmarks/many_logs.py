@@ -105,7 +105,8 @@ class Load:
         await each(self._names, lambda name: self._client.log(name).create(retention={"age": 86_400.0}))
         await each(written, self._lead)
         await each([f"{name} {number}" for name in written for number in range(CONSUMERS)], self._consume)
-        self._tasks.append(asyncio.ensure_future(self._append()))
+        for number, writer in enumerate(self._writers):
+            self._tasks.append(asyncio.ensure_future(self._append(writer, APPEND_S * number / len(self._writers))))
 
     async def _lead(self, name: str) -> None:
         self._writers.append(await self._client.log(name).lead())
@@ -120,15 +121,12 @@ class Load:
 
         self._tasks.append(asyncio.ensure_future(follow()))
 
-    async def _append(self) -> None:
-        loop = asyncio.get_running_loop()
-        due_s = loop.time()
+    async def _append(self, writer: LogWriter, pause_s: float) -> None:
         while True:
-            for writer in self._writers:
-                due_s += APPEND_S / len(self._writers)
-                await asyncio.sleep(due_s - loop.time())
-                await writer.append(b"x" * 100)
-                self.appended += 1
+            await asyncio.sleep(pause_s)
+            await writer.append(b"x" * 100)
+            self.appended += 1
+            pause_s = APPEND_S
 
     @property
     def ended(self) -> int:
