@@ -233,7 +233,7 @@ class LogEndpoints:
         self._reading.entries += 1
         decode = Decoder(log.name, manifest.record_format)
         record = next(decode.records(position.ledger_id, (position.entry_id,), (entry.payload,), address.slot), None)
-        if record is None:
+        if record is None or address.slot >= decode.count(entry.payload):
             raise Problem(
                 404, f"entry {position} has {decode.count(entry.payload):,} records: {address} is not among them"
             )

@@ -329,6 +329,11 @@ async def gap_over_http(scene: Scene) -> object:
     return await scene.call("POST", "/logs/numbers/entries", b"v", **NUMBERED)
 
 
+async def record_outside_of_an_entry(scene: Scene) -> object:
+    answer = await scene.call("POST", "/logs/numbers/entries", b"v")
+    return await scene.call("GET", f"/logs/numbers/entries/{answer.json['first']}:7")
+
+
 async def damaged_over_http(scene: Scene) -> object:
     answer = await scene.call("GET", f"/logs/sets/entries?from={scene.damaged}")
     assert answer.headers["bk-next"] == str(scene.damaged.next)
@@ -359,6 +364,7 @@ GATEWAY = {
     ),
     "damaged set": Row(damaged_over_http, r"log sets has no records at .*; read on from \d+:2", 422),
     "one damaged set": Row(damaged_one_over_http, r"log sets has no records at .*; read on from \d+:2", 422),
+    "record outside of an entry": Row(record_outside_of_an_entry, r"has 1 records: \d+:0:7 is not among them", 404),
     "missing log": Row(http("POST", "missing/entries", b"v"), "there is no log missing: create it first", 404),
 }
 
