@@ -24,8 +24,7 @@ from typing import Self
 
 from msgspec import Struct, field
 
-from bookies.client.base.arguments import TimeLimit, whole_number
-from bookies.client.base.naming import named
+from bookies.client.base.arguments import TimeLimit, named, whole_number
 from bookies.client.log.log_operations import FutileLedgers, Patience
 from bookies.client.log.log_writer import is_fenced
 from bookies.client.write import LedgerWriter

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
+from bookies.client.base.arguments import named
 from bookies.client.base.metadata_loop import back_off, repeated
-from bookies.client.base.naming import named
 from bookies.client.turns.lease import CONSUMERS, LEADERS
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import CursorBehind, LogNotFound, LogTruncated, RecordExists, RecordNotFound, VersionConflict

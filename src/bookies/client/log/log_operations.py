@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from bookies.client.base.arguments import named
 from bookies.client.base.metadata_loop import back_off
-from bookies.client.base.naming import named
 from bookies.client.log.cursor_store import LogCursors
 from bookies.client.log.time_index import TimeIndex
 from bookies.client.write.manifest import ManifestLoop

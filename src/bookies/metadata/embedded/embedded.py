@@ -90,7 +90,9 @@ class EmbeddedDriver(StoreDriver):
         assert self._worker is not None
         result: T = await self._worker.run(self.database.guard, function, *arguments)
         is_end = function == self.database.end_session
-        if is_end or (function == self.database.commit and self._is_watched(cast("Sequence[Change]", arguments[1]))):
+        if is_end or (
+            function == self.database.commit and self._watches.may_concern(cast("Sequence[Change]", arguments[1]))
+        ):
             self._has_news.set()
         return result
 

@@ -172,7 +172,6 @@ class StoreDriver(MetadataDriver):
         self._observer: asyncio.Task[None] | None = None
         self._has_news = asyncio.Event()
         self._has_new_watch = False
-        self._observed: frozenset[Key] = frozenset()  # keys of the last observation
         self._recovery = SharedRecovery(StoreNodes(self, store), self._require_open, self.on_session_expired)
 
     def __repr__(self) -> str:
@@ -540,7 +539,6 @@ class StoreDriver(MetadataDriver):
             await self._wait_for_news()
             is_complete, self._has_new_watch = self._has_new_watch, False
             keys = self._watches.keys()
-            self._observed = frozenset(keys)
             try:
                 seen = await self.run("watch", self._store.observe, keys, self._watches.sets(), is_complete)
             except (MetadataError, StorageError):
@@ -549,16 +547,8 @@ class StoreDriver(MetadataDriver):
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             if seen is not None:
-                self._watches.deliver(seen, self._observed)
+                self._watches.deliver(seen, frozenset(keys))
         self._observer = None
-
-    def _is_watched(self, changes: Sequence[Change]) -> bool:
-        """Report whether own changes may concern a watch, so that the store is observed at once.
-
-        An observation reads all watched keys. Without this check each write would cost as much as there are watches.
-        """
-        tables = (Table.LEDGERS, Table.RECORDS)  # of watches of one key; others also concern sets and counters
-        return any(change.key.table not in tables or change.key in self._observed for change in changes)
 
     async def _wait_for_news(self) -> None:
         try:
