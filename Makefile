@@ -119,18 +119,17 @@ bench-recovery: $(VENV)/.dev
 bench-scale: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.scale $(ARGS)
 
-# Small records in logs of record sets: appends, reads, and the delay of a tail.
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)
 
 spark-cluster: $(VENV)/.dev $(VENV)/.demo $(VENV)/.connect
 	@$(BIN)/python -m pytest -q -n 0 -m cluster tests/live/test_spark_cluster.py $(ARGS)
 
-# Logs: Java's DistributedLog and ours in turn, on the same bookies.
+# Small records, or with ARGS=--logs=1000,10000 many logs. Then Java's DistributedLog and ours in turn, on the same bookies.
 bench-logs: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 bench-logs: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.logs $(ARGS)
-	@$(BIN)/python -m benchmarks.dlogs $(JAVA_ARGS)
+	@$(if $(findstring --logs,$(ARGS)),true,$(BIN)/python -m benchmarks.dlogs $(JAVA_ARGS))
 
 bench-spark: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python benchmarks/spark.py $(ARGS)

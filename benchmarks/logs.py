@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from benchmarks import many_logs
 from msgspec import Struct
 
 from bookies.admin.cluster.local_cluster import LocalCluster
@@ -176,7 +177,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", default="build/bench-logs", help="where the bookies write")
     parser.add_argument("--case", default="", help="only cases whose names contain this")
+    parser.add_argument("--logs", help="instead of the cases: numbers of logs, such as 1000,3000,10000")
     arguments = parser.parse_args()
+    if arguments.logs:
+        many_logs.table(arguments.directory, map(int, arguments.logs.split(",")))
+        return
     with LocalCluster(arguments.directory, 3) as cluster:
         cases = [case for case in CASES if arguments.case in case.name]
         asyncio.run(measured(cluster.metadata_uri, cases, arguments.records, arguments.rounds))

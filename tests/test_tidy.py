@@ -153,6 +153,7 @@ ABOUT_SEVERAL_MODULES = {
     "test_docs.py",
     "test_observe.py",
     "test_release.py",
+    "web/data/test_refusals.py",
     "web/test_other_clients.py",
 }
 

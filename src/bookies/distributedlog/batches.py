@@ -41,7 +41,7 @@ from bookies.errors import (
     MetadataCorrupt,
     TransactionRefused,
 )
-from bookies.metadata.zookeeper.zookeeper_port import Acl, Create, NodeMissing, Operation, SetData
+from bookies.metadata.zookeeper.zookeeper_port import Acl, Create, NodeMissing, Operation, Refusal, SetData
 from bookies.model import LedgerMetadata
 from bookies.protocol.log.log_model import Written
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS, Origin, Transaction
@@ -250,6 +250,8 @@ class Batches:
             await self._delete([part.ledger_id for part in written if part.ledger_id not in listed])
             return False
         if not written:
+            if marking:  # The list stays as it is, so a leader goes on.
+                await self._mark(marking)
             return True
         if not all(segment.is_completed for segment in segments):
             if not may_recover:
@@ -283,6 +285,13 @@ class Batches:
             has_folder = await tree.exists(folder) is not None
             return None, [*(() if has_folder else (Create(folder, b"", Acl.OPEN),)), Create(path, data, Acl.OPEN)]
         return parse_mark(present), [SetData(path, data, stat.version)]
+
+    async def _mark(self, marking: Sequence[Operation]) -> None:
+        """Write the mark of a batch without records. Raises `LogFenced` to try again."""
+        try:
+            await self._parts.store.tree.multi(marking)
+        except Refusal as error:
+            raise LogFenced(f"another batch was committed to log {self._parts.name} meanwhile: {error}") from None
 
     async def _end_of(self, txn: Transaction, part: Written) -> LastRecord:
         """Return the end of a part's ledger, as its entries have it. Raises `TransactionRefused`."""

@@ -9,7 +9,7 @@ import asyncio
 from functools import partial
 
 from bookies.client.base import Opening
-from bookies.client.base.arguments import TimeLimit, quorums, switch, whole_number
+from bookies.client.base.arguments import TimeLimit, quorums, seconds, switch, whole_number
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.log.log_operations import Patience
 from bookies.client.read import LedgerReader
@@ -17,7 +17,7 @@ from bookies.distributedlog.dlog_reader import DlogReader
 from bookies.distributedlog.dlog_reader import Record as Record
 from bookies.distributedlog.dlog_writer import DlogWriter, WriterOptions, take_over
 from bookies.distributedlog.formats.compression import codec_of
-from bookies.distributedlog.formats.dlsn import BEFORE_FIRST, FIRST, INVALID, Dlsn
+from bookies.distributedlog.formats.dlsn import BEFORE_FIRST, FIRST, INVALID, Dlsn, dlsn_of
 from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM, ENTRY_SIZE_MAX, SlotRecord
 from bookies.distributedlog.formats.segment import Segment
 from bookies.distributedlog.model.segment_list import (
@@ -45,6 +45,7 @@ from bookies.errors import (
 )
 
 LOCK_TIMEOUT_S = 30.0
+AGE_MAX_S = 1e12  # older than every segment
 
 
 class Locks:
@@ -173,8 +174,12 @@ class Dlog:
         process has the lock), `LogNotFound`, `LogEnded`, `InvalidArgument`, `ConfigError`, and `RecoveryFailed`
         and other errors that last too long.
         """
-        if batch_delay < 0 or not roll_age > 0 or not lock_timeout >= 0:
-            raise InvalidArgument(f"batch_delay={batch_delay}, roll_age={roll_age}: must be seconds above 0")
+        batch_delay, lock_timeout = (
+            seconds(batch_delay, "batch_delay") or 0.0,
+            seconds(lock_timeout, "lock_timeout") or 0.0,
+        )
+        if not seconds(roll_age, "roll_age"):
+            raise InvalidArgument(f"roll_age={roll_age!r}: must be a number of seconds above 0")
         options = WriterOptions(
             *quorums(ensemble, write_quorum, ack_quorum),
             whole_number("roll_size", roll_size, 1),
@@ -286,7 +291,7 @@ class Dlog:
 
     async def count(self, since: Dlsn | None = None, *, timeout: float | None = None) -> int:
         """Return the number of visible records from a position on; None: from the beginning."""
-        start = FIRST if since is None else Dlsn(*since)
+        start = FIRST if since is None else dlsn_of("since", since)
         async with TimeLimit(timeout, f"count the records of log {self.name}"):
             segments = readable(await self._parts.segments())
             begin = first_to_read(segments, start)
@@ -323,7 +328,7 @@ class Dlog:
         Any client may do this, also while a leader writes; the segment that it writes is left alone. Two truncations at
         the same time may leave the lower one: repeat it then.
         """
-        before = Dlsn(*before)
+        before = dlsn_of("before", before)
         async with TimeLimit(timeout, f"truncate log {self.name}"):
             if before == INVALID:
                 return
@@ -359,7 +364,8 @@ class Dlog:
         async with TimeLimit(timeout, f"apply the retention of log {self.name}"):
             segments = await self._parts.segments()
             if max_age is not None:
-                end_ms = self._parts.runtime.clock.wall_ms() - int(max_age * 1000)
+                age_s = min(seconds(max_age, "max_age") or 0.0, AGE_MAX_S)
+                end_ms = self._parts.runtime.clock.wall_ms() - int(age_s * 1000)
                 chosen = removable(segments, end_ms, only_truncated=switch("only_truncated", only_truncated))
             else:
                 chosen = removable_by_txid(segments, whole_number("below_txid", below_txid))
@@ -383,8 +389,9 @@ class Dlog:
 
         `record.position.next` marks the record as processed. The last of several moves at the same time stays.
         """
+        position = dlsn_of("position", position)
         async with TimeLimit(timeout, f"move cursor {name} of log {self.name}"):
-            await repeated(self._parts.runtime, partial(self._parts.store.move_cursor, name, Dlsn(*position)))
+            await repeated(self._parts.runtime, partial(self._parts.store.move_cursor, name, position))
 
     async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a cursor. One that does not exist counts as deleted."""

@@ -20,13 +20,20 @@ from bookies.client.base.iteration import Batches
 from bookies.client.log.log_operations import Patience
 from bookies.client.log.log_reader import POLL_S
 from bookies.client.read import LedgerReader
-from bookies.distributedlog.formats.dlsn import FIRST, Dlsn
+from bookies.distributedlog.formats.dlsn import FIRST, Dlsn, dlsn_of
 from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM
 from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, Segment
 from bookies.distributedlog.model.segment_list import Segments, first_to_read
 from bookies.distributedlog.parts import LogParts, last_of, pause, records_of
 from bookies.distributedlog.store.lock import LogLock
-from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LedgerNotFound, LogTruncated
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LedgerClosed,
+    LedgerNotFound,
+    LogRecordCorrupt,
+    LogTruncated,
+)
 from bookies.kernels import Steps
 
 GAPS = ("skip", "error")
@@ -150,19 +157,19 @@ class _OpenSegment:
     def __init__(self, ledger: LedgerReader) -> None:
         self.ledger = ledger
         self.is_sealed = True
-        self._batches: Batches | None = None
+        self.batches: Batches | None = None
 
     async def next_entries(self, first: int, *, is_tail: bool) -> EntryBatch | None:
         """Return the next entries; None: there are no more now. `first`: where to begin."""
-        if self._batches is None and is_tail and not self.ledger.is_sealed:
-            self._batches = self.ledger.tail(first).batches()
-        elif self._batches is None:
+        if self.batches is None and is_tail and not self.ledger.is_sealed:
+            self.batches = self.ledger.tail(first).batches()
+        elif self.batches is None:
             last = await self.ledger.read_last_add_confirmed()
             self.is_sealed = self.ledger.is_sealed
             if first > last:
                 return None
-            self._batches = self.ledger.read_batches(first, last)
-        return await anext(self._batches, None)
+            self.batches = self.ledger.read_batches(first, last)
+        return await anext(self.batches, None)
 
 
 class _Source:
@@ -173,7 +180,7 @@ class _Source:
     ) -> None:
         self._reader = reader
         self._parts = parts
-        self._start = None if start is None else Dlsn(*start)
+        self._start = None if start is None else dlsn_of("start", start)
         self._next = self._start or FIRST
         self._is_strict = is_strict
         self._is_tail = is_tail
@@ -273,13 +280,25 @@ class _Source:
         first = self._next.entry if self._next.segment == segment.lssn else 0
         return await self._open.next_entries(first, is_tail=self._is_tail)
 
+    def _go_to(self, position: Dlsn) -> None:
+        """Read the present segment from another position on."""
+        assert self._open is not None
+        self._next, self._open.batches = position, None
+
     def _decoded(self, entries: EntryBatch) -> list[Record]:
         segment, start = self._segment, self._next
         assert segment is not None
         lssn, base = segment.lssn, self._sequence - 1
         records: list[Record] = []
         for entry_id, payload in zip(entries.entry_ids, entries.payloads(), strict=True):
-            parsed = records_of(segment, entry_id, payload)
+            try:
+                parsed = records_of(segment, entry_id, payload)
+            except LogRecordCorrupt as error:
+                self._go_to(Dlsn(lssn, entry_id, 0) if records else Dlsn(lssn, entry_id + 1, 0))
+                if records:  # Deliver those before it; the next step raises.
+                    return records
+                text = f"log {self._reader.name}: {error.message}; read on from {self._next}"
+                raise LogRecordCorrupt(text, ledger_id=segment.ledger_id, entry_id=entry_id) from error
             if parsed:
                 self._count = parsed[-1].position
                 self._is_ended |= bool(parsed[-1].flags & END_OF_STREAM)

@@ -24,7 +24,7 @@ from typing import Self
 
 from msgspec import Struct, field
 
-from bookies.client.base.arguments import TimeLimit, whole_number
+from bookies.client.base.arguments import TimeLimit, named, whole_number
 from bookies.client.log.log_operations import FutileLedgers, Patience
 from bookies.client.log.log_writer import is_fenced
 from bookies.client.write import LedgerWriter
@@ -75,6 +75,7 @@ class WriterOptions(Struct, frozen=True):
 
 
 _new = tuple.__new__  # costs half of a call of the class
+_BYTES = (bytes, bytearray, memoryview)
 _Promise = asyncio.Future[Dlsn] | None  # of a record's position; None: no caller waits for it
 _Batch = list[tuple[NewRecord, _Promise]]
 
@@ -131,6 +132,10 @@ class _Queue(RecordBuffer[_Promise]):
             while self.is_crowded and not has_ended():
                 self.has_room.clear()
                 await self.has_room.wait()
+
+
+def _way_out(error: BookKeeperError) -> str:
+    return "; take the lead again to append" if isinstance(error, LogFenced) else ""
 
 
 class _PumpCalls:
@@ -226,21 +231,21 @@ class DlogWriter:
         Raises `LogFenced` (another process leads now: the record may or may not be in the log), `TxidOutOfOrder`,
         `LogEnded`, `LedgerClosed` (the writer was closed), `InvalidArgument`, and the error that ended this writer.
         """
-        check_record_size(len(payload))
+        data = self._checked(payload)
         async with TimeLimit(timeout, f"append to log {self.name}"):
             await self._buffer.admit(self._has_ended)
-            return await self._put(NewRecord(self._next_txid(txid), 0, bytes(payload)))
+            return await self._put(NewRecord(self._next_txid(txid), 0, data))
 
     def append_nowait(self, payload: bytes, *, txid: int | None = None) -> asyncio.Future[Dlsn]:
         """Append one record without waiting. The future's result is its position; it raises as `append` does.
 
         Raises `BookieBusy` if records of `memory_limit` bytes wait to be sent: use `append`, which waits.
         """
-        check_record_size(len(payload))
+        data = self._checked(payload)
         buffer = self._buffer
         if buffer.is_crowded or not buffer.turns.is_empty:
             raise BookieBusy(f"records of {buffer.size:,} bytes wait to be sent to log {self.name}")
-        return self._put(_new(NewRecord, (self._next_txid(txid), 0, bytes(payload), 1)))
+        return self._put(_new(NewRecord, (self._next_txid(txid), 0, data, 1)))
 
     async def append_many(
         self, payloads: Iterable[bytes], *, txid: int | None = None, timeout: float | None = None
@@ -249,14 +254,13 @@ class DlogWriter:
 
         `txid`: of the first, each other has one more. Raises as `append` does; then some may be in the log.
         """
-        batch = [bytes(payload) for payload in payloads]
+        batch = [self._checked(payload) for payload in payloads]
         if not batch:
             raise InvalidArgument("append_many needs at least one payload")
-        check_record_size(max(map(len, batch)))
         async with TimeLimit(timeout, f"append to log {self.name}"):
             await self._buffer.admit(self._has_ended)
-            first = self._next_txid(txid)
-            last = self._next_txid(first + len(batch) - 1)
+            last = self._next_txid(txid, len(batch))
+            first = last - len(batch) + 1
             for offset, payload in enumerate(batch[:-1]):
                 self._buffer.add(_new(NewRecord, (first + offset, 0, payload, 1)), None)
             return await self._put(NewRecord(last, 0, batch[-1]))
@@ -273,7 +277,8 @@ class DlogWriter:
 
         `compression`: "none" or "lz4", of the set. Raises as `append` does.
         """
-        packed = pack_set([bytes(payload) for payload in payloads], codec_of(compression))
+        with named(self.name):
+            packed = pack_set([self._checked(payload) for payload in payloads], codec_of(compression))
         async with TimeLimit(timeout, f"append to log {self.name}"):
             await self._buffer.admit(self._has_ended)
             return await self._put(NewRecord(self._next_txid(txid), SET, packed, len(payloads)))
@@ -288,19 +293,36 @@ class DlogWriter:
             await self.close()
             return position
 
-    def _next_txid(self, txid: int | None) -> int:
+    def _checked(self, payload: object) -> bytes:
+        """Return a payload as bytes. Raises `InvalidArgument`."""
+        if not isinstance(payload, _BYTES):
+            raise InvalidArgument(f"a payload is bytes, bytearray or memoryview, not {type(payload).__name__}")
+        try:
+            check_record_size(len(payload))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"log {self.name}: {error.message}") from None
+        return bytes(payload)
+
+    def _next_txid(self, txid: int | None, count: int = 1) -> int:
+        """Return the transaction id of the last of `count` records. `txid`: of the first; None: the next one."""
         if self._error is not None or self._is_ended:
             self._check()
         if txid is None:
             txid = max(self._last_txid, 0) + 1
-        elif not 0 <= whole_number("txid", txid, None) < TXID_MAX:
-            raise InvalidArgument(f"txid={txid}: must be 0 or more, and less than {TXID_MAX:,}")
+        elif whole_number("txid", txid, None) < 0:
+            raise InvalidArgument(f"txid={txid}: must be 0 or more")
         if txid < self._last_txid:
             raise TxidOutOfOrder(
-                f"txid={txid} is less than {self._last_txid}, that of an earlier record of log {self.name}"
+                f"txid={txid} is less than {self._last_txid}, that of an earlier record of log {self.name}: give "
+                f"{self._last_txid} or more"
             )
-        self._last_txid = txid
-        return txid
+        last = txid + count - 1
+        if last >= TXID_MAX:
+            raise InvalidArgument(
+                f"txid={last}: must be less than {TXID_MAX:,} in log {self.name}, whose last one is {self._last_txid:,}"
+            )
+        self._last_txid = last
+        return last
 
     def _has_ended(self) -> bool:
         return self._error is not None
@@ -310,7 +332,8 @@ class DlogWriter:
             raise LogEnded(f"log {self.name} has its end-of-stream record")
         if self._error is not None:
             error = copy.copy(self._error)
-            error.args = (f"the leader of log {self.name} has ended, the record was not sent: {self._error.message}",)
+            text = f"the leader of log {self.name} has ended, the record was not sent: {self._error.message}"
+            error.args = (f"{text}{_way_out(error)}",)
             raise error
 
     def _put(self, record: NewRecord) -> asyncio.Future[Dlsn]:
@@ -353,6 +376,9 @@ class DlogWriter:
         except BookKeeperError as error:
             self._fail(segment, error)
             return
+        except Exception as error:  # noqa: BLE001 - such as of a codec: no append may wait for it
+            self._task_died(error)
+            return
         if self._buffer or (segment.has_unseen and self._options.is_eager):
             self._pump_calls.later()
 
@@ -369,11 +395,11 @@ class DlogWriter:
 
     def _send(self, segment: _Open, batch: _Batch) -> None:
         records = [record for record, _ in batch]
-        entry = pack_entry(records, segment.written, self._options.codec)
         confirmed = segment.ledger.last_add_confirmed
         try:
+            entry = pack_entry(records, segment.written, self._options.codec)
             future = segment.ledger.append_nowait(entry)
-        except BookKeeperError:
+        except Exception:
             self._buffer.put_back(batch)
             raise
         self._buffer.has_room.set()
@@ -537,7 +563,7 @@ class DlogWriter:
         ]:
             if promise is not None and not promise.done():
                 unknown = copy.copy(error)
-                unknown.args = (f"{error.message}: the record {fate} in log {self.name}",)
+                unknown.args = (f"{error.message}: the record {fate} in log {self.name}{_way_out(error)}",)
                 promise.set_exception(unknown)
 
     def _task_died(self, cause: BaseException) -> None:

@@ -86,8 +86,10 @@ class Rows(NamedTuple):
 class RecordSet:
     """The records of one entry. `time_us`: of those without a time of their own, microseconds since 1970.
 
-    Made by `parse_set`. Every method raises `LogRecordCorrupt` if a length is outside the set.
+    Made by `parse_set`. Every method raises `LogRecordCorrupt` if a length is outside. `where`: the end of messages.
     """
+
+    where = ""
 
     def __init__(self, flags: int, count: int, time_us: int, data: bytes, start: int) -> None:
         self.flags = flags
@@ -107,7 +109,7 @@ class RecordSet:
         try:
             values, end = cut_column(self._data, at, self._count, at + 4 * self._count)
         except ValueError as error:
-            raise LogRecordCorrupt(f"the record set of {self._count:,} records is damaged: {error}") from None
+            raise self._damaged(f"the record set of {self._count:,} records is damaged: {error}") from None
         self._check_end(end)
         return values
 
@@ -161,7 +163,7 @@ class RecordSet:
                 if bit:
                     at, end = at + 4 * count, bounds[-1][-1]  # type: ignore[index]
         except ValueError as error:
-            raise LogRecordCorrupt(f"the record set of {count:,} records is damaged: {error}") from None
+            raise self._damaged(f"the record set of {count:,} records is damaged: {error}") from None
         self._check_end(end)
         keys, headers, values = bounds
         assert values is not None
@@ -177,11 +179,14 @@ class RecordSet:
         rows += 8 if self.flags & TIMES else 0
         rows += 4 * (1 + bool(self.flags & HAS_KEY) + bool(self.flags & HAS_HEADERS))
         if self._start + rows * self._count > len(self._data):
-            raise LogRecordCorrupt(f"the record set is too short for {self._count:,} records")
+            raise self._damaged(f"the record set is too short for {self._count:,} records")
+
+    def _damaged(self, text: str) -> LogRecordCorrupt:
+        return LogRecordCorrupt(text + self.where)
 
     def _check_end(self, end: int) -> None:
         if end != len(self._data):
-            raise LogRecordCorrupt(
+            raise self._damaged(
                 f"the record set of {self._count:,} records is damaged: it has {len(self._data) - end:,} bytes too many"
             )
 

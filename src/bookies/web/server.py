@@ -29,6 +29,7 @@ from bookies.errors import (
     LogFenced,
     LogInUse,
     LogNotFound,
+    LogRecordCorrupt,
     LogTruncated,
     MetadataError,
     NotConfirmed,
@@ -50,6 +51,7 @@ DRAIN_S = 10.0  # for answers in progress when the process ends
 BURST_S = 1.0  # seconds of unused rate that may be made up for
 STATUSES: Mapping[type[BookKeeperError], int] = {
     InvalidArgument: 422,
+    LogRecordCorrupt: 422,
     Unauthorized: 403,
     LogNotFound: 404,
     EntryNotFound: 404,

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from tests.fakes.distributedlog import Place, in_namespace
 
-from bookies.distributedlog.batches import ENTRY_SIZE, SKEW_MS, Batches, PartWriter, Quorums, parse_mark
+from bookies.distributedlog.batches import ENTRY_SIZE, SKEW_MS, Batches, Mark, PartWriter, Quorums, parse_mark
 from bookies.distributedlog.model.segment_list import Segments
 from bookies.distributedlog.parts import LogParts
 from bookies.distributedlog.store import Ownership
 from bookies.errors import LogEnded, LogFenced, LogInUse, MetadataCorrupt, TransactionRefused
+from bookies.metadata.zookeeper.zookeeper_port import Operation
 from bookies.protocol.log.log_model import Written
 from bookies.protocol.log.transaction import Origin, Transaction
 
@@ -150,6 +151,38 @@ def test_another_query_of_the_application_is_refused() -> None:
             await other.commit(await other.write(0, [b"b"]))
 
     in_namespace(act)
+
+
+@STORES
+def test_an_empty_batch_leaves_its_mark(has_zookeeper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later run of the same version appends nothing, also if both begin at once."""
+
+    async def act(place: Place) -> None:
+        job = await job_of(place)
+        before = [await job.batches._marking(job.transaction(1))]
+        assert await job.commit(job.transaction(1))
+        assert not await job.commit(job.transaction(1))
+        assert not await job.commit(await job.write(1, [b"late"]))
+        assert await job.commit(job.transaction(2))
+        marking = Batches._marking
+
+        async def late(batches: Batches, txn: Transaction) -> tuple[Mark | None, list[Operation]]:
+            return before.pop() if before else await marking(batches, txn)
+
+        monkeypatch.setattr(Batches, "_marking", late)
+        assert not await job.commit(job.transaction(1))
+        assert before == []
+        async with (await place.log()).lead() as writer:
+            await writer.append(b"x")
+            if not has_zookeeper:  # There it has the lock.
+                assert await job.commit(job.transaction(3))
+            await writer.append(b"y")
+        assert await payloads(place) == [b"x", b"y"]
+        assert await ledgers(place) == await listed(place)
+        nameless = await job_of(place, "batch-1", is_kept=False)
+        assert [await nameless.commit(nameless.transaction(0)) for _ in range(2)] == [True, True]
+
+    in_namespace(act, has_zookeeper=has_zookeeper)
 
 
 @KINDS

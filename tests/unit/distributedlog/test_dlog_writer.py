@@ -14,7 +14,7 @@ from bookies.client.base import Opening
 from bookies.client.client import Client
 from bookies.client.read import LedgerReader
 from bookies.config import ClientConfig
-from bookies.distributedlog import Dlog, Dlsn, Namespace
+from bookies.distributedlog import Dlog, Dlsn, Namespace, dlog_writer
 from bookies.distributedlog.formats.log_names import LAYOUT_VERSION
 from bookies.distributedlog.model.segment_list import started
 from bookies.distributedlog.parts import recover
@@ -24,6 +24,7 @@ from bookies.errors import (
     InvalidArgument,
     LedgerClosed,
     LogEnded,
+    LogError,
     LogFenced,
     LogInUse,
     LogNotFound,
@@ -201,6 +202,30 @@ def test_a_leader_without_a_segment_is_stopped_when_it_starts_one(has_zookeeper:
         assert await payloads(log) == [b"1", b"2"]
 
     in_namespace(act, has_zookeeper=has_zookeeper)
+
+
+def test_an_entry_that_cannot_be_packed_ends_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No append waits for ever, and the log goes on with the next leader."""
+
+    def unable(records: object, written: int, codec: int) -> bytes:
+        raise MemoryError
+
+    async def act(place: Place) -> None:
+        log = await place.log()
+        writer = await log.lead()
+        await writer.append(b"a")
+        with monkeypatch.context() as patch:
+            patch.setattr(dlog_writer, "pack_entry", unable)
+            appends = [writer.append_nowait(b"lost") for _ in range(2)]
+            for append in appends:
+                with pytest.raises(LogError, match=r"has failed: MemoryError\(\): the record is not in log orders"):
+                    await append
+        await writer.abandon()
+        async with log.lead() as following:
+            await following.append(b"b")
+        assert await payloads(log) == [b"a", b"b"]
+
+    in_namespace(act)
 
 
 def test_the_lock_makes_writers_take_turns() -> None:

@@ -41,8 +41,9 @@ async def _position(log: Dlog, text: str | None) -> Dlsn | None:
 
     if text is None:
         return None
-    if text.startswith(TXID) and text.removeprefix(TXID).isdigit():
-        return await log.find(int(text.removeprefix(TXID)))
+    number = text.removeprefix(TXID)
+    if text.startswith(TXID) and number.isascii() and number.isdigit():
+        return await log.find(int(number))
     return parse_dlsn(text)
 
 

@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from bookies.admin.shared import UsageError
 from bookies.admin.shared.command_line import Option, verb
 from bookies.admin.shared.common import on_client
 
@@ -24,9 +25,13 @@ NOT_HELD, LOST, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 75, 124, 126, 127, 128  #
 
 async def _lock(client: Client, arguments: argparse.Namespace) -> int:
     from bookies.errors import LeaseHeld
+    from bookies.protocol.log.lease import check_ttl
 
     waits, timeout = not arguments.no_wait, arguments.timeout
-    name, ttl = arguments.lock, arguments.ttl
+    name, ttl = arguments.lock, check_ttl(arguments.ttl)
+    grace_s = ttl / 4 if arguments.grace is None else arguments.grace
+    if not 0 <= grace_s <= ttl / 2:
+        raise UsageError(f"--grace {grace_s:g}: must be 0 to {ttl / 2:g} seconds, half of --ttl")
     try:
         if arguments.election:
             lease = await client.election(name).lead(ttl=ttl, wait=waits, timeout=timeout)
@@ -35,7 +40,7 @@ async def _lock(client: Client, arguments: argparse.Namespace) -> int:
     except (LeaseHeld, TimeoutError) as error:
         return _failed(f"the command was not started: {error}", NOT_HELD)
     try:
-        return await _run(lease, arguments.command, ttl)
+        return await _run(lease, arguments.command, ttl, grace_s)
     finally:
         await lease.release()
 
@@ -45,8 +50,14 @@ def _failed(text: str, status: int) -> int:
     return status
 
 
-async def _run(lease: Lease, command: list[str], ttl_s: float) -> int:
-    """Run the command until it ends or the lease is lost; return the exit status."""
+async def _run(lease: Lease, command: list[str], ttl_s: float, grace_s: float) -> int:
+    """Run the command until it ends or the lease is lost; return the exit status.
+
+    Another process can have the lease a `ttl` after the last renewal. SIGKILL is sent a twentieth of the `ttl` earlier,
+    and SIGTERM `grace_s` before it.
+    """
+    from bookies.protocol.log.lease import MARGIN
+
     environment = os.environ | {TOKEN: str(lease.token)}
     try:
         # A session of its own, so that the command ends with its children; a terminal can still be read.
@@ -56,19 +67,16 @@ async def _run(lease: Lease, command: list[str], ttl_s: float) -> int:
     except OSError as error:
         return _failed(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE)
     ending = asyncio.ensure_future(process.wait())
-    lost = asyncio.Event()
-    lease.on_lost(lost.set)
-    if not lease.is_held:  # It was lost while the command was started.
-        lost.set()
-    losing = asyncio.ensure_future(lost.wait())
+    after_s = ttl_s * MARGIN / 2  # from the end of the lease until SIGKILL
+    losing = asyncio.ensure_future(_losing(lease, grace_s - after_s))
     try:
         await asyncio.wait((ending, losing), return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
-            await _end(process.pid, ending, ttl_s)
+            await _end(process.pid, ending, min(grace_s, lease.left_s + after_s))
             text = "was not renewed in time, so another process may have it: the command was ended"
             return _failed(f"the lease {text}", LOST)
     except asyncio.CancelledError:  # by a signal to this process
-        await _end(process.pid, ending, ttl_s)
+        await _end(process.pid, ending, min(grace_s, lease.left_s + after_s))
         raise
     finally:
         losing.cancel()
@@ -76,20 +84,32 @@ async def _run(lease: Lease, command: list[str], ttl_s: float) -> int:
     return status if status >= 0 else SIGNALLED - status
 
 
-async def _end(pid: int, ending: asyncio.Future[int], ttl_s: float) -> None:
-    """End the command and its children before another process can have the lease."""
-    from bookies.protocol.log.lease import MARGIN
+async def _losing(lease: Lease, early_s: float) -> None:
+    """Wait until the lease is lost, or will be in `early_s` unless it is renewed."""
+    lost = asyncio.Event()
+    lease.on_lost(lost.set)
+    while lease.is_held and (left_s := lease.left_s - early_s) > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await lost.wait()
+                return
 
+
+async def _end(pid: int, ending: asyncio.Future[int], grace_s: float) -> None:
+    """End the command and its children, with SIGKILL after `grace_s` or a cancellation."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # None is left, or another user's, as of `sudo`.
         os.killpg(pid, signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ttl_s * MARGIN / 2):
+        try:
+            async with asyncio.timeout(grace_s):
                 await asyncio.wait((ending,))
                 while True:  # A child can outlive the command. The group has its id until the last one has ended.
                     os.killpg(pid, 0)
                     await asyncio.sleep(POLL_S)
-        os.killpg(pid, signal.SIGKILL)
-    await asyncio.wait((ending,))
+        except (TimeoutError, asyncio.CancelledError):
+            os.killpg(pid, signal.SIGKILL)
+    while not ending.done():  # Until then the lock must not be released.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((ending,))
 
 
 VERBS = (
@@ -104,8 +124,9 @@ VERBS = (
         Option("--no-wait", "do not start the command if another process has the lock", bool),
         Option("--timeout SECONDS", "wait at most this long for the lock (default: without end)", float),
         Option("--ttl SECONDS", "seconds after which a silent holder loses the lock (default 10)", float, default=10.0),
-        description=f"The variable {TOKEN} holds the fencing token, which grows with every holder. If the lock is "
-        "lost, the command and its children get SIGTERM, then SIGKILL.\n\n"
+        Option("--grace SECONDS", "seconds between SIGTERM and SIGKILL (default: a quarter of the ttl)", float),
+        description=f"The variable {TOKEN} holds the fencing token, which grows with every holder. The command and "
+        "its children get SIGTERM, then SIGKILL, before the lock is lost.\n\n"
         f"Exit status: that of the command; {SIGNALLED} + N if signal N ended it; {NOT_HELD} if the lock is held or "
         f"the time is over; {LOST} if the lock was lost; {NOT_EXECUTABLE} or {NOT_FOUND} if the command cannot be "
         "executed or is not found.",

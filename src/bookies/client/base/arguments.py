@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import SupportsIndex
 
-from bookies.errors import InvalidArgument
+from bookies.errors import CursorMoved, InvalidArgument, LogTruncated
 from bookies.model import BookieId
 from bookies.protocol.ledger.ledger import check_quorums
 from bookies.protocol.log import Position
@@ -98,12 +99,12 @@ def rate(name: str, value: float | None) -> float | None:
     return value
 
 
-def seconds(timeout: float | None) -> float | None:
-    """Return a timeout in seconds, or None. Raises `InvalidArgument`."""
+def seconds(timeout: float | None, name: str = "timeout") -> float | None:
+    """Return a number of seconds, or None. `name`: the argument's name, for the message. Raises `InvalidArgument`."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-        raise InvalidArgument(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
+        raise InvalidArgument(f"{name}={timeout!r}: must be a number of seconds, 0 or more, or None")
     return timeout
 
 
@@ -130,6 +131,18 @@ def milliseconds(name: str, value: float | None) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < NUMBER_MAX // 1000:
         raise InvalidArgument(f"{name}={value!r}: must be a number of seconds above 0, or None for no limit")
     return max(1, int(value * 1000))
+
+
+@contextlib.contextmanager
+def named(log: str) -> Iterator[None]:
+    """Let refusals of positions, cursors and entries name the log, unless they do."""
+    try:
+        yield
+    except (CursorMoved, InvalidArgument, LogTruncated) as error:
+        text = f"log {log}"
+        if text not in error.message:
+            error.args = (f"{text}: {error.message}",)
+        raise
 
 
 class TimeLimit:

@@ -23,6 +23,11 @@ class Lease(BlockingHandle[AsyncLease]):
         """Report whether no other process can have it at this moment."""
         return self._inner.is_held
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until it ends unless it is renewed; below 0: it has ended."""
+        return self._inner.left_s
+
     check = runs(AsyncLease.check)
     on_lost = runs(AsyncLease.on_lost)
     release = waits(AsyncLease.release)

@@ -39,7 +39,7 @@ from bookies.errors import (
 from bookies.kernels import Steps
 from bookies.metadata.interface.driver import RecordWrite
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.cursors import Cursor
+from bookies.protocol.log.cursors import Cursor, is_lost
 from bookies.protocol.log.lag import Lag, rows_and_bytes
 from bookies.protocol.log.lease import RENEWALS, LeaseQueue, pack_queue
 from bookies.protocol.log.log_model import RAW, Address, LedgerEnd
@@ -376,7 +376,14 @@ class SharedContest(Contest, frozen=True):
         def decide(cursor: Cursor | None, manifest: Manifest) -> tuple[Position | None, RecordWrite]:
             at = None if cursor is None else cursor.position
             is_alone = not any(row.is_shared and row.token != self.member.token for row in queue.participants)
-            shares = begun(queue.shares, at, start or beginning_of(manifest), is_alone=is_alone)
+            present = None if queue.shares is None else queue.shares.position
+            shares = begun(
+                queue.shares,
+                at,
+                start or beginning_of(manifest),
+                is_alone=is_alone,
+                is_truncated=present is not None and is_lost(present, manifest),
+            )
             content = LeaseQueue(queue.next_token, queue.participants, shares)
             return shares.cursor, RecordWrite(self.record, pack_queue(content), version)
 
@@ -439,10 +446,12 @@ class _SharedSource:
             self.check()
             if (claim := self._member.claim) is not None:
                 batch = await self._read(claim.positions[0])
-                if batch is not None and self._member.claim is not None:
-                    if batch.ledger_id == claim.ledger_id and batch.first_entry_id <= claim.last:
-                        first = max(claim.first, batch.first_entry_id)
-                        return batch.slice(first, min(claim.last, batch.last_entry_id))
+                if self._member.claim is None:
+                    continue
+                if batch is not None and batch.ledger_id == claim.ledger_id and batch.first_entry_id <= claim.last:
+                    first = max(claim.first, batch.first_entry_id)
+                    return batch.slice(first, min(claim.last, batch.last_entry_id))
+                if batch is not None or self._tail.is_past(claim.ledger_id):
                     # A compaction has removed the rest of the claim.
                     self._member.handled = Position(claim.ledger_id, claim.last + 1)
             elif self._member.has_free:

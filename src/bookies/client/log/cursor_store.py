@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
+from bookies.client.base.arguments import named
 from bookies.client.base.metadata_loop import back_off, repeated
 from bookies.client.turns.lease import CONSUMERS, LEADERS
 from bookies.client.write.manifest import ManifestLoop
@@ -135,7 +136,8 @@ class LogCursors:
         if position is not None:
             token = max(token, 0 if present is None else present.token)
             try:
-                changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms(), token))
+                with named(self._records.name):
+                    changed = moved(cursors, manifest, Cursor(name, position, self._runtime.clock.wall_ms(), token))
             except LogTruncated as error:
                 refusal = error  # A server of the store that lags behind may lack the position's ledger: make sure.
         steps: list[Step] = [RecordAt(self._records.record, basis)]
@@ -176,9 +178,10 @@ class LogCursors:
             return True
 
         conflicts = 0
-        while not await repeated(self._runtime, attempt):
-            conflicts += 1
-            await back_off(self._runtime, conflicts)
+        with named(self._records.name):
+            while not await repeated(self._runtime, attempt):
+                conflicts += 1
+                await back_off(self._runtime, conflicts)
 
     def guard(
         self, before: Position, ends: Mapping[int, LedgerEnd], *, is_forced: bool, stale: Sequence[Cursor] = ()

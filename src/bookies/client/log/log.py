@@ -196,7 +196,7 @@ class Log:
         if isinstance(roll_age, bool) or not isinstance(roll_age, int | float) or not roll_age > 0:
             raise InvalidArgument(f"roll_age={roll_age!r}: must be a number of seconds above 0")
 
-        linger_s = seconds(linger) or 0.0
+        linger_s = seconds(linger, "linger") or 0.0
         wait = switch("wait", wait)
 
         async def make() -> LogWriter:
@@ -309,8 +309,8 @@ class Log:
             self.name,
             app=app,
             is_dry_run=dry_run,
-            orphan_grace_ms=int(orphan_grace * 1000),
-            replay_grace_ms=int(replay_grace * 1000),
+            orphan_grace_ms=milliseconds("orphan_grace", orphan_grace) or 0 if orphan_grace else 0,
+            replay_grace_ms=milliseconds("replay_grace", replay_grace) or 0 if replay_grace else 0,
         ):
             yield row
 

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from bookies.client.base.arguments import named
 from bookies.client.base.metadata_loop import back_off
 from bookies.client.log.cursor_store import LogCursors
 from bookies.client.log.time_index import TimeIndex
@@ -127,6 +128,11 @@ async def truncate(
     parts: LogContext, before: Position, own: LedgerWriter | None = None, *, is_forced: bool = False
 ) -> None:
     """Truncate the log before `before`. `own`: the ledger that the caller is writing. Raises like `Log.truncate`."""
+    with named(parts.records.name):
+        await _truncate(parts, before, own, is_forced=is_forced)
+
+
+async def _truncate(parts: LogContext, before: Position, own: LedgerWriter | None, *, is_forced: bool) -> None:
     manifest = parts.records.current
     ends: dict[int, LedgerEnd] = {}
     for ledger_id in manifest.open_ledgers:

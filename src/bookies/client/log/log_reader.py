@@ -25,7 +25,7 @@ from bookies.client.read.kept_entries import extent_batches
 from bookies.errors import BookKeeperError, LedgerClosed, LedgerNotFound, LogNotFound, LogTruncated
 from bookies.protocol.ledger.read import NEGATIVE
 from bookies.protocol.log import Manifest, Position
-from bookies.protocol.log.log_model import Address, Extent
+from bookies.protocol.log.log_model import Address, Extent, beginning_text
 from bookies.protocol.log.records import Decoder
 
 T = TypeVar("T")
@@ -152,6 +152,11 @@ class LogSource:
         """Continue at another position."""
         self._next, self._extent, self._batches, self._is_complete = position, None, None, False
 
+    def is_past(self, ledger_id: int) -> bool:
+        """Report whether it has come to the end of a ledger in which it began, and the ledger has no more entries."""
+        extent = self._extent
+        return extent is not None and (self._is_complete or extent.ledger_id != ledger_id)
+
     async def next_batch(self) -> EntryBatch | None:
         while True:
             self._reader.check_open()
@@ -200,7 +205,9 @@ class LogSource:
         else:
             extent = manifest.find(self._next)
             if extent is None:
-                raise LogTruncated(f"position {self._next} is not in log {self._reader.name}, which {_start(manifest)}")
+                raise LogTruncated(
+                    f"position {self._next} is not in log {self._reader.name}, which {beginning_text(manifest)}"
+                )
             if self._next.entry_id < extent.first:
                 raise self._truncated(manifest)
             self._extent = extent
@@ -333,7 +340,9 @@ class LogSource:
                 return result
 
     def _truncated(self, manifest: Manifest) -> LogTruncated:
-        return LogTruncated(f"log {self._reader.name} {_start(manifest)}: what was to be read next is before it")
+        return LogTruncated(
+            f"log {self._reader.name} {beginning_text(manifest)}: what was to be read next is before it"
+        )
 
 
 class _Compacted(Exception):
@@ -342,8 +351,3 @@ class _Compacted(Exception):
     def __init__(self, extent: Extent) -> None:
         super().__init__()
         self.extent = extent
-
-
-def _start(manifest: Manifest) -> str:
-    beginning = manifest.beginning
-    return f"begins at {Position(beginning.ledger_id, beginning.first)}" if beginning is not None else "is empty"

@@ -174,9 +174,9 @@ class LogWriter:
         ledger = self._ledger  # From here on like `_append`, which would cost half as much again per entry.
         try:
             entry_id = await ledger.append(payload)  # type: ignore[arg-type]  # A ledger refuses a `Record`.
-        except InvalidArgument:
+        except InvalidArgument as error:
             if not isinstance(payload, Record):
-                raise
+                raise self._refused(error) from None
             return await self._append([value_of(self.name, payload)])
         except BookKeeperError as error:
             return await self._append_left([payload], number, ledger, error)  # type: ignore[list-item]
@@ -298,8 +298,8 @@ class LogWriter:
                 # A leader that was replaced without noticing it would refuse what follows entries of the next one.
                 await self._check_lead()
                 raise
-            except InvalidArgument:
-                raise
+            except InvalidArgument as error:
+                raise self._refused(error) from None
             except BookKeeperError as error:
                 if await self._left_of([payload], number, ledger, error) or error.entry_id is None:
                     is_first = False
@@ -342,8 +342,8 @@ class LogWriter:
         ledger = self._ledger
         try:
             entry_id = await (ledger.append(batch[0]) if len(batch) == 1 else ledger.append_many(batch))
-        except InvalidArgument:
-            raise
+        except InvalidArgument as error:
+            raise self._refused(error) from None
         except BookKeeperError as error:
             return await self._append_left(batch, number, ledger, error)
         self._add_size(batch)
@@ -465,6 +465,16 @@ class LogWriter:
         assert self._error is not None
         error = copy.copy(self._error)
         error.args = (f"the leader of log {self.name} has ended, nothing was sent: {self._error.message}",)
+        return self._with_way_out(error)
+
+    def _refused(self, error: InvalidArgument) -> InvalidArgument:
+        """Let the refusal of an entry name the log."""
+        error.args = (f"log {self.name}: {error.message}",)
+        return error
+
+    def _with_way_out(self, error: BookKeeperError) -> BookKeeperError:
+        if isinstance(error, LogFenced):
+            error.args = (f"{error.message}; take the lead again to append",)
         return error
 
     def _unknown(self) -> BookKeeperError:
@@ -472,7 +482,7 @@ class LogWriter:
         error = copy.copy(self._error)
         error.args = (f"{self._error.message}: the entry may or may not be in the log",)
         error.__cause__ = self._error
-        return error
+        return self._with_way_out(error)
 
     def _task_died(self, cause: BaseException) -> None:
         """End the writer after an unexpected failure of a background task, a bug: no append may wait for it."""

@@ -20,7 +20,7 @@ from bookies.client.write import LedgerWriter
 from bookies.client.write.writer import Payload
 from bookies.encoding.envelope import Record
 from bookies.encoding.record_sets import codec_of, pack_sets
-from bookies.errors import BookieBusy, LedgerClosed
+from bookies.errors import BookieBusy, InvalidArgument, LedgerClosed
 from bookies.protocol.log import Position
 from bookies.protocol.log.records import Headers, record_of
 
@@ -122,7 +122,11 @@ class SetLogWriter(RecordLogWriter):
             except BookieBusy:
                 await self.wait_writable()
                 continue
-            return await append
+            try:
+                return await append
+            except InvalidArgument as error:  # A record that is too large is alone in its set.
+                self._sets.forget(error)
+                raise
 
     async def _append_expected(self, record: Record, expected_last: Position) -> Position:
         await self._close_set()

@@ -216,7 +216,7 @@ class _Commit:
             logs[log] = await read_log(self._stores[log])
             manifest = logs[log].manifest
             if manifest is None:
-                raise LogNotFound(f"there is no log {log}")
+                raise LogNotFound(f"there is no log {log}: create it first")
             if self._txn.tokens.get(log, manifest.token) != manifest.token:
                 raise TransactionRefused(
                     f"log {log} was deleted and recreated while transaction {self._txn.name} was written for it"

@@ -228,5 +228,7 @@ async def open_part(
     """Begin a part of a transaction on a log. Raises `LogNotFound`."""
     manifest = await read_head(parts.driver, log)
     if manifest is None or manifest.is_deleting:
-        raise LogNotFound(f"there is no log {log}" if manifest is None else f"log {log} is being deleted")
+        raise LogNotFound(
+            f"there is no log {log}: create it first" if manifest is None else f"log {log} is being deleted"
+        )
     return PartWriter(parts, log, replace(manifest, **shape), origin, ledger_size)

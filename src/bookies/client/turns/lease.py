@@ -142,6 +142,11 @@ class Lease:
         """Report whether no other process can have it at this moment."""
         return self._error is None and self._clock.monotonic() < self._candidate.held_until_s
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until it ends unless it is renewed; below 0: it has ended."""
+        return self._candidate.held_until_s - self._clock.monotonic()
+
     def check(self) -> None:
         """Raise `LeaseLost` if it is not held any more."""
         if self._error is not None:
@@ -227,11 +232,10 @@ class Lease:
 
     def _expire(self) -> None:
         """End the lease when it was not renewed in time, also while a request waits for the store."""
-        left_s = self._candidate.held_until_s - self._clock.monotonic()
-        if left_s <= 0:
+        if self.left_s <= 0:
             self._end(self._lost())
         else:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
+            self._timer = asyncio.get_running_loop().call_later(self.left_s, self._expire)
 
     def _failed(self, cause: BaseException) -> None:
         if isinstance(cause, LogError):

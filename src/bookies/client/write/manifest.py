@@ -47,7 +47,7 @@ class ManifestLoop:
         try:
             manifest, version = await self._store.read()
         except RecordNotFound:
-            raise LogNotFound(f"there is no log {self.name}") from None
+            raise LogNotFound(f"there is no log {self.name}: create it first") from None
         if version > self.version:
             if self.version and manifest.token != self.current.token:
                 raise LogNotFound(f"log {self.name} was deleted, and there is another one of that name")

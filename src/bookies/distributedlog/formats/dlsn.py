@@ -45,6 +45,13 @@ BEFORE_FIRST = Dlsn(1, 0, -1)  # the position of a subscriber that has committed
 INVALID = Dlsn(0, -1, -1)
 
 
+def dlsn_of(name: str, value: object) -> Dlsn:
+    """Return an argument as an address: a `Dlsn`, or three numbers. Raises `InvalidArgument`."""
+    if isinstance(value, tuple | list) and len(value) == 3 and all(type(number) is int for number in value):
+        return Dlsn(*value)
+    raise InvalidArgument(f"{name}={value!r}: must be a Dlsn: segment, entry, slot; `parse_dlsn` reads text")
+
+
 def unpack_dlsn(data: bytes) -> Dlsn:
     """Return the address. Raises `InvalidArgument` for another version or length, or a negative segment."""
     if not data or _SIZES.get(data[0]) != len(data):

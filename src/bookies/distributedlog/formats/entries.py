@@ -61,7 +61,7 @@ class NewRecord(NamedTuple):
 def check_record_size(size: int) -> None:
     """Check the size of a payload in bytes. Raises `InvalidArgument`."""
     if size > _RECORD_MAX:
-        raise InvalidArgument(f"the record has {size:,} bytes; DistributedLog accepts at most {_RECORD_MAX:,}")
+        raise InvalidArgument(f"a record of {size:,} bytes exceeds DistributedLog's limit of {_RECORD_MAX:,}; split it")
 
 
 def pack_entry(records: Sequence[NewRecord], written: int, codec: int = NONE) -> bytes:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os.path
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 from bookies.errors import MetadataError, NoCluster
 from bookies.metadata.embedded.sqlite import BUSY_TIMEOUT_S, SqliteStore, is_busy
+from bookies.metadata.shared.nodes import Change
 from bookies.metadata.shared.store_driver import StoreDriver, instance_id_of
 from bookies.runtime.ports import Runtime, Worker
 
@@ -88,7 +89,10 @@ class EmbeddedDriver(StoreDriver):
     async def _call(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
         assert self._worker is not None
         result: T = await self._worker.run(self.database.guard, function, *arguments)
-        if function in (self.database.commit, self.database.end_session):  # Our own change may be watched.
+        is_end = function == self.database.end_session
+        if is_end or (
+            function == self.database.commit and self._watches.may_concern(cast("Sequence[Change]", arguments[1]))
+        ):
             self._has_news.set()
         return result
 

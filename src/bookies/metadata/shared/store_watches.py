@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from bookies.metadata.interface import Watch
 from bookies.metadata.interface.driver import BookieSet
 from bookies.metadata.interface.watches import MISSING, NEVER_SEEN, Subscription
-from bookies.metadata.shared.nodes import Key, Observation, Page, Table
+from bookies.metadata.shared.nodes import Change, Key, Observation, Page, Table
 from bookies.model import BookieId
 
 _NO_SET = BookieSet((), NEVER_SEEN)
@@ -22,6 +22,7 @@ class StoreWatches:
         }
         self._sets: dict[Subscription[Table, BookieSet], None] = {}
         self._seen: dict[Table, BookieSet] = {}
+        self._observed: frozenset[Key] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self._sets) or any(self._keys.values())
@@ -40,8 +41,18 @@ class StoreWatches:
         self._sets.clear()
 
     def keys(self) -> list[Key]:
-        """Return the watched keys."""
-        return list(dict.fromkeys(watch.key for watches in self._keys.values() for watch in watches))
+        """Return the watched keys, for an observation."""
+        keys = list(dict.fromkeys(watch.key for watches in self._keys.values() for watch in watches))
+        self._observed = frozenset(keys)
+        return keys
+
+    def may_concern(self, changes: Iterable[Change]) -> bool:
+        """Report whether changes may concern a watch that was observed; a later one is observed anyway.
+
+        An observation reads all watched keys. Without this check each write would cost as much as there are watches.
+        """
+        tables = (Table.LEDGERS, Table.RECORDS)  # of watches of one key; others also concern sets and counters
+        return any(change.key.table not in tables or change.key in self._observed for change in changes)
 
     def sets(self) -> dict[Table, int]:
         """Return the watched tables, with the versions of their sets as last seen."""

@@ -23,8 +23,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bookies.encoding.documents import parse_json
-from bookies.errors import CursorMoved, InvalidArgument, LogTruncated, MetadataCorrupt, NotSupported
-from bookies.protocol.log.log_model import Address, Extent, LedgerEnd, Manifest, Position, check_log_name
+from bookies.errors import CursorMoved, InvalidArgument, MetadataCorrupt, NotSupported
+from bookies.protocol.log.log_model import Address, Extent, LedgerEnd, Manifest, Position, check_log_name, not_in_log
 
 FORMAT = 1
 CURSORS_MAX = 1_000  # of one log; they share a record
@@ -58,7 +58,7 @@ def moved(cursors: Mapping[str, Cursor], manifest: Manifest, cursor: Cursor) -> 
     """
     check_log_name(cursor.name, "cursor")
     if is_lost(cursor.position, manifest):
-        raise LogTruncated(f"position {cursor.position} is not in the log: truncated already, or of another log")
+        raise not_in_log(cursor.position, manifest)
     present = cursors.get(cursor.name)
     if present is not None and (present.address, present.token) == (cursor.address, cursor.token):
         return None

@@ -316,6 +316,18 @@ def rolled(
     return _with_ledger(closed, ledger_id)
 
 
+def not_in_log(position: Position, manifest: Manifest) -> LogTruncated:
+    """Return the error of a position that was truncated, or is of another log."""
+    begin = beginning_text(manifest)
+    return LogTruncated(f"position {position} is not in the log, which {begin}: truncated already, or of another log")
+
+
+def beginning_text(manifest: Manifest) -> str:
+    """Return where a log begins, for messages."""
+    first = manifest.beginning
+    return "is empty" if first is None else f"begins at {Position(first.ledger_id, first.first)}"
+
+
 def truncated(
     manifest: Manifest, before: Position, ends: Mapping[int, LedgerEnd], last_add_confirmed: int
 ) -> Manifest | None:
@@ -330,10 +342,12 @@ def truncated(
         raise LogFenced("the log follows a log in another cluster until the cut-over: truncate it there")
     target = manifest.find(before)
     if target is None:
-        raise LogTruncated(f"position {before} is not in the log: truncated already, or of another log")
+        raise not_in_log(before, manifest)
     if before.entry_id > last_add_confirmed + 1:
         known = Position(target.ledger_id, last_add_confirmed)
-        raise InvalidArgument(f"position {before} is after {known}, the last entry known to be confirmed")
+        raise InvalidArgument(
+            f"position {before} is after {known}, the last entry known to be confirmed: give {known.next} at most"
+        )
     kept: list[Extent] = []
     dropped: list[int] = []
     rows = manifest.rows_truncated

@@ -218,9 +218,11 @@ class Decoder:
         """Return the record set of an entry, with its position. Raises `LogRecordCorrupt`, `ConfigError`."""
         position = _new(Position, (ledger_id, entry_id))
         try:
-            return position, parse_set(entry)
+            record_set = parse_set(entry)
         except LogRecordCorrupt as error:
             raise self._corrupt(position, error) from error
+        record_set.where = f"; it is entry {position} of log {self._log}: read on from {position.next}"
+        return position, record_set
 
     def _corrupt(self, position: Position, error: LogRecordCorrupt) -> LogRecordCorrupt:
         ledger_id, entry_id = position

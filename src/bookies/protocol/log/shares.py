@@ -11,7 +11,8 @@ asks claims it. So each entry is handled at least once:
 * `position` passes a range only when it is handled, so it never goes back and skips nothing.
 
 `cursor` is where the consumer's cursor was moved to last. The cursor follows `position` in a transaction with this
-record, but not with each change of it. A cursor at another place was moved by hand, or by a consumer that had the log
+record, but not with each change of it. While processes share, only a truncation puts it at another place: after the
+handled entries that it removes, so the ranges stay. Otherwise it was moved by hand, or by a consumer that had the log
 alone: then the ranges do not count.
 
 Source: docs/explanation/logs.md, "Shared consumers".
@@ -143,17 +144,30 @@ def _joined(rows: Sequence[Range]) -> tuple[Range, ...]:
     return tuple(joined)
 
 
-def begun(shares: Shares | None, cursor: Position | None, start: Position | None, *, is_alone: bool) -> Shares:
+def begun(
+    shares: Shares | None,
+    cursor: Position | None,
+    start: Position | None,
+    *,
+    is_alone: bool,
+    is_truncated: bool = False,
+) -> Shares:
     """Return the shares when a process begins to take part.
 
     cursor: where the consumer's cursor is; None: there is none.
     start: where to begin without one; None: the log has no ledger.
     is_alone: no other process takes part.
+    is_truncated: the log has lost the position of the shares.
     """
-    if shares is None or shares.cursor != cursor or (cursor is None and is_alone):
-        at = start if cursor is None else cursor
+    at = start if cursor is None else cursor
+    if shares is None or (cursor is None and (is_alone or shares.cursor is not None)):
         return Shares(at, at)
-    return shares if cursor is not None else replace(shares, cursor=shares.position)
+    if cursor is None:
+        return replace(shares, cursor=shares.position)
+    if shares.cursor == cursor:
+        return shares
+    is_reset = is_alone or (is_truncated and not shares.ranges)
+    return Shares(at, at) if is_reset else replace(shares, cursor=cursor)
 
 
 # -- the record ------------------------------------------------------------------------------------------------------

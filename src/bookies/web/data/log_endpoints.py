@@ -233,7 +233,7 @@ class LogEndpoints:
         self._reading.entries += 1
         decode = Decoder(log.name, manifest.record_format)
         record = next(decode.records(position.ledger_id, (position.entry_id,), (entry.payload,), address.slot), None)
-        if record is None:
+        if record is None or address.slot >= decode.count(entry.payload):
             raise Problem(
                 404, f"entry {position} has {decode.count(entry.payload):,} records: {address} is not among them"
             )
@@ -399,7 +399,7 @@ def _corrupt(error: LogRecordCorrupt) -> Problem:
     assert error.entry_id is not None
     following = (error.entry_id + 1, 0) if error.slot is None else (error.entry_id, error.slot + 1)
     headers = {"Bk-Next": _text(error.ledger_id, *following)}
-    return Problem(500, str(error), "continue from the position in Bk-Next", headers)
+    return Problem(422, str(error), "continue from the position in Bk-Next", headers)
 
 
 def _cursor_facts(cursor: Cursor) -> dict[str, object]:

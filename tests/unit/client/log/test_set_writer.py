@@ -176,8 +176,10 @@ def test_the_memory_of_sets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_reach_those_who_wait() -> None:
     async def act(world: World, client: Client, log: Log) -> None:
         writer = await log.lead()
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match=f"log {log.name}: an entry of 6,291,484 bytes exceeds the limit"):
             await writer.append(bytes(6 << 20))
+        await writer.flush()  # `append` has raised it already.
+        writer.append_nowait(bytes(6 << 20))
         with pytest.raises(InvalidArgument):
             await writer.flush()
         await writer.flush()
@@ -198,6 +200,26 @@ def test_errors_reach_those_who_wait() -> None:
             await sent
         with pytest.raises(LedgerClosed, match="the records were not sent"):
             await kept
+
+    with_log(act)
+
+
+def test_a_set_that_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its appends end, and the writer goes on."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            with monkeypatch.context() as patch:
+                patch.setattr(open_sets, "pack_set", unable)
+                with pytest.raises(LogError, match="a record set could not be packed: MemoryError"):
+                    await writer.append(b"a")
+                with pytest.raises(LogError):
+                    await writer.flush()
+            await writer.append(b"b")
+        assert [record.value for record in await records(log)] == [b"b"]
+
+    def unable(columns: object, codec: int) -> bytes:
+        raise MemoryError
 
     with_log(act)
 
@@ -310,20 +332,3 @@ def test_outcomes_are_told_before_the_flush_returns() -> None:
                 assert told == [Position(writer.ledger_id, at) for at in range(number + 1)]
 
     with_log(act)
-
-
-def test_a_codec_that_fails_ends_the_wait_for_its_set() -> None:
-    async def send(entry: bytes) -> Position:
-        raise AssertionError
-
-    async def main() -> None:
-        sets = open_sets.OpenSets(99, 0.0, 1 << 20, send, lambda *_: None, lambda: 0)
-        append = sets.add(b"value", None, None, None)
-        with pytest.raises(KeyError):
-            sets.close_set()
-        with pytest.raises(LogError, match="a record set could not be compressed: KeyError"):
-            await append
-        with pytest.raises(LogError, match="could not be compressed"):
-            sets.check()
-
-    asyncio.run(main())

@@ -12,6 +12,7 @@ from bookies.client.base.segments import LogStore
 from bookies.client.client import Client
 from bookies.client.log import Log
 from bookies.client.log.consumer import LogConsumer
+from bookies.encoding.envelope import Record
 from bookies.errors import CursorBehind, CursorMoved, InvalidArgument, LeaseHeld, LeaseLost, LogNotFound, LogTruncated
 from bookies.metadata.embedded import MemoryDriver
 from bookies.metadata.shared.nodes import Table
@@ -332,6 +333,58 @@ def test_truncations() -> None:
         assert b'"queue":[]' in (await client._driver.read_record(lease))[0]
 
     in_log(act)
+
+
+def test_a_truncation_carries_the_cursor_to_claimed_entries() -> None:
+    """Processes that begin afterwards leave the claims as they are."""
+
+    async def act(world: World, client: Client, log: Log) -> None:
+        positions = await fill(log, 2, 6, 1, 1)
+        async with log.consumer("billing", shared=True, claim_size=2, commit_interval=None) as rows:
+            assert await take(rows, 2) == positions[:2]
+            await rows.commit()
+            assert await take(rows, 3) == positions[2:5]
+            assert await cursor_of(log) == positions[1].next
+            await log.truncate(positions[2])
+            assert await cursor_of(log) == positions[2]
+            async with (await world.client()).log("orders").consumer("billing", shared=True) as late:
+                assert await take(late, 2) == positions[6:8]
+                assert await take(rows, 1) == positions[5:6]
+                await rows.commit()
+                assert await cursor_of(log) == positions[5].next
+                assert sorted([*await take(rows, 1), *await take(late, 1)]) == positions[8:]
+        assert await cursor_of(log) == positions[-1].next
+
+    in_log(act)
+
+
+def test_a_compaction_removes_all_claimed_entries_at_the_end() -> None:
+    """They are no lag any more, although no entry follows."""
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        log = client.log("orders")
+        await log.create(record_format="envelope", compaction="key")
+        async with log.lead() as writer:
+            kept = await writer.append(b"value", key=b"a")
+            await writer.roll()
+            for _ in range(3):
+                last = await writer.append(Record(None, b"b"))
+        first = await log.consumer("billing", shared=True, commit_interval=None)
+        assert await take(first, 2) == [kept, Position(last.ledger_id, 0)]
+        await first.commit()
+        await take(first, 1)
+        await first.lease.release()  # What it has claimed is free.
+        assert (await log.compact(tombstone_age=0.001)).removed == 3
+        async with log.consumer("billing", shared=True) as rows:
+            waiting = asyncio.ensure_future(take(rows, 1))
+            await asyncio.sleep(10)
+            assert [state.lag.rows for state in (await log.consumers()).values()] == [0]
+            assert await cursor_of(log) == last.next
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    play(main, 3)
 
 
 def test_a_deleted_log() -> None:

@@ -73,7 +73,12 @@ def test_where_processes_begin() -> None:
     assert begun(None, None, START, is_alone=True) == Shares(START, START)
     assert begun(None, moved, START, is_alone=True) == Shares(moved, moved)
     assert begun(divided, START, START, is_alone=True) == divided
-    assert begun(divided, moved, START, is_alone=False) == Shares(moved, moved)  # it was moved by hand
+    assert begun(divided, moved, START, is_alone=True) == Shares(moved, moved)  # it was moved by hand
+    carried = Position(8, 0)
+    assert begun(divided, carried, START, is_alone=False) == replace(divided, cursor=carried)
+    handled = Shares(START, Position(8, 3))
+    assert begun(handled, carried, START, is_alone=False) == replace(handled, cursor=carried)
+    assert begun(handled, carried, START, is_alone=False, is_truncated=True) == Shares(carried, carried)
     assert begun(divided, None, START, is_alone=False) == Shares(START, START)  # it was deleted
     unsaved = replace(divided, cursor=None)
     assert begun(unsaved, None, START, is_alone=True) == Shares(START, START)

@@ -60,9 +60,9 @@ class Site:
         client.transport.close()
         return answer
 
-    async def client(self) -> Client:
+    async def client(self, host: str = "client") -> Client:
         """Return a client beside the gateways."""
-        runtime = self.world.runtime("client")
+        runtime = self.world.runtime(host)
         return await Client(runtime, MemoryDriver(self.world.metadata, runtime), ClientConfig()).open_session()
 
 

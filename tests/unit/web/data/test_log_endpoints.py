@@ -260,9 +260,9 @@ def test_client_and_gateway_exchange_records_and_pass_an_entry_that_is_none(serv
             "next": str(bad), "end": False,
         }  # fmt: skip
         refused = await site.call("GET", f"{ENTRIES}?from={bad}")
-        assert (refused.status, refused.headers["bk-next"]) == (500, str(bad.next))
+        assert (refused.status, refused.headers["bk-next"]) == (422, str(bad.next))
         assert f"log orders has no record at ledger {bad.ledger_id}, entry 1: " in refused.json["detail"]
-        assert (await site.call("GET", f"{ENTRIES}/{bad}")).status == 500
+        assert (await site.call("GET", f"{ENTRIES}/{bad}")).status == 422
         assert await texts(site, f"{ENTRIES}?from={bad.next}") == ["w"]
         tail = await site.connect()
         ask(tail, f"/logs/orders/tail?from={first}")

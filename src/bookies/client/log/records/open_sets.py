@@ -126,9 +126,9 @@ class OpenSets:
         except BookKeeperError as error:
             self._settle(append, error)
             return
-        except BaseException as error:  # A codec ran out of memory: those who wait for the set have to know.
-            self._settle(append, LogError(f"a record set could not be compressed: {error!r}"))
-            raise
+        except Exception as error:  # noqa: BLE001 - such as a codec's: no append may wait for it
+            self._settle(append, LogError(f"a record set could not be packed: {error!r}"))
+            return
         self._in_flight[append] = len(entry)
         self._size += len(entry)
         if self._size >= IN_FLIGHT_MAX:
@@ -170,6 +170,11 @@ class OpenSets:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def forget(self, error: BookKeeperError) -> None:
+        """Keep a failure from `check`: its caller has raised it."""
+        if self._failure is error:
+            self._failure = None
 
     def lose(self) -> None:
         """End the wait for sets whose tasks were cancelled."""
