@@ -206,10 +206,13 @@ class AuthResponse(Struct):
 
 
 class WriteLacResponse(Struct):
+    """`has_readers`: whether readers waited for the ledger's news; None: the bookie, one of Apache's, does not say."""
+
     version: int
     txn_id: int
     status: Status
     ledger_id: int
+    has_readers: bool | None = None
 
 
 class ReadLacResponse(Struct):

@@ -305,7 +305,10 @@ def _response_of(operation: Operation, txn_id: int, status: Status, fields: Valu
         case Operation.AUTH:
             return AuthResponse(VERSION, txn_id, status, fields["authPluginName"], fields["payload"])
         case Operation.WRITE_LAC:
-            return WriteLacResponse(VERSION, txn_id, status, fields["ledgerId"])
+            has_readers = fields.get("hasReaders")
+            return WriteLacResponse(
+                VERSION, txn_id, status, fields["ledgerId"], None if has_readers is None else bool(has_readers)
+            )
         case Operation.READ_LAC:
             bodies = fields.get("lacBody"), fields.get("lastEntryBody")
             return ReadLacResponse(VERSION, txn_id, status, fields["ledgerId"], *bodies)
@@ -354,7 +357,7 @@ def _fields_of_response(response: Response) -> tuple[Operation, dict[str, Any] |
                 return Operation.AUTH, None
             return Operation.AUTH, {"authPluginName": response.plugin, "payload": response.payload}
         case WriteLacResponse():
-            return Operation.WRITE_LAC, {"ledgerId": response.ledger_id}
+            return Operation.WRITE_LAC, {"ledgerId": response.ledger_id, "hasReaders": response.has_readers}
         case ReadLacResponse():
             return Operation.READ_LAC, {
                 "ledgerId": response.ledger_id,
