@@ -135,7 +135,7 @@ v3_responses: st.SearchStrategy[Any] = st.one_of(
     st.builds(ReadResponse, three, txn_ids, st.just(Status.OK), i64, i64, st.none() | data, maybe, maybe),
     st.builds(ReadResponse, three, txn_ids, errors, i64, i64),
     st.builds(AuthResponse, three, txn_ids, st.just(Status.OK), st.text(max_size=5), data),
-    st.builds(WriteLacResponse, three, txn_ids, statuses, i64),
+    st.builds(WriteLacResponse, three, txn_ids, statuses, i64, st.none() | st.booleans()),
     st.builds(ReadLacResponse, three, txn_ids, statuses, i64, st.none() | data, st.none() | data),
     st.builds(GetBookieInfoResponse, three, txn_ids, st.just(Status.OK), maybe, maybe),
     st.builds(ForceLedgerResponse, three, txn_ids, statuses, i64),

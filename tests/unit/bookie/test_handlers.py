@@ -26,6 +26,7 @@ from bookies.wire.messages import (
     ReadRequest,
     ReadResponse,
     WriteLacRequest,
+    WriteLacResponse,
 )
 
 from .conftest import KEY, World, adds, package
@@ -233,6 +234,31 @@ def test_long_poll_brings_the_next_entry_when_the_lac_moves(world: World, is_wok
         assert (answer.status, answer.entry_id, answer.max_lac) == (Status.OK, 0, 0)
         assert answer.body == package(1, 0, b"1/0 " * 12)
         assert answer.lac_update_ms is not None
+
+    world.run(body)
+
+
+def test_the_answer_to_an_explicit_lac_says_whether_readers_wait(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+        *readers, adder, writer = [await world.connect(server) for _ in range(4)]
+        await adder.add(adds(1, [0]))
+
+        async def announced(lac: int, ledger_id: int = 1) -> bool | None:
+            answer = await writer.ask(write_lac(ledger_id, lac))
+            assert isinstance(answer, WriteLacResponse)
+            return answer.has_readers
+
+        assert await announced(0) is False
+        for reader in readers:
+            reader.send(long_poll(1, 0, 60_000))
+        await asyncio.sleep(1)
+        assert await announced(0) is True, "they go on waiting for entry 1"
+        assert await announced(0, ledger_id=2) is False
+        assert await announced(1) is True
+        for reader in readers:
+            await reader.response("v3")
+        assert await announced(2) is False
 
     world.run(body)
 

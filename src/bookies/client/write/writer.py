@@ -531,7 +531,8 @@ class LedgerWriter:
         if (self._is_held or self._closer.has_waiters) and not self._pipeline.has_undelivered:
             self._closer.wake()
             self._resume()
-        self._announcer.confirmed(self._announcements)
+        if not self._rules.is_deferred_sync:
+            self._announcer.confirmed(self._announcements)
 
     def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
         self._counts.entries_failed += last - first + 1
