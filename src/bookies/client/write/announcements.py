@@ -49,16 +49,19 @@ class LedgerAnnouncements:
         """Report whether entries are in flight or queued."""
         return self._writer.pending_count > 0
 
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that may be announced: it and all before it are durable on their ack quorums (I-13)."""
+        return self._ledger.pipeline.last_add_confirmed
+
     def news(self) -> int | None:
-        """Return the last add confirmed, if nobody was told it and no queued entry is about to carry it."""
-        pipeline = self._ledger.pipeline
-        last_add_confirmed = pipeline.last_add_confirmed
-        if self._writer.pending_count > pipeline.pending_count or not self.is_untold(last_add_confirmed):
-            return None
-        return last_add_confirmed
+        """Return the last add confirmed, if no bookie was told it and no queued entry is about to carry it."""
+        last_add_confirmed = self.last_add_confirmed
+        has_queued = self._writer.pending_count > self._ledger.pipeline.pending_count
+        return None if has_queued or not self.is_untold(last_add_confirmed) else last_add_confirmed
 
     def is_untold(self, last_add_confirmed: int) -> bool:
-        """Report whether nobody was told this last add confirmed, or a later one."""
+        """Report whether no bookie was told this last add confirmed, or a later one."""
         return self._rule.is_news(last_add_confirmed, self._ledger.channel.piggybacked)
 
     def at_once(self) -> bool:
@@ -74,7 +77,7 @@ class LedgerAnnouncements:
         if not pipeline.is_open or self._closer.is_sealing:
             return False
         metadata, ensemble = record.current.metadata, pipeline.ensemble
-        last_add_confirmed = pipeline.last_add_confirmed
+        last_add_confirmed = self.last_add_confirmed
         positions = choose(last_add_confirmed, channel.piggybacked, len(ensemble), metadata.write_quorum)
         if not positions:
             return False

@@ -40,10 +40,10 @@ class LacSource(Protocol):
         """Report whether entries are in flight or queued, which carry the last add confirmed to readers."""
 
     def news(self) -> int | None:
-        """Return the last add confirmed, if nobody was told it and no queued entry is about to carry it."""
+        """Return the last add confirmed, if no bookie was told it and no queued entry is about to carry it."""
 
     def is_untold(self, last_add_confirmed: int) -> bool:
-        """Report whether nobody was told this last add confirmed, or a later one."""
+        """Report whether no bookie was told this last add confirmed, or a later one."""
 
     def at_once(self) -> bool:
         """Tell the bookie at which readers wait; report whether there was news."""

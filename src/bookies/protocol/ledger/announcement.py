@@ -6,8 +6,8 @@ bookie of that entry's write set and waits there, so one message to that bookie 
 writer has been idle for a while, for readers that ask in another order.
 
 A bookie of ours says in its answer whether readers waited for the announcement. Another bookie does not, and counts as
-one where readers wait. A reader is away between two questions, so that some announcements in a row must have found
-nobody until the writer takes it that there are no readers.
+one where readers wait. A reader does not wait between two questions, so the writer goes on until some announcements in
+a row have found no reader.
 
 Source: client-protocol 2.15 and 3.6.
 """
@@ -18,30 +18,30 @@ from collections.abc import Sequence
 
 from bookies.protocol.quorums.quorum import write_set
 
-VAIN_MAX = 16  # announcements in a row without a waiting reader, after which there are none
+MISSES_MAX = 16  # announcements in a row without a waiting reader, after which the ledger has none
 UNANSWERED_MAX = 8  # announcements without an answer, above which only idle writers announce
 
 
 class Announcements:
-    """What one writer has announced, and whether readers wait for more."""
+    """State of one writer's announcements: what was told, and whether readers wait for more."""
 
-    __slots__ = ("_hope", "_hope_elsewhere", "_told", "_told_all", "_unanswered", "first")
+    __slots__ = ("_elsewhere_left", "_left", "_told", "_told_all", "_unanswered", "first")
 
     def __init__(self) -> None:
         self._told = -1  # the LAC that was announced last
         self._told_all = -1  # the same to the whole write set
         self.first = -1  # the position at which readers of that announcement wait first
-        self._hope = 0  # announcements to the first bookie that may still find nobody
-        self._hope_elsewhere = 0  # to another bookie
+        self._left = 0  # announcements to the first bookie that may still find no reader
+        self._elsewhere_left = 0  # to another bookie
         self._unanswered = 0
 
     @property
     def has_readers(self) -> bool:
         """Report whether readers are taken to wait, and bookies answer."""
-        return (self._hope > 0 or self._hope_elsewhere > 0) and self._unanswered < UNANSWERED_MAX
+        return (self._left > 0 or self._elsewhere_left > 0) and self._unanswered < UNANSWERED_MAX
 
     def is_news(self, last_add_confirmed: int, carried: int) -> bool:
-        """Report whether nobody was told this LAC. `carried`: the LAC in the newest entry that was sent."""
+        """Report whether no bookie was told this LAC. `carried`: the LAC in the newest entry that was sent."""
         return last_add_confirmed > max(self._told, carried)
 
     def at_once(self, last_add_confirmed: int, carried: int, ensemble_size: int, write_quorum: int) -> Sequence[int]:
@@ -49,7 +49,7 @@ class Announcements:
         if not self.is_news(last_add_confirmed, carried):
             return ()
         self._tell_first(last_add_confirmed, carried, ensemble_size)
-        if not self._hope_elsewhere:
+        if not self._elsewhere_left:
             return (self.first,)
         return (self.first, *self._others(last_add_confirmed, ensemble_size, write_quorum))
 
@@ -79,6 +79,6 @@ class Announcements:
         """Record an answer, or a failure, which found no readers. `is_first`: the bookie that readers ask first."""
         self._unanswered -= 1
         if is_first:
-            self._hope = VAIN_MAX if has_readers else max(0, self._hope - 1)
+            self._left = MISSES_MAX if has_readers else max(0, self._left - 1)
         else:
-            self._hope_elsewhere = VAIN_MAX if has_readers else max(0, self._hope_elsewhere - 1)
+            self._elsewhere_left = MISSES_MAX if has_readers else max(0, self._elsewhere_left - 1)

@@ -284,8 +284,8 @@ class StoreWrites(StoreAccess):
     def write_lac(self, ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done) -> None:
         """Store an explicit LAC, which replaces the previous one. Creates an unknown ledger; accepts fenced ledgers.
 
-        Waiting readers are woken at once. The record is written with others, or after `journal.PATIENCE_S`: nobody
-        waits for it, and so it costs no sync of its own between adds.
+        Waiting readers are woken at once. The record shares the journal's next group, or is written alone after
+        `journal.PATIENCE_S`, so it costs no sync of its own between adds.
 
         `last_add_confirmed`: the LAC in `body`. Raises: Unauthorized, BookieReadOnly, InvalidArgument, StorageError.
         """

@@ -8,7 +8,7 @@ from tests.fakes.pool import Stage, on_stage
 
 from bookies.client.write import LedgerWriter
 from bookies.client.write.lac_announcer import AT_ONCE, AT_ONCE_BUSY, CROWD, MOMENT_S, STEP_S, LacAnnouncer
-from bookies.protocol.ledger.announcement import VAIN_MAX
+from bookies.protocol.ledger.announcement import MISSES_MAX
 
 INTERVAL_S = 0.2
 
@@ -159,8 +159,8 @@ async def test_a_writer_announces_at_once_while_readers_wait(stage: Stage) -> No
     assert await _append(stage, ledger) == [("c", 2)]
     assert await _append(stage, ledger) == [("a", 3)]
     _readers(stage, False, "a", "b", "c")
-    found = [await _append(stage, ledger) for _ in range(VAIN_MAX + 3)]
-    assert found[: VAIN_MAX + 1] == [[("bca"[number % 3], 4 + number)] for number in range(VAIN_MAX)] + [[]]
+    found = [await _append(stage, ledger) for _ in range(MISSES_MAX + 3)]
+    assert found[: MISSES_MAX + 1] == [[("bca"[number % 3], 4 + number)] for number in range(MISSES_MAX)] + [[]]
     await ledger.seal()
     await ledger.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bookies.protocol.ledger.announcement import UNANSWERED_MAX, VAIN_MAX, Announcements
+from bookies.protocol.ledger.announcement import MISSES_MAX, UNANSWERED_MAX, Announcements
 
 
 def told(rule: Announcements, *, is_first: bool = True, has_readers: bool) -> None:
@@ -53,7 +53,7 @@ def test_readers_are_known_by_answers_until_many_in_a_row_found_nobody() -> None
     told(rule, has_readers=False)
     assert not rule.has_readers
     told(rule, has_readers=True)
-    for _ in range(VAIN_MAX - 1):
+    for _ in range(MISSES_MAX - 1):
         told(rule, has_readers=False)
     assert rule.has_readers
     told(rule, has_readers=False)
@@ -66,7 +66,7 @@ def test_readers_that_wait_elsewhere_have_everybody_told_at_once() -> None:
     assert rule.has_readers
     assert rule.at_once(4, 3, 3, 3) == (1, 2, 0)
     assert rule.when_idle(4, 3, 3, 3) == ()
-    for _ in range(VAIN_MAX):
+    for _ in range(MISSES_MAX):
         assert rule.has_readers
         told(rule, is_first=False, has_readers=False)
     assert not rule.has_readers
