@@ -608,7 +608,7 @@ def test_anybody_may_truncate_while_somebody_leads() -> None:
             await writer.append(b"new")
         assert await payloads(log) == [b"4b", b"4c", b"new"]
 
-    with_log(act)
+    with_log(act, explicit_lac_interval_ms=0)
 
 
 def test_a_tail_that_is_overtaken_by_a_truncation_says_so() -> None:
