@@ -186,13 +186,19 @@ class Reads:
         """Wait until the LAC passes `previous_lac`, the ledger is fenced, or the time is up. Source: wire-protocol 5.7.
 
         Without `wants_piggyback` it continues as a plain read. With it the answer contains the next entry when the
-        LAC confirms it and this bookie has it, and entry id -1 otherwise.
+        LAC confirms it and this bookie has it, and entry id -1 otherwise. It also waits for a ledger to become known:
+        its reader may be here before the first entry.
         """
         if request.wants_piggyback and request.entry_id != LAST_ENTRY:
             connection.respond(_failed(request, Status.BAD_REQUEST))
             return
         updated_ms: int | None = None
-        last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
+        try:
+            last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
+        except LedgerUnknownToBookie:
+            if request.timeout_ms is None or previous_lac < -1:
+                raise
+            last_add_confirmed = -1
         if request.timeout_ms is not None and last_add_confirmed <= previous_lac:
             if self.long_polls >= LONG_POLLS_MAX:
                 raise BookieBusy("too many clients wait for new entries", ledger_id=request.ledger_id)
