@@ -106,7 +106,7 @@ v3_requests: st.SearchStrategy[Any] = st.one_of(
     add_batches(3),
     read_requests(3),
     st.builds(AuthRequest, three, txn_ids, st.text(max_size=5), data),
-    st.builds(WriteLacRequest, three, txn_ids, i64, i64, data, data),
+    st.builds(WriteLacRequest, three, txn_ids, i64, i64, data, data, st.booleans()),
     st.builds(ReadLacRequest, three, txn_ids, i64),
     st.builds(GetBookieInfoRequest, three, txn_ids, i64),
     st.builds(ForceLedgerRequest, three, txn_ids, i64),

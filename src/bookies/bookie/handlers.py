@@ -198,11 +198,12 @@ class Handlers:
         """Store an explicit LAC. A fence does not prevent it; ledger and LAC are those in the body. Source:
         wire-protocol 5.8.
 
-        The answer tells the writer whether readers wait, so that it knows whether to announce its next LAC at once.
+        If the writer asks, the answer tells whether readers wait, so that it knows whether to announce its next LAC at
+        once.
         """
 
         finished = self._finishing(self._served.lac_writes if self._served else None)
-        has_readers = self.reads.has_waiting(request.ledger_id)
+        has_readers = self.reads.has_waiting(request.ledger_id) if request.asks_readers else None
 
         def answer(status: Status) -> None:
             finished(status)

@@ -158,7 +158,8 @@ def _request_of(values: Values) -> Request:
             wants_piggyback=fields.get("flag") == schema.READ_FLAG_PIGGYBACK,
         )
     if operation is Operation.WRITE_LAC:
-        return WriteLacRequest(VERSION, txn_id, fields["ledgerId"], fields["lac"], fields["masterKey"], fields["body"])
+        about = fields["ledgerId"], fields["lac"], fields["masterKey"], fields["body"]
+        return WriteLacRequest(VERSION, txn_id, *about, asks_readers=bool(fields.get("asksReaders")))
     if operation is Operation.GET_BOOKIE_INFO:
         return GetBookieInfoRequest(VERSION, txn_id, fields.get("requested", 0))
     return _LEDGER_REQUESTS[operation](VERSION, txn_id, fields["ledgerId"])
@@ -199,6 +200,7 @@ def _fields_of_request(request: Request) -> tuple[Operation, Values]:
                 "lac": request.last_add_confirmed,
                 "masterKey": request.master_key,
                 "body": request.body,
+                "asksReaders": True if request.asks_readers else None,
             }
         case GetBookieInfoRequest():
             return Operation.GET_BOOKIE_INFO, {"requested": request.requested}

@@ -360,12 +360,14 @@ class BookiePool:
     def start_write_lac(
         self, bookie: BookieId, ledger_id: int, last_add_confirmed: int, master_key: bytes, body: bytes
     ) -> asyncio.Future[Outcome]:
-        """Store an explicit last add confirmed. `body`: from `wire.digest.package_lac`."""
-        return self._start_v3(
-            bookie,
-            lambda txn_id: WriteLacRequest(v3.VERSION, txn_id, ledger_id, last_add_confirmed, master_key, body),
-            None,
-        )
+        """Store an explicit last add confirmed, and ask whether readers wait. `body`: from `digest.package_lac`."""
+
+        def request(txn_id: int) -> Request:
+            return WriteLacRequest(
+                v3.VERSION, txn_id, ledger_id, last_add_confirmed, master_key, body, asks_readers=True
+            )
+
+        return self._start_v3(bookie, request, None)
 
     async def write_lac(
         self, bookie: BookieId, ledger_id: int, last_add_confirmed: int, master_key: bytes, body: bytes
