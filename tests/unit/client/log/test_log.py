@@ -442,6 +442,7 @@ def test_a_tail_follows_from_ledger_to_ledger_and_from_leader_to_leader() -> Non
         async with log.lead() as writer:
             await writer.append(b"a")
             await early.wait_for(b"a")
+            await asyncio.sleep(1)  # Every bookie is told.
             late = Tail((await world.client()).log("orders"))
             again = Tail((await world.client()).log("orders"), Position(0, 0))
             await asyncio.sleep(1)
