@@ -342,7 +342,7 @@ class ClientConfig:
         True, "use the digest named in a ledger's metadata; false: requesting another one is an error"
     )
     explicit_lac_interval_ms: int = setting(
-        200, "an idle writer publishes its last entry to readers after this time; 0: never", low=0
+        200, "an idle writer announces its last entry after this time (at once where readers wait); 0: never", low=0
     )
     ensemble_changes_max: int = setting(1_000_000, "ensemble changes per ledger handle; after that appends fail", low=0)
     ensemble_changes_allowed: bool = setting(True, "replace failed bookies; false: keep sending entries to them")

@@ -98,7 +98,8 @@ class FakeBookie:
             ledger = self.ledgers.setdefault(request.ledger_id, FakeLedger(request.master_key))
             ledger.lac_body = request.body
             ledger.last_add_confirmed = max(ledger.last_add_confirmed, request.last_add_confirmed)
-            return WriteLacResponse(3, request.txn_id, Status.OK, request.ledger_id)
+            has_readers = request.asks_readers and any(poll.ledger_id == request.ledger_id for _, poll in self._polls)
+            return WriteLacResponse(3, request.txn_id, Status.OK, request.ledger_id, has_readers)
         if isinstance(request, ForceLedgerRequest):
             return ForceLedgerResponse(3, request.txn_id, Status.OK, request.ledger_id)
         if isinstance(request, GetBookieInfoRequest):

@@ -40,7 +40,7 @@ from bookies.protocol.placement.candidates import Candidates
 from bookies.protocol.placement.topology import parse_fault_domains
 from bookies.runtime.ports import Runtime
 from bookies.wire.digest import master_key, verify_entry
-from bookies.wire.messages import ReadResponse
+from bookies.wire.messages import ReadResponse, WriteLacResponse
 
 T = TypeVar("T")
 _HEADER = struct.Struct(">qqqq")
@@ -59,6 +59,7 @@ class PoolBookie:
     is_held: bool = False
     is_limbo: bool = False
     ended_count: int = 0  # of its connections
+    has_readers: bool | None = False  # what it answers to an announcement
     refuses_adds: type[errors.BookKeeperError] | None = None
     bad_reads: dict[int, type[errors.BookKeeperError]] = field(default_factory=dict)  # by entry
     on_request: Callable[[str, int], None] | None = None
@@ -110,6 +111,7 @@ class FakePool:
         self.has_batch_reads = has_batch_reads
         self.log: list[tuple[str, str, list[int]]] = []
         self.batches: dict[tuple[str, int], list[int]] = {}  # sizes of what was added, by bookie and ledger
+        self.announced: list[tuple[str, int]] = []  # bookie, last add confirmed
         self.is_closed = False
         self.connection_count = 0
         self.counts = ClientCounts()
@@ -179,6 +181,27 @@ class FakePool:
         if peer.on_request:
             peer.on_request(kind, entry_ids[0])
         self._loop.call_soon(serve)
+
+    def start_write_lac(
+        self, bookie: BookieId, ledger_id: int, last_add_confirmed: int, master_key: bytes, body: bytes
+    ) -> asyncio.Future[Any]:
+        assert int.from_bytes(body[8:16], "big") == last_add_confirmed
+        if self.is_closed:
+            raise errors.ClientClosed()
+        self.announced.append((bookie, last_add_confirmed))
+        peer = self.bookies[bookie]
+        answer = self._loop.create_future()
+        if peer.is_down:
+            answer.set_result(errors.BookieUnreachable("down", bookie=bookie))
+        elif not peer.is_silent:
+            answer.set_result(WriteLacResponse(3, 0, Status.OK, ledger_id, peer.has_readers))
+        return answer
+
+    def check(self, bookie: BookieId, outcome: Any, response_type: type[T]) -> T:
+        if isinstance(outcome, errors.BookKeeperError):
+            raise outcome
+        assert isinstance(outcome, response_type)
+        return outcome
 
     async def force(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> None:
         self.log.append(("force", bookie, []))

@@ -28,6 +28,7 @@ from bookies.client.read import reader_state
 from bookies.client.repair import bookie_recovery, recovery, replica_tools, replication
 from bookies.client.transport.open_ledgers import NOT_ESTABLISHED, OpenLedgers, OpenProof
 from bookies.client.write import LedgerWriter, adds, writer
+from bookies.client.write.announcements import LedgerAnnouncements
 from bookies.client.write.send_scheduler import FifoLock
 from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
 from bookies.lab.sim.run import Result, simulate
@@ -339,6 +340,17 @@ def _(patch: Patch) -> None:
 @mutant("a force counts what a bookie had acknowledged before it came back", "X-53", profile="deferred")
 def _(patch: Patch) -> None:
     patch.setattr(adds.Unforced, "lost_connection", lambda self: None)
+
+
+@mutant("an announcement does not wait for the force", profile="deferred")
+def _(patch: Patch) -> None:
+    patch.setattr(LedgerAnnouncements, "last_add_confirmed", property(lambda self: self._ledger.pipeline.head))
+
+
+@mutant("an announcement does not wait for the ack quorum", profile="reads")
+def _(patch: Patch) -> None:
+    sent = property(lambda self: self._ledger.pipeline.last_add_pushed)
+    patch.setattr(LedgerAnnouncements, "last_add_confirmed", sent)
 
 
 @mutant("an explicit close at what was not forced", "unforced", profile="deferred")

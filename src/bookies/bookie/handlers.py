@@ -196,13 +196,20 @@ class Handlers:
 
     def _write_lac(self, connection: Connection, request: WriteLacRequest) -> None:
         """Store an explicit LAC. A fence does not prevent it; ledger and LAC are those in the body. Source:
-        wire-protocol 5.8."""
+        wire-protocol 5.8.
+
+        If the writer asks, the answer tells whether readers wait, so that it knows whether to announce its next LAC at
+        once.
+        """
 
         finished = self._finishing(self._served.lac_writes if self._served else None)
+        has_readers = self.reads.has_waiting(request.ledger_id) if request.asks_readers else None
 
         def answer(status: Status) -> None:
             finished(status)
-            connection.respond(WriteLacResponse(request.version, request.txn_id, status, request.ledger_id))
+            connection.respond(
+                WriteLacResponse(request.version, request.txn_id, status, request.ledger_id, has_readers)
+            )
 
         if not self._state.may_write_lac():
             answer(Status.READ_ONLY)

@@ -52,7 +52,8 @@ class Reads:
         self._clock = clock
         self._events = events
         self._batch_read_size_max = min(config.batch_read_size_max, config.frame_size_max)
-        self.long_polls = 0  # reads that wait
+        self._waiting: dict[int, int] = {}  # reads that wait, of each ledger that has any
+        self.long_polls = 0  # the same of all ledgers
 
     def read(self, connection: Connection, request: ReadRequest) -> None:
         """Read a single entry: plain, fencing or long poll. Source: wire-protocol 5.5 to 5.7."""
@@ -185,21 +186,27 @@ class Reads:
         """Wait until the LAC passes `previous_lac`, the ledger is fenced, or the time is up. Source: wire-protocol 5.7.
 
         Without `wants_piggyback` it continues as a plain read. With it the answer contains the next entry when the
-        LAC confirms it and this bookie has it, and entry id -1 otherwise.
+        LAC confirms it and this bookie has it, and entry id -1 otherwise. It also waits for a ledger to become known:
+        its reader may be here before the first entry.
         """
         if request.wants_piggyback and request.entry_id != LAST_ENTRY:
             connection.respond(_failed(request, Status.BAD_REQUEST))
             return
         updated_ms: int | None = None
-        last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
+        try:
+            last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
+        except LedgerUnknownToBookie:
+            if request.timeout_ms is None or previous_lac < -1:
+                raise
+            last_add_confirmed = -1
         if request.timeout_ms is not None and last_add_confirmed <= previous_lac:
             if self.long_polls >= LONG_POLLS_MAX:
                 raise BookieBusy("too many clients wait for new entries", ledger_id=request.ledger_id)
-            self.long_polls += 1
+            self._count_waiting(request.ledger_id, 1)
             try:
                 woken_ms = await self._wait_lac(request.ledger_id, previous_lac, request.timeout_ms)
             finally:
-                self.long_polls -= 1
+                self._count_waiting(request.ledger_id, -1)
             last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
             if last_add_confirmed > previous_lac:
                 updated_ms = woken_ms
@@ -219,6 +226,18 @@ class Reads:
                 pass  # Striped: another bookie has it. The new LAC alone is an answer.
         self._count_size(size)
         connection.respond(response, size)
+
+    def has_waiting(self, ledger_id: int) -> bool:
+        """Report whether reads wait for news of this ledger."""
+        return ledger_id in self._waiting
+
+    def _count_waiting(self, ledger_id: int, change: int) -> None:
+        self.long_polls += change
+        count = self._waiting.get(ledger_id, 0) + change
+        if count:
+            self._waiting[ledger_id] = count
+        else:
+            del self._waiting[ledger_id]
 
     async def _wait_lac(self, ledger_id: int, previous_lac: int, timeout_ms: int) -> int | None:
         """Return when (wall clock) the store reported a change, None if the time was up first."""

@@ -37,7 +37,6 @@ from bookies.client.turns.lease import ELECTIONS, LOCKS, TTL_S, Contest, Electio
 from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
 from bookies.client.write.write_context import WriteContext
-from bookies.client.write.writer import Announce
 from bookies.config import ClientConfig, validate
 from bookies.errors import (
     ClientClosed,
@@ -55,7 +54,6 @@ from bookies.protocol.ledger.offload import is_given_up
 from bookies.protocol.log.log_model import check_log_name
 from bookies.runtime.activities import LoopLag
 from bookies.runtime.ports import Runtime, Worker
-from bookies.wire.digest import master_key, package_lac
 
 CREATE_ATTEMPTS_MAX = 100  # ids from the store that are already in use; more means that the id store is broken
 TOKEN_BITS = 63
@@ -214,7 +212,6 @@ class Client:
                 record,
                 rules_of(self.config, domains=self._locations.domains, is_deferred_sync=deferred_sync),
                 password,
-                self._announcing(record.metadata, password),
                 point,
             )
             writer.allow_ensemble_changes(self._allows_changes)
@@ -500,17 +497,6 @@ class Client:
             writer.allow_ensemble_changes(allowed)
 
     # -- parts ---------------------------------------------------------------------------------------------------
-    def _announcing(self, metadata: LedgerMetadata, password: bytes) -> Announce:
-        """Return the function that sends a ledger's last add confirmed to a bookie."""
-        keys = keys_of(metadata, password)
-        key = master_key(password)
-
-        async def announce(bookie: BookieId, last_add_confirmed: int) -> None:
-            body = package_lac(keys.digest_type, keys.mac_key, metadata.ledger_id, last_add_confirmed)
-            await self._pool.write_lac(bookie, metadata.ledger_id, last_add_confirmed, key, body)
-
-        return announce
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClientClosed("the client is closed: connect again")

@@ -91,7 +91,10 @@ class AuthRequest(Struct):
 
 
 class WriteLacRequest(Struct):
-    """Explicit LAC. `body` is the LAC packet (wire-protocol 4.5); its ledger and LAC are the ones that count."""
+    """Explicit LAC. `body` is the LAC packet (wire-protocol 4.5); its ledger and LAC are the ones that count.
+
+    `asks_readers`: the answer is to tell whether readers wait for news of the ledger; bookies of Apache's do not.
+    """
 
     version: int
     txn_id: int
@@ -99,6 +102,7 @@ class WriteLacRequest(Struct):
     last_add_confirmed: int
     master_key: bytes
     body: bytes
+    asks_readers: bool = False
 
 
 class ReadLacRequest(Struct):
@@ -206,10 +210,13 @@ class AuthResponse(Struct):
 
 
 class WriteLacResponse(Struct):
+    """`has_readers`: whether readers waited for news of the ledger; None: not asked, or a bookie of Apache's."""
+
     version: int
     txn_id: int
     status: Status
     ledger_id: int
+    has_readers: bool | None = None
 
 
 class ReadLacResponse(Struct):

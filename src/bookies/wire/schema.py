@@ -85,6 +85,7 @@ WRITE_LAC_REQUEST = Message(
     Field(2, "lac", Kind.INT64, required=True),
     Field(3, "masterKey", Kind.BYTES, required=True),
     Field(4, "body", Kind.BYTES, required=True),
+    Field(100, "asksReaders", Kind.INT32),  # ours, as the response's: Apache's skip both
 )
 LEDGER_REQUEST = Message(_ledger(1))
 GET_BOOKIE_INFO_REQUEST = Message(Field(1, "requested", Kind.INT64))
@@ -113,6 +114,7 @@ READ_RESPONSE = Message(
 )
 ADD_RESPONSE = Message(_STATUS, _ledger(2), Field(3, "entryId", Kind.INT64, required=True))
 LEDGER_RESPONSE = Message(_STATUS, _ledger(2))
+WRITE_LAC_RESPONSE = Message(_STATUS, _ledger(2), Field(100, "hasReaders", Kind.INT32))
 READ_LAC_RESPONSE = Message(_STATUS, _ledger(2), Field(3, "lacBody", Kind.BYTES), Field(4, "lastEntryBody", Kind.BYTES))
 GET_BOOKIE_INFO_RESPONSE = Message(
     _STATUS, Field(2, "totalDiskCapacity", Kind.INT64), Field(3, "freeDiskSpace", Kind.INT64)
@@ -125,7 +127,7 @@ RESPONSE = Message(
     Field(100, "readResponse", Kind.MESSAGE, READ_RESPONSE),
     Field(101, "addResponse", Kind.MESSAGE, ADD_RESPONSE),
     Field(102, "authResponse", Kind.MESSAGE, AUTH_MESSAGE),
-    Field(103, "writeLacResponse", Kind.MESSAGE, LEDGER_RESPONSE),
+    Field(103, "writeLacResponse", Kind.MESSAGE, WRITE_LAC_RESPONSE),
     Field(104, "readLacResponse", Kind.MESSAGE, READ_LAC_RESPONSE),
     Field(105, "getBookieInfoResponse", Kind.MESSAGE, GET_BOOKIE_INFO_RESPONSE),
     Field(106, "startTLSResponse", Kind.MESSAGE, NO_FIELDS),

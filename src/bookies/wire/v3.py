@@ -158,7 +158,8 @@ def _request_of(values: Values) -> Request:
             wants_piggyback=fields.get("flag") == schema.READ_FLAG_PIGGYBACK,
         )
     if operation is Operation.WRITE_LAC:
-        return WriteLacRequest(VERSION, txn_id, fields["ledgerId"], fields["lac"], fields["masterKey"], fields["body"])
+        about = fields["ledgerId"], fields["lac"], fields["masterKey"], fields["body"]
+        return WriteLacRequest(VERSION, txn_id, *about, asks_readers=bool(fields.get("asksReaders")))
     if operation is Operation.GET_BOOKIE_INFO:
         return GetBookieInfoRequest(VERSION, txn_id, fields.get("requested", 0))
     return _LEDGER_REQUESTS[operation](VERSION, txn_id, fields["ledgerId"])
@@ -199,6 +200,7 @@ def _fields_of_request(request: Request) -> tuple[Operation, Values]:
                 "lac": request.last_add_confirmed,
                 "masterKey": request.master_key,
                 "body": request.body,
+                "asksReaders": True if request.asks_readers else None,
             }
         case GetBookieInfoRequest():
             return Operation.GET_BOOKIE_INFO, {"requested": request.requested}
@@ -305,7 +307,10 @@ def _response_of(operation: Operation, txn_id: int, status: Status, fields: Valu
         case Operation.AUTH:
             return AuthResponse(VERSION, txn_id, status, fields["authPluginName"], fields["payload"])
         case Operation.WRITE_LAC:
-            return WriteLacResponse(VERSION, txn_id, status, fields["ledgerId"])
+            has_readers = fields.get("hasReaders")
+            return WriteLacResponse(
+                VERSION, txn_id, status, fields["ledgerId"], None if has_readers is None else bool(has_readers)
+            )
         case Operation.READ_LAC:
             bodies = fields.get("lacBody"), fields.get("lastEntryBody")
             return ReadLacResponse(VERSION, txn_id, status, fields["ledgerId"], *bodies)
@@ -354,7 +359,7 @@ def _fields_of_response(response: Response) -> tuple[Operation, dict[str, Any] |
                 return Operation.AUTH, None
             return Operation.AUTH, {"authPluginName": response.plugin, "payload": response.payload}
         case WriteLacResponse():
-            return Operation.WRITE_LAC, {"ledgerId": response.ledger_id}
+            return Operation.WRITE_LAC, {"ledgerId": response.ledger_id, "hasReaders": response.has_readers}
         case ReadLacResponse():
             return Operation.READ_LAC, {
                 "ledgerId": response.ledger_id,

@@ -26,6 +26,7 @@ from bookies.wire.messages import (
     ReadRequest,
     ReadResponse,
     WriteLacRequest,
+    WriteLacResponse,
 )
 
 from .conftest import KEY, World, adds, package
@@ -42,9 +43,9 @@ def fencing_read(ledger_id: int, *, version: int = 2, key: bytes | None = KEY, e
     return ReadRequest(version, 5, ledger_id, entry_id, key, is_fencing=True)
 
 
-def write_lac(ledger_id: int, lac: int) -> WriteLacRequest:
+def write_lac(ledger_id: int, lac: int, *, asks_readers: bool = False) -> WriteLacRequest:
     body = digest.package_lac(DigestType.CRC32C, b"", ledger_id, lac)
-    return WriteLacRequest(3, 9, ledger_id, lac, KEY, body)
+    return WriteLacRequest(3, 9, ledger_id, lac, KEY, body, asks_readers)
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -237,6 +238,32 @@ def test_long_poll_brings_the_next_entry_when_the_lac_moves(world: World, is_wok
     world.run(body)
 
 
+def test_the_answer_to_an_explicit_lac_says_whether_readers_wait(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+        *readers, adder, writer = [await world.connect(server) for _ in range(4)]
+        await adder.add(adds(1, [0]))
+
+        async def announced(lac: int, ledger_id: int = 1, *, asks_readers: bool = True) -> bool | None:
+            answer = await writer.ask(write_lac(ledger_id, lac, asks_readers=asks_readers))
+            assert isinstance(answer, WriteLacResponse)
+            return answer.has_readers
+
+        assert await announced(0) is False
+        for reader in readers:
+            reader.send(long_poll(1, 0, 60_000))
+        await asyncio.sleep(1)
+        assert await announced(0) is True, "they go on waiting for entry 1"
+        assert await announced(0, asks_readers=False) is None, "Apache's writers get Apache's answer"
+        assert await announced(0, ledger_id=2) is False
+        assert await announced(1) is True
+        for reader in readers:
+            await reader.response("v3")
+        assert await announced(2) is False
+
+    world.run(body)
+
+
 def test_long_poll_ends_with_its_time_the_fence_or_at_once(world: World) -> None:
     async def body(world: World) -> None:
         server = await world.start()
@@ -262,11 +289,33 @@ def test_long_poll_ends_with_its_time_the_fence_or_at_once(world: World) -> None
         for timeout_ms in (None, 0, -5):
             answer = await reader.ask(long_poll(1, -1, timeout_ms))
             assert (answer.status, answer.entry_id) == (Status.OK, -1)
-        assert (await reader.ask(long_poll(8, -1))).status is Status.NO_LEDGER
+        for timeout_ms in (None, 0):
+            assert (await reader.ask(long_poll(8, -1, timeout_ms))).status is Status.NO_LEDGER
+        assert (await reader.ask(long_poll(8, -2, 60_000))).status is Status.NO_LEDGER
         assert (await reader.ask(long_poll(1, -1, entry_id=0))).status is Status.BAD_REQUEST
         plain = await reader.ask(long_poll(1, -2, entry_id=0, wants_piggyback=False))
         assert (plain.status, plain.entry_id) == (Status.OK, 0)
         assert loop.time() - began < 1
+
+    world.run(body)
+
+
+def test_long_poll_waits_for_a_ledger_to_become_known(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+        reader, adder, writer = [await world.connect(server) for _ in range(3)]
+        began = asyncio.get_running_loop().time()
+        assert (await reader.ask(long_poll(1, -1, 300))).status is Status.NO_LEDGER
+        assert 0.3 <= asyncio.get_running_loop().time() - began < 0.4
+        reader.send(long_poll(1, -1, 60_000))
+        await asyncio.sleep(1)
+        await adder.add(adds(1, [0]))
+        await asyncio.sleep(1)
+        assert not reader.frames, "entry 0 is not confirmed"
+        await writer.ask(write_lac(1, 0))
+        answer = await reader.response("v3")
+        assert isinstance(answer, ReadResponse)
+        assert (answer.status, answer.entry_id, answer.max_lac) == (Status.OK, 0, 0)
 
     world.run(body)
 

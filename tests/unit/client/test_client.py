@@ -74,7 +74,7 @@ async def test_ledgers_and_logs_that_are_over_leave_no_objects(world: World) -> 
                 bookie.requests.clear()
         await asyncio.sleep(60)  # Timers and time-outs are over.
 
-    await live(5)
+    await live(10)  # All connections exist.
     before = objects_left()
     await live(40)
     assert not objects_left() - before

@@ -533,3 +533,20 @@ async def test_a_ledger_in_recovery_opens_as_far_as_it_is_confirmed(world: World
     assert (reader.last_add_confirmed, reader.is_sealed) == (3, False)
     assert [entry.payload async for entry in reader.read()] == [b"0", b"1", b"2", b"3"]
     await writer.close()
+
+
+@in_world()
+async def test_a_tail_of_a_ledger_that_no_bookie_knows_yet_asks_again_at_once(world: World) -> None:
+    """Bookies delay such an answer; a tail that paused as well would be late for the first entry."""
+    store = await world.client()
+    writer = await store.create(ensemble=3)
+    reader = await store.open(writer.ledger_id)
+    for bookie in world.bookies.values():
+        bookie.delay_s = lambda request: 0.5 if isinstance(request, ReadRequest) and request.previous_lac == -1 else 0
+    following = asyncio.ensure_future(anext(reader.tail(first=0)))
+    await asyncio.sleep(20)
+    assert len(polls(world)) >= 50, "three in a second"
+    await writer.append(b"first")
+    assert (await following).payload == b"first"
+    await reader.close()
+    await writer.close()

@@ -52,12 +52,16 @@ class TailSource:
             if batch is None and state.is_sealed:
                 return None
             if batch is None:
+                begun = asyncio.get_running_loop().time()
                 try:
                     batch = await self._awaited()
                 except (ClientClosed, Unauthorized):
                     raise
                 except BookKeeperError as error:
-                    await self._pause(error)
+                    if isinstance(error, NEGATIVE) and asyncio.get_running_loop().time() - begun >= IDLE_ROUND_S:
+                        state.mark_stale()  # No entry was written yet, and the bookies have delayed their answers.
+                    else:
+                        await self._pause(error)
                     continue
             self._failures = 0
             if batch is not None:

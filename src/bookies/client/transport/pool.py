@@ -357,22 +357,23 @@ class BookiePool:
         return self.check(bookie, await future, ReadResponse, ledger_id, previous_lac + 1)
 
     # -- other requests: always v3 -------------------------------------------------------------------------------------
+    def start_write_lac(
+        self, bookie: BookieId, ledger_id: int, last_add_confirmed: int, master_key: bytes, body: bytes
+    ) -> asyncio.Future[Outcome]:
+        """Store an explicit last add confirmed, and ask whether readers wait. `body`: from `digest.package_lac`."""
+
+        def request(txn_id: int) -> Request:
+            return WriteLacRequest(
+                v3.VERSION, txn_id, ledger_id, last_add_confirmed, master_key, body, asks_readers=True
+            )
+
+        return self._start_v3(bookie, request, None)
+
     async def write_lac(
-        self,
-        bookie: BookieId,
-        ledger_id: int,
-        last_add_confirmed: int,
-        master_key: bytes,
-        body: bytes,
-        *,
-        timeout_ms: int | None = None,
+        self, bookie: BookieId, ledger_id: int, last_add_confirmed: int, master_key: bytes, body: bytes
     ) -> None:
-        """Store an explicit last add confirmed. `body`: from `wire.digest.package_lac`."""
-        outcome = await self._start_v3(
-            bookie,
-            lambda txn_id: WriteLacRequest(v3.VERSION, txn_id, ledger_id, last_add_confirmed, master_key, body),
-            timeout_ms,
-        )
+        """Store an explicit last add confirmed and check the response (see `start_write_lac`)."""
+        outcome = await self.start_write_lac(bookie, ledger_id, last_add_confirmed, master_key, body)
         self.check(bookie, outcome, WriteLacResponse, ledger_id, is_write=True)
 
     def start_read_lac(

@@ -17,23 +17,27 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.client_latency import ClientLatency
 from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
+from bookies.client.transport.unanswered import Outcome
 from bookies.errors import BookieBusy, BookKeeperError, ClientClosed, NotEnoughBookies
 from bookies.kernels import pack_add_frames
 from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata
 from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.add import ChangeEnsemble, CloseLedger, Confirmed, Effects, Failed, RetryLater, Send
 from bookies.protocol.pacing.busy_backoff import delay_s, maybe_delay_s
-from bookies.wire.digest import mac_key, master_key
+from bookies.wire.digest import mac_key, master_key, package_lac
 from bookies.wire.v2 import add_head
 
 FRAME_OVERHEAD = 60  # bytes of a frame that are neither digest nor payload: length word, packet header, key, header
 _LENGTH_OFFSET = 52  # of the accumulated length in a frame
 _I64 = struct.Struct(">q")
+
+
+R = TypeVar("R")
 
 
 class AddPool(Protocol):
@@ -54,6 +58,12 @@ class AddPool(Protocol):
     ) -> None: ...
 
     async def force(self, bookie: BookieId, ledger_id: int) -> None: ...
+
+    def start_write_lac(
+        self, bookie: BookieId, ledger_id: int, last_add_confirmed: int, master_key: bytes, body: bytes
+    ) -> asyncio.Future[Outcome]: ...
+
+    def check(self, bookie: BookieId, outcome: Outcome, response_type: type[R]) -> R: ...
 
     def ended_count(self, bookie: BookieId) -> int: ...
 
@@ -179,7 +189,8 @@ class LedgerFrames:
         self.ledger_id = ledger_id
         self._digest_type = digest_type
         self._mac_key = mac_key(password)
-        self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
+        self.master_key = master_key(password)
+        self._head = add_head(self.master_key, is_recovery=is_recovery, is_high_priority=is_recovery)
 
     def pack(self, first: int, last_add_confirmed: int, payloads: Sequence[bytes]) -> bytes:
         """Return the frames of entries from `first` on, which are kept too."""
@@ -196,6 +207,10 @@ class LedgerFrames:
         )
         self.window.push(first, frames, starts)
         return frames
+
+    def lac_body(self, last_add_confirmed: int) -> bytes:
+        """Return the body of an explicit last add confirmed."""
+        return package_lac(self._digest_type, self._mac_key, self.ledger_id, last_add_confirmed)
 
 
 class AddReplica:

@@ -23,10 +23,9 @@ Source: client-protocol 2.3 to 2.13, 2.16, 2.21.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from types import TracebackType
@@ -36,6 +35,7 @@ from bookies.client.base.arguments import TimeLimit, seconds, switch
 from bookies.client.base.metadata_loop import MetadataLoop
 from bookies.client.transport.open_ledgers import AddOptions
 from bookies.client.write.adds import AddChannel, LedgerFrames, SendWindow, take_futures
+from bookies.client.write.announcements import LedgerAnnouncements
 from bookies.client.write.closing import LedgerCloser, OpenLedger
 from bookies.client.write.quorum_timeout import QuorumTimeout, deadline_of, force_everywhere
 from bookies.client.write.send_scheduler import FifoLock
@@ -58,12 +58,10 @@ from bookies.protocol.ledger import AddPipeline
 from bookies.protocol.ledger.add import AddRules, ChangeEnsemble, CloseLedger
 from bookies.protocol.ledger.ledger import change_needed, with_ensemble
 from bookies.protocol.placement.placement import changed_ensemble
-from bookies.protocol.quorums import write_set
 from bookies.runtime.tasks import Tasks
 
 T = TypeVar("T")
 Payload = bytes | bytearray | memoryview
-Announce = Callable[[BookieId, int], Awaitable[None]]  # sends a last add confirmed to a bookie
 BATCH_SIZE_MAX = 256 * 1024  # bytes packaged into one buffer: large enough to amortise, small enough to overlap
 HELD_MAX = 256  # entries that are queued at most while others are in flight
 V3_OVERHEAD = 96  # bytes that an add needs beyond its v2 frame when it is sent over v3
@@ -74,10 +72,10 @@ class LedgerWriter:
 
     # An instance with more than 30 attributes would have a dictionary of 1.5 KiB of its own, and slower access to them.
     __slots__ = (
-        "__weakref__", "_announced", "_announcer", "_batch_size_max", "_bookies", "_budget", "_channel", "_closer",
+        "__weakref__", "_announcements", "_announcer", "_batch_size_max", "_bookies", "_budget", "_channel", "_closer",
         "_counts", "_failed_bookie", "_final_length", "_forced_length", "_futures", "_is_held", "_latency", "_loop",
         "_overhead", "_payload_size_max", "_payloads", "_pipeline", "_pool", "_proof", "_queue_for_memory",
-        "_quorum_timeout", "_record", "_rules", "_scheduler", "_send_lac", "_tasks", "_timed_last", "_timed_s",
+        "_quorum_timeout", "_record", "_rules", "_scheduler", "_tasks", "_timed_last", "_timed_s",
         "_waiting",
     )  # fmt: skip
 
@@ -87,7 +85,6 @@ class LedgerWriter:
         versioned: Versioned,
         rules: AddRules,
         password: bytes,
-        announce: Announce | None = None,  # None: readers learn the last add confirmed from entries alone
         point: int = -1,  # connections when the request that found the ledger open began, see `OpenProof`
     ) -> None:
         config = context.config
@@ -109,23 +106,19 @@ class LedgerWriter:
         self._payloads: list[bytes] = []  # appends of this loop iteration, not packaged yet
         self._futures: list[asyncio.Future[int]] = []
         self._waiting: list[tuple[int, list[asyncio.Future[int]]]] = []  # first id, futures from it on
+        ledger = OpenLedger(self._record, self._pipeline, self._channel, self._tasks)
         self._closer = LedgerCloser(
-            self,
-            OpenLedger(self._record, self._pipeline, self._channel, self._tasks),
-            self._queue_for_memory,
-            self._flush,
-            is_deferred_sync=rules.is_deferred_sync,
+            self, ledger, self._queue_for_memory, self._flush, is_deferred_sync=rules.is_deferred_sync
         )
         self._scheduler = context.scheduler
         self._is_held = False  # queued entries wait for those in flight
-        self._send_lac = announce
         self._announcer = context.announcer
+        self._announcements = LedgerAnnouncements(self, ledger, self._closer, self._pool)
         self._counts = context.pool.counts
         self._latency = context.pool.latency
         self._timed_last = -1  # last entry of the batch that is being timed; -1: none
         self._timed_s = 0.0
         self._failed_bookie: BookieId | None = None  # while the timed batch was sent
-        self._announced = -1  # the last add confirmed that was announced explicitly
         self._final_length: int | None = None  # of the confirmed prefix, once a pending entry has failed
         self._forced_length = 0  # deferred sync: payload bytes up to the last add confirmed
         self._quorum_timeout = QuorumTimeout(config.add_quorum_timeout_ms / 1000, self._pipeline, self._channel)
@@ -321,8 +314,7 @@ class LedgerWriter:
             if target == self._pipeline.last_add_pushed:
                 self._channel.unforced.forced()
             self._forced_length = length
-            if self._send_lac is not None:
-                self._announcer.later(self)
+            self._announcer.confirmed(self._announcements)
         return self.last_add_confirmed
 
     def allow_ensemble_changes(self, allowed: bool) -> None:
@@ -539,8 +531,8 @@ class LedgerWriter:
         if (self._is_held or self._closer.has_waiters) and not self._pipeline.has_undelivered:
             self._closer.wake()
             self._resume()
-        if self._send_lac is not None:
-            self._announcer.later(self)
+        if not self._rules.is_deferred_sync:
+            self._announcer.confirmed(self._announcements)
 
     def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
         self._counts.entries_failed += last - first + 1
@@ -595,35 +587,6 @@ class LedgerWriter:
         if not self._closer.failed(error):
             self._channel.carry_out(self._pipeline.fail(error))
 
-    # -- explicit LAC (LacSource) ------------------------------------------------------------------------------
-
-    @property
-    def is_busy(self) -> bool:
-        """Report whether entries are in flight: they carry the last add confirmed to readers."""
-        return self._pipeline.pending_count > 0
-
-    def announce(self) -> bool:
-        """Send the last add confirmed to the bookies of the last entry, in the background; report if it was new."""
-        lac = self._pipeline.last_add_confirmed
-        if self._send_lac is None or not self._pipeline.is_open or self._closer.is_sealing:
-            return False
-        if lac <= max(self._announced, self._channel.piggybacked):
-            return False
-        self._announced = lac
-        ensemble = self._pipeline.ensemble
-        bookies = [ensemble[at] for at in write_set(lac, len(ensemble), self.metadata.write_quorum)]
-        self._tasks.start(self._announce(self._send_lac, lac, bookies), f"announce {self.ledger_id}/{lac}")
-        return True
-
-    async def _announce(self, announce: Announce, lac: int, bookies: Sequence[BookieId]) -> None:
-        """Send the last add confirmed, best effort.
-
-        Safety does not depend on it, and the next entry or the seal repeats it.
-        """
-        for bookie in bookies:
-            with contextlib.suppress(BookKeeperError):
-                await announce(bookie, lac)
-
     # -- ending --------------------------------------------------------------------------------------------------
 
     async def seal(self, *, force: bool = True, timeout: float | None = None) -> int:
@@ -646,7 +609,7 @@ class LedgerWriter:
         """
         self._closer.is_abandoned = True
         error = LedgerClosed("the writer was closed", ledger_id=self.ledger_id)
-        self._announcer.forget(self)
+        self._announcer.forget(self._announcements)
         self._quorum_timeout.stop()
         self._channel.carry_out(self._pipeline.abandon(error))
         self._flush()

@@ -284,6 +284,9 @@ class StoreWrites(StoreAccess):
     def write_lac(self, ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done) -> None:
         """Store an explicit LAC, which replaces the previous one. Creates an unknown ledger; accepts fenced ledgers.
 
+        Waiting readers are woken at once. The record shares the journal's next group, or is written alone after
+        `journal.PATIENCE_S`, so it costs no sync of its own between adds.
+
         `last_add_confirmed`: the LAC in `body`. Raises: Unauthorized, BookieReadOnly, InvalidArgument, StorageError.
         """
         self._open()
@@ -298,7 +301,7 @@ class StoreWrites(StoreAccess):
         ledger = self._authorized(ledger_id, master_key)
         self._open().index.set_explicit_lac(ledger, body)
         record = journal_format.pack_explicit_lac(ledger_id, body)
-        self._journal(ledger, record, len(record), done)
+        self._journal(ledger, record, len(record), done, is_patient=True)
         self._watchers.wake(ledger_id, last_add_confirmed)
 
     def force(self, ledger_id: int, done: Done) -> None:
@@ -339,7 +342,7 @@ class StoreWrites(StoreAccess):
         journals = self._open().journals
         return journals[ledger_id % len(journals)]
 
-    def _journal(self, ledger: Ledger, record: Buffer, size: int, done: Done) -> None:
+    def _journal(self, ledger: Ledger, record: Buffer, size: int, done: Done, *, is_patient: bool = False) -> None:
         """Queue a record that is already in the storage, after the ledger's key (F-7)."""
         buffers: tuple[Buffer, ...] = (record,)
         if ledger.due & KEY_DUE:
@@ -347,7 +350,8 @@ class StoreWrites(StoreAccess):
             key = journal_format.pack_ledger_key(ledger.ledger_id, ledger.header.master_key)
             buffers = (key, record)
             size += len(key)
-        self._journal_of(ledger.ledger_id).append(buffers, size, done)
+        journal = self._journal_of(ledger.ledger_id)
+        (journal.append_patiently if is_patient else journal.append)(buffers, size, done)
 
 
 def _ignore_size(size: int) -> None:

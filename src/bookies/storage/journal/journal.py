@@ -43,6 +43,7 @@ SMALL_GROUP = 64 << 10  # bytes
 SHARE_SIZE = 16 << 20  # bytes of recent groups over which the share of small groups is averaged
 SLOW_S = 1.0  # a group that takes longer is slow
 SLOW_OVER_S = 60.0  # a slow episode ends after this time without another slow group
+PATIENCE_S = 0.1  # a record that may wait for others is written alone after this time
 FIRST_PREPARED = 4 << 20  # bytes of zeros in the first file of a process, which must be ready at once
 
 
@@ -314,6 +315,8 @@ class Journal:
         self._oldest_s = 0.0  # when the first of the queue was queued
         self._started_s: float | None = None  # when the group in progress began
         self._wait_s = 0.0  # mean time in the queue of the group that is being written
+        self._patient: list[tuple[Sequence[Buffer], int, Done | None]] = []  # records that wait for others
+        self._patience: asyncio.TimerHandle | None = None  # until they are written alone
         self._is_scheduled = False
         self._is_open = False
         self._has_failed = False
@@ -352,8 +355,37 @@ class Journal:
         """
         if not self._queue:
             self._oldest_s = self._clock.monotonic()
+        if self._patient:
+            self._take_patient()
         self._queue.append((buffers, size, done))
         self.queued_size += size
+        self._schedule()
+
+    def append_patiently(self, buffers: Sequence[Buffer], size: int, done: Done) -> None:
+        """Queue records as `append` does, to be written with those of its next call, or alone after `PATIENCE_S`.
+
+        So they cost no group of their own while others come.
+        """
+        self._patient.append((buffers, size, done))
+        self.queued_size += size
+        if self._patience is None:
+            self._patience = asyncio.get_running_loop().call_later(PATIENCE_S, self._end_patience)
+
+    def _take_patient(self) -> None:
+        """Move the records that wait for others to the queue, in front of the one that comes."""
+        assert self._patience is not None
+        self._patience.cancel()
+        self._patience = None
+        self._queue.extend(self._patient)
+        self._patient.clear()
+
+    def _end_patience(self) -> None:
+        if not self._queue:
+            self._oldest_s = self._clock.monotonic()
+        self._take_patient()
+        self._schedule()
+
+    def _schedule(self) -> None:
         if not self._is_scheduled and self._is_open:
             self._is_scheduled = True
             # Deferred, so that records of the same iteration of the event loop join the group.
@@ -462,6 +494,8 @@ class Journal:
 
     async def wait_idle(self) -> None:
         """Wait until everything queued so far is durable or has failed."""
+        if self._patient:
+            self._end_patience()
         if self._is_scheduled:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(future)
@@ -493,5 +527,7 @@ class Journal:
         """Release the file and the worker. Queued records are not written."""
         self._is_open = False
         self._has_failed = True
+        if self._patience is not None:
+            self._patience.cancel()
         self._spares.close()
         run_last(self._worker, self._writer.close)

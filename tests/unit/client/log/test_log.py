@@ -442,6 +442,7 @@ def test_a_tail_follows_from_ledger_to_ledger_and_from_leader_to_leader() -> Non
         async with log.lead() as writer:
             await writer.append(b"a")
             await early.wait_for(b"a")
+            await asyncio.sleep(1)  # Every bookie is told.
             late = Tail((await world.client()).log("orders"))
             again = Tail((await world.client()).log("orders"), Position(0, 0))
             await asyncio.sleep(1)
@@ -608,7 +609,7 @@ def test_anybody_may_truncate_while_somebody_leads() -> None:
             await writer.append(b"new")
         assert await payloads(log) == [b"4b", b"4c", b"new"]
 
-    with_log(act)
+    with_log(act, explicit_lac_interval_ms=0)
 
 
 def test_a_tail_that_is_overtaken_by_a_truncation_says_so() -> None:

@@ -246,6 +246,7 @@ def test_an_append_that_waits_for_memory_compares_afterwards() -> None:
             with pytest.raises(WrongExpectedLast):
                 await conditional
             positions = await asyncio.gather(*large)
+            await writer._ledger.wait_writable()
             filling = asyncio.create_task(writer.append_many([bytes(20_000)] * 2))
             await asyncio.sleep(0)
             expected = Position(positions[-1].ledger_id, positions[-1].entry_id + 2)

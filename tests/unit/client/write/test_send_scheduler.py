@@ -1,4 +1,4 @@
-"""When writers send, and when they announce."""
+"""When writers send."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import asyncio
 from tests.fakes.pool import Stage, on_stage
 
 from bookies.client.write import LedgerWriter
-from bookies.client.write.lac_announcer import AT_ONCE, LacAnnouncer
 from bookies.client.write.send_scheduler import CROWD, SendScheduler
 from bookies.client.write.writer import HELD_MAX
 
@@ -86,48 +85,3 @@ async def test_what_is_held_is_bounded_sealed_and_refused(stage: Stage) -> None:
     assert await rest[-1] == HELD_MAX + 1
     for ledger in ledgers:
         await ledger.close()
-
-
-class _Writer:
-    """Counts what it is asked."""
-
-    def __init__(self, is_busy: bool = False) -> None:
-        self.is_busy = is_busy
-        self.at: list[float] = []
-
-    def announce(self) -> bool:
-        self.at.append(asyncio.get_running_loop().time())
-        return True
-
-
-@on_stage()
-async def test_idle_writers_announce_once_and_busy_ones_when_they_are_idle(stage: Stage) -> None:
-    announcer = LacAnnouncer(0.2)
-    idle, busy = _Writer(), _Writer(is_busy=True)
-    start = stage.loop.time()
-    for writer in (idle, busy, idle):
-        announcer.later(writer)
-    await asyncio.sleep(1)
-    busy.is_busy = False
-    await asyncio.sleep(1)
-    assert [round(at - start, 1) for at in idle.at] == [0.2]
-    assert [round(at - start, 1) for at in busy.at] == [1.2]
-    announcer.later(idle)
-    announcer.later(busy)
-    announcer.forget(idle)
-    announcer.stop()
-    announcer.later(idle)
-    await asyncio.sleep(1)
-    assert (len(idle.at), len(busy.at)) == (1, 1)
-
-
-@on_stage()
-async def test_many_announce_in_steps(stage: Stage) -> None:
-    announcer = LacAnnouncer(0.2)
-    writers = [_Writer() for _ in range(AT_ONCE * 3)]
-    for writer in writers:
-        announcer.later(writer)
-    await asyncio.sleep(0.21)
-    assert sum(len(writer.at) for writer in writers) == AT_ONCE
-    await asyncio.sleep(1)
-    assert all(len(writer.at) == 1 for writer in writers)

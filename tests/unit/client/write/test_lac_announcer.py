@@ -1,0 +1,218 @@
+"""When writers announce their last add confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.fakes.pool import Stage, on_stage
+
+from bookies.client.write import LedgerWriter
+from bookies.client.write.lac_announcer import AT_ONCE, AT_ONCE_BUSY, CROWD, MOMENT_S, STEP_S, LacAnnouncer
+from bookies.protocol.ledger.announcement import MISSES_MAX
+
+INTERVAL_S = 0.2
+
+
+class _Writer:
+    """Counts what it is asked. Entry `last` is confirmed, and readers were told `told`."""
+
+    def __init__(self, *, is_busy: bool = False, has_readers: bool = False) -> None:
+        self.is_busy = is_busy
+        self.has_readers = has_readers
+        self.last, self.told = 0, -1
+        self.has_queued = False
+        self.early: list[float] = []
+        self.late: list[float] = []
+
+    def news(self) -> int | None:
+        return None if self.has_queued or self.last <= self.told else self.last
+
+    def is_untold(self, last_add_confirmed: int) -> bool:
+        return last_add_confirmed > self.told
+
+    def at_once(self) -> bool:
+        self.told = self.last
+        self.early.append(asyncio.get_running_loop().time())
+        return True
+
+    def when_idle(self) -> bool:
+        self.told = self.last
+        self.late.append(asyncio.get_running_loop().time())
+        return True
+
+
+@on_stage()
+async def test_idle_writers_announce_once_and_busy_ones_when_they_are_idle(stage: Stage) -> None:
+    announcer = LacAnnouncer(INTERVAL_S)
+    idle, busy = _Writer(), _Writer(is_busy=True)
+    start = stage.loop.time()
+    for writer in (idle, busy, idle):
+        announcer.confirmed(writer)
+    await asyncio.sleep(1)
+    busy.is_busy = False
+    await asyncio.sleep(1)
+    assert (idle.early, [round(at - start, 1) for at in idle.late]) == ([start], [0.2])
+    assert [round(at - start, 1) for at in busy.late] == [1.2]
+    assert [round(at - start, 1) for at in busy.early] == [0.2, 0.4, 0.6, 0.8, 1.0], "to learn whether readers wait"
+    announcer.confirmed(idle)
+    announcer.confirmed(busy)
+    announcer.forget(idle)
+    announcer.stop()
+    announcer.confirmed(idle)
+    await asyncio.sleep(1)
+    assert (len(idle.early), len(idle.late), len(busy.late)) == (1, 1, 1)
+
+
+@on_stage()
+async def test_only_where_readers_wait_every_confirmation_is_announced(stage: Stage) -> None:
+    announcer = LacAnnouncer(INTERVAL_S)
+    writers = [_Writer(), _Writer(has_readers=True)]
+    for _ in range(5):
+        for writer in writers:
+            writer.last += 1
+            announcer.confirmed(writer)
+            announcer.confirmed(writer)
+        await stage.settle()
+    assert [len(writer.early) for writer in writers] == [1, 5]
+
+
+@on_stage()
+async def test_what_a_queued_entry_is_about_to_carry_is_not_announced(stage: Stage) -> None:
+    announcer = LacAnnouncer(INTERVAL_S)
+    writer = _Writer(has_readers=True)
+    announcer.confirmed(writer)
+    writer.has_queued = True
+    await stage.settle()
+    assert writer.early == []
+
+
+@on_stage()
+async def test_the_next_entry_of_a_busy_writer_gets_a_moment_to_carry_the_news(stage: Stage) -> None:
+    announcer = LacAnnouncer(INTERVAL_S)
+    lone, flowing, unread = [_Writer(is_busy=True, has_readers=readers) for readers in (True, True, False)]
+    start = stage.loop.time()
+    for writer in (lone, flowing, unread):
+        announcer.confirmed(writer)
+    await stage.settle()
+    lone.last = 1  # The moment counts from the first confirmation.
+    announcer.confirmed(lone)
+    flowing.told = 0
+    await asyncio.sleep(MOMENT_S)
+    assert lone.early == [start + MOMENT_S]
+    assert flowing.early == unread.early == []
+    announcer.confirmed(flowing)
+    flowing.last = 1
+    await stage.settle()
+    announcer.stop()
+    await asyncio.sleep(1)
+    assert flowing.early == []
+
+
+@on_stage()
+async def test_in_a_crowd_only_known_readers_are_told_at_once(stage: Stage) -> None:
+    announcer = LacAnnouncer(INTERVAL_S)
+    writers = [_Writer(has_readers=number == 3) for number in range(CROWD + 1)]
+    for writer in writers:
+        announcer.confirmed(writer)
+    await stage.settle()
+    assert [len(writer.early) for writer in writers] == [number == 3 for number in range(CROWD + 1)]
+
+
+@on_stage()
+async def test_many_announce_in_steps(stage: Stage) -> None:
+    announcer = LacAnnouncer(INTERVAL_S)
+    writers = [_Writer() for _ in range(AT_ONCE * 3)]
+    busy = [_Writer(is_busy=True) for _ in range(AT_ONCE)]
+    for writer in writers + busy:
+        announcer.confirmed(writer)
+    await asyncio.sleep(INTERVAL_S + STEP_S / 2)
+    assert sum(len(writer.late) for writer in writers) == AT_ONCE
+    await asyncio.sleep(STEP_S * 3)
+    assert all(len(writer.late) == 1 for writer in writers)
+    assert sum(len(writer.early) for writer in busy) == AT_ONCE_BUSY
+
+
+# -- with a writer -------------------------------------------------------------------------------------------------
+
+
+async def _append(stage: Stage, ledger: LedgerWriter) -> list[tuple[str, int]]:
+    """Append one entry; what is announced of it at once."""
+    before = len(stage.pool.announced)
+    await ledger.append(b"x")
+    await stage.settle()
+    return stage.pool.announced[before:]
+
+
+def _readers(stage: Stage, has_readers: bool | None, *names: str) -> None:
+    for name in names:
+        stage.pool[name].has_readers = has_readers
+
+
+@on_stage()
+async def test_a_writer_announces_at_once_while_readers_wait(stage: Stage) -> None:
+    ledger = await stage.create()
+    assert await _append(stage, ledger) == [("a", 0)], "nothing was confirmed before"
+    assert await _append(stage, ledger) == [], "nobody was there a moment ago"
+    await asyncio.sleep(1)
+    assert stage.pool.announced[1:] == [("b", 1), ("c", 1), ("a", 1)]
+    _readers(stage, True, "a", "b", "c")
+    assert await _append(stage, ledger) == [("c", 2)]
+    assert await _append(stage, ledger) == [("a", 3)]
+    _readers(stage, False, "a", "b", "c")
+    found = [await _append(stage, ledger) for _ in range(MISSES_MAX + 3)]
+    assert found[: MISSES_MAX + 1] == [[("bca"[number % 3], 4 + number)] for number in range(MISSES_MAX)] + [[]]
+    await ledger.seal()
+    await ledger.close()
+
+
+@on_stage()
+async def test_a_bookie_that_does_not_say_whether_readers_wait_is_told_everything(stage: Stage) -> None:
+    _readers(stage, None, "a", "b", "c")
+    ledger = await stage.create()
+    assert [await _append(stage, ledger) for _ in range(4)] == [[("abca"[number], number)] for number in range(4)]
+    await ledger.close()
+
+
+@on_stage()
+async def test_announcements_need_no_answer(stage: Stage) -> None:
+    """Bookies that are down, silent or cancelled, and a client that has closed, harm nothing."""
+    _readers(stage, True, "a", "b", "c")
+    ledger = await stage.create()
+    assert await _append(stage, ledger) == [("a", 0)]
+    stage.pool["b"].is_down = True
+    ledger._announcements._answered("a", True, _cancelled())  # type: ignore[arg-type]
+    assert ledger._announcements.at_once() is False
+    stage.pool.is_closed = True
+    ledger._announcer.confirmed(ledger._announcements)
+    await stage.settle()
+    assert stage.pool.announced == [("a", 0)]
+    await ledger.close()
+    assert ledger._announcements.when_idle() is False
+
+
+def _cancelled() -> asyncio.Future[object]:
+    answer = asyncio.get_running_loop().create_future()
+    answer.cancel()
+    return answer
+
+
+@on_stage()
+async def test_what_was_acknowledged_but_not_forced_is_not_announced(stage: Stage) -> None:
+    """I-13 with deferred sync."""
+    _readers(stage, True, "a", "b", "c")
+    ledger = await stage.create(deferred_sync=True)
+    assert await _append(stage, ledger) == []
+    await ledger.force()
+    await stage.settle()
+    assert stage.pool.announced == [("a", 0)]
+    await ledger.close()
+
+
+@on_stage(explicit_lac_interval_ms=0)
+async def test_announcements_can_be_switched_off(stage: Stage) -> None:
+    _readers(stage, True, "a", "b", "c")
+    ledger = await stage.create()
+    assert await _append(stage, ledger) == []
+    await asyncio.sleep(10)
+    assert stage.pool.announced == []
+    await ledger.close()
