@@ -29,7 +29,8 @@ from bookies.replication.base.recovery_switch import Switch
 from bookies.runtime.events import Events
 
 WRITTEN, CONSUMERS = 10, 2  # one of so many logs is written; consumers of a written log
-APPEND_S = 20.0  # between two appends to a log
+APPEND_S = 60.0  # between two appends to a log
+SETTLE_S = 20.0
 TTL_S = 60.0  # of consumers
 WINDOW_S = 60.0
 STARTS_MAX = 64  # logs and consumers that are started at a time
@@ -140,7 +141,7 @@ async def measured(uri: str, logs: int, window_s: float) -> None:
         load, began = Load(client, logs), time.monotonic()
         await load.start()
         starts_s = time.monotonic() - began
-        await asyncio.sleep(APPEND_S)
+        await asyncio.sleep(SETTLE_S)
         before, cpu_s, appended, began = counted(client), time.process_time(), load.appended, time.monotonic()
         await asyncio.sleep(window_s)
         seconds = time.monotonic() - began

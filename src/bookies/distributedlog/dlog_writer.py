@@ -297,11 +297,12 @@ class DlogWriter:
         """Return a payload as bytes. Raises `InvalidArgument`."""
         if not isinstance(payload, _BYTES):
             raise InvalidArgument(f"a payload is bytes, bytearray or memoryview, not {type(payload).__name__}")
+        data = bytes(payload)
         try:
-            check_record_size(len(payload))
+            check_record_size(len(data))
         except InvalidArgument as error:
             raise InvalidArgument(f"log {self.name}: {error.message}") from None
-        return bytes(payload)
+        return data
 
     def _next_txid(self, txid: int | None, count: int = 1) -> int:
         """Return the transaction id of the last of `count` records. `txid`: of the first; None: the next one."""
