@@ -42,11 +42,16 @@ class DirectWrites:
     def __init__(self, loop: asyncio.AbstractEventLoop, calls: tuple[int, int, int, int], context: int) -> None:
         self._loop = loop
         self._calls = calls
-        self._context = ctypes.c_ulong(context)
+        self._context = context
         self._blocks = ctypes.create_string_buffer(_CONTROL_BLOCK.size * DEPTH)
+        first = ctypes.addressof(self._blocks)
+        # A submission passes a list of pointers to control blocks: for each block a list of one.
+        self._lists = [ctypes.c_void_p(first + number * _CONTROL_BLOCK.size) for number in range(DEPTH)]
+        self._list_addresses = [ctypes.addressof(pointer) for pointer in self._lists]
         self._events = ctypes.create_string_buffer(_EVENT.size * DEPTH)
-        self._pointer = ctypes.c_void_p(0)
+        self._events_address = ctypes.addressof(self._events)
         self._no_time = (ctypes.c_long * 2)(0, 0)
+        self._no_time_address = ctypes.addressof(self._no_time)
         self._free = list(range(DEPTH))
         self._ended: dict[int, tuple[Ended, float, float]] = {}  # callback; when it began, when it was submitted
         self._blocking = 0  # submissions that waited for the device, minus those that did not
@@ -65,12 +70,12 @@ class DirectWrites:
         if calls is None or struct.calcsize("P") != 8:
             return None
         context = ctypes.c_ulong(0)
-        if _system_call(calls[_IO_SETUP], ctypes.c_uint(DEPTH), ctypes.byref(context)) < 0:
+        if _system_call(calls[_IO_SETUP], DEPTH, ctypes.addressof(context)) < 0:
             return None
         try:
             return cls(loop, calls, context.value)
         except (OSError, NotImplementedError):  # no descriptors left; a loop that cannot watch descriptors
-            _system_call(calls[_IO_DESTROY], context)
+            _system_call(calls[_IO_DESTROY], context.value)
             return None
 
     def submit(self, descriptor: int, address: int, size: int, offset: int, ended: Ended) -> bool:
@@ -82,13 +87,12 @@ class DirectWrites:
         if not self._free or not self._is_useful:
             return False
         number = self._free[-1]
-        at = number * _CONTROL_BLOCK.size
-        fields = number, 0, 0, _PWRITE, 0, descriptor, address, size, offset, 0, _REPORTS_TO_EVENTFD, self._eventfd
-        _CONTROL_BLOCK.pack_into(self._blocks, at, *fields)
-        self._pointer.value = ctypes.addressof(self._blocks) + at
-        one = ctypes.c_long(1)
+        at, to = number * _CONTROL_BLOCK.size, self._eventfd
+        _CONTROL_BLOCK.pack_into(
+            self._blocks, at, number, 0, 0, _PWRITE, 0, descriptor, address, size, offset, 0, _REPORTS_TO_EVENTFD, to
+        )
         begun = perf_counter()
-        if _system_call(self._calls[_IO_SUBMIT], self._context, one, ctypes.byref(self._pointer)) != 1:
+        if _system_call(self._calls[_IO_SUBMIT], self._context, 1, self._list_addresses[number]) != 1:
             return False
         self._free.pop()
         self._ended[number] = ended, begun, perf_counter()
@@ -112,32 +116,35 @@ class DirectWrites:
 
     def _take(self, *, is_waiting: bool = False) -> None:
         """Report finished writes; `is_waiting`: wait until there is one."""
-        least, most = ctypes.c_long(int(is_waiting)), ctypes.c_long(DEPTH)
-        timeout = None if is_waiting else self._no_time
-        count = _system_call(self._calls[_IO_GETEVENTS], self._context, least, most, self._events, timeout)
+        timeout = 0 if is_waiting else self._no_time_address
+        count = _system_call(
+            self._calls[_IO_GETEVENTS], self._context, int(is_waiting), DEPTH, self._events_address, timeout
+        )
         if count < 0 and count != -errno.EINTR:  # The system reports no results, now or later.
             self._is_useful = False
             for number in list(self._ended):
                 self._tell(number, count)
-        for number, _, result, _ in _EVENT.iter_unpack(self._events.raw[: max(0, count) * _EVENT.size]):
+        # All events are copied first: a callback may submit the next write, whose end would overwrite them.
+        for number, _, result, _ in [_EVENT.unpack_from(self._events, at * _EVENT.size) for at in range(count)]:
             self._tell(number, result)
 
     def _tell(self, number: int, result: int) -> None:
         ended, begun, submitted = self._ended.pop(number)
         self._free.append(number)
         seconds = submitted - begun
-        is_blocking = seconds > BLOCKING_S and seconds > (perf_counter() - begun) / 2
-        self._blocking = max(0, self._blocking + (1 if is_blocking else -1))
-        if self._blocking > BLOCKING_MAX:
-            self._is_useful = False
+        if seconds > BLOCKING_S and seconds > (perf_counter() - begun) / 2:
+            self._blocking += 1
+            self._is_useful = self._is_useful and self._blocking <= BLOCKING_MAX
+        elif self._blocking:
+            self._blocking -= 1
         ended(result)
 
 
-_library = ctypes.CDLL(None, use_errno=True)
-_library.syscall.restype = ctypes.c_long
+# With the types declared, a call converts plain numbers, without an object for each of them.
+_syscall = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 6, use_errno=True)(("syscall", ctypes.CDLL(None)))
 
 
-def _system_call(number: int, *arguments: object) -> int:
-    """Return the result of a system call, or an error number, negative."""
-    result: int = _library.syscall(ctypes.c_long(number), *arguments)
+def _system_call(number: int, one: int, two: int = 0, three: int = 0, four: int = 0, five: int = 0) -> int:
+    """Return the result of a system call, or an error number, negative. Arguments are numbers and addresses."""
+    result: int = _syscall(number, one, two, three, four, five)
     return result if result >= 0 else -ctypes.get_errno()

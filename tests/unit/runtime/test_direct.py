@@ -19,8 +19,8 @@ import pytest
 from bookies.runtime import direct
 from bookies.runtime.direct import DEPTH, DirectWrites
 from bookies.runtime.files import OsDisk
-from bookies.runtime.ports import Buffer, Submit, Written
-from bookies.runtime.threads import ThreadWorkers
+from bookies.runtime.ports import Buffer, File, Submit, Written
+from bookies.runtime.threads import ThreadWorker, ThreadWorkers
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.disks.observed_disk import WatchedDisk
 
@@ -34,6 +34,22 @@ def path(tmp_path: pathlib.Path) -> str:
     """A file of a megabyte."""
     (tmp_path / "a").write_bytes(bytes(1 << 20))
     return str(tmp_path / "a")
+
+
+def written(worker: ThreadWorker, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+    """Write durably through a worker, and wait for the outcome."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(error: BaseException | None) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    worker.write_durably(file, buffers, offset, done)
+    assert not future.done()
+    return future
 
 
 def memory(content: bytes) -> tuple[mmap.mmap, int]:
@@ -116,7 +132,7 @@ def test_a_system_that_gives_no_news(path: str, is_closing: bool, monkeypatch: p
         events = writes._calls[direct._IO_GETEVENTS]
         answers = iter([-errno.EINTR])
 
-        def refusing(number: int, *arguments: object) -> int:
+        def refusing(number: int, *arguments: int) -> int:
             return next(answers, -errno.EPERM) if number == events else real(number, *arguments)
 
         monkeypatch.setattr(direct, "_system_call", refusing)
@@ -195,12 +211,12 @@ def test_where_there_is_no_such_thing_a_thread_writes(reason: str, path: str, mo
         worker = ThreadWorkers().start("plain")
         file = OsDisk().open(path, "r+")
         for number in range(3):
-            await worker.write_durably(file, [b"abc", bytes([number]) * 509], number * 512)
+            await written(worker, file, [b"abc", bytes([number]) * 509], number * 512)
         assert file.pread(4, 1024) == b"abc\2"
         worker.close()
         file.close()
         with pytest.raises(RuntimeError, match="closed"):
-            await worker.write_durably(file, [bytes(512)], 0)
+            await written(worker, file, [bytes(512)], 0)
 
     asyncio.run(main())
 
@@ -216,13 +232,11 @@ def test_files_are_written_through_a_worker(path: str) -> None:
         offset = 0
         for size in sizes * 3:
             half = os.urandom(size // 2)
-            await worker.write_durably(
-                file, [half, memoryview(os.urandom(0)), half.ljust(size - size // 2, b"?")], offset
-            )
+            await written(worker, file, [half, memoryview(os.urandom(0)), half.ljust(size - size // 2, b"?")], offset)
             expected[offset : offset + size] = half + half.ljust(size - size // 2, b"?")
             offset += -(-size // 512) * 512 if size != 511 else 513  # the next ones do not begin at a block
         assert file.pread(1 << 20, 0) == bytes(expected)[: file.size()]
-        last = worker.write_durably(file, [b"z" * 512], 0)
+        last = written(worker, file, [b"z" * 512], 0)
         worker.close()
         await last
         assert file.pread(512, 0) == b"z" * 512
@@ -274,16 +288,12 @@ def test_every_end_of_a_write_is_told(
     async def main() -> None:
         worker = ThreadWorkers().start("stub")
         stub: Any = Stub(outcome, failure)
-        future = worker.write_durably(stub, [b"x"], 0)
         if raised is None:
-            await asyncio.wait_for(future, 60)
+            await asyncio.wait_for(written(worker, stub, [b"x"], 0), 60)
         else:
             with pytest.raises(raised):
-                await asyncio.wait_for(future, 60)
+                await asyncio.wait_for(written(worker, stub, [b"x"], 0), 60)
         assert stub.calls == calls
-        given_up = worker.write_durably(stub, [b"x"], 0)
-        given_up.cancel()
-        await worker.run(int)
         worker.close()
 
     asyncio.run(main())

@@ -20,7 +20,7 @@ import asyncio
 import posixpath
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull
@@ -385,26 +385,31 @@ class Journal:
             begun = self._writer.begin(buffers, size)
             if begun is not None:
                 file, start, end = begun
-                written = self._worker.write_durably(file, buffers, start)
+                self._worker.write_durably(file, buffers, start, partial(self._written, end, size, waiters, start_s))
+                return
         except Exception as error:  # noqa: BLE001  (a programming error: the callers of this group must not wait for ever)
             self._fail(error)
-            return
-        if begun is not None:
-            written.add_done_callback(lambda future: self._written(future, end, size, waiters, start_s))
             return
         committed = self._worker.run(self._writer.commit, buffers, size, self._spares.ready)
         committed.add_done_callback(lambda future: self._committed(future, size, waiters, start_s))
 
-    def _written(self, future: asyncio.Future[None], end: int, size: int, waiters: list[Done], start_s: float) -> None:
-        if not self._has_succeeded(future):
+    def _written(self, end: int, size: int, waiters: list[Done], start_s: float, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
             return
         self.mark = self._writer.ended(end)
-        self._finish_group(size, waiters, start_s)
+        if self._queue:
+            # Deferred as in `append`: records of this iteration of the event loop join those that wait.
+            asyncio.get_running_loop().call_soon(self._finish_group, size, waiters, start_s)
+        else:
+            self._finish_group(size, waiters, start_s)
 
     def _committed(
         self, future: asyncio.Future[tuple[LogMark, bool, bool]], size: int, waiters: list[Done], start_s: float
     ) -> None:
-        if not self._has_succeeded(future):
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if error is not None:
+            self._fail(error)
             return
         self.mark, took_spare, is_short = future.result()
         if is_short:
@@ -412,12 +417,6 @@ class Journal:
         if took_spare:
             self._spares.take()
         self._finish_group(size, waiters, start_s)
-
-    def _has_succeeded(self, future: asyncio.Future[Any]) -> bool:
-        error = asyncio.CancelledError() if future.cancelled() else future.exception()
-        if error is not None:
-            self._fail(error)
-        return error is None
 
     def _finish_group(self, size: int, waiters: list[Done], start_s: float) -> None:
         self._started_s = None
@@ -427,7 +426,10 @@ class Journal:
         self.queued_size -= size
         self._prepare_for(size)
         # Start the next group first: the device is the bottleneck, and answered clients add to the group after it.
-        self._commit()
+        if self._queue:
+            self._commit()
+        else:
+            self._go_idle()
         if self.on_durable is not None:
             self.on_durable(start_s, start_s + sync_s, size)
         self._answer(waiters)
@@ -437,7 +439,7 @@ class Journal:
         """Prepare a file after a group of `size` bytes if small groups have most of the recent bytes."""
         is_small = size < SMALL_GROUP
         self._small_share += (is_small - self._small_share) * min(1.0, size / SHARE_SIZE)
-        if is_small and self._small_share > 0.5 and self.size > self._prepare_from:
+        if is_small and self.size > self._prepare_from and self._small_share > 0.5:
             self._spares.prepare()
 
     def _answer(self, waiters: list[Done]) -> None:
