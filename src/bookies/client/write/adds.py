@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.client_latency import ClientLatency
+from bookies.client.transport.connection import Flushes
 from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
 from bookies.errors import BookieBusy, BookKeeperError, ClientClosed, NotEnoughBookies
 from bookies.kernels import pack_add_frames
@@ -41,6 +42,7 @@ class AddPool(Protocol):
 
     connection_count: int
     counts: ClientCounts
+    flushes: Flushes
     latency: ClientLatency | None
 
     def send_adds(
