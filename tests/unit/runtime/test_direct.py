@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
-import itertools
 import mmap
 import os
 import pathlib
@@ -159,26 +158,53 @@ def test_a_system_that_gives_no_news(path: str, is_closing: bool, monkeypatch: p
 
 @is_here
 @pytest.mark.parametrize("submission_s", [0.001, 0.01])
+@pytest.mark.parametrize("sleeps", [0, 1])
 def test_a_file_system_that_does_it_all_at_the_submission(
-    path: str, submission_s: float, monkeypatch: pytest.MonkeyPatch
+    path: str, submission_s: float, sleeps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop must not wait for the device: after some of these, threads do. `submission_s`: of 11 ms in all."""
-    moments = itertools.accumulate(itertools.cycle([1.0, submission_s, 0.011 - submission_s]))
-    monkeypatch.setattr(direct, "perf_counter", lambda: next(moments))
+    """The loop must not wait for the device: after some of these, threads do, for a while.
+
+    `submission_s`: of 11 ms in all. `sleeps`: during each; without one it was interrupted and has not waited.
+    """
+    now_s, sleep_count = 0.0, 0
+
+    def wait(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    real = direct._system_call
+
+    def system_call(number: int, *arguments: int) -> int:
+        nonlocal sleep_count
+        if number == direct._CALLS[direct.platform.machine()][direct._IO_SUBMIT]:
+            wait(submission_s)
+            sleep_count += sleeps
+        return real(number, *arguments)
+
+    monkeypatch.setattr(direct, "_system_call", system_call)
+    monkeypatch.setattr(direct, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(direct, "_sleep_count", lambda: sleep_count)
 
     async def main() -> None:
         writes = DirectWrites.begin(asyncio.get_running_loop())
         assert writes is not None
         descriptor = os.open(path, os.O_WRONLY | os.O_DSYNC)
         pages, address = memory(b"x" * SIZE)
-        count = 0
-        while count < 50:
-            ended = asyncio.get_running_loop().create_future()
-            if not writes.submit(descriptor, address, SIZE, 0, ended.set_result):
-                break
-            assert await asyncio.wait_for(ended, 60) == SIZE
-            count += 1
-        assert count == (50 if submission_s < 0.005 else direct.BLOCKING_MAX + 1)
+
+        async def write_some() -> int:
+            for count in range(50):
+                ended = asyncio.get_running_loop().create_future()
+                if not writes.submit(descriptor, address, SIZE, 0, ended.set_result):
+                    return count
+                wait(0.011 - submission_s)
+                assert await asyncio.wait_for(ended, 60) == SIZE
+            return 50
+
+        is_blocking = submission_s > 0.005 and sleeps > 0
+        for _ in range(2):
+            assert await write_some() == (direct.BLOCKING_MAX + 1 if is_blocking else 50)
+            assert await write_some() == (0 if is_blocking else 50)
+            wait(direct.PAUSE_S)
         assert pages[:1] == b"x"
         os.close(descriptor)
         writes.close()
