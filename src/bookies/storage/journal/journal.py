@@ -303,8 +303,9 @@ class Journal:
         self._clock = runtime.clock
         self._group_size_max = config.journal_group_size_max
         self._backups_max = config.journal_backups_max
-        # An idle bookie prepares no file; a journal begins to when it has used half of its first file.
-        self._prepare_from = min(config.journal_preallocate_size, FIRST_PREPARED) // 2
+        # An idle bookie prepares no file; a journal begins to when it has used half of its first file's zeros. Padding
+        # uses them too, and is most of a group that has one small record.
+        self._prepare_from = LogMark(0, min(config.journal_preallocate_size, FIRST_PREPARED) // 2)
         self._small_share = 1.0  # share of the recently written bytes that were in small groups, 0 to 1
         self._on_fatal = on_fatal
         self._worker = runtime.workers.start(name)
@@ -322,6 +323,7 @@ class Journal:
     async def open(self, journal_id: int) -> None:
         """Create the first file of this process and accept records. Raises: DiskFull (may be retried), OSError."""
         self.mark = await self._worker.run(self._writer.open, journal_id)
+        self._prepare_from = self._prepare_from._replace(journal_id=journal_id)
         self._is_open = True
 
     @property
@@ -439,7 +441,7 @@ class Journal:
         """Prepare a file after a group of `size` bytes if small groups have most of the recent bytes."""
         is_small = size < SMALL_GROUP
         self._small_share += (is_small - self._small_share) * min(1.0, size / SHARE_SIZE)
-        if is_small and self.size > self._prepare_from and self._small_share > 0.5:
+        if is_small and self.mark > self._prepare_from and self._small_share > 0.5:
             self._spares.prepare()
 
     def _answer(self, waiters: list[Done]) -> None:
