@@ -32,7 +32,7 @@ Ended = Callable[[int], None]
 
 DEPTH = 4  # writes in progress at once
 BLOCKING_S = 0.0001  # seconds; a submission that takes longer, and most of the write's time, is slow
-BLOCKING_MAX = 8  # when slow submissions that have slept outnumber others by this many, threads are better
+BLOCKING_MAX = 32  # when slow submissions that have slept outnumber others by this many, threads are better
 PAUSE_S = 60.0  # for this time
 _IO_SETUP, _IO_DESTROY, _IO_GETEVENTS, _IO_SUBMIT = range(4)
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}  # the C library has no functions for these
