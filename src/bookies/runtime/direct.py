@@ -142,7 +142,7 @@ class DirectWrites:
             for number in list(self._ended):
                 self._tell(number, count)
         # All events are copied first: a callback may submit the next write, whose end would overwrite them.
-        for number, _, result, _ in [_EVENT.unpack_from(self._events, at * _EVENT.size) for at in range(count)]:
+        for number, _, result, _ in _EVENT.iter_unpack(self._events[: count * _EVENT.size] if count > 0 else b""):
             self._tell(number, result)
 
     def _tell(self, number: int, result: int) -> None:

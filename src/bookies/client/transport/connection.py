@@ -266,9 +266,9 @@ class Connection(asyncio.BufferedProtocol):
         """Send the frames of these adds. Never blocks."""
         assert self.error is None
         if self.wire == "v2":
-            self._adds.append(adds, adds.ledger_id, is_recovery)
+            self._adds.append(adds, adds.ledger_id, is_recovery=is_recovery)
         else:
-            self._adds.append(adds, V3_ADDS, False)
+            self._adds.append(adds, V3_ADDS, is_recovery=False)
         self._output.send_adds(buffers, adds.size)
         if self._timer is None:
             self._watch_deadlines()

@@ -186,7 +186,8 @@ class BookiePool:
         counts, size = self.counts, len(frames)
         counts.replicas_sent += len(entry_ids)
         counts.bytes_sent += size
-        connection = self._connection(bookie, "v3" if is_deferred_sync else self._config.wire)
+        wire, peer = "v3" if is_deferred_sync else self._config.wire, self._peers.get(bookie)
+        connection = (peer and peer.connections.get(wire)) or self._connection(bookie, wire)
         keys: Sequence[int]
         if connection.wire == "v2":
             keys, buffers = entry_ids, (frames,)
@@ -498,7 +499,7 @@ class BookiePool:
     def _connection(self, bookie: BookieId, wire: str) -> Connection:
         if self._is_closed:
             raise ClientClosed("the client is closed")
-        peer = self._peers.get(bookie) or self._peer(bookie)
+        peer = self._peer(bookie)
         connection = peer.connections.get(wire)
         if connection is None:
             connection = peer.connections[wire] = self._connector.connection(bookie, wire, self)

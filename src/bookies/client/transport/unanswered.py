@@ -164,7 +164,7 @@ class UnansweredAdds:
     def __bool__(self) -> bool:
         return bool(self._of_writers or self._of_recoveries)
 
-    def append(self, adds: PendingAdds, where: int, is_recovery: bool) -> None:
+    def append(self, adds: PendingAdds, where: int, *, is_recovery: bool) -> None:
         """Keep adds that were sent for this ledger, or `V3_ADDS`. `is_recovery`: over v2."""
         self.size += adds.size
         queues = self._of_recoveries if is_recovery else self._of_writers

@@ -301,6 +301,7 @@ class Journal:
         self.times = JournalTimes()
         self.slowness = Slowness(runtime, directory)
         self._clock = runtime.clock
+        self._loop = asyncio.get_running_loop()  # kept, because the function makes a system call
         self._group_size_max = config.journal_group_size_max
         self._backups_max = config.journal_backups_max
         # An idle bookie prepares no file; a journal begins to when it has used half of its first file's zeros. Padding
@@ -359,7 +360,7 @@ class Journal:
         if not self._is_scheduled and self._is_open:
             self._is_scheduled = True
             # Deferred, so that records of the same iteration of the event loop join the group.
-            asyncio.get_running_loop().call_soon(self._commit)
+            self._loop.call_soon(self._commit)
 
     def _commit(self) -> None:
         """Write everything queued, up to the size limit of a group."""
@@ -378,7 +379,7 @@ class Journal:
                 waiters.append(done)
         if not buffers:  # only waiters for records that earlier groups have made durable
             self._answer(waiters)
-            asyncio.get_running_loop().call_soon(self._commit)
+            self._loop.call_soon(self._commit)
             return
         start_s = self._clock.monotonic()
         self._started_s = start_s
@@ -402,7 +403,7 @@ class Journal:
         self.mark = self._writer.ended(end)
         if self._queue:
             # Deferred as in `append`: records of this iteration of the event loop join those that wait.
-            asyncio.get_running_loop().call_soon(self._finish_group, size, waiters, start_s)
+            self._loop.call_soon(self._finish_group, size, waiters, start_s)
         else:
             self._finish_group(size, waiters, start_s)
 
