@@ -33,7 +33,7 @@ Ended = Callable[[int], None]
 DEPTH = 4  # writes in progress at once
 BLOCKING_S = 0.0001  # seconds; a submission that takes longer, and most of the write's time, is slow
 BLOCKING_MAX = 32  # when slow submissions that have slept outnumber others by this many, threads are better
-PAUSE_S = 60.0  # for this time
+PAUSE_S = 10.0  # for this time
 _IO_SETUP, _IO_DESTROY, _IO_GETEVENTS, _IO_SUBMIT = range(4)
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}  # the C library has no functions for these
 _PWRITE = 1
@@ -43,6 +43,54 @@ _CONTROL_BLOCK = struct.Struct("<QIiHhIQQqQII")
 _EVENT = struct.Struct("<QQqq")  # user data, address, result, second result
 
 
+class _Memory:
+    """Memory that the system reads and writes.
+
+    `blocks`: the control block of each write in progress. `list_addresses`: a submission passes a list of pointers to
+    control blocks; a list of one for each of them. `events`: ends of writes. `no_time`: the address of a time of zero.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = ctypes.create_string_buffer(_CONTROL_BLOCK.size * DEPTH)
+        first = ctypes.addressof(self.blocks)
+        self._lists = [ctypes.c_void_p(first + number * _CONTROL_BLOCK.size) for number in range(DEPTH)]
+        self.list_addresses = [ctypes.addressof(pointer) for pointer in self._lists]
+        self.events = ctypes.create_string_buffer(_EVENT.size * DEPTH)
+        self.events_address = ctypes.addressof(self.events)
+        self._time = (ctypes.c_long * 2)(0, 0)
+        self.no_time = ctypes.addressof(self._time)
+
+
+class _Blocking:
+    """Detection of submissions that wait for the device: see the module.
+
+    `balance`: submissions that waited, minus those that did not; at least 0.
+    """
+
+    def __init__(self) -> None:
+        self.balance = 0
+        self._paused_until_s = 0.0  # 0: no pause
+
+    def is_paused(self) -> bool:
+        """Report whether threads are better for now."""
+        if not self._paused_until_s:
+            return False
+        if perf_counter() < self._paused_until_s:
+            return True
+        self._paused_until_s = 0.0
+        return False
+
+    def ended(self, begun: float, submitted: float, *, has_slept: bool) -> None:
+        """Note the end of a write. Times in seconds."""
+        seconds = submitted - begun
+        if has_slept and seconds > BLOCKING_S and seconds > ((now := perf_counter()) - begun) / 2:
+            self.balance += 1
+            if self.balance > BLOCKING_MAX:
+                self.balance, self._paused_until_s = 0, now + PAUSE_S
+        elif self.balance:
+            self.balance -= 1
+
+
 class DirectWrites:
     """The writes of one loop. Made by `begin`."""
 
@@ -50,20 +98,11 @@ class DirectWrites:
         self._loop = loop
         self._calls = calls
         self._context = context
-        self._blocks = ctypes.create_string_buffer(_CONTROL_BLOCK.size * DEPTH)
-        first = ctypes.addressof(self._blocks)
-        # A submission passes a list of pointers to control blocks: for each block a list of one.
-        self._lists = [ctypes.c_void_p(first + number * _CONTROL_BLOCK.size) for number in range(DEPTH)]
-        self._list_addresses = [ctypes.addressof(pointer) for pointer in self._lists]
-        self._events = ctypes.create_string_buffer(_EVENT.size * DEPTH)
-        self._events_address = ctypes.addressof(self._events)
-        self._no_time = (ctypes.c_long * 2)(0, 0)
-        self._no_time_address = ctypes.addressof(self._no_time)
+        self._memory = _Memory()
         self._free = list(range(DEPTH))
         # Callback; when it began, when it was submitted; whether the thread has, or may have, slept in between.
         self._ended: dict[int, tuple[Ended, float, float, bool]] = {}
-        self._blocking = 0  # submissions that waited for the device, minus those that did not
-        self._paused_until_s = 0.0  # since they outnumbered others
+        self._blocking = _Blocking()
         self._is_useful = True
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
@@ -93,27 +132,34 @@ class DirectWrites:
 
         False: no write was begun.
         """
-        if not self._free or not self._is_useful or (self._paused_until_s and self._is_paused()):
+        if not self._free or not self._is_useful or self._blocking.is_paused():
             return False
         number = self._free[-1]
         at, to = number * _CONTROL_BLOCK.size, self._eventfd
         _CONTROL_BLOCK.pack_into(
-            self._blocks, at, number, 0, 0, _PWRITE, 0, descriptor, address, size, offset, 0, _REPORTS_TO_EVENTFD, to
+            self._memory.blocks,
+            at,
+            number,
+            0,
+            0,
+            _PWRITE,
+            0,
+            descriptor,
+            address,
+            size,
+            offset,
+            0,
+            _REPORTS_TO_EVENTFD,
+            to,
         )
-        sleeps = _sleep_count() if self._blocking else -1
+        sleeps = _sleep_count() if self._blocking.balance else -1
         begun = perf_counter()
-        if _system_call(self._calls[_IO_SUBMIT], self._context, 1, self._list_addresses[number]) != 1:
+        if _system_call(self._calls[_IO_SUBMIT], self._context, 1, self._memory.list_addresses[number]) != 1:
             return False
         submitted = perf_counter()
         self._free.pop()
         self._ended[number] = ended, begun, submitted, sleeps < 0 or _sleep_count() > sleeps
         return True
-
-    def _is_paused(self) -> bool:
-        if perf_counter() < self._paused_until_s:
-            return True
-        self._paused_until_s = 0.0
-        return False
 
     def close(self) -> None:
         """Wait for writes in progress, and release everything. Idempotent."""
@@ -133,28 +179,23 @@ class DirectWrites:
 
     def _take(self, *, is_waiting: bool = False) -> None:
         """Report finished writes; `is_waiting`: wait until there is one."""
-        timeout = 0 if is_waiting else self._no_time_address
+        memory = self._memory
+        timeout = 0 if is_waiting else memory.no_time
         count = _system_call(
-            self._calls[_IO_GETEVENTS], self._context, int(is_waiting), DEPTH, self._events_address, timeout
+            self._calls[_IO_GETEVENTS], self._context, int(is_waiting), DEPTH, memory.events_address, timeout
         )
         if count < 0 and count != -errno.EINTR:  # The system reports no results, now or later.
             self._is_useful = False
             for number in list(self._ended):
                 self._tell(number, count)
         # All events are copied first: a callback may submit the next write, whose end would overwrite them.
-        for number, _, result, _ in _EVENT.iter_unpack(self._events[: count * _EVENT.size] if count > 0 else b""):
+        for number, _, result, _ in _EVENT.iter_unpack(memory.events.raw[: max(0, count) * _EVENT.size]):
             self._tell(number, result)
 
     def _tell(self, number: int, result: int) -> None:
         ended, begun, submitted, has_slept = self._ended.pop(number)
         self._free.append(number)
-        seconds = submitted - begun
-        if has_slept and seconds > BLOCKING_S and seconds > ((now := perf_counter()) - begun) / 2:
-            self._blocking += 1
-            if self._blocking > BLOCKING_MAX:
-                self._blocking, self._paused_until_s = 0, now + PAUSE_S
-        elif self._blocking:
-            self._blocking -= 1
+        self._blocking.ended(begun, submitted, has_slept=has_slept)
         ended(result)
 
 

@@ -153,8 +153,6 @@ class BookiePool:
         self.copy_admission = CopyAdmission(self.bookie_info)
         self.connection_count = 0
         self._connector = _Connector(runtime, config, resolve)
-        self.flushes = self._connector.flushes
-        self._add_timeout_s = config.add_timeout_ms / 1000
         self._peers: dict[BookieId, _Peer] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._connect_task_failed)
@@ -167,6 +165,11 @@ class BookiePool:
     def any_below(self, count: int) -> int:
         """Return a random number of 0..count-1, for choices that should differ from handle to handle."""
         return self._random.randrange(count)
+
+    @property
+    def flushes(self) -> Flushes:
+        """Return the outputs that have bytes to send."""
+        return self._connector.flushes
 
     # -- adds ----------------------------------------------------------------------------------------------------
     def send_adds(
@@ -195,7 +198,7 @@ class BookiePool:
             keys = txn_ids = connection.next_txn_ids(len(entry_ids))
             buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
         now_s = self._loop.time()
-        adds = PendingAdds(ledger_id, keys, entry_ids, sink, now_s + self._add_timeout_s, size)
+        adds = PendingAdds(ledger_id, keys, entry_ids, sink, now_s + self._config.add_timeout_ms / 1000, size)
         if proof is None or proof.covers(connection.number, now_s):
             connection.send_adds(adds, buffers, is_recovery=frames[7] & v2.FLAG_RECOVERY != 0)
         else:

@@ -42,8 +42,10 @@ class AddPool(Protocol):
 
     connection_count: int
     counts: ClientCounts
-    flushes: Flushes
     latency: ClientLatency | None
+
+    @property
+    def flushes(self) -> Flushes: ...
 
     def send_adds(
         self,
