@@ -98,7 +98,7 @@ def test_a_retired_file_is_overwritten_only_after_its_new_name_is_durable(
 def test_a_file_is_prepared_in_time_for_groups_that_are_mostly_padding(
     machine: Any, body: Callable[..., bytes]
 ) -> None:
-    """A journal that grows its own file syncs it by a thread, which doubles the processor time of a lone add."""
+    """A journal that grows its own file syncs it by a thread, which costs a lone add much processor time."""
     subject = machine(journal_backups_max=10)
 
     async def script(store: LedgerStore, promises: Any) -> None:
