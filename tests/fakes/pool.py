@@ -22,6 +22,7 @@ from bookies.client.base.locations import policy_of
 from bookies.client.repair.recovery import RecoveryParts, recover_ledger
 from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.client_latency import ClientLatency
+from bookies.client.transport.connection import Flushes
 from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
 from bookies.client.write import LedgerWriter
 from bookies.client.write.quorum_timeout import rules_of
@@ -115,6 +116,7 @@ class FakePool:
         self.is_closed = False
         self.connection_count = 0
         self.counts = ClientCounts()
+        self.flushes = Flushes()
         self.latency: ClientLatency | None = None
         self.add_timeout_ms = 1
         self._loop = asyncio.get_running_loop()

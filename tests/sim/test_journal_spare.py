@@ -95,6 +95,23 @@ def test_a_retired_file_is_overwritten_only_after_its_new_name_is_durable(
     assert overwritten
 
 
+def test_a_file_is_prepared_in_time_for_groups_that_are_mostly_padding(
+    machine: Any, body: Callable[..., bytes]
+) -> None:
+    """A journal that grows its own file syncs it by a thread, which costs a lone add much processor time."""
+    subject = machine(journal_backups_max=10)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for entry_id in range(GROUPS):
+            await promises.add(store, 1, {entry_id: body(1, entry_id, size=1)})
+            await asyncio.sleep(0.02)
+
+    assert subject.live(script)
+    sizes = [len(subject.disk.read_bytes(path)) for path in subject.disk.files("/journal0") if path.endswith(".txn")]
+    assert len(sizes) > 3
+    assert set(sizes) == {STEP}
+
+
 @pytest.mark.parametrize("every", [1, 5])
 def test_nothing_is_prepared_for_a_small_group_now_and_then(
     machine: Any, body: Callable[..., bytes], every: int, monkeypatch: pytest.MonkeyPatch

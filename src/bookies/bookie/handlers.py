@@ -111,17 +111,18 @@ class Handlers:
     # -- writes --------------------------------------------------------------------------------------------------
     def _add(self, connection: Connection, request: AddRequest) -> None:
         """Add entries of one or more ledgers. Source: wire-protocol 5.4."""
-        if self._state.phase is Phase.STOPPING:
+        is_allowed = self._state.may_add(request.is_high_priority)
+        if not is_allowed and self._state.phase is Phase.STOPPING:
             # The closed connection is the answer. "Read-only" would be wrong: a writer may go on without this bookie
             # only by a failure.
             return
         adds = request.adds
         if self._served is not None:
             self._served.adds_received += len(adds)
-        if not self._state.may_add(request.is_high_priority):
+        if is_allowed:
+            self._add_some(connection, request, adds)
+        else:
             self._refused_adds(connection, request, adds, Status.READ_ONLY)
-            return
-        self._add_some(connection, request, adds)
 
     def _add_some(self, connection: Connection, request: AddRequest, adds: Adds) -> None:
         """Add some stretches of a request."""
@@ -174,17 +175,13 @@ class Handlers:
                 begun, part, connection.peer, is_recovery=request.is_recovery, has_failed=error is not None
             )
         status = Status.OK if error is None else self._status(error, Operation.ADD)
-        self._answer_adds(connection, request, part, status)
+        connection.send(encode_answers(request, part, status))
         self._intake.answered(part.records.size)
 
     def _refused_adds(self, connection: Connection, request: AddRequest, part: Adds, status: Status) -> None:
         if (served := self._served) is not None:
             served.adds_rejected += len(part) if status is Status.TOO_MANY_REQUESTS else 0
             served.added(served.began_s, part, connection.peer, is_recovery=request.is_recovery, has_failed=True)
-        self._answer_adds(connection, request, part, status)
-
-    @staticmethod
-    def _answer_adds(connection: Connection, request: AddRequest, part: Adds, status: Status) -> None:
         connection.send(encode_answers(request, part, status))
 
     def _begun(self, request: AddRequest) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import log2
+from operator import mul
 
 PERCENTILES = (("p50_us", 0.5), ("p95_us", 0.95), ("p99_us", 0.99), ("p999_us", 0.999))
 
@@ -62,7 +63,7 @@ def _quantiles(counts: Mapping[int, int], shares: Sequence[float]) -> list[int]:
 WINDOW_S = 60.0  # shortest time that quantiles of a `Distribution` cover, except in the first minute
 _STEPS = 32  # buckets for each doubling of a value
 _OFFSET = 1024  # makes the numbers of buckets positive: values down to 2**-32 are told apart
-_PENDING_MAX = 512  # values and counts that are not in a bucket yet
+_PENDING_MAX = 256  # values that are not in a bucket yet
 _ZERO = -1  # bucket of values that are 0 or less
 
 
@@ -73,10 +74,11 @@ class Distribution:
     a loop.
     """
 
-    __slots__ = ("_before", "_pending", "_recent", "_sum", "_total", "_window_at_s")
+    __slots__ = ("_before", "_counts", "_recent", "_sum", "_total", "_values", "_window_at_s")
 
     def __init__(self) -> None:
-        self._pending: list[float] = []  # (value, count) pairs, flat
+        self._values: list[float] = []  # that are not in a bucket yet
+        self._counts: list[int] = []  # of each of them
         self._sum = 0.0
         self._recent: dict[int, int] = {}  # of the window that is being filled
         self._before: dict[int, int] = {}  # of the window before it
@@ -85,20 +87,20 @@ class Distribution:
 
     def record(self, value: float, count: int = 1) -> None:
         """Count `count` equal values."""
-        pending = self._pending
-        pending += (value, count)
-        if len(pending) >= _PENDING_MAX:
+        counts = self._counts
+        self._values.append(value)
+        counts.append(count)
+        if len(counts) >= _PENDING_MAX:
             self._sort()
 
     def _sort(self) -> None:
         """Sort the pending values into buckets."""
-        pending, self._pending = iter(self._pending), []
-        recent, total = self._recent, self._sum
-        for value, count in zip(pending, pending, strict=True):
-            total += value * count
-            bucket = int(log2(value) * _STEPS + _OFFSET) if value > 0 else _ZERO
-            recent[bucket] = recent.get(bucket, 0) + int(count)
-        self._sum = total
+        values, counts, recent = self._values, self._counts, self._recent
+        self._values, self._counts = [], []
+        self._sum = sum(map(mul, values, counts), self._sum)
+        buckets = [int(log2(value) * _STEPS + _OFFSET) if value > 0 else _ZERO for value in values]
+        for bucket, count in zip(buckets, counts, strict=True):
+            recent[bucket] = recent.get(bucket, 0) + count
 
     @property
     def count(self) -> int:

@@ -100,6 +100,10 @@ Written = Callable[[bool | Exception], None]
 """True: it is durable. False: it has to be written another way; nothing is promised of the range. Or what failed."""
 
 
+Ended = Callable[[BaseException | None], None]
+"""Receives the outcome of a write: None if it is durable, or what failed."""
+
+
 class File(Protocol):
     """An open file. All offsets are explicit; there is no position.
 
@@ -223,10 +227,12 @@ class Worker(Protocol):
         An exception of the call becomes the future's exception. Cancelling the future does not stop the call.
         """
 
-    def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+    def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int, done: Ended) -> None:
         """Do `run(file.write_durably, ...)`, without the thread where the system allows it.
 
-        No other call may use the file until the future is done.
+        `done` is called on the loop with the outcome, never before this returns; `close` may call it. No other call
+        may use the file until then. It is a callback because a future would cost one more iteration of the event loop
+        for every group of the journal. An exception of this call is final: `done` is not called.
         """
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bookies.runtime.ports import Buffer, File
+from bookies.runtime.ports import Buffer, Ended, File
 
 if TYPE_CHECKING:
     from bookies.runtime.direct import DirectWrites
@@ -84,32 +84,25 @@ class ThreadWorker:
             self._thread.start()
         return future
 
-    def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+    def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int, done: Ended) -> None:
         """Use `direct.DirectWrites`, where the system has it and the file can use it. See `ports.Worker`."""
         if not self._has_looked and not self._is_closed:
             self._has_looked = True
             self._direct = _direct_writes(self._outcomes.loop)
-        if self._direct is None:
-            return self.run(file.write_durably, buffers, offset)
-        future: asyncio.Future[None] = self._outcomes.loop.create_future()
 
-        def done(outcome: bool | Exception) -> None:
-            if outcome is False:
-                self.run(file.write_durably, buffers, offset).add_done_callback(by_thread)
-            elif not future.done():
-                _resolve(future, None, None if outcome is True else outcome)
+        def by_thread() -> None:
+            self.run(file.write_durably, buffers, offset).add_done_callback(lambda future: done(future.exception()))
 
-        def by_thread(other: asyncio.Future[None]) -> None:
-            if not future.done():
-                _resolve(future, None, other.exception())
+        def written(outcome: bool | Exception) -> None:
+            if outcome is True:
+                done(None)
+            elif outcome is False:
+                by_thread()
+            else:
+                done(outcome)
 
-        try:
-            if file.begin_durable(self._direct.submit, buffers, offset, done):
-                return future
-        except Exception as error:  # noqa: BLE001  (as with `run`, it is the future's)
-            future.set_exception(error)
-            return future
-        return self.run(file.write_durably, buffers, offset)
+        if self._direct is None or not file.begin_durable(self._direct.submit, buffers, offset, written):
+            by_thread()
 
     def close(self) -> None:
         if not self._is_closed:

@@ -33,15 +33,12 @@ class ResponseDecoder:
         assert wire in ("v2", "v3")
         self._is_v3 = wire == "v3"
         self._frames = FrameReader(frame_size_max)
+        self.room = self._frames.room  # the buffer for the next bytes; see there
 
     def feed(self, data: Buffer) -> list[Response]:
         """Return responses in the order of their arrival. Raises RemoteProtocolError: the caller closes the
         connection."""
         return self._decoded(*self._frames.feed(data))
-
-    def room(self) -> memoryview | None:
-        """Return the buffer for the next bytes; then call `received`. None: use any buffer, and `feed` it."""
-        return self._frames.room()
 
     def received(self, count: int) -> list[Response]:
         """Handle `size` bytes that were written into `room`, like `feed`."""
@@ -54,13 +51,10 @@ class ResponseDecoder:
             at, end = starts[index], starts[index + 1]
             if self._is_v3:
                 index = v3.parse_responses(buffer, starts, index, responses)
-            elif end - at == v2.ADD_RESPONSE_SIZE and v2.parse_header(buffer, at, end)[1] == v2.OPCODE_ADD:
-                version = v2.parse_header(buffer, at, end)[0]
+            elif end - at == v2.ADD_RESPONSE_SIZE and (header := v2.parse_header(buffer, at, end))[1] == v2.OPCODE_ADD:
                 index, runs = kernels.scan_add_responses(buffer, starts, index)
-                responses += [
-                    AddResponses(version, v2.status_of(code), ledger_id, entry_ids)
-                    for code, ledger_id, entry_ids in runs
-                ]
+                for code, ledger_id, entry_ids in runs:
+                    responses.append(AddResponses(header[0], v2.status_of(code), ledger_id, entry_ids))
             else:
                 try:
                     responses.append(v2.parse_response(buffer, at, end))

@@ -81,7 +81,8 @@ class FrameReader:
                 f"{error}: at least 1 and with its prefix at most {self._frame_size_max:,}"
             )
             raise self.error from None
-        self._hold(buffer, starts[-1], need)
+        if starts[-1] != len(buffer) or self._pieces:
+            self._hold(buffer, starts[-1], need)
         return buffer, starts
 
     def _hold(self, buffer: bytes, end: int, need: int) -> None:

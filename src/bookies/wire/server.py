@@ -75,11 +75,11 @@ class RequestDecoder:
 
     def _decode_v2(self, buffer: bytes, starts: Sequence[int], index: int, requests: list[Request]) -> int:
         at, end = starts[index], starts[index + 1]
-        version, opcode, _ = v2.parse_header(buffer, at, end)
+        version, opcode, flags = v2.parse_header(buffer, at, end)
         if opcode != v2.OPCODE_ADD or end - at < v2.ADD_SIZE_MIN or version >= v2.UNSUPPORTED:
             requests.append(v2.parse_request(buffer, at, end))
             return index + 1
-        index, request, least = v2.parse_adds(buffer, starts, index)
+        index, request, least = v2.parse_adds(buffer, starts, index, version, flags)
         if least < 0:
             requests.extend(_refuse_negative_ids(request))
         else:
@@ -106,7 +106,8 @@ def encode_answers(request: AddRequest, adds: Adds, status: Status) -> list[Buff
     if request.txn_ids is not None:
         answers = AddResponses(request.version, status, adds.first_ledger_id, adds.entry_ids, request.txn_ids)
         return v3.pack_response(answers)
-    return [kernels.pack_answers(request.version & 0xFF, v2.CODE_OF_STATUS[status], adds.table, adds.entry_ids)]
+    code = 0 if status is Status.OK else v2.CODE_OF_STATUS[status]
+    return [kernels.pack_answers(request.version & 0xFF, code, adds.table, adds.entry_ids)]
 
 
 def encode_response(response: Response) -> list[Buffer]:

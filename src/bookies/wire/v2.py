@@ -73,6 +73,7 @@ _OPERATION_OF_OPCODE = {
 }
 _OPCODE_OF_OPERATION = {operation: opcode for opcode, operation in _OPERATION_OF_OPCODE.items()}
 
+_HEADER = struct.Struct(">4xBBH")  # behind the length word: version, opcode, flags
 _IDS = struct.Struct(">qq")
 _BATCH_READ = struct.Struct(">qqqiq")  # ledger, first entry, request id, count max, size max
 _PLAIN_READ = struct.Struct(">IIqq")  # length, header, ids: the frame of a read without a key
@@ -86,14 +87,10 @@ def parse_header(buffer: bytes, at: int, end: int) -> tuple[int, int, int]:
     """(version, opcode, flags). In version 0 the whole word is the opcode. Source: wire-protocol 2.1."""
     if end - at < 8:
         raise RemoteProtocolError("frame without a packet header")
-    version = buffer[at + 4]
+    version, opcode, flags = _HEADER.unpack_from(buffer, at)
     if version == 0:
-        return 0, buffer[at + 7], 0
-    return (
-        version if version <= VERSION else version + UNSUPPORTED,
-        buffer[at + 5],
-        buffer[at + 6] << 8 | buffer[at + 7],
-    )
+        return 0, flags & 0xFF, 0
+    return version if version <= VERSION else version + UNSUPPORTED, opcode, flags
 
 
 def pack_header(version: int, opcode: int, flags: int = 0) -> bytes:
@@ -110,22 +107,19 @@ def add_head(master_key: bytes, *, is_recovery: bool = False, is_high_priority: 
     return pack_header(VERSION, OPCODE_ADD, flags) + master_key
 
 
-def parse_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, AddRequest, int]:
+def parse_adds(
+    buffer: bytes, starts: Sequence[int], index: int, version: int, flags: int
+) -> tuple[int, AddRequest, int]:
     """Gather the adds with one key and the same flags from frame `index` on, an ADD of at least `ADD_SIZE_MIN` bytes.
 
-    Returns (index of the first frame that is not one of them, their request, least of their ledger and entry ids).
+    `version` and `flags`: those of its header. Returns (index of the first frame that is not one of them, their
+    request, least of their ledger and entry ids).
     """
-    version, key, is_recovery, is_high_priority = _parse_add_head(buffer, starts, index)
-    index, table, entry_ids, records, least = kernels.gather_adds(buffer, starts, index)
-    return index, AddRequest(version, key, Adds(table, entry_ids, records), is_recovery, is_high_priority), least
-
-
-def _parse_add_head(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, bytes, bool, bool]:
-    """(version, master key, whether it is a recovery's, whether it has priority) of the ADD that is frame `index`."""
     at = starts[index]
-    version, _, flags = parse_header(buffer, at, starts[index + 1])
     key = buffer[at + ADD_KEY : at + ADD_BODY]
-    return version, key, flags & FLAG_RECOVERY != 0, flags & FLAG_HIGH_PRIORITY != 0
+    index, table, entry_ids, records, least = kernels.gather_adds(buffer, starts, index)
+    is_recovery, is_high_priority = flags & FLAG_RECOVERY != 0, flags & FLAG_HIGH_PRIORITY != 0
+    return index, AddRequest(version, key, Adds(table, entry_ids, records), is_recovery, is_high_priority), least
 
 
 def parse_request(buffer: bytes, at: int, end: int) -> Request:

@@ -238,7 +238,8 @@ def adds_as_v3(frames: bytes, first_txn_id: int, *, is_deferred_sync: bool = Fal
     Transaction ids are consecutive from `first_txn_id` on, in the order of the frames.
     """
     starts, _ = kernels.scan_frames(frames, 0, len(frames))
-    index, request, _ = v2.parse_adds(frames, starts, 0)
+    version, _, flags = v2.parse_header(frames, 0, starts[1])
+    index, request, _ = v2.parse_adds(frames, starts, 0, version, flags)
     assert index == len(starts) - 1
     assert starts[-1] == len(frames)
     txn_id = first_txn_id + len(request.adds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
-import itertools
 import mmap
 import os
 import pathlib
@@ -19,8 +18,8 @@ import pytest
 from bookies.runtime import direct
 from bookies.runtime.direct import DEPTH, DirectWrites
 from bookies.runtime.files import OsDisk
-from bookies.runtime.ports import Buffer, Submit, Written
-from bookies.runtime.threads import ThreadWorkers
+from bookies.runtime.ports import Buffer, File, Submit, Written
+from bookies.runtime.threads import ThreadWorker, ThreadWorkers
 from bookies.storage.disks import DirectoryHealth
 from bookies.storage.disks.observed_disk import WatchedDisk
 
@@ -34,6 +33,22 @@ def path(tmp_path: pathlib.Path) -> str:
     """A file of a megabyte."""
     (tmp_path / "a").write_bytes(bytes(1 << 20))
     return str(tmp_path / "a")
+
+
+def written(worker: ThreadWorker, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+    """Write durably through a worker, and wait for the outcome."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(error: BaseException | None) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    worker.write_durably(file, buffers, offset, done)
+    assert not future.done()
+    return future
 
 
 def memory(content: bytes) -> tuple[mmap.mmap, int]:
@@ -116,7 +131,7 @@ def test_a_system_that_gives_no_news(path: str, is_closing: bool, monkeypatch: p
         events = writes._calls[direct._IO_GETEVENTS]
         answers = iter([-errno.EINTR])
 
-        def refusing(number: int, *arguments: object) -> int:
+        def refusing(number: int, *arguments: int) -> int:
             return next(answers, -errno.EPERM) if number == events else real(number, *arguments)
 
         monkeypatch.setattr(direct, "_system_call", refusing)
@@ -143,26 +158,53 @@ def test_a_system_that_gives_no_news(path: str, is_closing: bool, monkeypatch: p
 
 @is_here
 @pytest.mark.parametrize("submission_s", [0.001, 0.01])
+@pytest.mark.parametrize("sleeps", [0, 1])
 def test_a_file_system_that_does_it_all_at_the_submission(
-    path: str, submission_s: float, monkeypatch: pytest.MonkeyPatch
+    path: str, submission_s: float, sleeps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop must not wait for the device: after some of these, threads do. `submission_s`: of 11 ms in all."""
-    moments = itertools.accumulate(itertools.cycle([1.0, submission_s, 0.011 - submission_s]))
-    monkeypatch.setattr(direct, "perf_counter", lambda: next(moments))
+    """The loop must not wait for the device: after some of these, threads do, for a while.
+
+    `submission_s`: of 11 ms in all. `sleeps`: during each; without one it was interrupted and has not waited.
+    """
+    now_s, sleep_count = 0.0, 0
+
+    def wait(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    real = direct._system_call
+
+    def system_call(number: int, *arguments: int) -> int:
+        nonlocal sleep_count
+        if number == direct._CALLS[direct.platform.machine()][direct._IO_SUBMIT]:
+            wait(submission_s)
+            sleep_count += sleeps
+        return real(number, *arguments)
+
+    monkeypatch.setattr(direct, "_system_call", system_call)
+    monkeypatch.setattr(direct, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(direct, "_sleep_count", lambda: sleep_count)
 
     async def main() -> None:
         writes = DirectWrites.begin(asyncio.get_running_loop())
         assert writes is not None
         descriptor = os.open(path, os.O_WRONLY | os.O_DSYNC)
         pages, address = memory(b"x" * SIZE)
-        count = 0
-        while count < 50:
-            ended = asyncio.get_running_loop().create_future()
-            if not writes.submit(descriptor, address, SIZE, 0, ended.set_result):
-                break
-            assert await asyncio.wait_for(ended, 60) == SIZE
-            count += 1
-        assert count == (50 if submission_s < 0.005 else direct.BLOCKING_MAX + 1)
+
+        async def write_some() -> int:
+            for count in range(50):
+                ended = asyncio.get_running_loop().create_future()
+                if not writes.submit(descriptor, address, SIZE, 0, ended.set_result):
+                    return count
+                wait(0.011 - submission_s)
+                assert await asyncio.wait_for(ended, 60) == SIZE
+            return 50
+
+        is_blocking = submission_s > 0.005 and sleeps > 0
+        for _ in range(2):
+            assert await write_some() == (direct.BLOCKING_MAX + 1 if is_blocking else 50)
+            assert await write_some() == (0 if is_blocking else 50)
+            wait(direct.PAUSE_S)
         assert pages[:1] == b"x"
         os.close(descriptor)
         writes.close()
@@ -195,12 +237,12 @@ def test_where_there_is_no_such_thing_a_thread_writes(reason: str, path: str, mo
         worker = ThreadWorkers().start("plain")
         file = OsDisk().open(path, "r+")
         for number in range(3):
-            await worker.write_durably(file, [b"abc", bytes([number]) * 509], number * 512)
+            await written(worker, file, [b"abc", bytes([number]) * 509], number * 512)
         assert file.pread(4, 1024) == b"abc\2"
         worker.close()
         file.close()
         with pytest.raises(RuntimeError, match="closed"):
-            await worker.write_durably(file, [bytes(512)], 0)
+            await written(worker, file, [bytes(512)], 0)
 
     asyncio.run(main())
 
@@ -216,13 +258,11 @@ def test_files_are_written_through_a_worker(path: str) -> None:
         offset = 0
         for size in sizes * 3:
             half = os.urandom(size // 2)
-            await worker.write_durably(
-                file, [half, memoryview(os.urandom(0)), half.ljust(size - size // 2, b"?")], offset
-            )
+            await written(worker, file, [half, memoryview(os.urandom(0)), half.ljust(size - size // 2, b"?")], offset)
             expected[offset : offset + size] = half + half.ljust(size - size // 2, b"?")
             offset += -(-size // 512) * 512 if size != 511 else 513  # the next ones do not begin at a block
         assert file.pread(1 << 20, 0) == bytes(expected)[: file.size()]
-        last = worker.write_durably(file, [b"z" * 512], 0)
+        last = written(worker, file, [b"z" * 512], 0)
         worker.close()
         await last
         assert file.pread(512, 0) == b"z" * 512
@@ -274,16 +314,12 @@ def test_every_end_of_a_write_is_told(
     async def main() -> None:
         worker = ThreadWorkers().start("stub")
         stub: Any = Stub(outcome, failure)
-        future = worker.write_durably(stub, [b"x"], 0)
         if raised is None:
-            await asyncio.wait_for(future, 60)
+            await asyncio.wait_for(written(worker, stub, [b"x"], 0), 60)
         else:
             with pytest.raises(raised):
-                await asyncio.wait_for(future, 60)
+                await asyncio.wait_for(written(worker, stub, [b"x"], 0), 60)
         assert stub.calls == calls
-        given_up = worker.write_durably(stub, [b"x"], 0)
-        given_up.cancel()
-        await worker.run(int)
         worker.close()
 
     asyncio.run(main())

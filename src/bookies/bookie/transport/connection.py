@@ -78,13 +78,14 @@ class Answers:
     def write_to(self, transport: asyncio.Transport, *, is_all: bool) -> None:
         """Give the transport the answers, as long as the peer consumes them, or unconditionally."""
         gathered, self.gathered = self.gathered, []
-        size = sum(map(len, gathered))
-        if len(gathered) > 1 and size <= JOIN_SIZE_MAX:
+        if len(gathered) > 1 and sum(map(len, gathered)) <= JOIN_SIZE_MAX:
             gathered = [b"".join(gathered)]
         if len(gathered) == 1 and not self._kept and not self.is_slow and self.part_size is None:  # the usual case
-            self._accepted_size += size
-            transport.write(gathered[0])
+            (buffer,) = gathered
+            self._accepted_size += len(buffer)
+            transport.write(buffer)
             return
+        size = sum(map(len, gathered))
         self._kept += gathered
         self._kept_size += size
         self._accepted_size += size

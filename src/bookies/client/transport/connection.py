@@ -57,6 +57,9 @@ CHECK_INTERVAL = 0.1  # seconds between checks of deadlines, while requests are 
 ABANDONED_READS_MAX = 10_000  # v2 reads given up whose response may still arrive; above this the connection is closed
 
 
+_OK = Status.OK  # compared with the status of every response
+
+
 class State(enum.Enum):
     CONNECTING = "connecting"  # requests wait in order
     OPEN = "open"
@@ -90,33 +93,61 @@ TRANSITIONS = {
 }
 
 
+class Flushes:
+    """The outputs of one client's connections that have bytes to send. One callback per iteration flushes all."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due: list[_Output] = []
+        self._is_expected = False  # a call of `flush` follows
+
+    def join(self, output: _Output) -> None:
+        """Flush the output at the end of this iteration of the event loop."""
+        self._due.append(output)
+        if not self._is_expected:
+            self._is_expected = True
+            self._loop.call_soon(self.flush)
+
+    def expect(self) -> None:
+        """Announce a call of `flush` in this iteration, which saves the callback and an iteration of the loop."""
+        self._is_expected = True
+
+    def flush(self) -> None:
+        """Flush the outputs that have joined."""
+        self._is_expected = False
+        due, self._due = self._due, []
+        for output in due:
+            output.flush()
+
+
 class _Output:
     """Bytes to send: gathers those of one iteration of the event loop. `transport`: None while there is none."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, flushes: Flushes) -> None:
         self.transport: asyncio.Transport | None = None
-        self._loop = loop
+        self._flushes = flushes
         self._unsent: list[Buffer] = []
         self._size = 0  # bytes of adds in it
-        self._is_flush_scheduled = False
+        self._has_joined = False  # the flush at the end of this iteration
 
     def connected(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        self._flush()
+        self.flush()
 
     def send_adds(self, buffers: Sequence[Buffer], size: int) -> None:
         """Send in this or the next iteration of the event loop. `size`: bytes of adds."""
         self._unsent.extend(buffers)
         self._size += size
         if self._size >= WRITE_SIZE:
-            self._flush()
-        elif not self._is_flush_scheduled:
-            self._schedule_flush()
+            self.flush()
+        elif not self._has_joined:
+            self._join()
 
     def send(self, buffers: Sequence[Buffer]) -> None:
+        """Send in this or the next iteration of the event loop."""
         self._unsent.extend(buffers)
-        if not self._is_flush_scheduled:
-            self._schedule_flush()
+        if not self._has_joined:
+            self._join()
 
     def drop(self) -> None:
         """Discard the bytes and abort the transport."""
@@ -129,24 +160,25 @@ class _Output:
         """Report whether the transport holds bytes that the bookie does not accept."""
         return self.transport is not None and self.transport.get_write_buffer_size() > 0
 
-    def _schedule_flush(self) -> None:
+    def _join(self) -> None:
         """Flush at the end of this loop iteration, so that requests of all ledgers share a system call."""
         if self.transport is not None:
-            self._is_flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._has_joined = True
+            self._flushes.join(self)
 
-    def _flush(self) -> None:
-        self._is_flush_scheduled = False
-        if self.transport is None or not self._unsent:
+    def flush(self) -> None:
+        """Give the bytes to the transport, if there is one."""
+        self._has_joined = False
+        unsent, size, transport = self._unsent, self._size, self.transport
+        if transport is None or not unsent:
             return
-        unsent, self._unsent = self._unsent, []
-        size, self._size = self._size, 0
+        self._unsent, self._size = [], 0
         if len(unsent) == 1:
-            self.transport.write(unsent[0])
+            transport.write(unsent[0])
         elif size < 2 * WRITE_SIZE:  # One copy is cheaper than many buffers.
-            self.transport.write(b"".join(unsent))
+            transport.write(b"".join(unsent))
         else:
-            self.transport.writelines(unsent)
+            transport.writelines(unsent)
 
 
 class _Input:
@@ -159,8 +191,8 @@ class _Input:
 
     def buffer(self) -> Buffer:
         """Return the buffer for the next bytes."""
-        self._room = self._decoder.room()
-        return self._scratch if self._room is None else self._room
+        self._room = room = self._decoder.room()
+        return self._scratch if room is None else room
 
     def received(self, size: int) -> Sequence[Response]:
         """Return the responses that `size` more bytes in the buffer complete. Raises `RemoteProtocolError`."""
@@ -192,7 +224,13 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, bookie: BookieId, wire: str, frame_size_max: int, owner: ConnectionOwner, scratch: memoryview
+        self,
+        bookie: BookieId,
+        wire: str,
+        frame_size_max: int,
+        owner: ConnectionOwner,
+        scratch: memoryview,
+        flushes: Flushes,
     ) -> None:
         self.bookie = bookie
         self.wire = wire
@@ -203,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._owner = owner
         self._input = _Input(ResponseDecoder(wire, frame_size_max), scratch)
-        self._output = _Output(self._loop)
+        self._output = _Output(flushes)
         self._held = HeldAdds()
         self._adds = UnansweredAdds()
         self._requests = UnansweredRequests()
@@ -227,8 +265,10 @@ class Connection(asyncio.BufferedProtocol):
     def send_adds(self, adds: PendingAdds, buffers: Sequence[Buffer], *, is_recovery: bool = False) -> None:
         """Send the frames of these adds. Never blocks."""
         assert self.error is None
-        is_v2 = self.wire == "v2"
-        self._adds.append(adds, adds.ledger_id if is_v2 else V3_ADDS, is_recovery=is_recovery and is_v2)
+        if self.wire == "v2":
+            self._adds.append(adds, adds.ledger_id, is_recovery=is_recovery)
+        else:
+            self._adds.append(adds, V3_ADDS, is_recovery=False)
         self._output.send_adds(buffers, adds.size)
         if self._timer is None:
             self._watch_deadlines()
@@ -356,9 +396,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- responses -----------------------------------------------------------------------------------------------
     def _answer_adds(self, response: AddResponses) -> None:
-        keys = response.entry_ids if response.txn_ids is None else response.txn_ids
-        if response.status is Status.OK:
-            run = self._adds.take_run(V3_ADDS if response.txn_ids is not None else response.ledger_id, keys)
+        keys, where = response.txn_ids, V3_ADDS
+        if keys is None:
+            keys, where = response.entry_ids, response.ledger_id
+        if response.status is _OK:
+            run = self._adds.take_run(where, keys)
             if run is not None:
                 run.sink.on_acknowledged(self.bookie, run.entry_ids)
                 return

@@ -17,7 +17,7 @@ from typing import TypeVar
 from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
 from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.client_latency import ClientLatency
-from bookies.client.transport.connection import Connection, ConnectionOwner
+from bookies.client.transport.connection import Connection, ConnectionOwner, Flushes
 from bookies.client.transport.copy_admission import CopyAdmission
 from bookies.client.transport.handshake import ClientSecurity, Handshake
 from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
@@ -93,10 +93,11 @@ class _Connector:
         self._resolve = resolve
         self._security = ClientSecurity(runtime, config)
         self._scratch = memoryview(bytearray(RECEIVE_SIZE))
+        self.flushes = Flushes()
 
     def connection(self, bookie: BookieId, wire: str, owner: ConnectionOwner) -> Connection:
         """Return a connection that is to be opened by `open`."""
-        return Connection(bookie, wire, self._config.frame_size_max + ANSWER_SLACK, owner, self._scratch)
+        return Connection(bookie, wire, self._config.frame_size_max + ANSWER_SLACK, owner, self._scratch, self.flushes)
 
     async def open(self, connection: Connection) -> None:
         """Open the connection, or report to it why that failed."""
@@ -165,6 +166,11 @@ class BookiePool:
         """Return a random number of 0..count-1, for choices that should differ from handle to handle."""
         return self._random.randrange(count)
 
+    @property
+    def flushes(self) -> Flushes:
+        """Return the outputs that have bytes to send."""
+        return self._connector.flushes
+
     # -- adds ----------------------------------------------------------------------------------------------------
     def send_adds(
         self,
@@ -180,10 +186,11 @@ class BookiePool:
         `sink` receives the outcome of every entry exactly once, never before this call returns. Raises `ClientClosed`.
         """
         proof, is_deferred_sync = options
-        is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
-        self.counts.replicas_sent += len(entry_ids)
-        self.counts.bytes_sent += len(frames)
-        connection = self._connection(bookie, "v3" if is_deferred_sync else self._config.wire)
+        counts, size = self.counts, len(frames)
+        counts.replicas_sent += len(entry_ids)
+        counts.bytes_sent += size
+        wire, peer = "v3" if is_deferred_sync else self._config.wire, self._peers.get(bookie)
+        connection = (peer and peer.connections.get(wire)) or self._connection(bookie, wire)
         keys: Sequence[int]
         if connection.wire == "v2":
             keys, buffers = entry_ids, (frames,)
@@ -191,12 +198,11 @@ class BookiePool:
             keys = txn_ids = connection.next_txn_ids(len(entry_ids))
             buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
         now_s = self._loop.time()
-        deadline = now_s + self._config.add_timeout_ms / 1000
-        adds = PendingAdds(ledger_id, keys, entry_ids, sink, deadline, len(frames))
-        if proof is not None and not proof.covers(connection.number, now_s):
-            connection.hold_adds(adds, buffers, proof)
+        adds = PendingAdds(ledger_id, keys, entry_ids, sink, now_s + self._config.add_timeout_ms / 1000, size)
+        if proof is None or proof.covers(connection.number, now_s):
+            connection.send_adds(adds, buffers, is_recovery=frames[7] & v2.FLAG_RECOVERY != 0)
         else:
-            connection.send_adds(adds, buffers, is_recovery=is_recovery)
+            connection.hold_adds(adds, buffers, proof)
 
     def pending_size(self, bookie: BookieId) -> int:
         """Return the bytes of adds that this bookie has not answered, sent or waiting to be sent."""

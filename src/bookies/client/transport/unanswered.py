@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from bookies.client.transport.open_ledgers import OpenProof
 from bookies.errors import BookKeeperError, Status
 from bookies.model import BookieId
@@ -35,20 +37,15 @@ class AddSink(Protocol):
     def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None: ...
 
 
-class PendingAdds:
+class PendingAdds(Struct, eq=False):
     """Unanswered adds of one call. `keys`: match responses to entries, one per entry."""
 
-    __slots__ = ("deadline", "entry_ids", "keys", "ledger_id", "sink", "size")
-
-    def __init__(
-        self, ledger_id: int, keys: Sequence[int], entry_ids: Sequence[int], sink: AddSink, deadline: float, size: int
-    ) -> None:
-        self.ledger_id = ledger_id
-        self.keys = keys
-        self.entry_ids = entry_ids
-        self.sink = sink
-        self.deadline = deadline
-        self.size = size
+    ledger_id: int
+    keys: Sequence[int]
+    entry_ids: Sequence[int]
+    sink: AddSink
+    deadline: float
+    size: int
 
     def cut(self, count: int) -> PendingAdds:
         """Split off the first `count` entries, with their share of the size."""
@@ -169,12 +166,12 @@ class UnansweredAdds:
 
     def append(self, adds: PendingAdds, where: int, *, is_recovery: bool) -> None:
         """Keep adds that were sent for this ledger, or `V3_ADDS`. `is_recovery`: over v2."""
+        self.size += adds.size
         queues = self._of_recoveries if is_recovery else self._of_writers
         queue = queues.get(where)
         if queue is None:
             queue = queues[where] = AddQueue()
         queue.append(adds)
-        self.size += adds.size
 
     def take_run(self, where: int, keys: Sequence[int]) -> PendingAdds | None:
         """Remove and return the oldest run if a success with these keys answers exactly that: the usual case."""

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from bookies.client.transport.client_counts import ClientCounts
 from bookies.client.transport.client_latency import ClientLatency
+from bookies.client.transport.connection import Flushes
 from bookies.client.transport.open_ledgers import NO_OPTIONS, AddOptions
 from bookies.client.transport.unanswered import Outcome
 from bookies.errors import BookieBusy, BookKeeperError, ClientClosed, NotEnoughBookies
@@ -46,6 +47,9 @@ class AddPool(Protocol):
     connection_count: int
     counts: ClientCounts
     latency: ClientLatency | None
+
+    @property
+    def flushes(self) -> Flushes: ...
 
     def send_adds(
         self,
@@ -153,17 +157,19 @@ class SendWindow:
 
     def release(self, bound: int) -> int:
         """Drop the batches whose ids are all below `bound`; return the bytes freed."""
+        batches = self._batches
+        if not batches or batches[0].last >= bound:
+            return 0
         count = size = 0
-        for batch in self._batches:
+        for batch in batches:
             if batch.last >= bound:
                 break
             count += 1
             size += len(batch.frames)
-        if count:
-            newest = self._batches[count - 1]
-            self._released = newest.last
-            self._released_length = _length_in(newest, newest.last)
-            del self._batches[:count]
+        newest = batches[count - 1]
+        self._released = newest.last
+        self._released_length = _length_in(newest, newest.last)
+        del batches[:count]
         return size
 
 

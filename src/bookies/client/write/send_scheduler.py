@@ -15,6 +15,8 @@ import asyncio
 from types import TracebackType
 from typing import Protocol
 
+from bookies.client.transport.connection import Flushes
+
 CROWD = 16  # writers in one loop iteration
 
 
@@ -56,10 +58,14 @@ class ScheduledWriter(Protocol):
 
 
 class SendScheduler:
-    """The writers of one client that have queued entries in this loop iteration, in order."""
+    """The writers of one client that have queued entries in this loop iteration, in order.
 
-    def __init__(self) -> None:
+    `flushes`: of the connections on which they send.
+    """
+
+    def __init__(self, flushes: Flushes) -> None:
         self._loop = asyncio.get_running_loop()
+        self._flushes = flushes
         self._writers: list[ScheduledWriter] = []
 
     def join(self, writer: ScheduledWriter) -> None:
@@ -71,5 +77,10 @@ class SendScheduler:
     def _run(self) -> None:
         writers, self._writers = self._writers, []
         may_hold = len(writers) > CROWD
-        for writer in writers:
-            writer.send_queued(may_hold=may_hold)
+        flushes = self._flushes
+        flushes.expect()
+        try:
+            for writer in writers:
+                writer.send_queued(may_hold=may_hold)
+        finally:
+            flushes.flush()

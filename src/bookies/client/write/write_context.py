@@ -71,4 +71,4 @@ class WriteContext(Struct, frozen=True):
         announcer = LacAnnouncer(config.explicit_lac_interval_ms / 1000)
         budget = MemoryBudget(config.memory_limit)
         open_ledgers = OpenLedgers(runtime, driver, lambda: pool.connection_count)
-        return cls(runtime, config, pool, driver, bookies, budget, announcer, SendScheduler(), open_ledgers)
+        return cls(runtime, config, pool, driver, bookies, budget, announcer, SendScheduler(pool.flushes), open_ledgers)

@@ -360,9 +360,8 @@ class AddPipeline:
             bound = min([self._answered_bound(position) for position in range(len(self.ensemble))])
         else:
             bound = min([acked.bound for acked in self._acked])
-        if self.is_open:
-            bound = min(bound, self.head + 1)
-        return min(bound, self._sent_bound)
+        limit = self._sent_bound if self.error is not None else self.head + 1
+        return bound if bound < limit else limit
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -410,9 +409,9 @@ class AddPipeline:
         if self.ensemble[position] != bookie:
             return ()
         acked = self._acked[position]
-        if isinstance(entry_ids, range) and entry_ids.step == 1 and not acked.runs and not self._quorums.is_striped:
-            start, stop = entry_ids.start, entry_ids.stop
-            if start <= acked.bound < stop <= self._sent_bound:
+        if type(entry_ids) is range and entry_ids.step == 1 and not acked.runs and not self._quorums.is_striped:
+            stop = entry_ids.stop
+            if entry_ids.start <= acked.bound < stop <= self._sent_bound:
                 # The usual case, the next ids in order: the same result as below at a lower cost per call.
                 acked.bound = stop
                 if self._failures.has_any:
@@ -563,18 +562,19 @@ class AddPipeline:
 
     def _quorum_bound(self, first: int) -> int:
         """Return the first id from `first` on that lacks its quorum."""
-        quorums = self._quorums
-        while first < self._sent_bound:
+        quorums, sent_bound = self._quorums, self._sent_bound
+        while first < sent_bound:
             if quorums.is_striped:
                 bound = quorums.striped_bound(first, self._acked)
             else:
-                bound = quorum_bound([acked.reach(first) for acked in self._acked], quorums.ack_quorum)
+                bounds = [acked.reach(first) if acked.runs else acked.bound for acked in self._acked]
+                bound = quorum_bound(bounds, quorums.ack_quorum)
             if quorums.domains_min > 1:
                 bound = self._domain_bound(first, bound)
             if bound <= first:
                 break
             first = bound
-        return min(first, self._sent_bound)
+        return first if first < sent_bound else sent_bound
 
     def _domain_bound(self, first: int, bound: int) -> int:
         """Return the first id in first..bound that too few fault domains have acknowledged (D-23), or `bound`."""

@@ -63,8 +63,10 @@ class Run(Struct, frozen=True):
     @property
     def overhead(self) -> int:
         """Return the bytes of memory in addition to those of the records."""
-        entry_ids, starts = self.entry_ids, self.records.starts
-        return RUN_OVERHEAD + _numbers_size(entry_ids) + _numbers_size(starts)
+        starts = self.records.starts
+        if len(starts) == 2:  # one entry: its numbers are in `RUN_OVERHEAD`
+            return RUN_OVERHEAD
+        return RUN_OVERHEAD + _numbers_size(self.entry_ids) + _numbers_size(starts)
 
     def index(self, entry_id: int) -> int:
         """Return the index of the entry, or -1."""
@@ -159,8 +161,8 @@ class LedgerRuns:
 
     def add(self, run: Run) -> int:
         """Add a run and return the growth of the overhead in bytes."""
-        if run.first > self.highest:
-            self.highest = run.last
+        if run.entry_ids[0] > self.highest:
+            self.highest = run.entry_ids[-1]
             self._runs.append(run)
             return run.overhead
         self.highest = max(self.highest, run.last)
@@ -278,11 +280,14 @@ class Generation:
 
     def add(self, adds: Adds) -> None:
         """Insert entries: as one mixed run if nearly every entry is of another ledger, else as runs of the ledgers."""
-        if adds.stretch_count >= MIXED_MIN and len(adds) < 2 * adds.stretch_count:
+        count = adds.stretch_count
+        if count == 1:
+            self.add_run(adds.first_ledger_id, adds.entry_ids, adds.records)
+        elif count >= MIXED_MIN and len(adds) < 2 * count:
             self._add_mixed(AddRun.of(adds))
-            return
-        for ledger_id, entry_ids, records in adds.stretches():
-            self.add_run(ledger_id, entry_ids, records)
+        else:
+            for ledger_id, entry_ids, records in adds.stretches():
+                self.add_run(ledger_id, entry_ids, records)
 
     def add_run(self, ledger_id: int, entry_ids: Sequence[int], records: Records) -> None:
         """Insert entries of one ledger, in any order."""
@@ -294,10 +299,10 @@ class Generation:
             runs = self._ledgers[ledger_id] = LedgerRuns()
         self.count += len(entry_ids)
         # Superseded copies still count towards the size: a late flush would delay the journal's deletion.
-        if _is_ascending(entry_ids):
-            self.size += records.size + runs.add(Run(entry_ids, records))
-        else:
-            self.size += records.size + runs.add(Run(*merge_runs([(entry_ids, records)])))
+        self.size += records.size
+        if not _is_ascending(entry_ids):
+            entry_ids, records = merge_runs([(entry_ids, records)])
+        self.size += runs.add(Run(entry_ids, records))
 
     def _add_mixed(self, mixed: AddRun) -> None:
         self.mixed.append(mixed)
@@ -499,6 +504,6 @@ def _as_array(numbers: Sequence[int]) -> array[int]:
 
 
 def _is_ascending(entry_ids: Sequence[int]) -> bool:
-    if isinstance(entry_ids, range):
+    if type(entry_ids) is range:
         return entry_ids.step > 0 or len(entry_ids) == 1
     return all(map(lt, entry_ids, islice(entry_ids, 1, None)))

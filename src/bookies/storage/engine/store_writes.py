@@ -227,6 +227,7 @@ class StoreWrites(StoreAccess):
         R-7: insert in storage first, then queue for the journal, so all records before a mark can be flushed.
         """
         parts.cache.current.add(adds)
+        size = adds.records.size
         try:
             watchers, is_watched = self._watchers, bool(self._watchers)
             for ledger, greatest_id, lac in zip(ledgers, adds.greatest_ids, adds.lacs, strict=True):
@@ -237,11 +238,11 @@ class StoreWrites(StoreAccess):
                     if is_watched:
                         watchers.wake(ledger.ledger_id, lac)
             self._entry_count += len(adds)
-            self._entry_size += adds.records.size
+            self._entry_size += size
         finally:  # all cached entries must be journaled, even after an exception
             if len(ledgers) == 1:
-                self._journal(ledgers[0], adds.records.tobytes(), adds.records.size, partial(done, adds))
-                accepted(adds.records.size)
+                self._journal(ledgers[0], adds.records.tobytes(), size, partial(done, adds))
+                accepted(size)
             else:
                 for journal, part in _by_journal(parts.journals, adds):
                     journal.append((part.records.data,), part.records.size, partial(done, part))

@@ -20,7 +20,7 @@ import asyncio
 import posixpath
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull
@@ -302,10 +302,12 @@ class Journal:
         self.times = JournalTimes()
         self.slowness = Slowness(runtime, directory)
         self._clock = runtime.clock
+        self._loop = asyncio.get_running_loop()  # kept, because the function makes a system call
         self._group_size_max = config.journal_group_size_max
         self._backups_max = config.journal_backups_max
-        # An idle bookie prepares no file; a journal begins to when it has used half of its first file.
-        self._prepare_from = min(config.journal_preallocate_size, FIRST_PREPARED) // 2
+        # An idle bookie prepares no file; a journal begins to when it has used half of its first file's zeros. Padding
+        # uses them too, and is most of a group that has one small record.
+        self._prepare_from = LogMark(0, min(config.journal_preallocate_size, FIRST_PREPARED) // 2)
         self._small_share = 1.0  # share of the recently written bytes that were in small groups, 0 to 1
         self._on_fatal = on_fatal
         self._worker = runtime.workers.start(name)
@@ -325,6 +327,7 @@ class Journal:
     async def open(self, journal_id: int) -> None:
         """Create the first file of this process and accept records. Raises: DiskFull (may be retried), OSError."""
         self.mark = await self._worker.run(self._writer.open, journal_id)
+        self._prepare_from = self._prepare_from._replace(journal_id=journal_id)
         self._is_open = True
 
     @property
@@ -389,7 +392,7 @@ class Journal:
         if not self._is_scheduled and self._is_open:
             self._is_scheduled = True
             # Deferred, so that records of the same iteration of the event loop join the group.
-            asyncio.get_running_loop().call_soon(self._commit)
+            self._loop.call_soon(self._commit)
 
     def _commit(self) -> None:
         """Write everything queued, up to the size limit of a group."""
@@ -408,7 +411,7 @@ class Journal:
                 waiters.append(done)
         if not buffers:  # only waiters for records that earlier groups have made durable
             self._answer(waiters)
-            asyncio.get_running_loop().call_soon(self._commit)
+            self._loop.call_soon(self._commit)
             return
         start_s = self._clock.monotonic()
         self._started_s = start_s
@@ -417,26 +420,31 @@ class Journal:
             begun = self._writer.begin(buffers, size)
             if begun is not None:
                 file, start, end = begun
-                written = self._worker.write_durably(file, buffers, start)
+                self._worker.write_durably(file, buffers, start, partial(self._written, end, size, waiters, start_s))
+                return
         except Exception as error:  # noqa: BLE001  (a programming error: the callers of this group must not wait for ever)
             self._fail(error)
-            return
-        if begun is not None:
-            written.add_done_callback(lambda future: self._written(future, end, size, waiters, start_s))
             return
         committed = self._worker.run(self._writer.commit, buffers, size, self._spares.ready)
         committed.add_done_callback(lambda future: self._committed(future, size, waiters, start_s))
 
-    def _written(self, future: asyncio.Future[None], end: int, size: int, waiters: list[Done], start_s: float) -> None:
-        if not self._has_succeeded(future):
+    def _written(self, end: int, size: int, waiters: list[Done], start_s: float, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
             return
         self.mark = self._writer.ended(end)
-        self._finish_group(size, waiters, start_s)
+        if self._queue:
+            # Deferred as in `append`: records of this iteration of the event loop join those that wait.
+            self._loop.call_soon(self._finish_group, size, waiters, start_s)
+        else:
+            self._finish_group(size, waiters, start_s)
 
     def _committed(
         self, future: asyncio.Future[tuple[LogMark, bool, bool]], size: int, waiters: list[Done], start_s: float
     ) -> None:
-        if not self._has_succeeded(future):
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if error is not None:
+            self._fail(error)
             return
         self.mark, took_spare, is_short = future.result()
         if is_short:
@@ -444,12 +452,6 @@ class Journal:
         if took_spare:
             self._spares.take()
         self._finish_group(size, waiters, start_s)
-
-    def _has_succeeded(self, future: asyncio.Future[Any]) -> bool:
-        error = asyncio.CancelledError() if future.cancelled() else future.exception()
-        if error is not None:
-            self._fail(error)
-        return error is None
 
     def _finish_group(self, size: int, waiters: list[Done], start_s: float) -> None:
         self._started_s = None
@@ -459,7 +461,10 @@ class Journal:
         self.queued_size -= size
         self._prepare_for(size)
         # Start the next group first: the device is the bottleneck, and answered clients add to the group after it.
-        self._commit()
+        if self._queue:
+            self._commit()
+        else:
+            self._go_idle()
         if self.on_durable is not None:
             self.on_durable(start_s, start_s + sync_s, size)
         self._answer(waiters)
@@ -469,7 +474,7 @@ class Journal:
         """Prepare a file after a group of `size` bytes if small groups have most of the recent bytes."""
         is_small = size < SMALL_GROUP
         self._small_share += (is_small - self._small_share) * min(1.0, size / SHARE_SIZE)
-        if is_small and self._small_share > 0.5 and self.size > self._prepare_from:
+        if is_small and self.mark > self._prepare_from and self._small_share > 0.5:
             self._spares.prepare()
 
     def _answer(self, waiters: list[Done]) -> None:

@@ -144,7 +144,7 @@ def pack_padding(position: int, alignment: int = ALIGNMENT, room: int = 0) -> by
 def pack_group_end(journal_id: int, start: int, buffers: Sequence[Buffer], size: int, alignment: int) -> bytes:
     """Return the padding with the trailer for the group of `buffers`, `size` bytes in all, at file offset `start`."""
     padding = pack_padding(start + size, alignment, journal_trailer.TRAILER_SIZE)
-    return journal_trailer.seal(journal_id, start, buffers, padding)
+    return journal_trailer.seal(journal_id, start, buffers, size, padding)
 
 
 def scan(

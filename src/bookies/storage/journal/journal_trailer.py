@@ -36,10 +36,6 @@ class Trailer(Struct, frozen=True):
     size: int
     checksum: int
 
-    def pack(self) -> bytes:
-        data = _FIELDS.pack(MAGIC, self.size, self.journal_id, self.start, self.checksum)
-        return data + _DIGEST.pack(crc32c(data))
-
     def matches(self, buffers: Iterable[Buffer]) -> bool:
         """Report whether the group, in consecutive buffers, matches its checksum."""
         checksum = 0
@@ -48,17 +44,17 @@ class Trailer(Struct, frozen=True):
         return self.checksum == checksum
 
 
-def seal(journal_id: int, start: int, buffers: Sequence[Buffer], padding: bytes) -> bytes:
+def seal(journal_id: int, start: int, buffers: Sequence[Buffer], size: int, padding: bytes) -> bytes:
     """Return the padding of the group of `buffers` at file offset `start`, with the trailer at its end.
 
-    `padding`: a padding record with at least `TRAILER_SIZE` bytes of content.
+    `size`: bytes of the buffers in all. `padding`: a padding record with at least `TRAILER_SIZE` bytes of content.
     """
     head = padding[:-TRAILER_SIZE]
-    checksum = size = 0
-    for buffer in (*buffers, head):
+    checksum = 0
+    for buffer in buffers:
         checksum = crc32c(buffer, checksum)
-        size += len(buffer)
-    return head + Trailer(journal_id, start, size, checksum).pack()
+    fields = _FIELDS.pack(MAGIC, size + len(head), journal_id, start, crc32c(head, checksum))
+    return head + fields + _DIGEST.pack(crc32c(fields))
 
 
 def parse_trailer(data: bytes, at: int, offset: int, journal_id: int | None) -> Trailer | None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.client.base.metadata_loop import MetadataLoop
-from bookies.client.transport.connection import TRANSITIONS, Connection, Event, State
+from bookies.client.transport.connection import TRANSITIONS, Connection, Event, Flushes, State
 from bookies.client.transport.open_ledgers import Holder, OpenLedgers, OpenProof
 from bookies.client.transport.unanswered import AddQueue, Outcome, PendingAdds
 from bookies.errors import (
@@ -103,7 +103,7 @@ class Bench:
         self.timeouts: list[BookieId] = []
         self.sink = Sink()
         self.transport = Transport()
-        self.connection = Connection(B1, wire, 1 << 20, Owner(self), memoryview(bytearray(4096)))
+        self.connection = Connection(B1, wire, 1 << 20, Owner(self), memoryview(bytearray(4096)), Flushes())
         if is_connected:
             self.connection.connection_made(self.transport)
 

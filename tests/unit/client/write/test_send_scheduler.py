@@ -12,7 +12,7 @@ from bookies.client.write.writer import HELD_MAX
 
 
 async def _writers(stage: Stage, count: int) -> list[LedgerWriter]:
-    turns = SendScheduler()
+    turns = SendScheduler(stage.pool.flushes)
     ledgers = [await stage.create() for _ in range(count)]
     for ledger in ledgers:
         ledger._scheduler = turns

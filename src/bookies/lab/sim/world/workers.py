@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from bookies.runtime.ports import Buffer, File, Worker
+from bookies.runtime.ports import Buffer, Ended, File, Worker
 
 T = TypeVar("T")
 
@@ -39,8 +39,8 @@ class SimWorker:
             loop.call_later(self._workers.delay_s(), self._perform)
         return future
 
-    def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
-        return self.run(file.write_durably, buffers, offset)
+    def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int, done: Ended) -> None:
+        self.run(file.write_durably, buffers, offset).add_done_callback(lambda future: done(future.exception()))
 
     def close(self) -> None:
         """Run all queued calls immediately: closing blocks, so no virtual time can pass."""
