@@ -187,7 +187,7 @@ def test_the_blocking_client_with_record_sets(uri: str) -> None:
             outcomes = [writer.append_nowait(b"%d" % number, key=b"k") for number in range(100)]
             writer.wait_writable()
             writer.flush()
-            assert {outcome.result(timeout=10) for outcome in outcomes} <= {
+            assert {outcome.result(timeout=0) for outcome in outcomes} <= {
                 Position(writer.ledger_id, entry_id) for entry_id in range(100)
             }
         with log.open() as reader:
