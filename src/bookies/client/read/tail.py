@@ -59,7 +59,8 @@ class TailSource:
                     raise
                 except BookKeeperError as error:
                     if isinstance(error, NEGATIVE) and asyncio.get_running_loop().time() - begun >= IDLE_ROUND_S:
-                        state.mark_stale()  # No entry was written yet, and the bookies have delayed their answers.
+                        self._failures = 0  # No entry was written yet, and the bookies have delayed their answers.
+                        state.mark_stale()
                     else:
                         await self._pause(error)
                     continue

@@ -117,7 +117,11 @@ class Flushes:
         self._is_expected = False
         due, self._due = self._due, []
         for output in due:
-            output.flush()
+            try:
+                output.flush()
+            except Exception as error:  # noqa: BLE001  (it must not silence the others, which have joined already)
+                output.drop()  # An unknown part of its bytes is lost.
+                self._loop.call_exception_handler({"message": "a connection cannot send", "exception": error})
 
 
 class _Output:

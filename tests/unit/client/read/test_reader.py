@@ -565,6 +565,32 @@ async def test_tail_of_a_ledger_without_entries_waits_for_ever_and_ends_when_it_
 
 
 @in_world()
+async def test_tail_of_a_ledger_without_entries_is_patient_again_after_delayed_answers(world: World) -> None:
+    """Failures at its beginning do not count together with one that comes minutes of good answers later."""
+    store = await world.client()
+    writer = await write(store, 0, seal=False)
+    ledger = await reopen(store, writer)
+    for name in world.bookies:
+        await world.take_down(name)
+    tail = asyncio.ensure_future(collect(ledger))
+    await asyncio.sleep(0.2)
+    for name, bookie in world.bookies.items():
+        bookie.delay_s = lambda request: 2.0
+        await world.listen(name)
+    await asyncio.sleep(60)
+    for name in world.bookies:
+        await world.take_down(name)
+    await asyncio.sleep(5)
+    assert not tail.done()
+    for name, bookie in world.bookies.items():
+        bookie.delay_s = lambda request: 0.0
+        await world.listen(name)
+    await writer.append_many([payload(number) for number in range(3)])
+    await writer.seal()
+    check(await tail, 0, 2)
+
+
+@in_world()
 async def test_tail_ends_when_the_handle_is_closed(world: World) -> None:
     store = await world.client()
     writer = await write(store, 3, seal=False)

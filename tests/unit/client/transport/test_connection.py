@@ -48,8 +48,12 @@ class Transport(asyncio.Transport):
         self.writes: list[bytes] = []
         self.unsent = 0
         self.is_aborted = False
+        self.failure: Exception | None = None  # of the next write
 
     def write(self, data: Any) -> None:
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
         self.writes.append(bytes(data))
 
     def writelines(self, list_of_data: Any) -> None:
@@ -97,13 +101,14 @@ class Owner:
 class Bench:
     """A connection and what it talks to."""
 
-    def __init__(self, wire: str = "v2", *, is_connected: bool = True) -> None:
+    def __init__(self, wire: str = "v2", *, is_connected: bool = True, flushes: Flushes | None = None) -> None:
         self.established: list[Connection] = []
         self.ended: list[BookKeeperError] = []
         self.timeouts: list[BookieId] = []
         self.sink = Sink()
         self.transport = Transport()
-        self.connection = Connection(B1, wire, 1 << 20, Owner(self), memoryview(bytearray(4096)), Flushes())
+        scratch = memoryview(bytearray(4096))
+        self.connection = Connection(B1, wire, 1 << 20, Owner(self), scratch, flushes or Flushes())
         if is_connected:
             self.connection.connection_made(self.transport)
 
@@ -251,6 +256,29 @@ def test_adds_of_one_turn_share_a_write_and_are_answered_in_runs() -> None:
         assert bench.sink.acknowledged == list(range(7))
         assert bench.connection.adds_size == 0
         assert not bench.sink.failed
+
+    play(act)
+
+
+def test_a_write_that_fails_does_not_silence_other_connections() -> None:
+    async def act() -> None:
+        flushes = Flushes()
+        benches = [Bench(flushes=flushes) for _ in range(3)]
+        benches[0].transport.failure = MemoryError("no memory")
+        for bench in benches:
+            bench.add(0, 1)
+        flushes.expect()
+        flushes.flush()
+        for bench in benches:
+            bench.add(1, 1)
+        await asyncio.sleep(0)
+        assert [len(bench.transport.writes) for bench in benches[1:]] == [2, 2]
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        assert [bench.transport.is_aborted for bench in benches] == [True, False, False]
+        assert len(loop.errors) == 1
+        assert "no memory" in loop.errors[0]
+        loop.errors.clear()
 
     play(act)
 
