@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 from tests.fakes.logs import payloads
 from tests.fakes.world import World, play
 
 from bookies.client.log import Log
 from bookies.client.log.log import compactor_of
 from bookies.encoding.envelope import Record, parse_record
-from bookies.protocol.log import Position
+from bookies.errors import LogInUse
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.compaction import Rewritten
 from bookies.protocol.log.kept import pack_kept
 from bookies.protocol.log.log_model import Extent
 from bookies.spark.jobs import compacting
@@ -73,6 +78,33 @@ def test_a_compacted_extent_that_was_truncated_in_part_is_compacted_again() -> N
         result = await Rewrite("orders", {extent.seq: extent}, is_dry=False).carry_out(Tools(client, {}, None), item)
         _, rewritten = outcomes_of([item], {extent.seq: extent}, {item.name: result})
         await compacting._swap(client, "orders", rewritten)
+        assert await payloads(log) == before[1:]
+
+    play(main, 3)
+
+
+def test_a_ledger_that_a_repeated_run_lists_is_not_deleted_by_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was taken for dead goes on while its repetition uses the ledgers that it has written."""
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        log = client.log("orders")
+        extents = await written(log)
+        tools, by_number = Tools(client, {}, None), {extent.seq: extent for extent in extents}
+        item = work_on(extents[0], 0)
+        result = await Rewrite("orders", by_number, is_dry=False).carry_out(tools, item)
+        _, rewritten = outcomes_of([item], by_number, {item.name: result})
+        first, again = await compactor_of(log), await compactor_of(log)
+        before = await payloads(log)
+
+        async def overtaken(_: Sequence[Rewritten]) -> Manifest:
+            seen = first._parts.records.current
+            await again.swap(rewritten)
+            return seen
+
+        monkeypatch.setattr(first, "_swap", overtaken)
+        with pytest.raises(LogInUse):
+            await first.swap(rewritten)
         assert await payloads(log) == before[1:]
 
     play(main, 3)
