@@ -37,7 +37,7 @@ from bookies.errors import (
     RecordNotFound,
 )
 from bookies.metadata.interface import MetadataDriver
-from bookies.metadata.interface.driver import LedgerAt, RecordWrite, Step
+from bookies.metadata.interface.driver import LedgerAt, LedgerDeletion, RecordAt, RecordWrite, Step
 from bookies.protocol.log import Manifest
 from bookies.protocol.log.compaction import (
     KEYS_MAX,
@@ -292,9 +292,12 @@ class Compactor:
         """
         swapped = await self._swap(rewritten)  # If it fails, `Log.reap` finds the new ledgers that are not listed.
         unlisted = [change for change in rewritten if change.ledger_id not in swapped.storages]
+        # A repetition of a job may list one as well: its record goes only if the list is still the one without it.
+        seen = RecordAt(self._parts.records.record, self._parts.records.version)
         for change in unlisted:
             with contextlib.suppress(BookKeeperError):
-                await self._parts.client.delete(change.ledger_id)
+                version = (await self._driver.read_ledger(change.ledger_id)).version
+                await self._driver.transact([seen, LedgerDeletion(change.ledger_id, version)])
         await sweep(self._parts)
         listed = {extent.seq for extent in swapped.extents}
         if any(change.basis.seq in listed for change in unlisted):

@@ -276,5 +276,8 @@ class Rewrite(Struct, frozen=True):
         try:
             written = await (await _compactor(tools.client, self.log, extent)).written(extent, goes)
         except LedgerNotFound:
-            return Outcome(common.GONE, {"error": "it was truncated or compacted meanwhile"})
-        return Outcome(common.DONE, detail | {"ledger": written.ledger_id, "bytes": written.size})
+            # A repetition tries again, because it plans only listed extents: perhaps the new ledger was reaped.
+            return Outcome(common.FAILED, {"error": "it was truncated or compacted meanwhile: repeat the run"})
+        # What a truncation of a compacted extent leaves is known only after it was read.
+        detail |= {"ledger": written.ledger_id, "entries": written.kept, "bytes": written.size}
+        return Outcome(common.DONE, detail)

@@ -174,9 +174,9 @@ def items_of(piece: Piece, to: str, file_format: str, size_max: int) -> list[Ite
         arguments = {"ledger": piece.ledger_id, "first": first, "last": last, "row": row, "to": to, "file": name}
         if stored is not None:
             arguments |= {"stored": stored.ledger_id, "kept": stored.kept}
-        items.append(
-            Item(f"{piece.seq}:{piece.ledger_id}:{first}:{last}", piece.size // parts, (), json.dumps(arguments))
-        )
+        # After a compaction a repeated run exports the extent again: the tombstones of its records may be gone.
+        storage = piece.ledger_id if stored is None else stored.ledger_id
+        items.append(Item(f"{piece.seq}:{storage}:{first}:{last}", piece.size // parts, (), json.dumps(arguments)))
     return items
 
 

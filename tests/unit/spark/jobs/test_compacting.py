@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 from tests.fakes.logs import payloads
 from tests.fakes.world import World, play
 
 from bookies.client.log import Log
 from bookies.client.log.log import compactor_of
 from bookies.encoding.envelope import Record, parse_record
+from bookies.errors import LogInUse
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.compaction import Rewritten
 from bookies.protocol.log.kept import pack_kept
 from bookies.protocol.log.log_model import Extent
 from bookies.spark.jobs import compacting
@@ -48,7 +54,59 @@ def test_extents_are_written_without_what_goes_and_swapped_in() -> None:
         assert await payloads(log) == [before[1], before[3], *before[4:]]
         assert [extent.kept for extent in (await log.manifest()).extents[:3]] == [1, 1, None]
         late = await Rewrite("orders", by_number, is_dry=False).carry_out(tools, items[0])
-        assert late == Outcome(common.GONE, {"error": "it was truncated or compacted meanwhile"})
+        assert late == Outcome(common.FAILED, {"error": "it was truncated or compacted meanwhile: repeat the run"})
+        assert late.outcome in common.UNFINISHED
+
+    play(main, 3)
+
+
+def test_a_compacted_extent_that_was_truncated_in_part_is_compacted_again() -> None:
+    async def main(world: World) -> None:
+        client = await world.client()
+        log = client.log("orders")
+        await log.create(record_format="envelope", compaction="key")
+        async with log.lead() as writer:
+            await writer.append_many([Record(b"%d" % number, b"k%d" % (number % 5)) for number in range(6)])
+            await writer.roll()
+            await writer.append(Record(b"new", b"k4"))
+        await log.compact()
+        ledger_id = (await log.manifest()).extents[0].ledger_id
+        await log.truncate(Position(ledger_id, 3))
+        [extent, *_] = (await (await compactor_of(log)).basis()).extents
+        assert (extent.first, extent.last, extent.kept) == (3, 5, 4)
+        before = await payloads(log)
+        item = work_on(extent, 3)
+        result = await Rewrite("orders", {extent.seq: extent}, is_dry=False).carry_out(Tools(client, {}, None), item)
+        _, rewritten = outcomes_of([item], {extent.seq: extent}, {item.name: result})
+        await compacting._swap(client, "orders", rewritten)
+        assert await payloads(log) == before[1:]
+
+    play(main, 3)
+
+
+def test_a_ledger_that_a_repeated_run_lists_is_not_deleted_by_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was taken for dead goes on while its repetition uses the ledgers that it has written."""
+
+    async def main(world: World) -> None:
+        client = await world.client()
+        log = client.log("orders")
+        extents = await written(log)
+        tools, by_number = Tools(client, {}, None), {extent.seq: extent for extent in extents}
+        item = work_on(extents[0], 0)
+        result = await Rewrite("orders", by_number, is_dry=False).carry_out(tools, item)
+        _, rewritten = outcomes_of([item], by_number, {item.name: result})
+        first, again = await compactor_of(log), await compactor_of(log)
+        before = await payloads(log)
+
+        async def overtaken(_: Sequence[Rewritten]) -> Manifest:
+            seen = first._parts.records.current
+            await again.swap(rewritten)
+            return seen
+
+        monkeypatch.setattr(first, "_swap", overtaken)
+        with pytest.raises(LogInUse):
+            await first.swap(rewritten)
+        assert await payloads(log) == before[1:]
 
     play(main, 3)
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.fakes.offloaded import GIVEN_UP, named
 
 from bookies.errors import InvalidArgument
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorums.quorum import stores
-from bookies.spark.jobs import reconcile, repair, scrub, usage, whatif
+from bookies.spark.base.extents import Stored
+from bookies.spark.jobs import exporting, reconcile, repair, scrub, usage, whatif
 from bookies.spark.jobs.shared import common, findings
 from bookies.spark.read import tables
 
@@ -22,6 +24,18 @@ from bookies.spark.read import tables
 def fragment(first: int, last: int | None, size: int | None = 1000, names: str = "abc", **more: Any) -> dict[str, Any]:
     row = {"ledger_id": 7, "fragment": 0, "first_entry": first, "last_entry": last, "bytes": size, "ensemble": [*names]}
     return {**row, "write_quorum": 3, "ack_quorum": 2, **more}
+
+
+# -- export ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_export_writes_an_extent_again_after_a_compaction() -> None:
+    """Its file may have a record whose tombstone is gone from a later extent."""
+    before = exporting.Piece(0, 7, 0, 9, 100, 0)
+    pieces = [before, *(replace(before, stored=Stored(ledger_id, 8, 80, 10)) for ledger_id in (20, 21))]
+    items = [item for piece in pieces for item in exporting.items_of(piece, "/there", "text", 1 << 20)]
+    assert len({item.name for item in items}) == 3
+    assert len({json.loads(item.arguments)["file"] for item in items}) == 1
 
 
 # -- scrub -----------------------------------------------------------------------------------------------------------
