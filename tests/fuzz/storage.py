@@ -150,17 +150,22 @@ def _records_of(file: bytes, *, is_newest: bool) -> tuple[list[tuple[Any, ...]],
     return records, end
 
 
+def packed_trailer(found: journal_trailer.Trailer) -> bytes:
+    fields = struct.pack(">4sIqqI", journal_trailer.MAGIC, found.size, found.journal_id, found.start, found.checksum)
+    return fields + struct.pack(">I", crc32c(fields))
+
+
 def trailer(data: bytes) -> None:
     (at, offset), rest = numbers(data, 2)
     at %= len(rest) + 1
     found = journal_trailer.parse_trailer(rest, at, offset, None)
     if found is not None:
-        equal(found.pack(), rest[at : at + journal_trailer.TRAILER_SIZE], "pack(parse(b)) is not b")
+        equal(packed_trailer(found), rest[at : at + journal_trailer.TRAILER_SIZE], "pack(parse(b)) is not b")
     fields = rest[: journal_trailer.TRAILER_SIZE - 4]
     sealed = fields + struct.pack(">I", crc32c(fields))
     known = journal_trailer.parse_trailer(sealed, 0, offset, None)
     if known is not None:
-        equal(known.pack(), sealed, "pack(parse(b)) is not b")
+        equal(packed_trailer(known), sealed, "pack(parse(b)) is not b")
         check(known.start + known.size == offset, "a trailer of another place", known, offset)
     journal_trailer.find_group(pread(rest), len(rest), at, None)
 

@@ -389,6 +389,10 @@ def test_a_log_is_compacted_as_the_client_does_it(
         assert [(row["extent"], row["outcome"]) for row in rows(found.frame)] == [(part, "done") for part in range(4)]
         assert sum(row["removed"] for row in rows(found.frame)) == removed
         assert records(log) == records(twin)
+        assert {record[2] for record in before} == {record[2] for record in records(log)}
+        twin.compact(tombstone_age=0.001)  # Their records are gone.
+        compacting.job(spark, config(cluster, log="by-key", tombstone_age="1ms"))
+        assert records(log) == records(twin)
         assert {record[2] for record in before} - {record[2] for record in records(log)} == {b"own0", b"own1", b"k1"}
         plan = compacting.complete(spark, config(cluster, log="by-key", mode=common.PLAN)).report
         assert plan.lead.startswith("4 items in")

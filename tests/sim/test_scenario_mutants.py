@@ -40,6 +40,8 @@ FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group ar
     "a decommission succeeds in spite of failures": 7,
     "`placement_rule` is a wish": 1,
     "a renewal writes one entry": 4,
+    "an announcement does not wait for the ack quorum": 1,
+    "an announcement does not wait for the force": 1,
     #
     "count acks by bookie instead of position and bookie": 46,
     "late failures forgotten": 4,

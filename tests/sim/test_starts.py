@@ -29,7 +29,7 @@ def swap(made: Any) -> None:
 
 @pytest.mark.parametrize("stops", [False, True])
 def test_two_journals_that_were_swapped(machine: Any, body: Body, stops: bool) -> None:
-    """Their files have the same ids, so each stands where the other's mark looks for it."""
+    """Their first files have the same id, so each stands where the other's mark looks for it."""
     made = machine("swap", journals=2)
     made.mean_ms = 0.0001  # both begin in the same millisecond
 
@@ -44,7 +44,7 @@ def test_two_journals_that_were_swapped(machine: Any, body: Body, stops: bool) -
     assert made.live(script, stops=stops)
     made.crash(PROCESS_DIES)
     ids = [{path.rpartition("/")[2] for path in made.disk.files(each) if path.endswith(".txn")} for each in JOURNALS]
-    assert ids[0] == ids[1]
+    assert min(ids[0]) == min(ids[1])  # One may have prepared another file.
     swap(made)
     before = made.disk.files()
     wanted = r"/journal0/current: its journal.place names journal 2 of 2.*Mount it as /journal1/current"

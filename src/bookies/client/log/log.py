@@ -421,9 +421,10 @@ class Log:
         """Keep only the last record of each key, in the closed ledgers of the log. Positions do not change.
 
         Records without a key stay. A last record without a value, a tombstone, stays until its ledger has ended
-        `tombstone_age` seconds ago. `dry_run`: change nothing. `timeout`: seconds. It may be repeated and interrupted
-        at any time. Raises `InvalidArgument` (the log was created without `compaction="key"`), `LogInUse` (another
-        process compacts it), `LogTruncated`, `LogNotFound`, and the errors of reading and appending.
+        `tombstone_age` seconds ago, and an earlier compaction has removed what it deletes. `dry_run`: change nothing.
+        `timeout`: seconds. It may be repeated and interrupted at any time. Raises `InvalidArgument` (the log was
+        created without `compaction="key"`), `LogInUse` (another process compacts it), `LogTruncated`, `LogNotFound`,
+        and the errors of reading and appending.
         """
         is_dry = switch("dry_run", dry_run)
         async with TimeLimit(timeout, f"compact log {self.name}"):

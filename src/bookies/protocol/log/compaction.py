@@ -1,15 +1,16 @@
 """Compaction of a log by key: which entries go, and the change of the list. Pure.
 
 The last record of each key stays, and so does every record without a key and every entry that is no record. A record
-without a value is a tombstone: the last one of its key goes when its extent has ended long enough ago. Only closed
-extents are scanned and rewritten. Four rules keep the log right for everyone:
+without a value is a tombstone: the last one of its key goes when its extent has ended long enough ago and no earlier
+record of its key is left, so not in the compaction that removes these. Only closed extents are scanned and rewritten.
+Four rules keep the log right for everyone:
 
 * Positions. The kept entries of an extent go to another ledger, but keep their ids (`protocol/log/kept.py`). So
   cursors, times, numbers of rows and positions that an application has stored lead to the next kept entry.
 * Order. An entry goes because a later one supersedes it. Extents are swapped from the oldest on. So a tombstone is
   never gone while a record that it deletes is still there, whenever the work stops.
 * Numbers. The last numbered record of each producer stays for any key, because a leader finds the numbers of
-  producers in the log (`protocol/log/sequences.py`). A tombstone of the same key stays with it.
+  producers in the log (`protocol/log/sequences.py`).
 * Swap. It needs the new ledgers, and each extent as it was read, unless it was truncated. It stops at the first extent
   that another compaction has changed, because a younger tombstone may stand for a record in it. A new ledger that is
   not listed then is garbage. It has the labels of a transaction that never commits, so `Log.reap` finds it.
@@ -30,7 +31,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bookies.encoding.envelope import Record, parse_record
+from bookies.encoding.envelope import parse_record
 from bookies.errors import InvalidArgument, LogFenced, MetadataCorrupt
 from bookies.protocol.log.log_model import COMPACT_BY_KEY, Extent, Manifest
 from bookies.protocol.log.sequences import number_of
@@ -62,9 +63,9 @@ class KeyScan:
         self._keys_max = keys_max
         self._parts = [Part(1, 0)]
         self._part = Part(1, 0)
-        # By the digest of the key: ordinal and size of its last record; a tombstone's ordinal is inverted.
+        # By the digest of the key: ordinal and size of its last record. That of a tombstone which may go is inverted.
         self._last: dict[bytes, tuple[int, int]] = {}
-        self._producers: dict[str, tuple[int, bytes | None, int]] = {}  # ordinal, digest and size of the last one
+        self._producers: dict[str, tuple[int, int]] = {}  # ordinal and size of the last one
 
     def begin(self) -> bool:
         """Begin a pass over all entries; False: none is left to do."""
@@ -81,21 +82,20 @@ class KeyScan:
             record = parse_record(entry)
         except MetadataCorrupt:
             return  # It stays: readers report it.
-        digest = None if record.key is None else blake2b(record.key, digest_size=DIGEST_SIZE).digest()
-        if self.passes == 1:
-            self._note_number(record, ordinal, digest, len(entry))
-        if digest is None or not _is_in(self._part, digest):
+        if self.passes == 1 and (numbered := number_of(record)) is not None:
+            self._producers[numbered[0]] = ordinal, len(entry)
+        if record.key is None:
             return
-        if (before := self._last.get(digest)) is not None:
+        digest = blake2b(record.key, digest_size=DIGEST_SIZE).digest()
+        if not _is_in(self._part, digest):
+            return
+        before = self._last.get(digest)
+        if before is not None:
             self._mark(max(before[0], ~before[0]), before[1])
-        self._last[digest] = ordinal if record.value is not None else ~ordinal, len(entry)
+        # A reader that has read an earlier record must find the tombstone: it goes in a later compaction.
+        self._last[digest] = ordinal if record.value is not None or before is not None else ~ordinal, len(entry)
         while len(self._last) > self._keys_max:
             self._divide()
-
-    def _note_number(self, record: Record, ordinal: int, digest: bytes | None, size: int) -> None:
-        numbered = number_of(record)
-        if numbered is not None:
-            self._producers[numbered[0]] = ordinal, digest, size
 
     def _mark(self, ordinal: int, size: int) -> None:
         if not self._goes[ordinal]:
@@ -112,16 +112,14 @@ class KeyScan:
 
     def end(self) -> None:
         """End a pass: mark the tombstones that are old enough."""
-        pinned = {ordinal: digest for ordinal, digest, _ in self._producers.values()}
-        needed = {digest for ordinal, digest in pinned.items() if self._goes[ordinal]}
-        for digest, (last, size) in self._last.items():
-            if last < 0 and ~last < self._expired and ~last not in pinned and digest not in needed:
+        for last, size in self._last.values():
+            if last < 0 and ~last < self._expired:
                 self._mark(~last, size)
         self._last = {}
 
     def finish(self) -> None:
         """Keep the last numbered record of each producer, after the last pass."""
-        for ordinal, _, size in self._producers.values():
+        for ordinal, size in self._producers.values():
             if self._goes[ordinal]:
                 self._goes[ordinal] = 0
                 self.bytes_removed -= size

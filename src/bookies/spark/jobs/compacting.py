@@ -179,19 +179,17 @@ def going_of(spark: Any, records: Any, expired: int) -> dict[int, tuple[int, lis
 
     records = records.persist()
     try:
-        last = f.max(f.struct("ordinal", "key"))
-        numbered = records.where("writer IS NOT NULL").groupBy("writer").agg(last.alias("last")).select("last.*")
+        numbered = records.where("writer IS NOT NULL").groupBy("writer").agg(f.max("ordinal").alias("ordinal"))
         pins = numbered.toArrow().to_pylist()
-        keyed = records.where("key IS NOT NULL")
-        keyed = keyed.withColumn("last", f.max("ordinal").over(Window.partitionBy("key")))
-        going = keyed.where((f.col("ordinal") < f.col("last")) | (f.col("is_tombstone") & (f.col("ordinal") < expired)))
-        if pins:
-            # The last number of a writer stays, and the tombstone that deletes its record stays with it.
+        of_key = Window.partitionBy("key")
+        keyed = records.where("key IS NOT NULL").withColumn("last", f.max("ordinal").over(of_key))
+        keyed = keyed.withColumn("first", f.min("ordinal").over(of_key))
+        # A reader that has read an earlier record must find the tombstone: it goes in a later compaction.
+        may_go = f.col("is_tombstone") & (f.col("ordinal") < expired) & (f.col("ordinal") == f.col("first"))
+        going = keyed.where((f.col("ordinal") < f.col("last")) | may_go)
+        if pins:  # The last number of a writer stays.
             kept = common.frame_of(spark, [(pin["ordinal"],) for pin in pins], "ordinal BIGINT")
-            keys = common.frame_of(spark, [(pin["key"],) for pin in pins if pin["key"] is not None], "key BINARY")
             going = going.join(f.broadcast(kept), "ordinal", "left_anti")
-            needed = f.broadcast(keys.distinct().withColumn("is_needed", f.lit(True)))
-            going = going.join(needed, "key", "left").where("ordinal < last OR is_needed IS NULL")
         packed = going.select("extent", "entry").groupBy("extent").applyInArrow(_packed, GOING)
         return {row["extent"]: (row["count"], row["ids"]) for row in packed.toArrow().to_pylist()}
     finally:

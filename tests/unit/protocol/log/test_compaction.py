@@ -57,11 +57,15 @@ def test_the_last_record_of_each_key_stays() -> None:
     assert (scan.passes, scan.entries_removed, scan.bytes_removed) == (1, 1, len(entries[0]))
 
 
-def test_a_tombstone_goes_once_it_is_old_and_nothing_stands_before_it() -> None:
+def test_a_tombstone_goes_once_it_is_old_and_in_a_later_compaction_than_what_it_deletes() -> None:
     entries = [record("a", "1"), record("a", None), record("b", None), record("c", "1"), record("c", None)]
     assert kept(entries)[0] == [1, 2, 4]
-    assert kept(entries, expired=2)[0] == [2, 4]
-    assert kept(entries, expired=5)[0] == []
+    assert kept(entries, expired=2)[0] == [1, 2, 4]
+    assert kept(entries, expired=5)[0] == [1, 4]
+    again = [entries[1], entries[4]]
+    assert kept(again, expired=1)[0] == [1]
+    assert kept(again, expired=2)[0] == []
+    assert kept(again, expired=2, keys_max=1)[0] == []
     assert kept([record("a", None), record("a", "1")], expired=2)[0] == [1]
 
 
