@@ -30,6 +30,12 @@ class SeenLog(LogHistory):
         self.problems.append(f"{promise}: {text}")
 
 
+def _check_outcome(task: asyncio.Task[Any]) -> None:
+    """Let what went on without a caller fail as it may, and no other way."""
+    if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, BookKeeperError):
+        raise error
+
+
 class LogWorld:
     """One run. Processes are named by their role and their life; they are killed and paused as any participant."""
 
@@ -86,12 +92,16 @@ class LogWorld:
                 self.cluster.kill_client(client.name)
 
     async def as_process(self, client: SimClient, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Raises `asyncio.CancelledError` when the process dies first."""
+        """Raises `asyncio.CancelledError` when the process dies first. A cancelled wait leaves it to the process."""
         task = client.participant.create_task(coroutine)
         ended: asyncio.Future[None] = self.loop.create_future()
         task.add_done_callback(lambda _: ended.done() or ended.set_result(None), context=self.loop.world.copy())
         client.participant.on_kill(lambda: None if ended.done() else ended.set_result(None))
-        await ended
+        try:
+            await ended
+        except asyncio.CancelledError:
+            task.add_done_callback(_check_outcome, context=self.loop.world.copy())
+            raise
         if not task.done():
             raise asyncio.CancelledError(f"{client.name} died")
         return task.result()
