@@ -51,6 +51,8 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # An interrupted call can break its connection to Java.
+            raise error.__context__ from None
         text = str(error)
         plain_error = explained(text) or InternalError(f"{type(error).__name__}: {text.partition(chr(10))[0]}")
         plain_error.add_note(text)

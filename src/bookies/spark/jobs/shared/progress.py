@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -59,13 +60,18 @@ class Progress:
         if self._thread.ident is not None:
             self._thread.join()
         self._clear()
-        if error_type is not None and issubclass(error_type, KeyboardInterrupt):
+        if error_type is None or not issubclass(error_type, KeyboardInterrupt):
+            self._context.setLocalProperty("spark.jobGroup.id", None)
+            return
+        if self._run.is_kept:
+            self._say(f"interrupted; finished items are kept: repeat it with run id {self._run.run_id}")
+        else:
+            self._say("interrupted; no results are kept, because there is no output directory")
+        from py4j.protocol import Py4JError
+
+        with contextlib.suppress(Py4JError):  # An interrupted call can break its connection to Java.
             self._context.cancelJobGroup(self._group)
-            if self._run.is_kept:
-                self._say(f"interrupted; finished items are kept: repeat it with run id {self._run.run_id}")
-            else:
-                self._say("interrupted; no results are kept, because there is no output directory")
-        self._context.setLocalProperty("spark.jobGroup.id", None)
+            self._context.setLocalProperty("spark.jobGroup.id", None)
 
     def _watch(self) -> None:
         begin = printed = time.monotonic()

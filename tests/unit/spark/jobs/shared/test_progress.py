@@ -1,0 +1,58 @@
+"""Interruptions of a job whose connection to Java they have broken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+
+from bookies.spark.jobs.shared.failures import plain_errors
+from bookies.spark.jobs.shared.packing import Estimate
+from bookies.spark.jobs.shared.progress import Begun, Progress
+
+
+class Context:
+    """A session's context whose Java has ended, or not."""
+
+    def __init__(self, has_java: bool) -> None:
+        self._has_java = has_java
+        self.calls: list[str] = []
+
+    def setJobGroup(self, *words: object, **options: object) -> None:
+        self.calls.append("begin")
+
+    def cancelJobGroup(self, group: str) -> None:
+        self.calls.append("cancel")
+        if not self._has_java:
+            raise Py4JNetworkError("Answer from Java side is empty")
+
+    def setLocalProperty(self, name: str, value: None) -> None:
+        self.calls.append("clear")
+
+
+class Session:
+    def __init__(self, has_java: bool) -> None:
+        self.sparkContext = Context(has_java)
+
+
+@pytest.mark.parametrize("has_java", [True, False])
+def test_an_interruption_says_what_becomes_of_the_run(has_java: bool, capsys: Any) -> None:
+    spark = Session(has_java)
+    begun = Begun("scrub", "x", Estimate(1, 1, 1, {}, 1.0))
+    with pytest.raises(KeyboardInterrupt), Progress(spark, begun, is_quiet=True):
+        raise KeyboardInterrupt
+    assert "finished items are kept: repeat it with run id x" in capsys.readouterr().err
+    assert spark.sparkContext.calls == ["begin", "cancel", *(["clear"] if has_java else [])]
+
+
+def test_an_error_of_an_interrupted_call_is_an_interruption() -> None:
+    @plain_errors()
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise Py4JError("Answer from Java side is empty")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
