@@ -40,7 +40,7 @@ class Session:
 def test_an_interruption_says_what_becomes_of_the_run(has_java: bool, capsys: Any) -> None:
     spark = Session(has_java)
     begun = Begun("scrub", "x", Estimate(1, 1, 1, {}, 1.0))
-    with pytest.raises(KeyboardInterrupt), Progress(spark, begun, is_quiet=True):
+    with pytest.raises(KeyboardInterrupt), Progress(spark, begun, is_quiet=False):
         raise KeyboardInterrupt
     assert "finished items are kept: repeat it with run id x" in capsys.readouterr().err
     assert spark.sparkContext.calls == ["begin", "cancel", *(["clear"] if has_java else [])]
