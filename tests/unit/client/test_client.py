@@ -39,14 +39,17 @@ from bookies.model import BookieId, BookieInfo, BookieMode, DigestType, Endpoint
 
 
 def objects_left() -> Counter[str]:
-    """Objects of the client, and futures, that are alive, by type."""
+    """Objects of the client, and futures of this event loop, that are alive, by type."""
     gc.collect()
-    kinds = [type(each) for each in gc.get_objects()]
-    return Counter(  # An iterator over a future takes its place while it is awaited.
-        kind.__qualname__.removesuffix("Iter")
-        for kind in kinds
-        if str(kind.__module__).startswith(("bookies.client", "_asyncio"))
-    )
+    loop = asyncio.get_running_loop()
+    found: Counter[str] = Counter()
+    for each in gc.get_objects():
+        module = str(type(each).__module__)
+        if module.startswith("bookies.client"):
+            found[type(each).__qualname__] += 1
+        elif module == "_asyncio" and isinstance(each, asyncio.Future) and each.get_loop() is loop:
+            found[type(each).__qualname__] += 1
+    return found
 
 
 @in_world()

@@ -375,7 +375,7 @@ def test_a_compaction_removes_all_claimed_entries_at_the_end() -> None:
         await first.commit()
         await take(first, 1)
         await first.lease.release()  # What it has claimed is free.
-        assert (await log.compact(tombstone_age=0.001)).removed == 3
+        assert [(await log.compact(tombstone_age=0.001)).removed for _ in range(2)] == [2, 1]
         async with log.consumer("billing", shared=True) as rows:
             waiting = asyncio.ensure_future(take(rows, 1))
             await asyncio.sleep(10)
