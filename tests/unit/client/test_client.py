@@ -45,9 +45,8 @@ def objects_left() -> Counter[str]:
     found: Counter[str] = Counter()
     for each in gc.get_objects():
         module = str(type(each).__module__)
-        if module.startswith("bookies.client"):
-            found[type(each).__qualname__] += 1
-        elif module == "_asyncio" and isinstance(each, asyncio.Future) and each.get_loop() is loop:
+        is_own = module == "_asyncio" and isinstance(each, asyncio.Future) and each.get_loop() is loop
+        if is_own or module.startswith("bookies.client"):
             found[type(each).__qualname__] += 1
     return found
 
