@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent))  # for `tests`
 
 from tests.live.spark_faults import Marks, faulty_source
+from tests.live.spark_session import spark_session
 
 import bookies as bk
 from bookies.admin.cluster import LocalCluster
@@ -80,26 +81,8 @@ class Run:
 def drive(uri: str, directory: pathlib.Path) -> int:
     """Run the streams that the standard input names, each to its end, over failed queries; a dead JVM ends this."""
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
 
-    from bookies.lab.demo.demo_spark import JAVA_OPTIONS
-    from bookies.spark.base import java
-
-    java.use()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master("local[2,4]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-        .config("spark.local.dir", str(directory / "spark"))
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    spark = spark_session(directory / "spark")
     for line in sys.stdin:
         order = json.loads(line)
         run = pathlib.Path(order["directory"])

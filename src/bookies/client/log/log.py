@@ -309,8 +309,8 @@ class Log:
             self.name,
             app=app,
             is_dry_run=dry_run,
-            orphan_grace_ms=milliseconds("orphan_grace", orphan_grace) or 0 if orphan_grace else 0,
-            replay_grace_ms=milliseconds("replay_grace", replay_grace) or 0 if replay_grace else 0,
+            orphan_grace_ms=_grace_ms("orphan_grace", orphan_grace),
+            replay_grace_ms=_grace_ms("replay_grace", replay_grace),
         ):
             yield row
 
@@ -560,6 +560,11 @@ class Log:
         cursors = LogCursors(self._runtime, self._driver, records)
         times = TimeIndex(self._runtime, self._driver, records)
         return LogContext(self._client, self._runtime, records, cursors, times, self._password)
+
+
+def _grace_ms(name: str, grace: float) -> int:
+    """Return the ms of a grace in seconds, which may be 0. Raises `InvalidArgument`."""
+    return (milliseconds(name, grace) or 0) if grace else 0
 
 
 async def compactor_of(log: Log, tombstone_age: float = TOMBSTONE_S) -> Compactor:

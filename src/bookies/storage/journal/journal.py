@@ -372,7 +372,7 @@ class Journal:
         self._patient.append((buffers, size, done))
         self.queued_size += size
         if self._patience is None:
-            self._patience = asyncio.get_running_loop().call_later(PATIENCE_S, self._end_patience)
+            self._patience = self._loop.call_later(PATIENCE_S, self._end_patience)
 
     def _take_patient(self) -> None:
         """Move the records that wait for others to the queue, in front of the one that comes."""
@@ -502,7 +502,7 @@ class Journal:
         if self._patient:
             self._end_patience()
         if self._is_scheduled:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[None] = self._loop.create_future()
             self._idle.append(future)
             await future
 
