@@ -161,12 +161,13 @@ CASES = [
 
 
 async def measured(uri: str, cases: Sequence[Case], count: int, rounds: int) -> None:
-    """Print a line for each case: its best round."""
+    """Print a line for each case: the round whose rate is the median."""
     print(f"records of {SIZE} B, {count:,} a round, load before: {os.getloadavg()[0]:.1f}")
     print(f"{'case':<24}{'records/s':>12}{'p50, ms':>10}{'p99, ms':>10}")
     for case in cases:
         async with connect(uri) as client:
-            row = max([await case.run(client, count) for _ in range(rounds)], key=lambda row: row.rate)
+            found = sorted([await case.run(client, count) for _ in range(rounds)], key=lambda row: row.rate)
+            row = found[len(found) // 2]
         delays = "".join(f"{'-' if delay is None else f'{delay:.2f}':>10}" for delay in (row.p50_ms, row.p99_ms))
         print(f"{case.name:<24}{row.rate:>12,.0f}{delays}", flush=True)
 
@@ -174,7 +175,7 @@ async def measured(uri: str, cases: Sequence[Case], count: int, rounds: int) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-logs", description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", default="build/bench-logs", help="where the bookies write")
     parser.add_argument("--case", default="", help="only cases whose names contain this")
     parser.add_argument("--logs", help="instead of the cases: numbers of logs, such as 1000,3000,10000")

@@ -93,11 +93,11 @@ if TYPE_CHECKING:
     from bookies.client.blocking import blocking
     from bookies.client.client import Client as Client
     from bookies.client.connect import connect as connect
-    from bookies.client.log.consumer import ConsumerState as ConsumerState
-    from bookies.client.log.consumer import LogConsumer as LogConsumer
-    from bookies.client.log.consumer import MemberState as MemberState
+    from bookies.client.log.base.log_reader import LogReader as LogReader
+    from bookies.client.log.consumers import ConsumerState as ConsumerState
+    from bookies.client.log.consumers import LogConsumer as LogConsumer
+    from bookies.client.log.consumers import MemberState as MemberState
     from bookies.client.log.log import Log as Log
-    from bookies.client.log.log_reader import LogReader as LogReader
     from bookies.client.log.log_writer import LogWriter as LogWriter
     from bookies.client.log.records.log_records import LogEntries as LogEntries
     from bookies.client.log.records.log_records import LogRecords as LogRecords
@@ -172,7 +172,7 @@ _LAZY = {
     "BookieStatus": "bookies.client.transport.watcher",
     "Client": "bookies.client.client",
     "ClientConfig": "bookies.config",
-    "ConsumerState": "bookies.client.log.consumer",
+    "ConsumerState": "bookies.client.log.consumers",
     "CopyProgress": "bookies.client.repair.replication",
     "Cursor": "bookies.protocol.log.cursors",
     "DigestType": "bookies.model",
@@ -197,9 +197,9 @@ _LAZY = {
     "LedgerWriter": "bookies.client.write.writer",
     "Log": "bookies.client.log.log",
     "LogCompaction": "bookies.client.log.retaining",
-    "LogConsumer": "bookies.client.log.consumer",
+    "LogConsumer": "bookies.client.log.consumers",
     "LogEntries": "bookies.client.log.records.log_records",
-    "LogReader": "bookies.client.log.log_reader",
+    "LogReader": "bookies.client.log.base.log_reader",
     "LogRecord": "bookies.protocol.log.records",
     "LogRecords": "bookies.client.log.records.log_records",
     "Rows": "bookies.encoding.record_sets",
@@ -211,7 +211,7 @@ _LAZY = {
     "LogTransaction": "bookies.client.log.transaction_writer",
     "LogWriter": "bookies.client.log.log_writer",
     "Manifest": "bookies.protocol.log.log_model",
-    "MemberState": "bookies.client.log.consumer",
+    "MemberState": "bookies.client.log.consumers",
     "Move": "bookies.client.repair.replication",
     "Obstacle": "bookies.client.repair.replication",
     "Opening": "bookies.client.base.opening",

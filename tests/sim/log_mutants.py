@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from bookies.client.log import LogWriter, cursor_store, record_writer, retaining, seeking, transaction
-from bookies.client.log.consumer import Progress
-from bookies.client.log.cursor_store import LogCursors
+from bookies.client.log.base.cursor_store import LogCursors
+from bookies.client.log.consumers.consumer import Progress
 from bookies.client.log.sequenced import SequencedWriter
 from bookies.client.log.transaction_writer import PartWriter
 from bookies.client.write import LedgerWriter

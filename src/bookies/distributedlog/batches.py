@@ -24,7 +24,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from bookies.client.base.arguments import TimeLimit
-from bookies.client.log.log_operations import Patience
+from bookies.client.log.base.log_operations import Patience
 from bookies.client.write import LedgerWriter
 from bookies.client.write.ledger_series import LedgerSeries
 from bookies.distributedlog.formats.entries import check_record_size, pack_values

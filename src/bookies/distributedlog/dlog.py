@@ -11,7 +11,7 @@ from functools import partial
 from bookies.client.base import Opening
 from bookies.client.base.arguments import TimeLimit, quorums, seconds, switch, whole_number
 from bookies.client.base.metadata_loop import repeated
-from bookies.client.log.log_operations import Patience
+from bookies.client.log.base.log_operations import Patience
 from bookies.client.read import LedgerReader
 from bookies.distributedlog.dlog_reader import DlogReader
 from bookies.distributedlog.dlog_reader import Record as Record

@@ -17,8 +17,8 @@ from weakref import WeakSet
 from bookies.client.base import EntryBatch
 from bookies.client.base.arguments import TimeLimit, seconds
 from bookies.client.base.iteration import Batches
-from bookies.client.log.log_operations import Patience
-from bookies.client.log.log_reader import POLL_S
+from bookies.client.log.base.log_operations import Patience
+from bookies.client.log.base.log_reader import POLL_S
 from bookies.client.read import LedgerReader
 from bookies.distributedlog.formats.dlsn import FIRST, Dlsn, dlsn_of
 from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM

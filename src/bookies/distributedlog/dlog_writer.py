@@ -25,7 +25,7 @@ from typing import Self
 from msgspec import Struct, field
 
 from bookies.client.base.arguments import TimeLimit, named, whole_number
-from bookies.client.log.log_operations import FutileLedgers, Patience
+from bookies.client.log.base.log_operations import FutileLedgers, Patience
 from bookies.client.log.log_writer import is_fenced
 from bookies.client.write import LedgerWriter
 from bookies.client.write.send_scheduler import FifoLock

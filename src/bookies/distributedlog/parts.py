@@ -11,7 +11,7 @@ from functools import partial
 from msgspec import Struct
 
 from bookies.client.base.metadata_loop import repeated
-from bookies.client.log.ledger_client import LedgerClient
+from bookies.client.log.base.ledger_client import LedgerClient
 from bookies.client.read import LedgerReader
 from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM, SlotRecord, parse_entry
 from bookies.distributedlog.formats.segment import Segment

@@ -359,7 +359,7 @@ async def _truncate(client: Client, arguments: argparse.Namespace) -> Report | i
 
 
 async def _cursors(client: Client, arguments: argparse.Namespace) -> Report:
-    from bookies.client.log.consumer import ConsumerState
+    from bookies.client.log.consumers import ConsumerState
     from bookies.protocol.log.cursors import is_lost
     from bookies.protocol.log.lag import Lag
     from bookies.protocol.log.log_model import parse_position

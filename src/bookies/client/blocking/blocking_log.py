@@ -13,8 +13,8 @@ from bookies.client.blocking.delegation import Blocking, BlockingHandle, delegat
 from bookies.client.log import LogReader as AsyncLogReader
 from bookies.client.log import LogWriter as AsyncLogWriter
 from bookies.client.log import log as asynchronous
-from bookies.client.log.consumer import LogConsumer as AsyncLogConsumer
-from bookies.client.log.consumer import consumed
+from bookies.client.log.consumers import LogConsumer as AsyncLogConsumer
+from bookies.client.log.consumers.consumer import consumed
 from bookies.client.log.records import SetAppend
 from bookies.client.log.records.log_records import LogEntries, records_of, sets_of
 from bookies.client.log.sequenced import SequencedWriter as AsyncSequencedWriter
@@ -149,7 +149,7 @@ class _Sets(Iterator[tuple[Position, RecordSet]]):
 
 
 class LogReader(BlockingHandle[AsyncLogReader]):
-    """A log open for reading. See `bookies.client.log.log_reader.LogReader`."""
+    """A log open for reading. See `bookies.client.log.base.log_reader.LogReader`."""
 
     @property
     def name(self) -> str:
@@ -167,7 +167,7 @@ class LogReader(BlockingHandle[AsyncLogReader]):
 
 
 class LogConsumer(BlockingHandle[AsyncLogConsumer], Iterator[Entry]):
-    """Entries of a log for one named consumer. See `bookies.client.log.consumer.LogConsumer`.
+    """Entries of a log for one named consumer. See `bookies.client.log.consumers.LogConsumer`.
 
     The calling thread is not interrupted when the lease is lost: the next step raises `LeaseLost`.
     """

@@ -29,19 +29,19 @@ from bookies.client.base.arguments import position as position_of
 from bookies.client.base.keys import digest_type_of
 from bookies.client.base.metadata_loop import repeated
 from bookies.client.base.segments import LOGS
-from bookies.client.log.consumer import ConsumerState, LogConsumer, SharedContest, SharedLogConsumer, consumer_states
-from bookies.client.log.cursor_store import LogCursors
+from bookies.client.log.base.cursor_store import LogCursors
+from bookies.client.log.base.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
+from bookies.client.log.base.log_reader import LogReader
+from bookies.client.log.base.seeking import points_of, position_at
+from bookies.client.log.base.time_index import TimeIndex
+from bookies.client.log.consumers import ConsumerState, LogConsumer, SharedContest, SharedLogConsumer, consumer_states
 from bookies.client.log.log_appends import Pace
-from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
-from bookies.client.log.log_reader import LogReader
 from bookies.client.log.log_writer import LogWriter
 from bookies.client.log.record_writer import RecordLogWriter
 from bookies.client.log.records.open_sets import LINGER_S
 from bookies.client.log.retaining import Compactor, LogCompaction, LogRetention, policy_of
-from bookies.client.log.seeking import points_of, position_at
 from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
 from bookies.client.log.set_writer import SetLogWriter
-from bookies.client.log.time_index import TimeIndex
 from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
 from bookies.client.log.transaction_writer import LEDGER_SIZE, CommitOptions, LogTransaction
 from bookies.client.turns.leader_turn import LeaderTurn
@@ -80,7 +80,7 @@ from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
 
 if TYPE_CHECKING:
-    from bookies.client.log.ledger_client import LedgerClient
+    from bookies.client.log.base.ledger_client import LedgerClient
 
 __all__ = ["LOGS", "Log"]
 WRITERS: dict[str, type[LogWriter]] = {RAW: LogWriter, ENVELOPE: RecordLogWriter, SETS: SetLogWriter}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from bookies.client.log.log_operations import FutileLedgers
+from bookies.client.log.base.log_operations import FutileLedgers
 from bookies.errors import BookKeeperError
 
 ROLL_RETRY_S = 10.0  # seconds after a roll that could not begin; until then the present ledger is used

@@ -22,8 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from bookies.client.base.arguments import TimeLimit, position, seconds, switch
-from bookies.client.log.log_appends import FailedAppends, Gate, Pace, RollSchedule
-from bookies.client.log.log_operations import (
+from bookies.client.log.base.log_operations import (
     FutileLedgers,
     LogContext,
     discard,
@@ -32,6 +31,7 @@ from bookies.client.log.log_operations import (
     take_over,
     truncate,
 )
+from bookies.client.log.log_appends import FailedAppends, Gate, Pace, RollSchedule
 from bookies.client.log.records import SetAppend
 from bookies.client.log.sequenced import NumberedAppends, SequencedWriter
 from bookies.client.turns.leader_turn import LeaderTurn

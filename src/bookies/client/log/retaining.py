@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from bookies.client.base.arguments import milliseconds, whole_number
 from bookies.client.base.iteration import Batches
 from bookies.client.base.metadata_loop import repeated
-from bookies.client.log.cursor_store import HISTORY
-from bookies.client.log.log_operations import LogContext, discard, sweep
-from bookies.client.log.seeking import points_of
+from bookies.client.log.base.cursor_store import HISTORY
+from bookies.client.log.base.log_operations import LogContext, discard, sweep
+from bookies.client.log.base.seeking import points_of
 from bookies.client.read.kept_entries import extent_batches
 from bookies.errors import (
     BookKeeperError,

@@ -15,9 +15,9 @@ from weakref import WeakValueDictionary
 
 from bookies.client.base.arguments import whole_number
 from bookies.client.base.metadata_loop import back_off
-from bookies.client.log.cursor_store import SEQUENCES
-from bookies.client.log.log_operations import LogContext
-from bookies.client.log.log_reader import LogReader
+from bookies.client.log.base.cursor_store import SEQUENCES
+from bookies.client.log.base.log_operations import LogContext
+from bookies.client.log.base.log_reader import LogReader
 from bookies.encoding.envelope import Record, pack_record
 from bookies.encoding.record_sets import codec_of, pack_sets
 from bookies.errors import (

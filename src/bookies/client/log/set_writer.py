@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from bookies.client.base.arguments import TimeLimit
+from bookies.client.log.base.log_operations import LogContext
 from bookies.client.log.log_appends import Pace
-from bookies.client.log.log_operations import LogContext
 from bookies.client.log.record_writer import RecordLogWriter
 from bookies.client.log.records import OpenSets, SetAppend
 from bookies.client.log.sequenced import NumberedAppends

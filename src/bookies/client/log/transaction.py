@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from bookies.client.base.metadata_loop import PROMPT_CONFLICTS, back_off
 from bookies.client.base.segments import LOGS, LogStore
-from bookies.client.log.cursor_store import LogCursors
-from bookies.client.log.log_operations import LogContext, sweep
-from bookies.client.log.time_index import TimeIndex
+from bookies.client.log.base.cursor_store import LogCursors
+from bookies.client.log.base.log_operations import LogContext, sweep
+from bookies.client.log.base.time_index import TimeIndex
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import (
     BookKeeperError,
@@ -61,7 +61,7 @@ from bookies.protocol.log.transaction import (
 from bookies.runtime.ports import Runtime
 
 if TYPE_CHECKING:
-    from bookies.client.log.ledger_client import LedgerClient
+    from bookies.client.log.base.ledger_client import LedgerClient
 
 READS_AT_ONCE = 32  # of ledgers' records
 DELETIONS_MAX = 256  # ledgers in one conditional deletion: the work that a conflict repeats

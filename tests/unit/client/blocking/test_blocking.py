@@ -25,7 +25,7 @@ from bookies.client.blocking import (
 from bookies.client.blocking.blocking import LoopThread
 from bookies.client.client import Client
 from bookies.client.log import Log, LogReader, LogWriter
-from bookies.client.log.consumer import LogConsumer
+from bookies.client.log.consumers import LogConsumer
 from bookies.client.log.records.log_records import LogEntries
 from bookies.client.log.sequenced import SequencedWriter
 from bookies.client.read import LedgerReader

@@ -11,7 +11,7 @@ from tests.fakes.world import World, play
 
 from bookies.client.client import Client
 from bookies.client.log import Log
-from bookies.client.log.cursor_store import HISTORY, TIMES
+from bookies.client.log.base.cursor_store import HISTORY, TIMES
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import InvalidArgument, LogNotFound, LogTruncated, MetadataError
 from bookies.metadata.embedded import MemoryDriver

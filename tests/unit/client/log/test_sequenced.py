@@ -11,7 +11,7 @@ from tests.fakes.world import World
 
 from bookies.client.client import Client
 from bookies.client.log import Log, LogWriter
-from bookies.client.log.cursor_store import CURSORS, SEQUENCES
+from bookies.client.log.base.cursor_store import CURSORS, SEQUENCES
 from bookies.client.log.sequenced import SNAPSHOT_ENTRIES, SequencedWriter
 from bookies.client.write.manifest import ManifestLoop
 from bookies.encoding.envelope import Record, parse_record

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 
 from bookies.client.log import Log
-from bookies.client.log.consumer import LogConsumer
+from bookies.client.log.consumers import LogConsumer
 from bookies.errors import BookKeeperError, LogTruncated
 from bookies.lab.sim.checkers.log_consumers import claimed_at, cursors_of
 from bookies.lab.sim.checkers.log_history import Reading, Session, Txn

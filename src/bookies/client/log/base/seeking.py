@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from bookies.client.log.log_operations import LogContext
+from bookies.client.log.base.log_operations import LogContext
 from bookies.errors import LedgerNotFound
 from bookies.protocol.log import Position
 from bookies.protocol.log.log_model import Extent

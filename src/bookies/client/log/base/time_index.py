@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from bookies.client.log.cursor_store import TIMES
+from bookies.client.log.base.cursor_store import TIMES
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import BookKeeperError, LogNotFound, MetadataCorrupt, RecordNotFound
 from bookies.metadata.interface import MetadataDriver

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookies.client.base.arguments import named
 from bookies.client.base.metadata_loop import back_off
-from bookies.client.log.cursor_store import LogCursors
-from bookies.client.log.time_index import TimeIndex
+from bookies.client.log.base.cursor_store import LogCursors
+from bookies.client.log.base.time_index import TimeIndex
 from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogFenced, LogNotFound, LogTruncated
 from bookies.metadata.interface.driver import Step
@@ -22,7 +22,7 @@ from bookies.protocol.log.log_model import OPEN_MAX, LedgerEnd, check_held, chec
 from bookies.runtime.ports import Runtime
 
 if TYPE_CHECKING:
-    from bookies.client.log.ledger_client import LedgerClient
+    from bookies.client.log.base.ledger_client import LedgerClient
     from bookies.client.write import LedgerWriter
 
 PATIENCE_S = 30.0  # seconds; a take-over gives up when one step has failed for this long

@@ -11,7 +11,7 @@ from tests.fakes.world import World, play
 
 from bookies.client.client import Client
 from bookies.client.log import Log
-from bookies.client.log.cursor_store import TIMES
+from bookies.client.log.base.cursor_store import TIMES
 from bookies.encoding.envelope import Record
 from bookies.errors import InvalidArgument, LogNotFound, MetadataCorrupt, MetadataError
 from bookies.metadata.embedded import MemoryDriver

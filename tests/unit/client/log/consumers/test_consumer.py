@@ -12,8 +12,8 @@ from tests.fakes.world import World
 from bookies.client.base import Entry
 from bookies.client.client import Client
 from bookies.client.log import Log
-from bookies.client.log.consumer import Progress
-from bookies.client.log.cursor_store import LogCursors
+from bookies.client.log.base.cursor_store import LogCursors
+from bookies.client.log.consumers.consumer import Progress
 from bookies.encoding.envelope import Record
 from bookies.errors import (
     CursorMoved,

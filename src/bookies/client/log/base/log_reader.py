@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from bookies.client.base import EntryBatch
 from bookies.client.base.arguments import TimeLimit, position, switch
 from bookies.client.base.iteration import Batches
-from bookies.client.log.log_operations import LogContext, Patience
+from bookies.client.log.base.log_operations import LogContext, Patience
 from bookies.client.log.records.log_records import LogEntries
 from bookies.client.read import LedgerReader
 from bookies.client.read.kept_entries import extent_batches

@@ -11,7 +11,7 @@ from tests.fakes.world import World, play
 from bookies.client.base.segments import LogStore
 from bookies.client.client import Client
 from bookies.client.log import Log
-from bookies.client.log.consumer import LogConsumer
+from bookies.client.log.consumers import LogConsumer
 from bookies.encoding.envelope import Record
 from bookies.errors import CursorBehind, CursorMoved, InvalidArgument, LeaseHeld, LeaseLost, LogNotFound, LogTruncated
 from bookies.metadata.embedded import MemoryDriver
