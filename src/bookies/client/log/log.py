@@ -189,8 +189,8 @@ class Log:
         them. `timeout`: seconds.
 
         Leaving the block closes the writer; leaving it by an exception only releases it. Raises `LogNotFound`,
-        `LogFenced` (not a candidate any more), `RecoveryFailed`, `NotEnoughBookies` and other errors that last too
-        long.
+        `LogFenced` (not a candidate any more), `ConfigError` (the library of the log's compression is missing),
+        `RecoveryFailed`, `NotEnoughBookies` and other errors that last too long.
         """
         roll_size = whole_number("roll_size", roll_size, 1)
         if isinstance(roll_age, bool) or not isinstance(roll_age, int | float) or not roll_age > 0:
@@ -201,6 +201,7 @@ class Log:
 
         async def make() -> LogWriter:
             parts = await self._parts()
+            codec_of(parts.records.current.compression)  # Without its library no other leader may be stopped.
             turn = LeaderTurn(self._leader_contest(), text) if wait else None
             try:
                 if turn is not None:

@@ -276,7 +276,7 @@ class SequencedWriter:
                 if numbered is not None:
                     writer, number, seen_ms = numbered
                     run = Run(number, 1, record.position, decode.is_sets)
-                    self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms))
+                    self._sequences.add(writer, run, min(seen_ms or now_ms, now_ms), is_complete=start is not None)
             self._advance(Position(batch.ledger_id, batch.last_entry_id).next)
 
 

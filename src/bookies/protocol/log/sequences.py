@@ -59,10 +59,14 @@ class Run(NamedTuple):
 
 
 class _Writer(Struct):
-    """State of one writer. `runs`: the latest, ascending. `seen_ms`: wall time of its last entry."""
+    """State of one writer. `runs`: the latest, ascending. `seen_ms`: wall time of its last entry.
+
+    `first`: its first number; None: not known.
+    """
 
     last: int
     seen_ms: int
+    first: int | None
     runs: list[Run] = field(default_factory=list)
 
 
@@ -102,11 +106,17 @@ class Sequences:
     def stored(self, writer: str, first: int, count: int) -> int:
         """Return how many of the entries `first`, `first + 1`, ... the log holds; these are the front ones.
 
-        Raises `SequenceGap` if the number before `first` is missing.
+        Raises `SequenceGap` if the number before `first` is missing, `InvalidArgument` if the writer began after it.
         """
         state = self._writers.get(writer)
         if state is None:
             return 0
+        if state.first is not None and first < state.first:
+            # The log has no earlier number, so it must not report one as stored.
+            raise InvalidArgument(
+                f"the first number of writer {writer} is {state.first}, so {first} cannot be appended any more: give "
+                f"it the next number, {state.last + 1}, or another writer's name"
+            )
         if first > state.last + 1:
             raise SequenceGap(
                 f"the last number of writer {writer} is {state.last}, so {first} leaves a gap: append {state.last + 1}",
@@ -126,9 +136,14 @@ class Sequences:
                 f"names; one without an entry for {WRITER_AGE_MS // 86_400_000} days makes room"
             )
 
-    def add(self, writer: str, run: Run, now_ms: int) -> None:
-        """Note entries of a writer, in the log's order. Numbers that it holds already are left out."""
-        state = self._writers.setdefault(writer, _Writer(run.first - 1, now_ms))
+    def add(self, writer: str, run: Run, now_ms: int, *, is_complete: bool = True) -> None:
+        """Note entries of a writer, in the log's order. Numbers that it holds already are left out.
+
+        `is_complete`: no earlier entry of the log is missing here, so the first number of a new writer is known.
+        """
+        state = self._writers.get(writer)
+        if state is None:
+            state = self._writers[writer] = _Writer(run.first - 1, now_ms, run.first if is_complete else None)
         known = max(0, state.last + 1 - run.first)
         if known >= run.total:
             return
@@ -158,7 +173,8 @@ class Sequences:
             name: [state.last, state.seen_ms, list(map(_row_of, state.runs))]
             for name, state in sorted(self._writers.items())
         }
-        content = {"format": FORMAT, "token": token, "position": position, "writers": writers}
+        firsts = {name: state.first for name, state in sorted(self._writers.items()) if state.first is not None}
+        content = {"format": FORMAT, "token": token, "position": position, "writers": writers, "firsts": firsts}
         return json.dumps(content, separators=(",", ":")).encode()
 
 
@@ -182,10 +198,11 @@ def parse_sequences(log: str, token: str, data: bytes) -> tuple[Sequences, Posit
             raise NotSupported(f"the numbers of log {log} have format {content['format']}: this version reads {FORMAT}")
         if content["token"] != token:
             return None
-        sequences = Sequences()
+        sequences, firsts = Sequences(), content.get("firsts", {})
         for name, (last, seen_ms, runs) in content["writers"].items():
             rows = [Run(int(row[0]), int(row[1]), Position(int(row[2]), int(row[3])), bool(row[4:])) for row in runs]
-            sequences._writers[str(name)] = _Writer(int(last), int(seen_ms), rows)
+            first = None if (number := firsts.get(name)) is None else int(number)
+            sequences._writers[str(name)] = _Writer(int(last), int(seen_ms), first, rows)
         ledger_id, entry_id = content["position"]
         return sequences, Position(int(ledger_id), int(entry_id))
     except (ValueError, TypeError, LookupError, AttributeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from bookies.encoding.record_sets import count_of, pack_set
 from bookies.errors import (
     AckQuorumTimeout,
     BookieBusy,
+    ConfigError,
     InvalidArgument,
     LedgerClosed,
     LogError,
@@ -332,3 +334,19 @@ def test_outcomes_are_told_before_the_flush_returns() -> None:
                 assert told == [Position(writer.ledger_id, at) for at in range(number + 1)]
 
     with_log(act)
+
+
+def test_a_process_without_the_library_stops_no_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            await writer.append(b"before")
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, "zstandard", None)
+                for wait in (True, False):
+                    with pytest.raises(ConfigError, match="pip install"):
+                        await log.lead(wait=wait)
+            await writer.append(b"after")
+            assert await log.leader() is None
+        assert [record.value for record in await records(log)] == [b"before", b"after"]
+
+    with_log(act, "zstd")

@@ -27,11 +27,23 @@ def test_numbers_are_contiguous_from_the_first_one_on() -> None:
     state = Sequences()
     assert state.stored("w", 5, 3) == 0  # a writer may begin anywhere
     state.add("w", run(5, 3, 10), 1)
-    assert [state.stored("w", first, count) for first, count in ((8, 2), (7, 2), (5, 3), (0, 2))] == [0, 1, 3, 2]
+    assert [state.stored("w", first, count) for first, count in ((8, 2), (7, 2), (5, 3))] == [0, 1, 3]
     with pytest.raises(SequenceGap, match="last number of writer w is 7, so 9 leaves a gap: append 8") as caught:
         state.stored("w", 9, 1)
     assert caught.value.expected == 8
     assert state.stored("other", 9, 1) == 0
+
+
+def test_a_number_before_the_first_one_is_not_taken_for_stored() -> None:
+    state = Sequences()
+    state.add("w", run(5, 3, 10), 1)
+    state.add("scanned", run(5, 3, 13), 1, is_complete=False)  # earlier ones may have been truncated
+    found = parse_sequences("orders", "token", state.pack("token", Position(7, 13)))
+    assert found is not None
+    for each in (state, found[0]):
+        with pytest.raises(InvalidArgument, match="first number of writer w is 5, so 4 cannot be appended any more.* 8,"):
+            each.stored("w", 4, 2)
+        assert each.stored("scanned", 4, 2) == 2
 
 
 def test_positions_of_entries_across_runs_and_ledgers() -> None:
