@@ -11,8 +11,9 @@ from bookies.protocol.log.log_model import LedgerEnd, Manifest, Position
 class Lag(NamedTuple):
     """Part of a log that a consumer has not handled yet. None: unknown.
 
-    `rows`: entries. `bytes`: their payload; of a ledger that is partly handled an estimate, as if its entries were
-    equally large. `seconds`: age of the oldest, by the timestamp in its record.
+    `rows`: entries; of a compacted ledger that is partly handled an estimate, as if the removed ones were spread
+    evenly. `bytes`: their payload; of a ledger that is partly handled an estimate, as if its entries were equally
+    large. `seconds`: age of the oldest, by the timestamp in its record.
     """
 
     rows: int | None
@@ -44,6 +45,6 @@ def rows_and_bytes(position: Position, manifest: Manifest, ends: Mapping[int, Le
             return None
         first = max(extent.first, position.entry_id) if extent is target else extent.first
         count, total = max(0, end.last_entry_id - first + 1), end.last_entry_id + 1
-        rows += count
+        rows += count if extent.kept is None else extent.kept * count // max(1, total - extent.first)
         size += end.length * count // max(1, total)
     return rows, size

@@ -145,7 +145,8 @@ def _surplus(closed: Sequence[Extent], amounts: Sequence[int], limit: int | None
 def _needed(manifest: Manifest, cursors: Mapping[str, Cursor]) -> dict[str, int]:
     """Return the index of the first extent that each consumer still needs; without those that need none of the log.
 
-    An empty extent, of a leader that wrote nothing, is needed by none: its end tells nothing about entries.
+    An empty extent is needed by none: its leader wrote nothing, so its end tells nothing about entries, or a compaction
+    has removed all of them.
     """
     indexes = {extent.seq: index for index, extent in enumerate(manifest.extents)}
     needed = {}
@@ -154,7 +155,7 @@ def _needed(manifest: Manifest, cursors: Mapping[str, Cursor]) -> dict[str, int]
         if extent is not None and not is_lost(cursor.position, manifest):
             is_read = extent.last is not None and cursor.position.entry_id > extent.last
             left = manifest.extents[indexes[extent.seq] + is_read :]
-            empty = takewhile(lambda other: other.last is not None and other.first > other.last, left)
+            empty = takewhile(lambda other: other.last is not None and not _rows(other), left)
             needed[name] = len(manifest.extents) - len(left) + len(list(empty))
     return needed
 

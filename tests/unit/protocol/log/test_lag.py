@@ -38,6 +38,14 @@ def test_what_is_left(at: tuple[int, int], expected: tuple[int, int] | None) -> 
     assert rows_and_bytes(Position(*at), LOG, ENDS) == expected
 
 
+@pytest.mark.parametrize(("kept", "at", "rows"), [(4, 0, 4), (4, 5, 2), (4, 9, 0), (4, 10, 0), (0, 0, 0), (0, 3, 0)])
+def test_a_compacted_ledger_counts_what_was_kept(kept: int, at: int, rows: int) -> None:
+    log = replace(LOG, extents=(Extent(5, 12, 0, 9, 10, 95, stored=20, kept=kept), Extent(6, 13)))
+    found = rows_and_bytes(Position(12, at), log, ENDS)
+    assert found is not None
+    assert found[0] == rows + 4
+
+
 def test_an_end_that_is_unknown() -> None:
     assert rows_and_bytes(Position(10, 5), LOG, {}) is None
 

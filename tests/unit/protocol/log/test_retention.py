@@ -117,6 +117,9 @@ def test_a_cursor_before_an_empty_ledger_waits_for_the_entries_after_it() -> Non
     # A ledger that was truncated to its end is as empty.
     shortened = replace(LIST, extents=(*EXTENTS[:3], replace(EXTENTS[3], first=10), *EXTENTS[4:]))
     assert decide(shortened, policy, ENDS | {4: 9_000}, {"billing": at_end}, NOW).stale == ()
+    # So is one whose entries a compaction has removed.
+    compacted = replace(LIST, extents=(*EXTENTS[:3], replace(EXTENTS[3], stored=90, kept=0), *EXTENTS[4:]))
+    assert decide(compacted, policy, ENDS | {4: 9_000}, {"billing": at_end}, NOW).stale == ()
     assert gone(Retention(rows=1), at_end) == [10, 11, 12]
     removal = decide(empty, Retention(rows=1), ENDS, {"billing": at_end}, NOW).removal
     assert removal is not None

@@ -41,7 +41,7 @@ def test_a_number_before_the_first_one_is_not_taken_for_stored() -> None:
     found = parse_sequences("orders", "token", state.pack("token", Position(7, 13)))
     assert found is not None
     for each in (state, found[0]):
-        with pytest.raises(InvalidArgument, match="first number of writer w is 5, so 4 cannot be appended any more.* 8,"):
+        with pytest.raises(InvalidArgument, match="first number of writer w is 5, so 4 cannot be appended"):
             each.stored("w", 4, 2)
         assert each.stored("scanned", 4, 2) == 2
 
