@@ -88,8 +88,8 @@ class LedgerEndpoints:
     # -- appends -------------------------------------------------------------------------------------------------
     async def _append(self, request: Request) -> Response:
         records = parse_entries(request)
-        if any(record.key is not None or record.headers is not None for record in records):
-            raise Problem(422, "entries of a ledger are raw values, without keys and headers")
+        if any(record.value is None or record.key is not None or record.headers is not None for record in records):
+            raise Problem(422, "entries of a ledger are raw values, not null, without keys and headers")
         number = request.headers.get("bk-sequence")
         first = None if number is None else _whole("Bk-Sequence", number)
         appending = self._appended(request, [record.value or b"" for record in records], first)
