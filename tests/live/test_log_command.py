@@ -138,6 +138,8 @@ def test_times_and_retention(uri: str, tmp_path: pathlib.Path) -> None:
     assert log(uri, "read", "timed", "--since", "1h", "--until", middles[0]).out.splitlines() == ["0a", "0b"]
     assert log(uri, "read", "timed", "--since", middles[1]).out.splitlines() == ["2a", "2b", "3a", "3b"]
     assert log(uri, "read", "timed", "--until", "1d").out == ""
+    assert log(uri, "read", "timed", "--since", "1960-01-01").out.splitlines()[0] == "0a"
+    assert log(uri, "read", "timed", "--until", "1000000d").out == ""
     assert "must be a duration before now" in log(uri, "read", "timed", "--since", "soon").sentence
     assert "not allowed with" in log(uri, "read", "timed", "--since", "1h", "--from", "1:0").err
     assert all(extent["begun_ms"] for extent in log(uri, "show", "timed", "--json").json()["extents"])

@@ -57,6 +57,8 @@ def test_the_life_of_a_log(uri: str, tmp_path: pathlib.Path) -> None:
     assert log(uri, "truncate", "orders", "--before", before, "--dry-run").out.startswith(
         "would let log orders begin at"
     )
+    beyond = log(uri, "truncate", "orders", "--before", "9:0:0")
+    assert (beyond.status, "has no such segment" in beyond.sentence) == (2, True)
     assert log(uri, "truncate", "orders", "--before", before).status == 0
     assert log(uri, "read", "orders").out == "a\nb\nc\n"
     refused = log(uri, "read", "orders", "--from", "17")
@@ -94,6 +96,7 @@ def test_without_asyncio(uri: str) -> None:
         first = orders.first()
         assert first is not None
         assert first.payload == b"4"
+        assert orders.find(1) == orders.find(13) == first.position  # records before it are gone
         with orders.open() as reader, pytest.raises(LogTruncated):
             next(reader.read(Dlsn(1, 0, 0), on_gap="error"))
         with orders.lead() as writer:

@@ -285,7 +285,7 @@ class Dlog:
                 async with self._parts.reading(segment) as ledger:
                     probe = await _search(segment, ledger, txid)
                 if probe is not None:
-                    return Dlsn(segment.lssn, probe.entry, probe.slot)
+                    return max(Dlsn(segment.lssn, probe.entry, probe.slot), segment.min_dlsn)
             last = await self.last()
             return FIRST if last is None else last.position.next
 

@@ -153,6 +153,8 @@ async def truncate(namespace: Namespace, arguments: argparse.Namespace) -> Repor
     log = namespace.log(arguments.log)
     before = await _position(log, arguments.before)
     assert before is not None
+    if all(before.segment > segment.lssn for segment in await log.segments()):
+        raise UsageError(f"--before {before}: log {log.name} has no such segment; `bk log show` lists them")
     if arguments.dry_run:
         print(f"would let log {log.name} begin at {before}, and delete no segment")
         return 0

@@ -24,11 +24,11 @@ UNTIL = Option("--until TIME", f"end before the entries of this time: {_TIME}")
 
 
 def moment_of(name: str, text: str) -> float:
-    """Return the seconds since 1970 of an option's value. Raises `UsageError`."""
+    """Return the seconds since 1970 of an option's value; 0 for earlier times. Raises `UsageError`."""
     moment = parse_time(text, time.time())
-    if moment is None or moment < 0:
+    if moment is None:
         raise UsageError(f"{name} {text}: must be {_TIME}")
-    return moment
+    return max(0.0, moment)
 
 
 def seconds_of(name: str, text: str) -> float:

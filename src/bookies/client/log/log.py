@@ -76,6 +76,7 @@ from bookies.protocol.log.log_model import (
 from bookies.protocol.log.log_times import begun_ms
 from bookies.protocol.log.member import Member
 from bookies.protocol.log.retention import LogRemoval, Retention, RetentionDecision, retention_fields
+from bookies.protocol.log.sequences import CURSOR as SEQUENCES_CURSOR
 from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
 
@@ -466,6 +467,8 @@ class Log:
         move or delete it).
         """
         check_log_name(name, "consumer")
+        if name == SEQUENCES_CURSOR:
+            raise InvalidArgument(f"cursor {name} is that of numbered entries: consume under another name")
         start = None if start is None else position_of("start", start)
         contest, waits = self._consumer_contest(name), switch("failover", failover)
         entering = contest.opening(ttl, waits)

@@ -421,3 +421,11 @@ def test_names_that_are_too_long_together() -> None:
         await long.delete()
 
     in_log(act)
+
+
+def test_the_cursor_of_numbered_entries_is_no_consumers() -> None:
+    async def act(world: World, client: Client, log: Log) -> None:
+        with pytest.raises(InvalidArgument, match="numbered entries"):
+            await log.consumer("bk-sequences")
+
+    in_log(act)
