@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
+# Modules are compiled when they are imported first: most never are.
+INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 KERNELS := src/bookies/kernels/_native.pyx src/bookies/kernels/_crc32c.h
 SEED ?=
 MINUTES ?= 1
@@ -12,20 +14,26 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs example spark-cluster docs dist release clean
+.PHONY: run test check static compiled coverage fuzz fuzz-native placement sim mutants museum chaos chaos-storage console slow-causes http-attack observe apache interop distributedlog etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark bench-logs example spark-cluster docs dist release clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
 
-# Many tests wait until a lease ends, so on two processors three of them run at a time.
+# Many tests wait, for the end of a lease or of a process, so on two processors four of them run at a time.
 test: $(VENV)/.dev $(VENV)/.demo $(VENV)/.classes
-	@SPARK_SUBMIT_OPTS="$$(cat $(VENV)/.classes)" $(BIN)/python -m pytest -q -n $(or $(JOBS),3) $(ARGS)
+	@SPARK_SUBMIT_OPTS="$$(cat $(VENV)/.classes)" $(BIN)/python -m pytest -q -n $(or $(JOBS),4) $(ARGS)
 
-check: $(VENV)/.dev
+check: static
+	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_words.py
+
+static: $(VENV)/.dev
 	@$(BIN)/ruff format --check src tests
 	@$(BIN)/ruff check src tests
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_words.py
+
+# Python's caches of all tests, or each process of `make test` would compile them. Some tests may lack PySpark yet.
+compiled: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q -n 0 --collect-only > /dev/null 2>&1 || true
 
 # Every branch of the protocol's decisions is taken by their own tests: no cluster, no simulator.
 PROTOCOL_TESTS := tests/unit/protocol tests/scenarios $(addprefix tests/property/test_,add_pipeline.py log.py placement.py \
@@ -159,34 +167,20 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "needs Python's venv and ensurepip (Debian: apt-get install python3-venv)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing bookies and its development tools ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' && touch $@
+# Once for all extras: each installation compiles the kernels.
+$(VENV)/.bookies: pyproject.toml $(KERNELS) | $(VENV)/bin/python
+	@echo "installing bookies ..."
+	@$(INSTALL) -e . && touch $@
+
+$(addprefix $(VENV)/.,dev demo fuzz console connect docs release): $(VENV)/.%: $(VENV)/.bookies
+	@echo "installing what $* needs ..."
+	@$(INSTALL) 'bookies[$*]' && touch $@
+
+# PySpark comes as source. Its wheel, which is for this installation alone, would take long to compress.
+$(VENV)/.demo: export DIST_EXTRA_CONFIG = $(CURDIR)/release/stored.cfg
+# mypy reads what is installed while it runs.
+$(VENV)/.demo: | $(filter static check,$(MAKECMDGOALS))
 
 # The classes that Spark loads, in one file: each of its starts takes half the processor time.
 $(VENV)/.classes: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python -m tests.live.spark_session $@
-
-$(VENV)/.fuzz: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing the fuzzer ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[fuzz]' && touch $@
-
-$(VENV)/.console: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing what drives the browser ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[console]' && touch $@
-
-$(VENV)/.connect: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing what Spark Connect needs ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[connect]' && touch $@
-
-$(VENV)/.docs: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing the generator of the documentation site ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]' && touch $@
-
-$(VENV)/.release: pyproject.toml | $(VENV)/bin/python
-	@echo "installing what builds and checks packages ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[release]' && touch $@
-
-$(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	@echo "installing bookies, PySpark and the demo's data ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo]' && touch $@

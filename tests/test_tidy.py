@@ -175,6 +175,11 @@ def tree_of(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes_of(path: pathlib.Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
 def package_of(path: pathlib.Path) -> str:
     parts = path.relative_to(SOURCE).parts
     if len(parts) > 1:
@@ -193,7 +198,7 @@ NAMES = {name_of(path): path for path in MODULES}
 def imports_of(path: pathlib.Path) -> list[tuple[int, str]]:
     """Return (line, dotted name) of every import, lazy and type-only ones included."""
     imports: list[tuple[int, str]] = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             imports.extend((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -320,7 +325,7 @@ def test_banned_calls() -> None:
             root = name.split(".")[0]
             if root in BANNED_MODULES and root not in allowed and name != "random.Random":
                 problems.append(f"{relative}:{line} imports {name}")
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in BANNED_CALLS and not allowed:
                 problems.append(f"{relative}:{node.lineno} calls {ast.unparse(node.func)}")
     assert not problems, "\n".join(problems)
@@ -349,7 +354,7 @@ def test_every_module_is_used_and_documented() -> None:
 def test_functions_and_files_stay_short(path: pathlib.Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) <= 700, f"{len(lines)} lines: does it still hold one idea?"
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= 80, f"{node.name} is {length} lines long"
@@ -359,7 +364,7 @@ def test_classes_and_signatures_stay_narrow() -> None:
     """Of a class the attributes that its methods set count. Wide ones are to be divided, not listed."""
     problems, listed = [], {*WIDE_CLASSES, *WIDE_FUNCTIONS}
     for path in MODULES:
-        for owner in ast.walk(tree_of(path)):
+        for owner in nodes_of(path):
             if isinstance(owner, ast.ClassDef):
                 own = {node.attr for node in ast.walk(owner) if isinstance(node, ast.Attribute) and _is_set(node)}
                 if len(own) > ATTRIBUTES_MAX:

@@ -112,6 +112,7 @@ def test_an_interrupted_start_leaves_nothing_or_a_cluster_that_down_finds(
     with started("up", cwd=tmp_path, family=family) as process:
         while not (tmp_path / "bk-data" / "cluster.json").exists():
             assert process.poll() is None
+            time.sleep(0.001)
         done = finish(process, number)
     if number != signal.SIGKILL:
         assert done.status == 130
@@ -130,6 +131,7 @@ def test_a_killed_start_is_finished_by_the_next(tmp_path: pathlib.Path, family: 
     with started("up", cwd=tmp_path, family=family) as process:
         while not state.exists():
             assert process.poll() is None
+            time.sleep(0.001)
         finish(process, signal.SIGKILL)
     before = family.members()
     assert len(before) == 3

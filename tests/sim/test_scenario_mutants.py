@@ -50,7 +50,7 @@ FIRST_SEEDS = {  # a seed that has found the mutant; those of the first group ar
     "an id is refused by the last add confirmed only": 1,
     "a change is not delayed until the quorum breaks": 1,
     "what waits behind a hole outlives its client": 1,
-    "a fragment that may still receive entries is copied": 8,
+    "a fragment that may still receive entries is copied": 92,
     "no clamp at the end of a closed ledger": 1,
     "failures of a bookie that was replaced are not forgotten": 1,
     "the memory limit is not enforced": 1,
