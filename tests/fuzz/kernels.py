@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tests.fuzz.target import Target, check, equal, numbers
 
-from bookies.kernels import _python
+from bookies.kernels import _python, dlog_entries
 from bookies.kernels._python import Records
 
 try:
@@ -18,6 +18,7 @@ try:
 except ImportError:  # not compiled
     _native = None  # type: ignore[assignment]
 
+KERNELS: list[Any] = [dlog_entries, *([_native] if _native is not None else [])]  # of `dlog_entries`
 SIZE_MAX = 4096
 REFUSALS = (ValueError, IndexError, OverflowError)
 INT64 = struct.Struct(">q")
@@ -52,7 +53,8 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 def both(name: str, *arguments: Any) -> Any:
     """Call a function of both kernels, which must agree; return the result, None if they refuse."""
-    wanted = outcome(lambda: getattr(_python, name)(*arguments))
+    python = _python if hasattr(_python, name) else dlog_entries
+    wanted = outcome(lambda: getattr(python, name)(*arguments))
     if _native is not None:
         got = outcome(lambda: getattr(_native, name)(*arguments))
         equal(got, wanted, f"{name}: native differs from Python for {arguments!r}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
-from tests.fuzz.target import Target, accepted, check, equal, round_trip
+from tests.fakes.dlog_entries import Row, control, end_of_stream, packed
+from tests.fuzz import kernels
+from tests.fuzz.target import Target, accepted, check, equal, numbers, round_trip
 
+from bookies.distributedlog import Record
 from bookies.distributedlog.formats import binding, compression, dlsn, entries, log_names, segment
 from bookies.errors import ConfigError, InvalidArgument, LogRecordCorrupt, MetadataCorrupt, NotSupported
+from bookies.kernels.dlog_entries import cut_records
 
 CODECS = (compression.NONE, compression.LZ4)
 
@@ -20,9 +25,10 @@ def dlog_entries(data: bytes) -> None:
             continue
         slots = [record.slot for record in found]
         check(slots == list(range(len(found))), "the slots are not consecutive", slots)
-        new = [entries.NewRecord(record.txid, record.flags & ~entries.SET, record.payload) for record in found]
+        _cuts(data, found, is_enveloped)
+        new = [Row(record.txid, record.flags & ~entries.SET, record.payload) for record in found]
         for codec in CODECS:
-            again = entries.parse_entry(entries.pack_entry(new, 7, codec))
+            again = entries.parse_entry(packed(new, 7, codec))
             wanted = [(record.slot, record.txid, record.flags & ~entries.SET, record.payload) for record in found]
             equal(
                 [(each.slot, each.txid, each.flags, each.payload) for each in again], wanted, "parse(pack(x)) is not x"
@@ -34,13 +40,56 @@ def dlog_entries(data: bytes) -> None:
             check(packed is None or entries.parse_set(packed) == payloads, "parse(pack(x)) is not x", payloads)
 
 
+def _cuts(data: bytes, found: list[entries.SlotRecord], is_enveloped: bool) -> None:
+    """Both kernels cut an accepted entry into the same records, unless it has a record set."""
+    body = entries.body_of(data, 0, len(data)) if is_enveloped else (data, 0, len(data))
+    kernels.both("cut_records", Record, dlsn.Dlsn, *body, 3, 4, -1, 1)
+    cut = cut_records(Record, dlsn.Dlsn, *body, 3, 4, -1, 1)
+    if cut is None:
+        return
+    wanted = [
+        (record.payload, record.txid, (3, 4, record.slot), record.position - 1)
+        for record in found
+        if record.slot >= 1 and not record.flags & (entries.CONTROL | entries.END_OF_STREAM)
+    ]
+    equal([tuple(record) for record in cut[0]], wanted, "a cut entry has other records than a parsed one")
+    equal(cut[1:], (found[-1].position, found[-1].flags), "a cut entry has another end than a parsed one")
+
+
+def dlog_bodies(data: bytes) -> None:
+    """Bodies of any bytes are cut and placed alike by both kernels, and so are the records that are collected."""
+    (start, end, least, size_max, written), rest = numbers(data, 5)
+    kernels.both("cut_records", Record, dlsn.Dlsn, rest, 0, len(rest), 3, 4, 7, least)
+    kernels.both("cut_records", Record, dlsn.Dlsn, rest, start, end, 3, 4, -written, 0)
+    kernels.both("placed", rest[:13], rest, written)
+    payloads = [rest[at : at + 1 + written % 50] for at in range(0, len(rest), 1 + written % 50)]
+    collected = []
+    for each in kernels.KERNELS:
+        builder, found = each.EntryBuilder(each.SlotAppend, size_max, least - 1), list[object]()
+        for number, payload in enumerate(payloads):
+            txid = None if payload[0] & 1 else start + number * (payload[0] - 20)
+            append = builder.add_next(payload, txid)
+            if append is None:
+                found += [builder.take()] if builder else []
+                builder.begin(number)
+                append = builder.add(payload, 1 + number, payload[0] & entries.SET, 1 + payload[0] % 3)
+            found.append((append.entry, append.slot, builder.last_txid, builder.first_txid, builder.size))
+        collected.append([*found, builder.take() if builder else None])
+    equal(collected[0], collected[-1], "EntryBuilder: native differs from Python")
+
+
 def _dlog_entries() -> Sequence[bytes]:
-    records = [entries.NewRecord(txid, 0, b"%d" % txid * 9) for txid in range(5)]
+    records = [Row(txid, 0, b"%d" % txid * 9) for txid in range(5)]
     inner = [entries.pack_set([b"a", b"", b"ccc" * 50], codec) for codec in CODECS]
-    sets = [entries.NewRecord(9, entries.SET, packed, 3) for packed in inner]
-    special = [entries.control_record(7), entries.end_of_stream_record()]
-    packed = [entries.pack_entry(some, 3, codec) for some in (records, sets, special) for codec in CODECS]
-    return [*packed, packed[0][entries.ENVELOPE_SIZE :], *inner]
+    sets = [Row(9, entries.SET, each, 3) for each in inner]
+    special = [control(7), end_of_stream()]
+    seeds = [packed(some, 3, codec) for some in (records, sets, special) for codec in CODECS]
+    return [*seeds, seeds[0][entries.ENVELOPE_SIZE :], *inner]
+
+
+def _dlog_bodies() -> Sequence[bytes]:
+    front = struct.pack(">5H", 2, 60, 1, 200, 9)
+    return [front + each[entries.ENVELOPE_SIZE :] for each in _dlog_entries()]
 
 
 def dlog_znodes(data: bytes) -> None:
@@ -97,5 +146,6 @@ def _dlog_znodes() -> Sequence[bytes]:
 
 TARGETS = [
     Target("dlog-entries", dlog_entries, _dlog_entries),
+    Target("dlog-bodies", dlog_bodies, _dlog_bodies, 2_000),
     Target("dlog-znodes", dlog_znodes, _dlog_znodes, 6_000),
 ]

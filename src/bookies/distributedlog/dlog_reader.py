@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from types import TracebackType
 from typing import NamedTuple, Self
 from weakref import WeakSet
@@ -21,7 +22,7 @@ from bookies.client.log.log_operations import Patience
 from bookies.client.log.log_reader import POLL_S
 from bookies.client.read import LedgerReader
 from bookies.distributedlog.formats.dlsn import FIRST, Dlsn, dlsn_of
-from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM
+from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM, body_of
 from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, Segment
 from bookies.distributedlog.model.segment_list import Segments, first_to_read
 from bookies.distributedlog.parts import LogParts, last_of, pause, records_of
@@ -34,7 +35,7 @@ from bookies.errors import (
     LogRecordCorrupt,
     LogTruncated,
 )
-from bookies.kernels import Steps
+from bookies.kernels import Steps, cut_records
 
 GAPS = ("skip", "error")
 IGNORED = CONTROL | END_OF_STREAM
@@ -288,28 +289,47 @@ class _Source:
     def _decoded(self, entries: EntryBatch) -> list[Record]:
         segment, start = self._segment, self._next
         assert segment is not None
-        lssn, base = segment.lssn, self._sequence - 1
+        lssn, skip = segment.lssn, 4 + entries.header_size
         records: list[Record] = []
-        for entry_id, payload in zip(entries.entry_ids, entries.payloads(), strict=True):
+        for entry_id, (at, end) in zip(entries.entry_ids, pairwise(entries.starts), strict=True):
+            least = start.slot if (lssn, entry_id) == start[:2] else 0
             try:
-                parsed = records_of(segment, entry_id, payload)
+                found, position, flags = self._cut(segment, entry_id, entries.data, at + skip, end, least)
             except LogRecordCorrupt as error:
                 self._go_to(Dlsn(lssn, entry_id, 0) if records else Dlsn(lssn, entry_id + 1, 0))
                 if records:  # Deliver those before it; the next step raises.
                     return records
                 text = f"log {self._reader.name}: {error.message}; read on from {self._next}"
                 raise LogRecordCorrupt(text, ledger_id=segment.ledger_id, entry_id=entry_id) from error
-            if parsed:
-                self._count = parsed[-1].position
-                self._is_ended |= bool(parsed[-1].flags & END_OF_STREAM)
-            least = start.slot if (lssn, entry_id) == start[:2] else 0
-            records += [
-                _new(Record, (value, txid, _new(Dlsn, (lssn, entry_id, slot)), base + position))
-                for slot, txid, position, flags, value in parsed
-                if slot >= least and not flags & IGNORED
-            ]
+            if position >= 0:
+                self._count = position
+                self._is_ended |= bool(flags & END_OF_STREAM)
+            records += found
         self._next = Dlsn(lssn, entries.last_entry_id + 1, 0)
         return records
+
+    def _cut(
+        self, segment: Segment, entry_id: int, data: bytes, at: int, end: int, least: int
+    ) -> tuple[list[Record], int, int]:
+        """Return the records of the entry data[at:end] from a slot on, with position and flags of its last one.
+
+        The position is -1 if the entry has no record. Raises `LogRecordCorrupt`.
+        """
+        lssn, base = segment.lssn, self._sequence - 1
+        try:
+            body = body_of(data, at, end) if segment.is_enveloped else (data, at, end)
+            cut = cut_records(Record, Dlsn, *body, lssn, entry_id, base, least)
+        except LogRecordCorrupt:
+            cut = None  # `records_of` names the place.
+        if cut is not None:
+            return cut
+        parsed = records_of(segment, entry_id, data[at:end])
+        records = [
+            _new(Record, (value, txid, _new(Dlsn, (lssn, entry_id, slot)), base + position))
+            for slot, txid, position, flags, value in parsed
+            if slot >= least and not flags & IGNORED
+        ]
+        return records, *((parsed[-1].position, parsed[-1].flags) if parsed else (-1, 0))
 
     async def _lost(self) -> None:
         """Go on after a ledger that does not exist: its segment was empty, truncated, or is lost."""
