@@ -36,8 +36,8 @@ def dlog_entries(data: bytes) -> None:
     payloads = accepted(LogRecordCorrupt, entries.parse_set, data)
     if payloads:
         for codec in CODECS:
-            packed = accepted(InvalidArgument, entries.pack_set, payloads, codec)  # It may be too large.
-            check(packed is None or entries.parse_set(packed) == payloads, "parse(pack(x)) is not x", payloads)
+            packed_set = accepted(InvalidArgument, entries.pack_set, payloads, codec)  # It may be too large.
+            check(packed_set is None or entries.parse_set(packed_set) == payloads, "parse(pack(x)) is not x", payloads)
 
 
 def _cuts(data: bytes, found: list[entries.SlotRecord], is_enveloped: bool) -> None:

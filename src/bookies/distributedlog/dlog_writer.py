@@ -2,8 +2,8 @@
 
 Records are collected in a buffer, and a pump sends them as entries of the present segment's ledger. Changes of the
 segment run in one task, the worker: it starts one when the first record comes, completes it at a roll, and recovers it
-when an append failed. Meanwhile the pump rests. A segment is completed before the next one is started, so a list has at most
-one segment in progress that this writer wrote.
+when an append failed. Meanwhile the pump rests. A segment is completed before the next one is started, so a list has at
+most one segment in progress that this writer wrote.
 
 After a failure the ledger is recovered, as by any new writer. Then each entry is stored for certain, or is not: missing
 entries are packed again with other positions, and sent in their order in the next segment. So a record is in the log

@@ -1,7 +1,7 @@
 """Records, record sets, and the envelope of the entry that holds them. Source: distributedlog 3.
 
-An entry is one entry of a ledger. Its records are collected by `kernels.EntryBuilder`; `parse_entry` returns them, those
-of a record set one by one.
+An entry is one entry of a ledger. `kernels.EntryBuilder` collects its records. `parse_entry` returns them, those of a
+record set one by one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from bookies.distributedlog.formats.compression import NONE, compress, decompress
 from bookies.errors import InvalidArgument, LogRecordCorrupt
-from bookies.kernels import EntryBuilder, SlotAppend, placed
-from bookies.kernels.dlog_entries import PAYLOAD_MAX, RECORD, SET
+from bookies.kernels import EntryBuilder, SlotAppend, dlog_entries, placed
 
+CONTROL, END_OF_STREAM, SET = dlog_entries.CONTROL, dlog_entries.END_OF_STREAM, dlog_entries.SET  # flags
+TXID_MAX, PAYLOAD_MAX, RECORD = dlog_entries.TXID_MAX, dlog_entries.PAYLOAD_MAX, dlog_entries.RECORD
 RECORD_HEADER_SIZE = RECORD.size
 ENTRY_SIZE_MAX = (1 << 20) - (4 << 10)  # bytes of an entry with its envelope, before compression
 _ENVELOPE = struct.Struct(">BIII")  # version, flags, size, stored size
