@@ -46,7 +46,8 @@ async def count_records(batches: AsyncIterator[list[Record]], count: int) -> Non
     total = 0
     async for batch in batches:
         for record in batch:
-            total += bool(record.payload)
+            if record.payload:
+                total += 1
         if total >= count:
             return
 

@@ -38,6 +38,7 @@ from bookies.errors import (
 from bookies.kernels import Steps, cut_records
 
 GAPS = ("skip", "error")
+LIST_SIZE = 500  # records of a list: more would leave the processor's cache before the caller has seen them
 IGNORED = CONTROL | END_OF_STREAM
 _new = tuple.__new__  # costs half of a call of the class
 
@@ -191,37 +192,41 @@ class _Source:
         self._is_complete = False  # the present segment was read to its end
         self._is_ended = False  # the end-of-stream record was read
         self._open: _OpenSegment | None = None  # the present segment, while it is read
+        self._left: EntryBatch | None = None  # entries that were read, and are not delivered
         self._changed = asyncio.Event()
         self._patience = Patience(parts.runtime)
 
     async def next_batch(self) -> list[Record] | None:
         while not self._is_ended:
             self._reader.check_open()
-            try:
-                if (self._segment is None or self._is_complete) and not await self._enter_next():
-                    if not self._is_tail:
-                        return None
-                    continue
-                entries = await self._entries()
-            except LedgerNotFound:
-                await self._lost()
-                continue
-            except BookKeeperError as error:
-                await self._let_go()
-                if not self._is_tail or isinstance(error, LogTruncated | LedgerClosed):
-                    raise
-                await self._patience.pause(error)
-                continue
-            self._patience.reset()
-            if entries is None:
-                self._is_complete = await self._let_go()
-                if not self._is_complete:
-                    return None
-                continue
-            records = self._decoded(entries)
-            if records:
-                return records
+            if self._left is None and not await self._read_on():
+                return None
+            if self._left is not None:
+                records = self._decoded(self._left)
+                if records:
+                    return records
         return None
+
+    async def _read_on(self) -> bool:
+        """Read the next entries, or move on to where some may be. False: there are no more now."""
+        try:
+            if (self._segment is None or self._is_complete) and not await self._enter_next():
+                return self._is_tail
+            self._left = await self._entries()
+        except LedgerNotFound:
+            await self._lost()
+            return True
+        except BookKeeperError as error:
+            await self._let_go()
+            if not self._is_tail or isinstance(error, LogTruncated | LedgerClosed):
+                raise
+            await self._patience.pause(error)
+            return True
+        self._patience.reset()
+        if self._left is None:
+            self._is_complete = await self._let_go()
+            return self._is_complete
+        return True
 
     async def _enter_next(self) -> bool:
         """Move to the segment after the present one, or to the first. False: there is none yet."""
@@ -287,15 +292,17 @@ class _Source:
         self._next, self._open.batches = position, None
 
     def _decoded(self, entries: EntryBatch) -> list[Record]:
+        """Return the records of the first ones of these entries, and keep the others."""
         segment, start = self._segment, self._next
         assert segment is not None
-        lssn, skip = segment.lssn, 4 + entries.header_size
+        lssn, skip, last = segment.lssn, 4 + entries.header_size, entries.last_entry_id
         records: list[Record] = []
         for entry_id, (at, end) in zip(entries.entry_ids, pairwise(entries.starts), strict=True):
             least = start.slot if (lssn, entry_id) == start[:2] else 0
             try:
                 found, position, flags = self._cut(segment, entry_id, entries.data, at + skip, end, least)
             except LogRecordCorrupt as error:
+                self._left = None
                 self._go_to(Dlsn(lssn, entry_id, 0) if records else Dlsn(lssn, entry_id + 1, 0))
                 if records:  # Deliver those before it; the next step raises.
                     return records
@@ -305,7 +312,11 @@ class _Source:
                 self._count = position
                 self._is_ended |= bool(flags & END_OF_STREAM)
             records += found
-        self._next = Dlsn(lssn, entries.last_entry_id + 1, 0)
+            if len(records) >= LIST_SIZE:
+                last = entry_id
+                break
+        self._left = entries.slice(last + 1, entries.last_entry_id) if last < entries.last_entry_id else None
+        self._next = Dlsn(lssn, last + 1, 0)
         return records
 
     def _cut(

@@ -33,21 +33,27 @@ cdef extern from "_crc32c.h":
 
 cdef extern from *:
     """
-    /* A tuple of three or four, of a named tuple's type; all references are taken, NULL with an error set. Its items
-     * are in no cycle, so the collector need not look at it. */
+    /* A tuple of a named tuple's type whose items are not set yet; NULL with an error set. The collector does not look
+     * at it: its items are in no cycle. */
+    static PyObject *bookies_tuple(PyObject *type, Py_ssize_t size) {
+        PyTupleObject *made = PyObject_GC_NewVar(PyTupleObject, (PyTypeObject *)type, size);
+    #if PY_VERSION_HEX >= 0x030E0000
+        if (made != NULL) made->ob_hash = -1;
+    #endif
+        return (PyObject *)made;
+    }
+    /* Tuples of three and four items; all references are taken. */
     static PyObject *bookies_three(PyObject *type, PyObject *a, PyObject *b, PyObject *c) {
-        PyObject *made = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 3);
+        PyObject *made = bookies_tuple(type, 3);
         if (made == NULL) return NULL;
-        PyObject_GC_UnTrack(made);
         Py_INCREF(a); PyTuple_SET_ITEM(made, 0, a);
         Py_INCREF(b); PyTuple_SET_ITEM(made, 1, b);
         Py_INCREF(c); PyTuple_SET_ITEM(made, 2, c);
         return made;
     }
     static PyObject *bookies_four(PyObject *type, PyObject *a, PyObject *b, PyObject *c, PyObject *d) {
-        PyObject *made = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 4);
+        PyObject *made = bookies_tuple(type, 4);
         if (made == NULL) return NULL;
-        PyObject_GC_UnTrack(made);
         Py_INCREF(a); PyTuple_SET_ITEM(made, 0, a);
         Py_INCREF(b); PyTuple_SET_ITEM(made, 1, b);
         Py_INCREF(c); PyTuple_SET_ITEM(made, 2, c);
@@ -1104,8 +1110,9 @@ cdef Py_ssize_t RECORD_SIZE = 20, PAYLOAD_MAX = (1 << 20) - (8 << 10) - 20
 cdef int64_t TXID_MAX = 0x7fffffffffffffff
 
 
+@cython.no_gc
 cdef class SlotAppend:
-    """See `dlog_entries.SlotAppend`."""
+    """See `dlog_entries.SlotAppend`. The collector does not look at it: an entry's outcome lets go of its records."""
 
     cdef readonly object entry
     cdef readonly Py_ssize_t slot
