@@ -468,7 +468,7 @@ cdef class SortedEntries:
         while taken < left:
             entry = &self._entries[first + taken]
             run = &self._runs[entry.place >> 32]
-            index = entry.place & 0xffffffff
+            index = <uint32_t>entry.place
             at, size = run.starts[index], run.starts[index + 1] - run.starts[index]
             if taken and total + size > size_max:
                 break
@@ -491,7 +491,7 @@ cdef class SortedEntries:
         for item in range(taken):
             entry = &self._entries[first + item]
             run = &self._runs[entry.place >> 32]
-            index = entry.place & 0xffffffff
+            index = <uint32_t>entry.place
             size = run.starts[index + 1] - run.starts[index]
             memcpy(target + total, run.data + run.starts[index], size)
             ledger_ids.data.as_longlongs[item] = entry.ledger_id
@@ -1252,7 +1252,7 @@ def cut_records(
         word = bookies_get64(source + at)
         size = <int32_t>bookies_get32(source + at + 16)
         flags = word & 0xffff
-        position = (word >> 16) & 0xffffffff
+        position = <uint32_t>(word >> 16)
         if flags & SET or size < 0 or size > end - at - RECORD_SIZE:
             return None
         if slot >= least_slot and not flags & UNCOUNTED:
