@@ -12,7 +12,7 @@ import bookies as bk
 from bookies.distributedlog import Dlog, DlogWriter, Dlsn, Namespace, Record, open_namespace
 from bookies.errors import BookieBusy
 
-SLICE = 500  # records between two looks at the outcomes
+SLICE = 1_000  # records between two looks at the outcomes
 
 
 def say(phase: str, since: float, *, is_measured: bool) -> None:
