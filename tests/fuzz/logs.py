@@ -14,6 +14,7 @@ from bookies.distributedlog.formats import binding, compression, dlsn, entries, 
 from bookies.errors import ConfigError, InvalidArgument, LogRecordCorrupt, MetadataCorrupt, NotSupported
 from bookies.kernels.dlog_entries import cut_records
 
+TYPES = Record, dlsn.Dlsn
 CODECS = (compression.NONE, compression.LZ4)
 
 
@@ -43,8 +44,8 @@ def dlog_entries(data: bytes) -> None:
 def _cuts(data: bytes, found: list[entries.SlotRecord], is_enveloped: bool) -> None:
     """Both kernels cut an accepted entry into the same records, unless it has a record set."""
     body = entries.body_of(data, 0, len(data)) if is_enveloped else (data, 0, len(data))
-    kernels.both("cut_records", Record, dlsn.Dlsn, *body, 3, 4, -1, 1)
-    cut = cut_records(Record, dlsn.Dlsn, *body, 3, 4, -1, 1)
+    kernels.both("cut_records", TYPES, body, (3, 4), -1, 1)
+    cut = cut_records(TYPES, body, (3, 4), -1, 1)
     if cut is None:
         return
     wanted = [
@@ -59,8 +60,8 @@ def _cuts(data: bytes, found: list[entries.SlotRecord], is_enveloped: bool) -> N
 def dlog_bodies(data: bytes) -> None:
     """Bodies of any bytes are cut and placed alike by both kernels, and so are the records that are collected."""
     (start, end, least, size_max, written), rest = numbers(data, 5)
-    kernels.both("cut_records", Record, dlsn.Dlsn, rest, 0, len(rest), 3, 4, 7, least)
-    kernels.both("cut_records", Record, dlsn.Dlsn, rest, start, end, 3, 4, -written, 0)
+    kernels.both("cut_records", TYPES, (rest, 0, len(rest)), (3, 4), 7, least)
+    kernels.both("cut_records", TYPES, (rest, start, end), (3, 4), -written, 0)
     kernels.both("placed", rest[:13], rest, written)
     payloads = [rest[at : at + 1 + written % 50] for at in range(0, len(rest), 1 + written % 50)]
     collected = []

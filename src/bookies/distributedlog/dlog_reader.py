@@ -154,12 +154,14 @@ class DlogReader:
 
 
 class _OpenSegment:
-    """A segment that is being read. `is_sealed`: the end of its entries is the end of the segment."""
+    """A segment that is being read. `is_sealed`: the end of its entries is the end of the segment. `left`: entries that
+    were read, and are not delivered."""
 
     def __init__(self, ledger: LedgerReader) -> None:
         self.ledger = ledger
         self.is_sealed = True
         self.batches: Batches | None = None
+        self.left: EntryBatch | None = None
 
     async def next_entries(self, first: int, *, is_tail: bool) -> EntryBatch | None:
         """Return the next entries; None: there are no more now. `first`: where to begin."""
@@ -192,17 +194,16 @@ class _Source:
         self._is_complete = False  # the present segment was read to its end
         self._is_ended = False  # the end-of-stream record was read
         self._open: _OpenSegment | None = None  # the present segment, while it is read
-        self._left: EntryBatch | None = None  # entries that were read, and are not delivered
         self._changed = asyncio.Event()
         self._patience = Patience(parts.runtime)
 
     async def next_batch(self) -> list[Record] | None:
         while not self._is_ended:
             self._reader.check_open()
-            if self._left is None and not await self._read_on():
+            if (self._open is None or self._open.left is None) and not await self._read_on():
                 return None
-            if self._left is not None:
-                records = self._decoded(self._left)
+            if self._open is not None and self._open.left is not None:
+                records = self._decoded(self._open, self._open.left)
                 if records:
                     return records
         return None
@@ -212,7 +213,7 @@ class _Source:
         try:
             if (self._segment is None or self._is_complete) and not await self._enter_next():
                 return self._is_tail
-            self._left = await self._entries()
+            has_more = await self._read_entries()
         except LedgerNotFound:
             await self._lost()
             return True
@@ -223,10 +224,10 @@ class _Source:
             await self._patience.pause(error)
             return True
         self._patience.reset()
-        if self._left is None:
-            self._is_complete = await self._let_go()
-            return self._is_complete
-        return True
+        if has_more:
+            return True
+        self._is_complete = await self._let_go()
+        return self._is_complete
 
     async def _enter_next(self) -> bool:
         """Move to the segment after the present one, or to the first. False: there is none yet."""
@@ -277,21 +278,22 @@ class _Source:
                 return segment  # The present one was empty and is deleted.
         return None
 
-    async def _entries(self) -> EntryBatch | None:
-        """Return the next entries of the present segment; None: there are no more now."""
+    async def _read_entries(self) -> bool:
+        """Read the next entries of the present segment. False: there are no more now."""
         segment = self._segment
         assert segment is not None
         if self._open is None:
             self._open = _OpenSegment(await self._parts.client.open(segment.ledger_id, password=self._parts.password))
         first = self._next.entry if self._next.segment == segment.lssn else 0
-        return await self._open.next_entries(first, is_tail=self._is_tail)
+        self._open.left = await self._open.next_entries(first, is_tail=self._is_tail)
+        return self._open.left is not None
 
     def _go_to(self, position: Dlsn) -> None:
         """Read the present segment from another position on."""
         assert self._open is not None
-        self._next, self._open.batches = position, None
+        self._next, self._open.batches, self._open.left = position, None, None
 
-    def _decoded(self, entries: EntryBatch) -> list[Record]:
+    def _decoded(self, present: _OpenSegment, entries: EntryBatch) -> list[Record]:
         """Return the records of the first ones of these entries, and keep the others."""
         segment, start = self._segment, self._next
         assert segment is not None
@@ -300,9 +302,8 @@ class _Source:
         for entry_id, (at, end) in zip(entries.entry_ids, pairwise(entries.starts), strict=True):
             least = start.slot if (lssn, entry_id) == start[:2] else 0
             try:
-                found, position, flags = self._cut(segment, entry_id, entries.data, at + skip, end, least)
+                cut, position, flags = self._cut(segment, entry_id, (entries.data, at + skip, end), least)
             except LogRecordCorrupt as error:
-                self._left = None
                 self._go_to(Dlsn(lssn, entry_id, 0) if records else Dlsn(lssn, entry_id + 1, 0))
                 if records:  # Deliver those before it; the next step raises.
                     return records
@@ -311,30 +312,31 @@ class _Source:
             if position >= 0:
                 self._count = position
                 self._is_ended |= bool(flags & END_OF_STREAM)
-            records += found
+            records += cut
             if len(records) >= LIST_SIZE:
                 last = entry_id
                 break
-        self._left = entries.slice(last + 1, entries.last_entry_id) if last < entries.last_entry_id else None
+        present.left = entries.slice(last + 1, entries.last_entry_id) if last < entries.last_entry_id else None
         self._next = Dlsn(lssn, last + 1, 0)
         return records
 
     def _cut(
-        self, segment: Segment, entry_id: int, data: bytes, at: int, end: int, least: int
+        self, segment: Segment, entry_id: int, entry: tuple[bytes, int, int], least: int
     ) -> tuple[list[Record], int, int]:
-        """Return the records of the entry data[at:end] from a slot on, with position and flags of its last one.
+        """Return the records of an entry from a slot on, with position and flags of its last one.
 
-        The position is -1 if the entry has no record. Raises `LogRecordCorrupt`.
+        `entry`: where it is. The position is -1 if the entry has no record. Raises `LogRecordCorrupt`.
         """
         lssn, base = segment.lssn, self._sequence - 1
         try:
-            body = body_of(data, at, end) if segment.is_enveloped else (data, at, end)
-            cut = cut_records(Record, Dlsn, *body, lssn, entry_id, base, least)
+            body = body_of(*entry) if segment.is_enveloped else entry
+            cut = cut_records((Record, Dlsn), body, (lssn, entry_id), base, least)
         except LogRecordCorrupt:
             cut = None  # `records_of` names the place.
         if cut is not None:
             return cut
-        parsed = records_of(segment, entry_id, data[at:end])
+        data, start, end = entry
+        parsed = records_of(segment, entry_id, data[start:end])
         records = [
             _new(Record, (value, txid, _new(Dlsn, (lssn, entry_id, slot)), base + position))
             for slot, txid, position, flags, value in parsed

@@ -1227,18 +1227,18 @@ def placed(bytes head not None, bytes body not None, int64_t written):
     return data
 
 
-def cut_records(
-    record_type, place_type, bytes data not None, Py_ssize_t start, Py_ssize_t end, lssn, entry_id, sequence,
-    Py_ssize_t least_slot,
-):
+def cut_records(types, body, entry, sequence, Py_ssize_t least_slot):
     """See `dlog_entries.cut_records`."""
+    cdef bytes data = body[0]
+    cdef Py_ssize_t start = body[1], end = body[2], at = start, slot = 0, size
     cdef const uint8_t *source = <const uint8_t *>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t at = start, slot = 0, size
     cdef int64_t word, position = -1, base
     cdef int flags = 0
     cdef list records = []
     if start < 0 or end > len(data):
         raise IndexError("range outside the data")
+    record_type, place_type = types
+    lssn, entry_id = entry
     assert issubclass(record_type, tuple) and issubclass(place_type, tuple)
     try:
         base = sequence

@@ -118,21 +118,19 @@ def placed(head: bytes, body: bytes, written: int) -> bytes:
 
 
 def cut_records(
-    record_type: type[Any],
-    place_type: type[Any],
-    data: bytes,
-    start: int,
-    end: int,
-    lssn: int,
-    entry_id: int,
+    types: tuple[type[Any], type[Any]],
+    body: tuple[bytes, int, int],
+    entry: tuple[int, int],
     sequence: int,
     least_slot: int,
 ) -> Cut | None:
-    """Return the records of the body data[start:end] that an application wrote, from slot `least_slot` on.
+    """Return the records of a body that an application wrote, from slot `least_slot` on.
 
-    `record_type`: a named tuple of payload, transaction id, place, sequence id; `place_type`: one of `lssn`,
-    `entry_id`, slot. `sequence`: the sequence id of position 0. None: the body holds a record set, or is damaged.
+    `types`: a named tuple of payload, transaction id, place, sequence id; and one for its place: segment, entry, slot.
+    `body`: bytes, where it starts in them, and where it ends. `entry`: its segment and its id. `sequence`: the sequence
+    id of position 0. None: the body holds a record set, or is damaged.
     """
+    (record_type, place_type), (data, start, end), (lssn, entry_id) = types, body, entry
     if start < 0 or end > len(data):
         raise IndexError("range outside the data")
     if not -(1 << 63) <= sequence < SEQUENCE_MAX:

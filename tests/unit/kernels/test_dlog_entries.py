@@ -44,7 +44,7 @@ def builder_of(kernel: Any, size_max: int = 100, last_txid: int = -1) -> Any:
 
 def cut(kernel: Any, data: bytes, start: int = 0, end: int | None = None, sequence: int = -1, least: int = 0) -> Any:
     end = len(data) if end is None else end
-    return kernel.cut_records(Found, Place, data, start, end, 7, 1 << 40, sequence, least)
+    return kernel.cut_records((Found, Place), (data, start, end), (7, 1 << 40), sequence, least)
 
 
 @each_kernel
