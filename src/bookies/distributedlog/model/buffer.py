@@ -26,23 +26,20 @@ T = TypeVar("T")
 
 
 class Batch(Struct, Generic[T], frozen=True):
-    """Records that share an entry. `body`: their positions count from 1. `count`: those that readers count."""
+    """Records that share an entry. `body`: their positions count from 1. `count`: those that readers count.
+    `is_control`: its record only makes earlier ones visible."""
 
     tag: T
     body: bytes
     count: int
     first_txid: int
     last_txid: int
+    is_control: bool = False
 
     @property
     def last_slot(self) -> int:
         """The slot of the last record."""
         return max(0, self.count - 1)
-
-    @property
-    def is_control(self) -> bool:
-        """Report whether its record only makes earlier ones visible."""
-        return self.count == 0 and self.last_txid != TXID_MAX
 
 
 class RecordBuffer(Generic[T]):
@@ -94,7 +91,7 @@ class RecordBuffer(Generic[T]):
 
     def control(self, txid: int) -> Batch[T]:
         """Return the entry that makes earlier records visible; it is not in the buffer. `txid`: of the last one."""
-        return Batch(self._new_tag(), pack_lone(txid, CONTROL, b"control"), 0, txid, txid)
+        return Batch(self._new_tag(), pack_lone(txid, CONTROL, b"control"), 0, txid, txid, is_control=True)
 
     def _close(self) -> None:
         if self.builder:

@@ -56,6 +56,7 @@ def test_records_that_do_not_count_stay_alone() -> None:
     assert (end.last_txid, end.last_slot, end.is_control) == (TXID_MAX, 0, False)
     batch = buffer.control(7)
     assert (batch.body, batch.count, batch.last_slot, batch.is_control) == (body_of_rows([control(7)]), 0, 0, True)
+    assert buffer.control(TXID_MAX).is_control  # after the end of the stream
     assert len(buffer) == 0
 
 
