@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from tests.fakes.dlog_entries import Row, control, end_of_stream, packed
 from tests.fuzz import kernels
-from tests.fuzz.target import Target, accepted, check, equal, numbers, round_trip
+from tests.fuzz.target import Target, accepted, check, equal, round_trip
 
 from bookies.distributedlog import Record
 from bookies.distributedlog.formats import binding, compression, dlsn, entries, log_names, segment
@@ -57,28 +56,6 @@ def _cuts(data: bytes, found: list[entries.SlotRecord], is_enveloped: bool) -> N
     equal(cut[1:], (found[-1].position, found[-1].flags), "a cut entry has another end than a parsed one")
 
 
-def dlog_bodies(data: bytes) -> None:
-    """Bodies of any bytes are cut and placed alike by both kernels, and so are the records that are collected."""
-    (start, end, least, size_max, written), rest = numbers(data, 5)
-    kernels.both("cut_records", TYPES, (rest, 0, len(rest)), (3, 4), 7, least)
-    kernels.both("cut_records", TYPES, (rest, start, end), (3, 4), -written, 0)
-    kernels.both("placed", rest[:13], rest, written)
-    payloads = [rest[at : at + 1 + written % 50] for at in range(0, len(rest), 1 + written % 50)]
-    collected = []
-    for each in kernels.KERNELS:
-        builder, found = each.EntryBuilder(each.SlotAppend, size_max, least - 1), list[object]()
-        for number, payload in enumerate(payloads):
-            txid = None if payload[0] & 1 else start + number * (payload[0] - 20)
-            append = builder.add_next(payload, txid)
-            if append is None:
-                found += [builder.take()] if builder else []
-                builder.begin(number)
-                append = builder.add(payload, 1 + number, payload[0] & entries.SET, 1 + payload[0] % 3)
-            found.append((append.entry, append.slot, builder.last_txid, builder.first_txid, builder.size))
-        collected.append([*found, builder.take() if builder else None])
-    equal(collected[0], collected[-1], "EntryBuilder: native differs from Python")
-
-
 def _dlog_entries() -> Sequence[bytes]:
     records = [Row(txid, 0, b"%d" % txid * 9) for txid in range(5)]
     inner = [entries.pack_set([b"a", b"", b"ccc" * 50], codec) for codec in CODECS]
@@ -86,11 +63,6 @@ def _dlog_entries() -> Sequence[bytes]:
     special = [control(7), end_of_stream()]
     seeds = [packed(some, 3, codec) for some in (records, sets, special) for codec in CODECS]
     return [*seeds, seeds[0][entries.ENVELOPE_SIZE :], *inner]
-
-
-def _dlog_bodies() -> Sequence[bytes]:
-    front = struct.pack(">5H", 2, 60, 1, 200, 9)
-    return [front + each[entries.ENVELOPE_SIZE :] for each in _dlog_entries()]
 
 
 def dlog_znodes(data: bytes) -> None:
@@ -147,6 +119,5 @@ def _dlog_znodes() -> Sequence[bytes]:
 
 TARGETS = [
     Target("dlog-entries", dlog_entries, _dlog_entries),
-    Target("dlog-bodies", dlog_bodies, _dlog_bodies, 2_000),
     Target("dlog-znodes", dlog_znodes, _dlog_znodes, 6_000),
 ]
