@@ -16,6 +16,7 @@ from bookies.distributedlog.formats.entries import (
     SlotRecord,
     check_record_size,
     pack_set,
+    pack_values,
     parse_entry,
     parse_set,
 )
@@ -75,6 +76,19 @@ def test_a_record_set_takes_slots_and_positions_of_its_records() -> None:
         SlotRecord(3, 201, 6, 0, b"d"),
     ]
     assert parse_set(pack_set([b"x" * 1000] * 50, LZ4)) == [b"x" * 1000] * 50
+
+
+def test_values_of_one_transaction_id_share_entries_up_to_their_size() -> None:
+    values = [b"a" * 30, b"b" * 30, b"", b"c" * 200, b"d"]
+    rows = [Row(7, 0, value) for value in values]
+    assert pack_values(values, 7, 5, 100) == [
+        packed(rows[:2], 5),
+        packed(rows[2:3], 7),
+        packed(rows[3:4], 8),
+        packed(rows[4:], 9),
+    ]
+    assert pack_values(values, 7, 0, 1000) == [packed(rows)]
+    assert pack_values([], 7, 0, 100) == []
 
 
 @pytest.mark.parametrize("offset", range(13))
