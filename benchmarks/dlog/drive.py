@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable
 
 import bookies as bk
 from bookies.distributedlog import Dlog, DlogWriter, Dlsn, Namespace, Record, open_namespace
 from bookies.errors import BookieBusy
+
+SLICE = 1_000  # records between two looks at the outcomes
 
 
 def say(phase: str, since: float, *, is_measured: bool) -> None:
@@ -18,30 +21,33 @@ def say(phase: str, since: float, *, is_measured: bool) -> None:
 
 
 async def write(writer: DlogWriter, payload: bytes, count: int, window: int) -> None:
-    """Append one record a call, `window` in flight."""
-    room = asyncio.Semaphore(window)
+    """Append one record a call, `window` in flight at most.
 
-    def done(future: asyncio.Future[Dlsn]) -> None:
-        future.result()
-        room.release()
-
-    for txid in range(2, count + 1):
-        await room.acquire()
-        try:
-            future = writer.append_nowait(payload, txid=txid)
-        except BookieBusy:
-            future = asyncio.ensure_future(writer.append(payload, txid=txid))
-            await asyncio.wait([future])
-        future.add_done_callback(done)
-    for _ in range(window):
-        await room.acquire()
+    Records are acknowledged in their order, so the last one of each slice is awaited for all of them.
+    """
+    pending: deque[Awaitable[Dlsn]] = deque()  # the last one of each slice
+    append: Awaitable[Dlsn]
+    for first in range(2, count + 1, SLICE):
+        while len(pending) > window // SLICE - 1:
+            await pending.popleft()
+        for txid in range(first, min(first + SLICE, count + 1)):
+            try:
+                append = writer.append_nowait(payload, txid=txid)
+            except BookieBusy:
+                append = asyncio.ensure_future(writer.append(payload, txid=txid))
+                await asyncio.wait([append])
+        pending.append(append)
+        await asyncio.sleep(0)
+    for append in pending:
+        await append
 
 
 async def count_records(batches: AsyncIterator[list[Record]], count: int) -> None:
     total = 0
     async for batch in batches:
         for record in batch:
-            total += bool(record.payload)
+            if record.payload:
+                total += 1
         if total >= count:
             return
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tests.fuzz.target import Target, check, equal, numbers
 
-from bookies.kernels import _python
+from bookies.kernels import _python, dlog_entries
 from bookies.kernels._python import Records
 
 try:
@@ -30,6 +30,14 @@ class Entry(NamedTuple):
     payload: bytes
     length: int
     ledger_id: int
+
+
+class Place(NamedTuple):
+    """Like the `Dlsn` that `kernels.cut_records` makes for each record."""
+
+    segment: int
+    entry: int
+    slot: int
 
 
 def plain(value: Any) -> Any:
@@ -52,7 +60,8 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 def both(name: str, *arguments: Any) -> Any:
     """Call a function of both kernels, which must agree; return the result, None if they refuse."""
-    wanted = outcome(lambda: getattr(_python, name)(*arguments))
+    python = _python if hasattr(_python, name) else dlog_entries
+    wanted = outcome(lambda: getattr(python, name)(*arguments))
     if _native is not None:
         got = outcome(lambda: getattr(_native, name)(*arguments))
         equal(got, wanted, f"{name}: native differs from Python for {arguments!r}")
@@ -103,7 +112,8 @@ def _frames_of(buffer: bytes, starts: Sequence[int], index: int) -> None:
 def verifies(data: bytes) -> None:
     (kind, start, cut, count_max, count), rest = numbers(data, 5)
     digest_type = 1 + kind % 4
-    payloads = [rest[at : at + 1 + kind % 7] for at in range(0, min(len(rest), 120), 1 + kind % 7)] or [b""]
+    step = 100 if kind & 0x100 else 1 + kind % 7
+    payloads = [rest[at : at + step] for at in range(0, min(len(rest), 120), step)] or [b""]
     if kind & 0x80:
         payloads = [payloads[0]] * (1 + count % 70)
     head = bytes(range(24))
@@ -197,6 +207,35 @@ def filling(data: bytes) -> None:
     check(not isinstance(taken[0], bytes) or taken[0] == rest, "Frame.take: other bytes", taken)
 
 
+def bodies(data: bytes) -> None:
+    """Records of DistributedLog that are collected, placed and cut, from arbitrary numbers and in any bytes."""
+    (start, end, least, size_max, written), rest = numbers(data, 5)
+    types, step = (Entry, Place), 1 + written % 50
+    both("cut_records", types, (rest, 0, len(rest)), (3, 4), 7, least % 4)
+    both("cut_records", types, (rest, start, end), (3, 4), -written, 0)
+    both("placed", rest[:13], rest, written)
+    payloads = [rest[at : at + step] for at in range(0, len(rest), step)]
+    collected = []
+    for kernel in (dlog_entries, _native or dlog_entries):
+        builder, got = kernel.EntryBuilder(kernel.SlotAppend, size_max, least - 1), list[Any]()
+        for number, payload in enumerate(payloads):
+            append = builder.add_next(payload, None if payload[0] & 1 else start + number * (payload[0] - 20))
+            if append is None:
+                got += [builder.take()] if builder else []
+                builder.begin(number)
+                append = builder.add(payload, 1 + number, payload[0] & dlog_entries.SET, 1 + payload[0] % 3)
+            got.append((append.entry, append.slot, builder.last_txid, builder.first_txid, builder.size))
+        collected.append([*got, builder.take() if builder else None])
+    equal(collected[1], collected[0], "EntryBuilder: native differs from Python")
+
+
+def _body_seeds() -> list[bytes]:
+    record = dlog_entries.RECORD.pack
+    plain_records = b"".join(record(at << 16 | at & 8, at, 5) + b"hello" for at in range(1, 9))
+    others = record(9 << 16 | 4, 9, 2) + b"no" + record(10 << 16 | 1, 9, 7) + b"control" + record(1, 1, -1)
+    return [struct.pack(">5H", 2, 60, 1, 200, 9) + each for each in (plain_records, plain_records + others)]
+
+
 def _scan_seeds() -> list[bytes]:
     head = bytes((2, 1, 0, 0)) + b"k" * 20
     frames, _, _ = _python.pack_add_frames(head, 7, 3, 2, 9, [b"one", b"two", b"seven"], 3, b"")
@@ -225,4 +264,5 @@ TARGETS = [
     Target(
         "kernel-frames", filling, lambda: [bytes([3, 4, 0, 9, 1, 2, 2, 2]) + b"the bytes of a frame, 32 in all"], 256
     ),
+    Target("kernel-bodies", bodies, _body_seeds, 2048),
 ]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.fakes.dlog_entries import Row, control, end_of_stream, packed
+from tests.fuzz import kernels
 from tests.fuzz.target import Target, accepted, check, equal, round_trip
 
+from bookies.distributedlog import Record
 from bookies.distributedlog.formats import binding, compression, dlsn, entries, log_names, segment
 from bookies.errors import ConfigError, InvalidArgument, LogRecordCorrupt, MetadataCorrupt, NotSupported
+from bookies.kernels.dlog_entries import cut_records
 
+TYPES = Record, dlsn.Dlsn
 CODECS = (compression.NONE, compression.LZ4)
 
 
@@ -20,9 +25,10 @@ def dlog_entries(data: bytes) -> None:
             continue
         slots = [record.slot for record in found]
         check(slots == list(range(len(found))), "the slots are not consecutive", slots)
-        new = [entries.NewRecord(record.txid, record.flags & ~entries.SET, record.payload) for record in found]
+        _cuts(data, found, is_enveloped)
+        new = [Row(record.txid, record.flags & ~entries.SET, record.payload) for record in found]
         for codec in CODECS:
-            again = entries.parse_entry(entries.pack_entry(new, 7, codec))
+            again = entries.parse_entry(packed(new, 7, codec))
             wanted = [(record.slot, record.txid, record.flags & ~entries.SET, record.payload) for record in found]
             equal(
                 [(each.slot, each.txid, each.flags, each.payload) for each in again], wanted, "parse(pack(x)) is not x"
@@ -30,17 +36,33 @@ def dlog_entries(data: bytes) -> None:
     payloads = accepted(LogRecordCorrupt, entries.parse_set, data)
     if payloads:
         for codec in CODECS:
-            packed = accepted(InvalidArgument, entries.pack_set, payloads, codec)  # It may be too large.
-            check(packed is None or entries.parse_set(packed) == payloads, "parse(pack(x)) is not x", payloads)
+            packed_set = accepted(InvalidArgument, entries.pack_set, payloads, codec)  # It may be too large.
+            check(packed_set is None or entries.parse_set(packed_set) == payloads, "parse(pack(x)) is not x", payloads)
+
+
+def _cuts(data: bytes, found: list[entries.SlotRecord], is_enveloped: bool) -> None:
+    """Both kernels cut an accepted entry into the same records, unless it has a record set."""
+    body = entries.body_of(data, 0, len(data)) if is_enveloped else (data, 0, len(data))
+    kernels.both("cut_records", TYPES, body, (3, 4), -1, 1)
+    cut = cut_records(TYPES, body, (3, 4), -1, 1)
+    if cut is None:
+        return
+    wanted = [
+        (record.payload, record.txid, (3, 4, record.slot), record.position - 1)
+        for record in found
+        if record.slot >= 1 and not record.flags & (entries.CONTROL | entries.END_OF_STREAM)
+    ]
+    equal([tuple(record) for record in cut[0]], wanted, "a cut entry has other records than a parsed one")
+    equal(cut[1:], (found[-1].position, found[-1].flags), "a cut entry has another end than a parsed one")
 
 
 def _dlog_entries() -> Sequence[bytes]:
-    records = [entries.NewRecord(txid, 0, b"%d" % txid * 9) for txid in range(5)]
+    records = [Row(txid, 0, b"%d" % txid * 9) for txid in range(5)]
     inner = [entries.pack_set([b"a", b"", b"ccc" * 50], codec) for codec in CODECS]
-    sets = [entries.NewRecord(9, entries.SET, packed, 3) for packed in inner]
-    special = [entries.control_record(7), entries.end_of_stream_record()]
-    packed = [entries.pack_entry(some, 3, codec) for some in (records, sets, special) for codec in CODECS]
-    return [*packed, packed[0][entries.ENVELOPE_SIZE :], *inner]
+    sets = [Row(9, entries.SET, each, 3) for each in inner]
+    special = [control(7), end_of_stream()]
+    seeds = [packed(some, 3, codec) for some in (records, sets, special) for codec in CODECS]
+    return [*seeds, seeds[0][entries.ENVELOPE_SIZE :], *inner]
 
 
 def dlog_znodes(data: bytes) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.dlog_entries import Row, packed
 
 from bookies.distributedlog.formats.compression import LZ4, NONE
 from bookies.distributedlog.formats.dlsn import Dlsn, parse_dlsn, unpack_dlsn
-from bookies.distributedlog.formats.entries import SET, NewRecord, pack_entry, pack_set, parse_entry
+from bookies.distributedlog.formats.entries import SET, pack_set, parse_entry
 from bookies.distributedlog.formats.segment import Segment, parse_segment
 from bookies.errors import LogRecordCorrupt, MetadataCorrupt, NotSupported
 
@@ -18,11 +19,9 @@ PAYLOADS = st.binary(max_size=40)
 RECORDS = st.lists(st.tuples(COUNTS, st.one_of(PAYLOADS, st.lists(PAYLOADS, min_size=1, max_size=5))), max_size=8)
 
 
-def packed(given_records: list[tuple[int, bytes | list[bytes]]], codec: int) -> list[NewRecord]:
+def rows_of(given_records: list[tuple[int, bytes | list[bytes]]], codec: int) -> list[Row]:
     return [
-        NewRecord(txid, 0, value)
-        if isinstance(value, bytes)
-        else NewRecord(txid, SET, pack_set(value, codec), len(value))
+        Row(txid, 0, value) if isinstance(value, bytes) else Row(txid, SET, pack_set(value, codec), len(value))
         for txid, value in given_records
     ]
 
@@ -34,7 +33,7 @@ def test_an_entry_is_parsed_to_its_records(
     flat = [
         (txid, payload) for txid, value in given_records for payload in ([value] if isinstance(value, bytes) else value)
     ]
-    records = parse_entry(pack_entry(packed(given_records, codec), written, codec) + trailing)
+    records = parse_entry(packed(rows_of(given_records, codec), written, codec) + trailing)
     assert [(record.txid, record.payload) for record in records] == flat
     assert [record.slot for record in records] == list(range(len(flat)))
     assert [record.position for record in records] == list(range(written + 1, written + 1 + len(flat)))
@@ -44,7 +43,7 @@ def test_an_entry_is_parsed_to_its_records(
 def test_one_changed_byte_raises_or_changes_records(
     given_records: list[tuple[int, bytes | list[bytes]]], codec: int, data: st.DataObject
 ) -> None:
-    entry = bytearray(pack_entry(packed(given_records, codec), 0, codec))
+    entry = bytearray(packed(rows_of(given_records, codec), 0, codec))
     entry[data.draw(st.integers(0, len(entry) - 1))] ^= data.draw(st.integers(1, 255))
     try:
         parse_entry(bytes(entry))

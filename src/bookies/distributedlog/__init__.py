@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bookies.distributedlog import blocking
 from bookies.distributedlog.dlog import Dlog
+from bookies.distributedlog.dlog_append import DlogAppend
 from bookies.distributedlog.dlog_reader import DlogReader, Record, RecordBatches, Records
 from bookies.distributedlog.dlog_writer import DlogWriter
 from bookies.distributedlog.formats.dlsn import BEFORE_FIRST, FIRST, Dlsn, parse_dlsn
@@ -17,6 +18,7 @@ __all__ = [
     "BEFORE_FIRST",
     "FIRST",
     "Dlog",
+    "DlogAppend",
     "DlogReader",
     "DlogWriter",
     "Dlsn",

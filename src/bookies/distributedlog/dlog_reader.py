@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from types import TracebackType
 from typing import NamedTuple, Self
 from weakref import WeakSet
@@ -21,7 +22,7 @@ from bookies.client.log.base.log_operations import Patience
 from bookies.client.log.base.log_reader import POLL_S
 from bookies.client.read import LedgerReader
 from bookies.distributedlog.formats.dlsn import FIRST, Dlsn, dlsn_of
-from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM
+from bookies.distributedlog.formats.entries import CONTROL, END_OF_STREAM, body_of
 from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, Segment
 from bookies.distributedlog.model.segment_list import Segments, first_to_read
 from bookies.distributedlog.parts import LogParts, last_of, pause, records_of
@@ -34,9 +35,10 @@ from bookies.errors import (
     LogRecordCorrupt,
     LogTruncated,
 )
-from bookies.kernels import Steps
+from bookies.kernels import Steps, cut_records
 
 GAPS = ("skip", "error")
+LIST_SIZE = 500  # records of a list: more would leave the processor's cache before the caller has seen them
 IGNORED = CONTROL | END_OF_STREAM
 _new = tuple.__new__  # costs half of a call of the class
 
@@ -152,12 +154,14 @@ class DlogReader:
 
 
 class _OpenSegment:
-    """A segment that is being read. `is_sealed`: the end of its entries is the end of the segment."""
+    """A segment that is being read. `is_sealed`: the end of its entries is the end of the segment. `left`: entries that
+    were read, and are not delivered."""
 
     def __init__(self, ledger: LedgerReader) -> None:
         self.ledger = ledger
         self.is_sealed = True
         self.batches: Batches | None = None
+        self.left: EntryBatch | None = None
 
     async def next_entries(self, first: int, *, is_tail: bool) -> EntryBatch | None:
         """Return the next entries; None: there are no more now. `first`: where to begin."""
@@ -196,31 +200,34 @@ class _Source:
     async def next_batch(self) -> list[Record] | None:
         while not self._is_ended:
             self._reader.check_open()
-            try:
-                if (self._segment is None or self._is_complete) and not await self._enter_next():
-                    if not self._is_tail:
-                        return None
-                    continue
-                entries = await self._entries()
-            except LedgerNotFound:
-                await self._lost()
-                continue
-            except BookKeeperError as error:
-                await self._let_go()
-                if not self._is_tail or isinstance(error, LogTruncated | LedgerClosed):
-                    raise
-                await self._patience.pause(error)
-                continue
-            self._patience.reset()
-            if entries is None:
-                self._is_complete = await self._let_go()
-                if not self._is_complete:
-                    return None
-                continue
-            records = self._decoded(entries)
-            if records:
-                return records
+            if (self._open is None or self._open.left is None) and not await self._read_on():
+                return None
+            if self._open is not None and self._open.left is not None:
+                records = self._decoded(self._open, self._open.left)
+                if records:
+                    return records
         return None
+
+    async def _read_on(self) -> bool:
+        """Read the next entries, or move on to where some may be. False: there are no more now."""
+        try:
+            if (self._segment is None or self._is_complete) and not await self._enter_next():
+                return self._is_tail
+            has_more = await self._read_entries()
+        except LedgerNotFound:
+            await self._lost()
+            return True
+        except BookKeeperError as error:
+            await self._let_go()
+            if not self._is_tail or isinstance(error, LogTruncated | LedgerClosed):
+                raise
+            await self._patience.pause(error)
+            return True
+        self._patience.reset()
+        if has_more:
+            return True
+        self._is_complete = await self._let_go()
+        return self._is_complete
 
     async def _enter_next(self) -> bool:
         """Move to the segment after the present one, or to the first. False: there is none yet."""
@@ -271,45 +278,71 @@ class _Source:
                 return segment  # The present one was empty and is deleted.
         return None
 
-    async def _entries(self) -> EntryBatch | None:
-        """Return the next entries of the present segment; None: there are no more now."""
+    async def _read_entries(self) -> bool:
+        """Read the next entries of the present segment. False: there are no more now."""
         segment = self._segment
         assert segment is not None
         if self._open is None:
             self._open = _OpenSegment(await self._parts.client.open(segment.ledger_id, password=self._parts.password))
         first = self._next.entry if self._next.segment == segment.lssn else 0
-        return await self._open.next_entries(first, is_tail=self._is_tail)
+        self._open.left = await self._open.next_entries(first, is_tail=self._is_tail)
+        return self._open.left is not None
 
     def _go_to(self, position: Dlsn) -> None:
         """Read the present segment from another position on."""
         assert self._open is not None
-        self._next, self._open.batches = position, None
+        self._next, self._open.batches, self._open.left = position, None, None
 
-    def _decoded(self, entries: EntryBatch) -> list[Record]:
+    def _decoded(self, present: _OpenSegment, entries: EntryBatch) -> list[Record]:
+        """Return the records of the first ones of these entries, and keep the others."""
         segment, start = self._segment, self._next
         assert segment is not None
-        lssn, base = segment.lssn, self._sequence - 1
+        lssn, skip, last = segment.lssn, 4 + entries.header_size, entries.last_entry_id
         records: list[Record] = []
-        for entry_id, payload in zip(entries.entry_ids, entries.payloads(), strict=True):
+        for entry_id, (at, end) in zip(entries.entry_ids, pairwise(entries.starts), strict=True):
+            least = start.slot if (lssn, entry_id) == start[:2] else 0
             try:
-                parsed = records_of(segment, entry_id, payload)
+                cut, position, flags = self._cut(segment, entry_id, (entries.data, at + skip, end), least)
             except LogRecordCorrupt as error:
                 self._go_to(Dlsn(lssn, entry_id, 0) if records else Dlsn(lssn, entry_id + 1, 0))
                 if records:  # Deliver those before it; the next step raises.
                     return records
                 text = f"log {self._reader.name}: {error.message}; read on from {self._next}"
                 raise LogRecordCorrupt(text, ledger_id=segment.ledger_id, entry_id=entry_id) from error
-            if parsed:
-                self._count = parsed[-1].position
-                self._is_ended |= bool(parsed[-1].flags & END_OF_STREAM)
-            least = start.slot if (lssn, entry_id) == start[:2] else 0
-            records += [
-                _new(Record, (value, txid, _new(Dlsn, (lssn, entry_id, slot)), base + position))
-                for slot, txid, position, flags, value in parsed
-                if slot >= least and not flags & IGNORED
-            ]
-        self._next = Dlsn(lssn, entries.last_entry_id + 1, 0)
+            if position >= 0:
+                self._count = position
+                self._is_ended |= bool(flags & END_OF_STREAM)
+            records += cut
+            if len(records) >= LIST_SIZE:
+                last = entry_id
+                break
+        present.left = entries.slice(last + 1, entries.last_entry_id) if last < entries.last_entry_id else None
+        self._next = Dlsn(lssn, last + 1, 0)
         return records
+
+    def _cut(
+        self, segment: Segment, entry_id: int, entry: tuple[bytes, int, int], least: int
+    ) -> tuple[list[Record], int, int]:
+        """Return the records of an entry from a slot on, with position and flags of its last one.
+
+        `entry`: where it is. The position is -1 if the entry has no record. Raises `LogRecordCorrupt`.
+        """
+        lssn, base = segment.lssn, self._sequence - 1
+        try:
+            body = body_of(*entry) if segment.is_enveloped else entry
+            cut = cut_records((Record, Dlsn), body, (lssn, entry_id), base, least)
+        except LogRecordCorrupt:
+            cut = None  # `records_of` names the place.
+        if cut is not None:
+            return cut
+        data, start, end = entry
+        parsed = records_of(segment, entry_id, data[start:end])
+        records = [
+            _new(Record, (value, txid, _new(Dlsn, (lssn, entry_id, slot)), base + position))
+            for slot, txid, position, flags, value in parsed
+            if slot >= least and not flags & IGNORED
+        ]
+        return records, *((parsed[-1].position, parsed[-1].flags) if parsed else (-1, 0))
 
     async def _lost(self) -> None:
         """Go on after a ledger that does not exist: its segment was empty, truncated, or is lost."""

@@ -1,12 +1,13 @@
 """`DlogWriter`: the leader of a log of DistributedLog. Appends, rolls from segment to segment, goes on after a failure.
 
-Records wait in a buffer, and a pump sends them as entries of the present segment's ledger. Changes of the segment run
-in one task, the worker: it starts one when the first record comes, completes it at a roll, and recovers it when an
-append failed. Meanwhile the pump rests. A segment is completed before the next one is started, so a list has at most
-one segment in progress that this writer wrote.
+Records are collected in a buffer, and a pump sends them as entries of the present segment's ledger. Changes of the
+segment run in one task, the worker: it starts one when the first record comes, completes it at a roll, and recovers it
+when an append failed. Meanwhile the pump rests. A segment is completed before the next one is started, so a list has at
+most one segment in progress that this writer wrote.
 
-After a failure the ledger is recovered, as by any new writer. Then each entry is stored for certain, or is not: records
-of missing entries are sent again, in their order, in the next segment. So a record is in the log once.
+After a failure the ledger is recovered, as by any new writer. Then each entry is stored for certain, or is not: missing
+entries are packed again with other positions, and sent in their order in the next segment. So a record is in the log
+once.
 
 Source: distributedlog 4.
 """
@@ -29,21 +30,12 @@ from bookies.client.log.base.log_operations import FutileLedgers, Patience
 from bookies.client.log.log_writer import is_fenced
 from bookies.client.write import LedgerWriter
 from bookies.client.write.send_scheduler import FifoLock
+from bookies.distributedlog.dlog_append import DlogAppend, EntryOutcome
 from bookies.distributedlog.formats.compression import codec_of
 from bookies.distributedlog.formats.dlsn import Dlsn
-from bookies.distributedlog.formats.entries import (
-    CONTROL,
-    SET,
-    TXID_MAX,
-    NewRecord,
-    check_record_size,
-    control_record,
-    end_of_stream_record,
-    pack_entry,
-    pack_set,
-)
+from bookies.distributedlog.formats.entries import SET, TXID_MAX, check_record_size, pack_entry, pack_set
 from bookies.distributedlog.formats.segment import Segment
-from bookies.distributedlog.model.buffer import RecordBuffer, needs_control
+from bookies.distributedlog.model.buffer import Batch, RecordBuffer, needs_control
 from bookies.distributedlog.model.segment_list import LastRecord, completed, started
 from bookies.distributedlog.parts import LogParts, recover
 from bookies.distributedlog.store import LogLock, Ownership
@@ -74,10 +66,8 @@ class WriterOptions(Struct, frozen=True):
     is_eager: bool
 
 
-_new = tuple.__new__  # costs half of a call of the class
 _BYTES = (bytes, bytearray, memoryview)
-_Promise = asyncio.Future[Dlsn] | None  # of a record's position; None: no caller waits for it
-_Batch = list[tuple[NewRecord, _Promise]]
+_Batch = Batch[EntryOutcome]
 
 
 class _Open(Struct):
@@ -111,11 +101,11 @@ class _Open(Struct):
             await self.drained.wait()
 
 
-class _Queue(RecordBuffer[_Promise]):
+class _Queue(RecordBuffer[EntryOutcome]):
     """The records that are not sent, about `limit` bytes at most. `turns`: of appends that wait for room."""
 
-    def __init__(self, entry_size: int, limit: int) -> None:
-        super().__init__(entry_size)
+    def __init__(self, entry_size: int, limit: int, last_txid: int) -> None:
+        super().__init__(DlogAppend, entry_size, last_txid, EntryOutcome)
         self.turns = FifoLock()
         self.has_room = asyncio.Event()
         self._limit = limit
@@ -128,6 +118,7 @@ class _Queue(RecordBuffer[_Promise]):
         """Wait until there is room, in the order of the calls."""
         if self.turns.is_empty and not self.is_crowded:
             return
+        self.builder.is_shut = True  # `append_nowait` does not overtake.
         async with self.turns:
             while self.is_crowded and not has_ended():
                 self.has_room.clear()
@@ -193,9 +184,8 @@ class DlogWriter:
         self._ownership = ownership
         self._lock = lock
         self._options = options
-        self._last_txid = last_txid
-        self._loop = asyncio.get_running_loop()
-        self._buffer = _Queue(options.entry_size, parts.client.config.memory_limit)
+        self._buffer = _Queue(options.entry_size, parts.client.config.memory_limit, last_txid)
+        self._add_next = self._buffer.add_next
         self._open: _Open | None = None
         self._error: BookKeeperError | None = None
         self._is_ended = False  # the end-of-stream record was appended
@@ -211,7 +201,7 @@ class DlogWriter:
     @property
     def last_txid(self) -> int:
         """The greatest transaction id so far."""
-        return self._last_txid
+        return self._buffer.builder.last_txid
 
     @property
     def segment(self) -> Segment | None:
@@ -220,7 +210,7 @@ class DlogWriter:
 
     def __repr__(self) -> str:
         state = "open" if self._error is None else f"ended({type(self._error).__name__})"
-        return f"<DlogWriter {self.name} {state} last_txid={self._last_txid}>"
+        return f"<DlogWriter {self.name} {state} last_txid={self.last_txid}>"
 
     # -- appending -----------------------------------------------------------------------------------------------
     async def append(self, payload: bytes, *, txid: int | None = None, timeout: float | None = None) -> Dlsn:
@@ -234,18 +224,24 @@ class DlogWriter:
         data = self._checked(payload)
         async with TimeLimit(timeout, f"append to log {self.name}"):
             await self._buffer.admit(self._has_ended)
-            return await self._put(NewRecord(self._next_txid(txid), 0, data))
+            return await self._put(data, self._next_txid(txid))
 
-    def append_nowait(self, payload: bytes, *, txid: int | None = None) -> asyncio.Future[Dlsn]:
-        """Append one record without waiting. The future's result is its position; it raises as `append` does.
+    def append_nowait(self, payload: bytes, *, txid: int | None = None) -> DlogAppend:
+        """Append one record without waiting. Await what it returns for the position, or the error of `append`.
 
         Raises `BookieBusy` if records of `memory_limit` bytes wait to be sent: use `append`, which waits.
         """
+        append = self._add_next(payload, txid)
+        return self._append_first(payload, txid) if append is None else append  # type: ignore[return-value]
+
+    def _append_first(self, payload: bytes, txid: int | None) -> DlogAppend:
+        """Append a record that begins an entry, or is to be refused."""
         data = self._checked(payload)
         buffer = self._buffer
         if buffer.is_crowded or not buffer.turns.is_empty:
             raise BookieBusy(f"records of {buffer.size:,} bytes wait to be sent to log {self.name}")
-        return self._put(_new(NewRecord, (self._next_txid(txid), 0, data, 1)))
+        buffer.builder.is_shut = False
+        return self._put(data, self._next_txid(txid))
 
     async def append_many(
         self, payloads: Iterable[bytes], *, txid: int | None = None, timeout: float | None = None
@@ -262,8 +258,8 @@ class DlogWriter:
             last = self._next_txid(txid, len(batch))
             first = last - len(batch) + 1
             for offset, payload in enumerate(batch[:-1]):
-                self._buffer.add(_new(NewRecord, (first + offset, 0, payload, 1)), None)
-            return await self._put(NewRecord(last, 0, batch[-1]))
+                self._buffer.add(payload, first + offset)
+            return await self._put(batch[-1], last)
 
     async def append_set(
         self,
@@ -281,15 +277,16 @@ class DlogWriter:
             packed = pack_set([self._checked(payload) for payload in payloads], codec_of(compression))
         async with TimeLimit(timeout, f"append to log {self.name}"):
             await self._buffer.admit(self._has_ended)
-            return await self._put(NewRecord(self._next_txid(txid), SET, packed, len(payloads)))
+            return await self._put(packed, self._next_txid(txid), SET, len(payloads))
 
     async def seal(self, *, timeout: float | None = None) -> Dlsn:
         """Append the end-of-stream record, after which no record can follow, and close the writer."""
         self._check()
         async with TimeLimit(timeout, f"end log {self.name}"):
-            future = self._put(end_of_stream_record())
+            outcome = self._buffer.add_end()
             self._is_ended = True
-            position = await future
+            self._send_soon()
+            position = await outcome.future(0)
             await self.close()
             return position
 
@@ -308,21 +305,22 @@ class DlogWriter:
         """Return the transaction id of the last of `count` records. `txid`: of the first; None: the next one."""
         if self._error is not None or self._is_ended:
             self._check()
+        builder = self._buffer.builder
         if txid is None:
-            txid = max(self._last_txid, 0) + 1
+            txid = max(builder.last_txid, 0) + 1
         elif whole_number("txid", txid, None) < 0:
             raise InvalidArgument(f"txid={txid}: must be 0 or more")
-        if txid < self._last_txid:
+        if txid < builder.last_txid:
             raise TxidOutOfOrder(
-                f"txid={txid} is less than {self._last_txid}, that of an earlier record of log {self.name}: give "
-                f"{self._last_txid} or more"
+                f"txid={txid} is less than {builder.last_txid}, that of an earlier record of log {self.name}: give "
+                f"{builder.last_txid} or more"
             )
         last = txid + count - 1
         if last >= TXID_MAX:
             raise InvalidArgument(
-                f"txid={last}: must be less than {TXID_MAX:,} in log {self.name}, whose last one is {self._last_txid:,}"
+                f"txid={last}: must be less than {TXID_MAX:,} in log {self.name}, whose last one is {self.last_txid:,}"
             )
-        self._last_txid = last
+        builder.last_txid = last
         return last
 
     def _has_ended(self) -> bool:
@@ -337,12 +335,14 @@ class DlogWriter:
             error.args = (f"{text}{_way_out(error)}",)
             raise error
 
-    def _put(self, record: NewRecord) -> asyncio.Future[Dlsn]:
-        future: asyncio.Future[Dlsn] = self._loop.create_future()
-        self._buffer.add(record, future)
+    def _put(self, data: bytes, txid: int, flags: int = 0, count: int = 1) -> DlogAppend:
+        append: DlogAppend = self._buffer.add(data, txid, flags, count)
+        self._send_soon()
+        return append
+
+    def _send_soon(self) -> None:
         if not self._pump_calls.is_due:  # Records of one loop iteration share an entry.
             self._pump_calls.soon()
-        return future
 
     # -- sending -------------------------------------------------------------------------------------------------
     def _pump(self, *, waited: bool = False) -> None:
@@ -368,7 +368,7 @@ class DlogWriter:
                     return
             unseen = self._options.is_eager and segment.has_unseen
             if needs_control(unseen and waited, len(self._buffer), len(segment.in_flight)):
-                self._send(segment, [(control_record(segment.last.txid), None)])
+                self._send(segment, self._buffer.control(segment.last.txid))
         except LogFenced as error:
             self._end(error)
             return
@@ -395,20 +395,19 @@ class DlogWriter:
         self._pump()
 
     def _send(self, segment: _Open, batch: _Batch) -> None:
-        records = [record for record, _ in batch]
         confirmed = segment.ledger.last_add_confirmed
         try:
-            entry = pack_entry(records, segment.written, self._options.codec)
+            entry = pack_entry(batch.body, segment.written, self._options.codec)
             future = segment.ledger.append_nowait(entry)
         except Exception:
-            self._buffer.put_back(batch)
+            self._buffer.put_back([batch])
             raise
         self._buffer.has_room.set()
         segment.shown = confirmed
         segment.in_flight.append((segment.next_entry, batch))
         segment.next_entry += 1
         segment.size += len(entry)
-        segment.written += sum([record.user_count for record in records])
+        segment.written += batch.count
         segment.drained.clear()
         future.add_done_callback(lambda done: self._done(segment, done))
 
@@ -428,15 +427,9 @@ class DlogWriter:
     def _acknowledge(self, segment: _Open) -> None:
         """Resolve the oldest entry in flight."""
         entry, batch = segment.in_flight.popleft()
-        slot, lssn = 0, segment.segment.lssn
-        for record, promise in batch:
-            slot += record.records
-            if promise is not None and not promise.done():
-                promise.set_result(_new(Dlsn, (lssn, entry, slot - 1)))
-        last = batch[-1][0]
-        if not last.flags & CONTROL:  # It would be alone in its entry.
-            records = segment.last.records + sum([record.user_count for record, _ in batch])
-            segment.last = LastRecord(last.txid, entry, slot - 1, records)
+        batch.tag.settle((segment.segment.lssn, entry))
+        if not batch.is_control:
+            segment.last = LastRecord(batch.last_txid, entry, batch.last_slot, segment.last.records + batch.count)
 
     def _fail(self, segment: _Open, error: BaseException) -> None:
         if segment.failure is None:
@@ -494,7 +487,7 @@ class DlogWriter:
             garbage = await self._ownership.reserve(ledger.ledger_id)
             if garbage is not None:
                 await parts.delete_ledger(garbage)
-            txid = self._buffer.first.txid
+            txid = self._buffer.first_txid
             segment = started(segments, self._ownership.highest, parts.first_lssn, ledger.ledger_id, txid)
             await self._ownership.start(segment)
         except BaseException:
@@ -518,7 +511,7 @@ class DlogWriter:
 
     async def _send_control(self, segment: _Open) -> None:
         await segment.ledger.wait_writable()
-        self._send(segment, [(control_record(segment.last.txid), None)])
+        self._send(segment, self._buffer.control(segment.last.txid))
 
     async def _write_end(self, segment: _Open) -> None:
         if self._lock is not None:
@@ -529,7 +522,7 @@ class DlogWriter:
         self._open = None
 
     async def _replace(self, segment: _Open, failure: BaseException) -> None:
-        """Recover the failed segment, and put the records that are not in it back into the buffer."""
+        """Recover the failed segment, and put the entries that are not in it back into the buffer."""
         if is_fenced(failure):
             raise LogFenced(f"another process is taking log {self.name} over") from failure
         await segment.ledger.close()
@@ -537,7 +530,7 @@ class DlogWriter:
         await ledger.close()
         while segment.in_flight and segment.in_flight[0][0] <= ledger.last_add_confirmed:
             self._acknowledge(segment)
-        left = [item for _, batch in segment.in_flight for item in batch if not item[0].flags & CONTROL]
+        left = [batch for _, batch in segment.in_flight if not batch.is_control]
         segment.in_flight.clear()
         self._buffer.put_back(left)
         await self._futile.pause(ledger.last_add_confirmed, failure)
@@ -555,17 +548,15 @@ class DlogWriter:
         self._error = error
         self._buffer.has_room.set()
         self._pump_calls.cancel_later()
-        sent: list[tuple[NewRecord, _Promise]] = []
+        sent: list[_Batch] = []
         if self._open is not None:
             self._open.drained.set()
-            sent = [item for _, batch in self._open.in_flight for item in batch]
-        for (_, promise), fate in [(item, "may or may not be") for item in sent] + [
-            (item, "is not") for item in self._buffer.clear()
-        ]:
-            if promise is not None and not promise.done():
-                unknown = copy.copy(error)
-                unknown.args = (f"{error.message}: the record {fate} in log {self.name}{_way_out(error)}",)
-                promise.set_exception(unknown)
+            sent = [batch for _, batch in self._open.in_flight]
+        for batches, fate in ((sent, "may or may not be"), (self._buffer.clear(), "is not")):
+            unknown = copy.copy(error)
+            unknown.args = (f"{error.message}: the record {fate} in log {self.name}{_way_out(error)}",)
+            for batch in batches:
+                batch.tag.settle(unknown)
 
     def _task_died(self, cause: BaseException) -> None:
         error = LogError(f"the leader of log {self.name} has failed: {cause!r}")

@@ -31,19 +31,23 @@ if _choice != "python":
             raise
 if not NATIVE:
     from bookies.kernels import _python as _implementation
+    from bookies.kernels import dlog_entries as _entries
     from bookies.kernels import record_sets as _sets
 else:
-    _sets = _implementation
+    _entries = _sets = _implementation
 
 if TYPE_CHECKING:
     from bookies.kernels._python import Frame, SortedEntries, Steps, entries
+    from bookies.kernels.dlog_entries import EntryBuilder, SlotAppend
     from bookies.kernels.record_sets import SetBuilder
 else:
     Frame = _implementation.Frame
     SortedEntries = _implementation.SortedEntries
     Steps = _implementation.Steps
     entries = _implementation.entries
+    EntryBuilder = _entries.EntryBuilder
     SetBuilder = _sets.SetBuilder
+    SlotAppend = _entries.SlotAppend
 crc32c = _implementation.crc32c
 scan_frames = _implementation.scan_frames
 scan_records = _implementation.scan_records
@@ -60,17 +64,22 @@ gather_payloads = _implementation.gather_payloads
 digest = _implementation.digest
 offsets_of = _sets.offsets_of
 cut_column = _sets.cut_column
+cut_records = _entries.cut_records
+placed = _entries.placed
 
 __all__ = [
     "NATIVE",
     "Adds",
+    "EntryBuilder",
     "Frame",
     "SortedEntries",
     "Records",
     "SetBuilder",
+    "SlotAppend",
     "Steps",
     "crc32c",
     "cut_column",
+    "cut_records",
     "cut_runs",
     "digest",
     "entries",
@@ -82,6 +91,7 @@ __all__ = [
     "pack_add_frames",
     "pack_answers",
     "pack_locations",
+    "placed",
     "scan_add_responses",
     "scan_frames",
     "scan_records",

@@ -1,8 +1,12 @@
-/* CRC-32C (Castagnoli, reflected 0x82F63B78) and big-endian access for the compiled kernels.
+/* CRC-32C (Castagnoli, reflected 0x82F63B78), CRC-32 (reflected 0xEDB88320), and big-endian access for the compiled
+ * kernels.
  *
- * Uses the processor's instruction where it has one, else eight tables. The instruction takes three cycles and one can
- * begin in each, so three thirds of the data are done side by side and then combined: the CRC of `a` followed by N
- * bytes is that of `a` times x^8N modulo the polynomial, plus that of the N bytes from 0. */
+ * CRC-32C uses the processor's instruction where it has one, else eight tables. The instruction takes three cycles and
+ * one can begin in each, so three thirds of the data are done side by side and then combined: the CRC of `a` followed by
+ * N bytes is that of `a` times x^8N modulo the polynomial, plus that of the N bytes from 0.
+ *
+ * CRC-32 is folded: 16 bytes times x^8N modulo the polynomial are added to the 16 bytes that follow N bytes later, four
+ * such in turn, until 16 bytes are left that have the CRC of all. Without the instruction for it, use zlib's. */
 #ifndef BOOKIES_CRC32C_H
 #define BOOKIES_CRC32C_H
 
@@ -10,30 +14,37 @@
 #include <stdint.h>
 #include <string.h>
 
-static uint32_t bookies_crc_tables[8][256];
+#define BOOKIES_CRC32C_POLYNOMIAL 0x82F63B78u
+#define BOOKIES_CRC32_POLYNOMIAL 0xEDB88320u
 
-static void bookies_crc_tables_init(void) {
+typedef uint32_t bookies_crc_tables[8][256];
+
+static bookies_crc_tables bookies_crc32c_tables, bookies_crc32_tables;
+
+static inline uint32_t bookies_crc_times_x(uint32_t crc, uint32_t polynomial) {
+    return (crc >> 1) ^ (polynomial & (0u - (crc & 1)));
+}
+
+static void bookies_crc_tables_init(bookies_crc_tables tables, uint32_t polynomial) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (0x82F63B78u & (0u - (crc & 1)));
-        bookies_crc_tables[0][byte] = crc;
+        for (int bit = 0; bit < 8; bit++) crc = bookies_crc_times_x(crc, polynomial);
+        tables[0][byte] = crc;
     }
     for (uint32_t byte = 0; byte < 256; byte++)
         for (int table = 1; table < 8; table++) {
-            uint32_t crc = bookies_crc_tables[table - 1][byte];
-            bookies_crc_tables[table][byte] = (crc >> 8) ^ bookies_crc_tables[0][crc & 0xff];
+            uint32_t crc = tables[table - 1][byte];
+            tables[table][byte] = (crc >> 8) ^ tables[0][crc & 0xff];
         }
 }
 
-static uint32_t bookies_crc_tabled(uint32_t crc, const uint8_t *data, size_t size) {
+static uint32_t bookies_crc_tabled(bookies_crc_tables tables, uint32_t crc, const uint8_t *data, size_t size) {
     for (; size >= 8; data += 8, size -= 8) {
         uint32_t low = crc ^ ((uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24);
-        crc = bookies_crc_tables[7][low & 0xff] ^ bookies_crc_tables[6][(low >> 8) & 0xff] ^
-              bookies_crc_tables[5][(low >> 16) & 0xff] ^ bookies_crc_tables[4][low >> 24] ^
-              bookies_crc_tables[3][data[4]] ^ bookies_crc_tables[2][data[5]] ^
-              bookies_crc_tables[1][data[6]] ^ bookies_crc_tables[0][data[7]];
+        crc = tables[7][low & 0xff] ^ tables[6][(low >> 8) & 0xff] ^ tables[5][(low >> 16) & 0xff] ^ tables[4][low >> 24] ^
+              tables[3][data[4]] ^ tables[2][data[5]] ^ tables[1][data[6]] ^ tables[0][data[7]];
     }
-    while (size--) crc = (crc >> 8) ^ bookies_crc_tables[0][(crc ^ *data++) & 0xff];
+    while (size--) crc = (crc >> 8) ^ tables[0][(crc ^ *data++) & 0xff];
     return crc;
 }
 
@@ -52,7 +63,7 @@ static void bookies_crc_factors_init(void) {
     uint32_t power = 0x80000000u; /* x^0 */
     for (int exponent = 0; exponent <= 128 * BOOKIES_CRC_WORDS - 33; exponent++) {
         if ((exponent + 33) % 64 == 0) bookies_crc_factors[(exponent + 33) / 64] = power;
-        power = (power >> 1) ^ (0x82F63B78u & (0u - (power & 1)));
+        power = bookies_crc_times_x(power, BOOKIES_CRC32C_POLYNOMIAL);
     }
 }
 
@@ -88,15 +99,58 @@ static uint32_t bookies_crc_instruction(uint32_t crc, const uint8_t *data, size_
     while (size--) crc = _mm_crc32_u8(crc, *data++);
     return crc;
 }
+
+/* What moves 16 bytes over 64 and over 16 bytes: x^n for their first half, and for their second, which is x^64 less. The
+ * product of 64 and 32 bits of reflected polynomials, both taken as 64 bits, is their product times x^33. */
+static uint32_t bookies_fold_factors[4];
+
+static void bookies_fold_factors_init(void) {
+    static const int exponents[4] = {512 + 64 - 33, 512 - 33, 128 + 64 - 33, 128 - 33};
+    for (int index = 0; index < 4; index++) {
+        uint32_t power = 0x80000000u; /* x^0 */
+        for (int bit = 0; bit < exponents[index]; bit++) power = bookies_crc_times_x(power, BOOKIES_CRC32_POLYNOMIAL);
+        bookies_fold_factors[index] = power;
+    }
+}
+
+__attribute__((target("sse4.2,pclmul")))
+static inline __m128i bookies_folded(__m128i block, __m128i factors, const uint8_t *data) {
+    __m128i first = _mm_clmulepi64_si128(block, factors, 0x00), second = _mm_clmulepi64_si128(block, factors, 0x11);
+    return _mm_xor_si128(_mm_xor_si128(first, second), _mm_loadu_si128((const __m128i *)data));
+}
+
+__attribute__((target("sse4.2,pclmul")))
+static uint32_t bookies_crc32_folding(uint32_t crc, const uint8_t *data, size_t size) {
+    if (size >= 64) {
+        const __m128i far = _mm_set_epi64x(bookies_fold_factors[1], bookies_fold_factors[0]);
+        const __m128i near = _mm_set_epi64x(bookies_fold_factors[3], bookies_fold_factors[2]);
+        __m128i block[4];
+        uint8_t left[16];
+        for (int index = 0; index < 4; index++) block[index] = _mm_loadu_si128((const __m128i *)(data + 16 * index));
+        block[0] = _mm_xor_si128(block[0], _mm_cvtsi32_si128((int)crc));
+        for (data += 64, size -= 64; size >= 64; data += 64, size -= 64)
+            for (int index = 0; index < 4; index++) block[index] = bookies_folded(block[index], far, data + 16 * index);
+        for (int index = 1; index < 4; index++) {
+            _mm_storeu_si128((__m128i *)left, block[index]);
+            block[0] = bookies_folded(block[0], near, left);
+        }
+        for (; size >= 16; data += 16, size -= 16) block[0] = bookies_folded(block[0], near, data);
+        _mm_storeu_si128((__m128i *)left, block[0]);
+        crc = bookies_crc_tabled(bookies_crc32_tables, 0, left, 16);
+    }
+    return bookies_crc_tabled(bookies_crc32_tables, crc, data, size);
+}
 #endif
 
 static int bookies_crc_has_instruction;
 
-/* Once, before the first `bookies_crc32c`. */
+/* Once, before the first CRC. */
 static void bookies_crc_init(void) {
-    bookies_crc_tables_init();
+    bookies_crc_tables_init(bookies_crc32c_tables, BOOKIES_CRC32C_POLYNOMIAL);
+    bookies_crc_tables_init(bookies_crc32_tables, BOOKIES_CRC32_POLYNOMIAL);
 #if defined(__x86_64__) && defined(__GNUC__)
     bookies_crc_factors_init();
+    bookies_fold_factors_init();
     bookies_crc_has_instruction = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
 #endif
 }
@@ -106,7 +160,15 @@ static uint32_t bookies_crc32c(uint32_t value, const uint8_t *data, size_t size)
 #if defined(__x86_64__) && defined(__GNUC__)
     if (bookies_crc_has_instruction) return ~bookies_crc_instruction(~value, data, size);
 #endif
-    return ~bookies_crc_tabled(~value, data, size);
+    return ~bookies_crc_tabled(bookies_crc32c_tables, ~value, data, size);
+}
+
+/* The same with the polynomial of zlib's `crc32`. */
+static uint32_t bookies_crc32(uint32_t value, const uint8_t *data, size_t size) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (bookies_crc_has_instruction) return ~bookies_crc32_folding(~value, data, size);
+#endif
+    return ~bookies_crc_tabled(bookies_crc32_tables, ~value, data, size);
 }
 
 static inline uint32_t bookies_get32(const uint8_t *at) {

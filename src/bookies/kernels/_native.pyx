@@ -2,14 +2,15 @@
 """The compiled twin of `_python.py`: the same functions, the same answers, checked by the same tests.
 
 Every pointer is taken after a range check against the buffer it points into; scans count first and then fill, so
-nothing is allocated by a number that came from outside. HMAC and CRC32 digests stay with the Python twin, whose time
-goes into C code anyway.
+nothing is allocated by a number that came from outside. HMAC digests stay with the Python twin, whose time goes into C
+code anyway. So do CRC32 digests on a processor that has no instruction for them.
 """
 
 cimport cython
 from cpython cimport array as c_array
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort, realloc
@@ -22,6 +23,8 @@ from bookies.kernels._python import Records, digest
 
 cdef extern from "_crc32c.h":
     void bookies_crc_init() nogil
+    int bookies_crc_has_instruction
+    uint32_t bookies_crc32(uint32_t value, const uint8_t *data, size_t size) nogil
     uint32_t bookies_crc32c(uint32_t value, const uint8_t *data, size_t size) nogil
     uint32_t bookies_get32(const uint8_t *at) nogil
     int64_t bookies_get64(const uint8_t *at) nogil
@@ -30,15 +33,36 @@ cdef extern from "_crc32c.h":
 
 cdef extern from *:
     """
-    /* A tuple of four, of a named tuple's type; all references are taken, NULL with an error set. */
+    /* A tuple of a named tuple's type whose items are not set yet; NULL with an error set. The collector does not look
+     * at it: its items are in no cycle. */
+    static PyObject *bookies_tuple(PyObject *type, Py_ssize_t size) {
+        PyTupleObject *made = PyObject_GC_NewVar(PyTupleObject, (PyTypeObject *)type, size);
+    #if PY_VERSION_HEX >= 0x030E0000
+        if (made != NULL) made->ob_hash = -1;
+    #endif
+        return (PyObject *)made;
+    }
+    /* Tuples of three and four items; all references are taken. */
+    static PyObject *bookies_three(PyObject *type, PyObject *a, PyObject *b, PyObject *c) {
+        PyObject *made = bookies_tuple(type, 3);
+        if (made == NULL) return NULL;
+        Py_INCREF(a); PyTuple_SET_ITEM(made, 0, a);
+        Py_INCREF(b); PyTuple_SET_ITEM(made, 1, b);
+        Py_INCREF(c); PyTuple_SET_ITEM(made, 2, c);
+        return made;
+    }
     static PyObject *bookies_four(PyObject *type, PyObject *a, PyObject *b, PyObject *c, PyObject *d) {
-        PyObject *made = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 4);
+        PyObject *made = bookies_tuple(type, 4);
         if (made == NULL) return NULL;
         Py_INCREF(a); PyTuple_SET_ITEM(made, 0, a);
         Py_INCREF(b); PyTuple_SET_ITEM(made, 1, b);
         Py_INCREF(c); PyTuple_SET_ITEM(made, 2, c);
         Py_INCREF(d); PyTuple_SET_ITEM(made, 3, d);
         return made;
+    }
+    /* An object of a type that adds nothing to its compiled base class: its `__init__` is not called. */
+    static PyObject *bookies_new(PyObject *type, PyObject *nothing) {
+        return ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, nothing, NULL);
     }
     static void bookies_set_send(PyObject *type, sendfunc send) {
         ((PyTypeObject *)type)->tp_as_async->am_send = send;
@@ -47,13 +71,14 @@ cdef extern from *:
     ctypedef enum PySendResult:
         PYGEN_RETURN
     void bookies_set_send(object type, PySendResult (*send)(object, object, PyObject **) noexcept)
+    object bookies_three(object type, object a, object b, object c)
     object bookies_four(object type, object a, object b, object c, object d)
+    object bookies_new(object type, object nothing)
     PyObject *PyIter_Next(object) except? NULL
 
 bookies_crc_init()
 
-cdef int CRC32C = 3
-cdef int DUMMY = 4
+cdef int CRC32 = 1, CRC32C = 3, DUMMY = 4
 cdef int GIL_RUNS = 1000
 cdef c_array.array _INT64 = array("q")
 cdef c_array.array _INT32 = array("i")
@@ -443,7 +468,7 @@ cdef class SortedEntries:
         while taken < left:
             entry = &self._entries[first + taken]
             run = &self._runs[entry.place >> 32]
-            index = entry.place & 0xffffffff
+            index = <uint32_t>entry.place
             at, size = run.starts[index], run.starts[index + 1] - run.starts[index]
             if taken and total + size > size_max:
                 break
@@ -466,7 +491,7 @@ cdef class SortedEntries:
         for item in range(taken):
             entry = &self._entries[first + item]
             run = &self._runs[entry.place >> 32]
-            index = entry.place & 0xffffffff
+            index = <uint32_t>entry.place
             size = run.starts[index + 1] - run.starts[index]
             memcpy(target + total, run.data + run.starts[index], size)
             ledger_ids.data.as_longlongs[item] = entry.ledger_id
@@ -477,18 +502,29 @@ cdef class SortedEntries:
         return Records(data, starts), ledger_ids, entry_ids
 
 
+cdef bint _has_digest(int digest_type) noexcept:
+    return digest_type == CRC32C or digest_type == DUMMY or (digest_type == CRC32 and bookies_crc_has_instruction)
+
+
+cdef inline uint32_t _crc(int digest_type, const uint8_t *header, const uint8_t *payload, Py_ssize_t size) noexcept nogil:
+    """The CRC over 32 bytes of a header and the payload."""
+    if digest_type == CRC32:
+        return bookies_crc32(bookies_crc32(0, header, 32), payload, size)
+    return bookies_crc32c(bookies_crc32c(0, header, 32), payload, size)
+
+
 def pack_add_frames(
     bytes head, int64_t ledger_id, int64_t first_entry_id, int64_t last_add_confirmed, int64_t length, payloads,
     int digest_type, bytes mac_key,
 ):
     """See `_python.pack_add_frames`."""
-    if digest_type != CRC32C and digest_type != DUMMY:
+    if not _has_digest(digest_type):
         return _python.pack_add_frames(
             head, ledger_id, first_entry_id, last_add_confirmed, length, payloads, digest_type, mac_key
         )
     if len(head) != 24:
         raise ValueError("the head of an add frame has 24 bytes")
-    cdef Py_ssize_t digest_size = 4 if digest_type == CRC32C else 0
+    cdef Py_ssize_t digest_size = 8 if digest_type == CRC32 else 4 if digest_type == CRC32C else 0
     cdef Py_ssize_t count = len(payloads), index = 0
     cdef int64_t total = 0, size
     cdef c_array.array starts = c_array.clone(_INT64, count + 1, zero=False)
@@ -516,8 +552,9 @@ def pack_add_frames(
         bookies_put64(target + 44, last_add_confirmed)
         bookies_put64(target + 52, length)
         if digest_size:
-            crc = bookies_crc32c(bookies_crc32c(0, target + 28, 32), source, size)
-            bookies_put32(target + 60, crc)
+            crc = _crc(digest_type, target + 28, source, size)
+            bookies_put32(target + 60, 0)  # CRC32 has 8 bytes
+            bookies_put32(target + 56 + digest_size, crc)
         memcpy(target + 60 + digest_size, source, size)
         target += 60 + digest_size + size
         index += 1
@@ -590,13 +627,13 @@ def verify_records(
     int64_t count_max, int digest_type, bytes mac_key,
 ):
     """See `_python.verify_records`."""
-    if digest_type != CRC32C and digest_type != DUMMY:
+    if not _has_digest(digest_type):
         return _python.verify_records(
             bytes(buffer), start, end, ledger_id, first_entry_id, count_max, digest_type, mac_key
         )
     if start < 0 or end > buffer.shape[0]:
         raise IndexError("range outside the buffer")
-    cdef Py_ssize_t digest_size = 4 if digest_type == CRC32C else 0
+    cdef Py_ssize_t digest_size = 8 if digest_type == CRC32 else 4 if digest_type == CRC32C else 0
     cdef Py_ssize_t at = start, stop, count = 0, index
     cdef const uint8_t *record
     cdef uint32_t crc
@@ -614,9 +651,8 @@ def verify_records(
             problem = "size"
             break
         if digest_size:
-            crc = bookies_crc32c(0, record + 4, 32)
-            crc = bookies_crc32c(crc, record + 40, stop - at - 40)
-            if crc != bookies_get32(record + 36):
+            crc = _crc(digest_type, record + 4, record + 36 + digest_size, stop - at - 36 - digest_size)
+            if crc != bookies_get32(record + 32 + digest_size) or (digest_size == 8 and bookies_get32(record + 36)):
                 problem = "digest"
                 break
         if bookies_get64(record + 4) != ledger_id or bookies_get64(record + 12) != first_entry_id + count:
@@ -1067,3 +1103,163 @@ def cut_column(bytes data, Py_ssize_t at, Py_ssize_t count, int64_t start):
         pieces.append(PyBytes_FromStringAndSize(source + end, size))
         end += size
     return pieces, end
+
+
+cdef int SET = 4, UNCOUNTED = 3
+cdef Py_ssize_t RECORD_SIZE = 20, PAYLOAD_MAX = (1 << 20) - (8 << 10) - 20
+cdef int64_t TXID_MAX = 0x7fffffffffffffff
+
+
+@cython.no_gc
+cdef class SlotAppend:
+    """See `dlog_entries.SlotAppend`. The collector does not look at it: an entry's outcome lets go of its records."""
+
+    cdef readonly object entry
+    cdef readonly Py_ssize_t slot
+
+
+cdef class EntryBuilder:
+    """See `dlog_entries.EntryBuilder`."""
+
+    cdef public int64_t last_txid
+    cdef public bint is_shut
+    cdef object _type, _token
+    cdef Py_ssize_t _size_max, _count
+    cdef int64_t _first_txid, _end_txid
+    cdef _Bytes _body
+
+    def __init__(self, append_type, Py_ssize_t size_max, int64_t last_txid):
+        assert issubclass(append_type, SlotAppend)
+        self.last_txid = last_txid
+        self.is_shut = False
+        self._type = append_type
+        self._size_max = size_max
+        self._token = None
+        self._body = _Bytes()
+        self._clear()
+
+    cdef int _clear(self) except -1:
+        self._body.size = 0
+        self._count = 0
+        self._first_txid = self._end_txid = 0
+        return 0
+
+    def __len__(self):
+        return self._count
+
+    @property
+    def size(self):
+        return self._body.size
+
+    @property
+    def first_txid(self):
+        return self._first_txid
+
+    def begin(self, token):
+        """See `dlog_entries.EntryBuilder`."""
+        self._clear()
+        self._token = token
+
+    def add_next(self, payload, txid):
+        """See `dlog_entries.EntryBuilder`."""
+        cdef int overflow = 0
+        cdef int64_t number, least = max(self.last_txid, <int64_t>0)
+        if self.is_shut or type(payload) is not bytes or len(<bytes>payload) > PAYLOAD_MAX:
+            return None
+        if txid is None:
+            if least == TXID_MAX:
+                return None
+            number = least + 1
+        elif PyLong_CheckExact(txid):
+            number = PyLong_AsLongLongAndOverflow(txid, &overflow)
+        else:
+            return None
+        if overflow or number < least or number == TXID_MAX:
+            return None
+        append = self._add(<bytes>payload, number, 0, 1)
+        if append is not None:
+            self.last_txid = number
+        return append
+
+    def add(self, bytes payload not None, int64_t txid, int flags, Py_ssize_t count):
+        """See `dlog_entries.EntryBuilder`."""
+        return self._add(payload, txid, flags, count)
+
+    cdef object _add(self, bytes payload, int64_t txid, int flags, Py_ssize_t count):
+        cdef Py_ssize_t size = len(payload)
+        cdef SlotAppend append
+        cdef uint8_t *target
+        if self._token is None or (self._body.size and self._body.size + RECORD_SIZE + size > self._size_max):
+            return None
+        append = <SlotAppend>bookies_new(self._type, ())
+        target = self._body.grow(RECORD_SIZE + size)
+        if self._count == 0:
+            self._first_txid = txid
+        bookies_put64(target, (<int64_t>self._count + 1) << 16 | flags)
+        bookies_put64(target + 8, txid)
+        bookies_put32(target + 16, <uint32_t>size)
+        memcpy(target + RECORD_SIZE, PyBytes_AS_STRING(payload), size)
+        self._end_txid = txid
+        self._count += count
+        append.entry = self._token
+        append.slot = self._count - 1
+        return append
+
+    def take(self):
+        """See `dlog_entries.EntryBuilder`."""
+        body = PyBytes_FromStringAndSize(<const char *>self._body.data, self._body.size)
+        taken = self._token, body, self._count, self._first_txid, self._end_txid
+        self._clear()
+        self._token = None
+        return taken
+
+
+def placed(bytes head not None, bytes body not None, int64_t written):
+    """See `dlog_entries.placed`."""
+    cdef Py_ssize_t at = len(head), size = at + len(body)
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
+    cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(data)
+    memcpy(target, PyBytes_AS_STRING(head), at)
+    memcpy(target + at, PyBytes_AS_STRING(body), size - at)
+    while at + RECORD_SIZE <= size:
+        bookies_put64(target + at, <int64_t>(<uint64_t>bookies_get64(target + at) + (<uint64_t>written << 16)))
+        at += RECORD_SIZE + <Py_ssize_t>bookies_get32(target + at + 16)
+    return data
+
+
+def cut_records(types, body, entry, sequence, Py_ssize_t least_slot):
+    """See `dlog_entries.cut_records`."""
+    cdef bytes data = body[0]
+    cdef Py_ssize_t start = body[1], end = body[2], at = start, slot = 0, size
+    cdef const uint8_t *source = <const uint8_t *>PyBytes_AS_STRING(data)
+    cdef int64_t word, position = -1, base
+    cdef int flags = 0
+    cdef list records = []
+    if start < 0 or end > len(data):
+        raise IndexError("range outside the data")
+    record_type, place_type = types
+    lssn, entry_id = entry
+    assert issubclass(record_type, tuple) and issubclass(place_type, tuple)
+    try:
+        base = sequence
+    except OverflowError:
+        return None
+    if base >= 0x4000000000000000:
+        return None
+    while at < end:
+        if end - at < RECORD_SIZE:
+            return None
+        word = bookies_get64(source + at)
+        size = <int32_t>bookies_get32(source + at + 16)
+        flags = word & 0xffff
+        position = <uint32_t>(word >> 16)
+        if flags & SET or size < 0 or size > end - at - RECORD_SIZE:
+            return None
+        if slot >= least_slot and not flags & UNCOUNTED:
+            txid = bookies_get64(source + at + 8)
+            payload = PyBytes_FromStringAndSize(<const char *>source + at + RECORD_SIZE, size)
+            place = bookies_three(place_type, lssn, entry_id, slot)
+            records.append(bookies_four(record_type, payload, txid, place, base + position))
+        slot += 1
+        at += RECORD_SIZE + size
+    return records, position, flags

@@ -353,7 +353,7 @@ def test_a_sealed_log_accepts_nothing_more(has_zookeeper: bool) -> None:
         async with log.open() as reader:
             assert [record.payload async for record in reader.tail(Dlsn(1, 0, 0))] == [b"only"]
         (segment,) = await log.segments()
-        assert (segment.record_count, segment.last_txid) == (1, (1 << 63) - 1)
+        assert (segment.record_count, segment.last_txid, segment.last_dlsn) == (1, (1 << 63) - 1, Dlsn(1, 1, 0))
 
     in_namespace(act, has_zookeeper=has_zookeeper)
 

@@ -424,6 +424,21 @@ class TestPythonKernels:
         good, expected = naive_verify(bodies, 7, 40, count_max, digest_type)
         assert (list(starts), problem) == ([2 + at for at in Records.of(bodies).starts[: good + 1]], expected)
 
+    @pytest.mark.parametrize("digest_type", [CRC32, CRC32C])
+    def test_digests_of_every_size(self, digest_type: int) -> None:
+        content = random.Random(1).randbytes(70_000)
+        payloads = [content[size : 2 * size] for size in (*range(300), 4096, 30_011)]
+        frames, starts, _ = self.module.pack_add_frames(HEAD, 7, 40, 39, 0, payloads, digest_type, b"")
+        naive = naive_pack_add_frames(7, 40, 39, 0, payloads, digest_type)
+        assert [frames[at:end] for at, end in itertools.pairwise(starts)] == naive
+        for payload in (content[:200], content[:64]):
+            (frame,) = naive_pack_add_frames(7, 0, -1, 0, [payload], digest_type)
+            for bit in range(8 * len(frame[60:])):  # of digest and payload
+                data = bytearray(Records.of([frame[28:]]).data)
+                data[36 + bit // 8] ^= 1 << bit % 8
+                arguments = 7, 0, 1, digest_type, b""
+                assert self.module.verify_records(bytes(data), 0, len(data), *arguments)[1] == "digest"
+
     @pytest.mark.parametrize("count", [3, 60])
     @pytest.mark.parametrize("digest_type", [CRC32, CRC32C])
     def test_verify_records_with_wrong_ids(self, digest_type: int, count: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bookies.distributedlog.formats.binding import Binding, parse_binding
 from bookies.distributedlog.formats.dlsn import Dlsn, parse_dlsn, unpack_dlsn
-from bookies.distributedlog.formats.entries import NewRecord, SlotRecord, pack_entry, parse_entry
+from bookies.distributedlog.formats.entries import SlotRecord, pack_entry, parse_entry
 from bookies.distributedlog.formats.log_names import LogPaths, check_name, parse_namespace_uri
 from bookies.distributedlog.formats.segment import Segment, parse_segment
 
@@ -12,7 +12,6 @@ __all__ = [
     "Binding",
     "Dlsn",
     "LogPaths",
-    "NewRecord",
     "Segment",
     "SlotRecord",
     "check_name",

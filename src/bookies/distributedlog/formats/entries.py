@@ -1,7 +1,7 @@
 """Records, record sets, and the envelope of the entry that holds them. Source: distributedlog 3.
 
-An entry is one entry of a ledger. `pack_entry` and `parse_entry` are inverse, except that a record set is parsed into
-the records in it.
+An entry is one entry of a ledger. `kernels.EntryBuilder` collects its records. `parse_entry` returns them, those of a
+record set one by one.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from typing import NamedTuple
 
 from bookies.distributedlog.formats.compression import NONE, compress, decompress
 from bookies.errors import InvalidArgument, LogRecordCorrupt
+from bookies.kernels import EntryBuilder, SlotAppend, dlog_entries, placed
 
-CONTROL, END_OF_STREAM, SET = 1, 2, 4  # flags
-_UNCOUNTED = CONTROL | END_OF_STREAM
-TXID_MAX = (1 << 63) - 1  # the transaction id of the end-of-stream record, and of no other
-RECORD_SIZE_MAX = (1 << 20) - (8 << 10)  # bytes of a record with its header
+CONTROL, END_OF_STREAM, SET = dlog_entries.CONTROL, dlog_entries.END_OF_STREAM, dlog_entries.SET  # flags
+TXID_MAX, PAYLOAD_MAX, RECORD = dlog_entries.TXID_MAX, dlog_entries.PAYLOAD_MAX, dlog_entries.RECORD
+RECORD_HEADER_SIZE = RECORD.size
 ENTRY_SIZE_MAX = (1 << 20) - (4 << 10)  # bytes of an entry with its envelope, before compression
 _ENVELOPE = struct.Struct(">BIII")  # version, flags, size, stored size
-_RECORD = struct.Struct(">Qqi")  # position and flags, transaction id, payload size
 _SET = struct.Struct(">IIII")  # version and codec, records, size, stored size
 _LENGTH = struct.Struct(">i")
-RECORD_HEADER_SIZE, ENVELOPE_SIZE, SET_HEADER_SIZE = _RECORD.size, _ENVELOPE.size, _SET.size
+ENVELOPE_SIZE, SET_HEADER_SIZE = _ENVELOPE.size, _SET.size
 _VERSION, _CODEC_MASK = 1, 3
 _SET_VERSION, _SET_VERSION_MASK = 0x1000, 0xF000
-_RECORD_MAX = RECORD_SIZE_MAX - RECORD_HEADER_SIZE
 _new = tuple.__new__  # costs half of a call of the class
 
 
@@ -39,44 +37,18 @@ class SlotRecord(NamedTuple):
     payload: bytes
 
 
-class NewRecord(NamedTuple):
-    """A record to be written. `records`: those in it, if it is a record set."""
-
-    txid: int
-    flags: int
-    payload: bytes
-    records: int = 1
-
-    @property
-    def size(self) -> int:
-        """Bytes in an entry."""
-        return RECORD_HEADER_SIZE + len(self.payload)
-
-    @property
-    def user_count(self) -> int:
-        """Records that count: control and end-of-stream records do not."""
-        return 0 if self.flags & _UNCOUNTED else self.records
-
-
 def check_record_size(size: int) -> None:
     """Check the size of a payload in bytes. Raises `InvalidArgument`."""
-    if size > _RECORD_MAX:
-        raise InvalidArgument(f"a record of {size:,} bytes exceeds DistributedLog's limit of {_RECORD_MAX:,}; split it")
+    if size > PAYLOAD_MAX:
+        raise InvalidArgument(f"a record of {size:,} bytes exceeds DistributedLog's limit of {PAYLOAD_MAX:,}; split it")
 
 
-def pack_entry(records: Sequence[NewRecord], written: int, codec: int = NONE) -> bytes:
-    """Return the entry. `written`: user records of the segment before it. A record that does not count repeats the
-    number of those that do."""
-    pieces: list[bytes] = []
-    header = _RECORD.pack
-    for txid, flags, payload, count in records:
-        if flags & _UNCOUNTED:
-            pieces += (header(written << 16 | flags, txid, len(payload)), payload)
-        else:
-            pieces += (header((written + 1) << 16 | flags, txid, len(payload)), payload)
-            written += count
-    body = b"".join(pieces)
-    stored = compress(body, codec)
+def pack_entry(body: bytes, written: int, codec: int = NONE) -> bytes:
+    """Return the entry. `body`: its records, whose positions count from 1; `written`: user records of the segment
+    before it."""
+    if codec == NONE:
+        return placed(_ENVELOPE.pack(_VERSION, NONE, len(body), len(body)), body, written)
+    stored = compress(placed(b"", body, written), codec)
     return _ENVELOPE.pack(_VERSION, codec, len(body), len(stored)) + stored
 
 
@@ -86,18 +58,17 @@ def pack_values(values: Sequence[bytes], txid: int, written: int, entry_size: in
     `written`: user records of the segment before them. `entry_size`: bytes of records that share an entry.
     """
     entries: list[bytes] = []
-    pieces: list[bytes] = []
-    size = 0
+    builder = EntryBuilder(SlotAppend, entry_size, txid)
+    builder.begin(entries)
     for value in values:
-        length = RECORD_HEADER_SIZE + len(value)
-        if pieces and size + length > entry_size:
-            entries.append(_ENVELOPE.pack(_VERSION, NONE, size, size) + b"".join(pieces))
-            pieces, size = [], 0
-        written += 1
-        pieces += (_RECORD.pack(written << 16, txid, len(value)), value)
-        size += length
-    if pieces:
-        entries.append(_ENVELOPE.pack(_VERSION, NONE, size, size) + b"".join(pieces))
+        if builder.add(value, txid, 0, 1) is None:
+            _, body, count, _, _ = builder.take()
+            entries.append(pack_entry(body, written))
+            written += count
+            builder.begin(entries)
+            builder.add(value, txid, 0, 1)
+    if builder:
+        entries.append(pack_entry(builder.take()[1], written))
     return entries
 
 
@@ -121,10 +92,10 @@ def parse_entry(entry: bytes, *, is_enveloped: bool = True) -> list[SlotRecord]:
 
     Raises `LogRecordCorrupt`.
     """
-    body = _opened(entry) if is_enveloped else entry
+    body, at, end = body_of(entry, 0, len(entry)) if is_enveloped else (entry, 0, len(entry))
     records: list[SlotRecord] = []
-    end, at, slot = len(body), 0, 0
-    unpack, header = _RECORD.unpack_from, RECORD_HEADER_SIZE
+    slot = 0
+    unpack, header = RECORD.unpack_from, RECORD_HEADER_SIZE
     while at < end:
         if at + header > end:
             raise LogRecordCorrupt(f"the entry ends within the header of record {slot}")
@@ -145,16 +116,23 @@ def parse_entry(entry: bytes, *, is_enveloped: bool = True) -> list[SlotRecord]:
     return records
 
 
-def _opened(entry: bytes) -> bytes:
-    """Return what is in the envelope. Bytes after it are ignored, as Apache's readers do."""
-    if len(entry) < ENVELOPE_SIZE:
-        raise LogRecordCorrupt(f"the entry has {len(entry)} bytes, its envelope alone has {ENVELOPE_SIZE}")
-    version, flags, size, stored_size = _ENVELOPE.unpack_from(entry)
+def body_of(data: bytes, start: int, end: int) -> tuple[bytes, int, int]:
+    """Return where the body of the enveloped entry data[start:end] is: in these bytes, from one offset to another.
+
+    Bytes after it are ignored, as Apache's readers do. Raises `LogRecordCorrupt`.
+    """
+    room = end - start - ENVELOPE_SIZE
+    if room < 0:
+        raise LogRecordCorrupt(f"the entry has {end - start} bytes, its envelope alone has {ENVELOPE_SIZE}")
+    version, flags, size, stored_size = _ENVELOPE.unpack_from(data, start)
     if version != _VERSION:
         raise LogRecordCorrupt(f"the envelope of the entry has version {version}, expected {_VERSION}")
-    if stored_size > len(entry) - ENVELOPE_SIZE:
-        raise LogRecordCorrupt(f"the envelope claims {stored_size:,} bytes, {len(entry) - ENVELOPE_SIZE:,} follow")
-    return decompress(entry[ENVELOPE_SIZE : ENVELOPE_SIZE + stored_size], flags & _CODEC_MASK, size)
+    if stored_size > room:
+        raise LogRecordCorrupt(f"the envelope claims {stored_size:,} bytes, {room:,} follow")
+    start += ENVELOPE_SIZE
+    if flags & _CODEC_MASK == NONE and size == stored_size:
+        return data, start, start + size
+    return decompress(data[start : start + stored_size], flags & _CODEC_MASK, size), 0, size
 
 
 def parse_set(payload: bytes) -> list[bytes]:
@@ -178,11 +156,6 @@ def parse_set(payload: bytes) -> list[bytes]:
     return payloads
 
 
-def control_record(txid: int) -> NewRecord:
-    """Return the record that makes earlier ones visible. `txid`: of the last user record."""
-    return NewRecord(txid, CONTROL, b"control")
-
-
-def end_of_stream_record() -> NewRecord:
-    """Return the record that ends a log."""
-    return NewRecord(TXID_MAX, END_OF_STREAM, b"endOfStream")
+def pack_lone(txid: int, flags: int, payload: bytes) -> bytes:
+    """Return a body with one record that does not count. It repeats the number of those that do."""
+    return RECORD.pack(flags, txid, len(payload)) + payload

@@ -9,9 +9,10 @@ import tarfile
 from typing import Any
 
 import pytest
+from tests.fakes.dlog_entries import Row, packed
 
 from bookies.admin.cli import main
-from bookies.distributedlog.formats.entries import SET, NewRecord, pack_entry, pack_set
+from bookies.distributedlog.formats.entries import SET, pack_set
 from bookies.encoding.envelope import Record, pack_record
 from bookies.encoding.record_sets import pack_sets
 from bookies.model import DigestType
@@ -155,7 +156,7 @@ def test_nothing_is_changed(bookie: pathlib.Path, bk: Any, tmp_path_factory: pyt
 
 def test_records_in_entries(tmp_path: pathlib.Path, bk: Any) -> None:
     """Each entry's records are below it; an entry that is none says so, and counts as damage."""
-    distributedlog = pack_entry([NewRecord(7, 0, b"one"), NewRecord(8, SET, pack_set([b"a", b"bc"]), 2)], 0)
+    distributedlog = packed([Row(7, 0, b"one"), Row(8, SET, pack_set([b"a", b"bc"]), 2)], 0)
     envelope = pack_record(Record(b"value", b"k", [("h", b"1")], 1_795_284_255_562_000))
     path = tmp_path / "0.log"
     bodies = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from tests.fakes.dlog_entries import Row, control, end_of_stream, packed
 
 from bookies.distributedlog.formats.compression import LZ4, codec_of
 from bookies.distributedlog.formats.entries import (
@@ -12,13 +13,10 @@ from bookies.distributedlog.formats.entries import (
     END_OF_STREAM,
     SET,
     TXID_MAX,
-    NewRecord,
     SlotRecord,
     check_record_size,
-    control_record,
-    end_of_stream_record,
-    pack_entry,
     pack_set,
+    pack_values,
     parse_entry,
     parse_set,
 )
@@ -32,19 +30,19 @@ END_ENTRY = bytes.fromhex(
     "01 00000000 0000001f 0000001f 0000000000020002 7fffffffffffffff 0000000b 656e644f6653747265616d"
 )
 SET_PAYLOAD = bytes.fromhex("00001000 00000003 00000012 00000012 0000000161 000000026262 00000003636363")
-USERS = [NewRecord(100, 0, b"hello"), NewRecord(101, 0, b"hi")]
+USERS = [Row(100, 0, b"hello"), Row(101, 0, b"hi")]
 
 
 def test_two_records_have_the_bytes_of_the_specification() -> None:
-    assert pack_entry(USERS, 0) == TWO
+    assert packed(USERS, 0) == TWO
     assert parse_entry(TWO) == [SlotRecord(0, 100, 1, 0, b"hello"), SlotRecord(1, 101, 2, 0, b"hi")]
     assert parse_entry(TWO[13:], is_enveloped=False) == parse_entry(TWO) == parse_entry(TWO + b"ignored")
 
 
 def test_control_and_end_repeat_the_count() -> None:
-    assert pack_entry([control_record(101)], 2) == CONTROL_ENTRY
+    assert packed([control(101)], 2) == CONTROL_ENTRY
     assert parse_entry(CONTROL_ENTRY) == [SlotRecord(0, 101, 2, CONTROL, b"control")]
-    assert pack_entry([end_of_stream_record()], 2) == END_ENTRY
+    assert packed([end_of_stream()], 2) == END_ENTRY
     assert parse_entry(END_ENTRY) == [SlotRecord(0, TXID_MAX, 2, END_OF_STREAM, b"endOfStream")]
 
 
@@ -62,14 +60,14 @@ def test_a_literal_run_of_lz4_is_read(entry: bytes) -> None:
 def test_a_compressed_entry_of_the_specification_is_read_and_ours_is_no_longer() -> None:
     entry = bytes.fromhex("01 00000001 00000054 0000001b 1000010011010600000b006f07000000404101002750 4141414141")
     assert parse_entry(entry) == [SlotRecord(0, 7, 1, 0, b"A" * 64)]
-    ours = pack_entry([NewRecord(7, 0, b"A" * 64)], 0, LZ4)
+    ours = packed([Row(7, 0, b"A" * 64)], 0, LZ4)
     assert parse_entry(ours) == parse_entry(entry)
     assert len(ours) <= len(entry) + 1
 
 
 def test_a_record_set_takes_slots_and_positions_of_its_records() -> None:
     assert pack_set([b"a", b"bb", b"ccc"]) == SET_PAYLOAD
-    entry = pack_entry([NewRecord(200, SET, SET_PAYLOAD, 3), NewRecord(201, 0, b"d")], 2)
+    entry = packed([Row(200, SET, SET_PAYLOAD, 3), Row(201, 0, b"d")], 2)
     assert entry[13:33] == bytes.fromhex("0000000000030004 00000000000000c8 00000022")
     assert parse_entry(entry) == [
         SlotRecord(0, 200, 3, 0, b"a"),
@@ -78,6 +76,19 @@ def test_a_record_set_takes_slots_and_positions_of_its_records() -> None:
         SlotRecord(3, 201, 6, 0, b"d"),
     ]
     assert parse_set(pack_set([b"x" * 1000] * 50, LZ4)) == [b"x" * 1000] * 50
+
+
+def test_values_of_one_transaction_id_share_entries_up_to_their_size() -> None:
+    values = [b"a" * 30, b"b" * 30, b"", b"c" * 200, b"d"]
+    rows = [Row(7, 0, value) for value in values]
+    assert pack_values(values, 7, 5, 100) == [
+        packed(rows[:2], 5),
+        packed(rows[2:3], 7),
+        packed(rows[3:4], 8),
+        packed(rows[4:], 9),
+    ]
+    assert pack_values(values, 7, 0, 1000) == [packed(rows)]
+    assert pack_values([], 7, 0, 100) == []
 
 
 @pytest.mark.parametrize("offset", range(13))

@@ -5,16 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
+from tests.fakes.dlog_entries import Row, control, end_of_stream, packed
 
 from bookies.client.base import EntryBatch
-from bookies.distributedlog.formats.entries import (
-    SET,
-    NewRecord,
-    control_record,
-    end_of_stream_record,
-    pack_entry,
-    pack_set,
-)
+from bookies.distributedlog.formats.entries import SET, pack_set
 from bookies.distributedlog.formats.segment import PARTLY_TRUNCATED, Segment
 from bookies.model import BookieId, LedgerMetadata
 from bookies.spark.base.arrow import Stretch
@@ -24,9 +18,9 @@ from bookies.spark.read.dlog_records import opened
 
 SEGMENT = Segment("logrecs_3", 5, 7, 3, 10)
 ENTRIES = [
-    pack_entry([NewRecord(10, 0, b"a"), NewRecord(11, SET, pack_set([b"b", b"c"]), 2)], 0),
-    pack_entry([control_record(11)], 3),
-    pack_entry([NewRecord(12, 0, b""), end_of_stream_record()], 3),
+    packed([Row(10, 0, b"a"), Row(11, SET, pack_set([b"b", b"c"]), 2)], 0),
+    packed([control(11)], 3),
+    packed([Row(12, 0, b""), end_of_stream()], 3),
 ]
 
 
@@ -72,7 +66,7 @@ def test_a_damaged_entry_is_a_row_of_nulls_or_none_or_an_error() -> None:
 
 
 def test_a_value_that_does_not_decode_is_named_by_its_entry() -> None:
-    entries = pa.array([*ENTRIES[:1], pack_entry([NewRecord(13, 0, b"\xff")], 3)], pa.binary())
+    entries = pa.array([*ENTRIES[:1], packed([Row(13, 0, b"\xff")], 3)], pa.binary())
     found = opened(stretch(), entries, "FAILFAST")
     taken = replace(stretch(), taken=found.taken)
     decoder = Decoder("utf8", (pa.field("value", pa.string()),), "FAILFAST")
