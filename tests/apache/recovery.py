@@ -19,7 +19,7 @@ from tests.interop.processes import JAVA_SETTINGS, PATIENCE_S, ROOT, Bookie, jav
 from bookies.metadata.interface.recovery_store import AuditKind, Mark
 from bookies.metadata.uri import connect
 from bookies.model import BookieId
-from bookies.protocol.repair.fragments import is_stored_on
+from bookies.protocol.repair.fragments import is_named
 from bookies.runtime import aio
 
 HERE = pathlib.Path(__file__).parent
@@ -124,7 +124,7 @@ class Stage:
                 naming = [
                     ledger
                     for ledger in self.written
-                    if bookie and is_stored_on((await driver.read_ledger(ledger)).metadata, BookieId(bookie))
+                    if bookie and is_named((await driver.read_ledger(ledger)).metadata, BookieId(bookie))
                 ]
                 checked_ms = await store.checked_at_ms(AuditKind.ALL_LEDGERS)
                 return Look(await store.auditor(), checked_ms, marks, dict(await store.locks()), naming)

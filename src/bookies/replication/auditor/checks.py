@@ -23,6 +23,7 @@ from bookies.protocol.repair.fragments import (
     ReplicaState,
     fragments_on,
     fragments_to_check,
+    is_named,
     is_stored_on,
 )
 from bookies.replication.base import Membership
@@ -48,7 +49,7 @@ class Check(Protocol):
 
 
 class LostBookies:
-    """Check for ledgers that need one of these bookies, which are lost or to be emptied.
+    """Check for ledgers whose record names one of these bookies, which are lost or to be emptied.
 
     `named`: collects the bookies that records name.
     """
@@ -66,7 +67,7 @@ class LostBookies:
             self._ensemble_size = max(self._ensemble_size, ledger.metadata.ensemble_size)
         if not is_given_up(ledger.metadata):  # No bookie has to return for a ledger in files.
             self.named.update(dict.fromkeys(ledger.metadata.bookies))
-        return [bookie for bookie in self._lost if is_stored_on(ledger.metadata, bookie)] or None
+        return [bookie for bookie in self._lost if is_named(ledger.metadata, bookie)] or None
 
     def facts(self) -> dict[str, object]:
         return {"lost": list(self._lost), "largest ensemble of open ledgers": self._ensemble_size}

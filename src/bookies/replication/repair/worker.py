@@ -33,7 +33,8 @@ from bookies.metadata.interface.recovery_store import UNREAD, LedgerLock
 from bookies.model import BookieId, LedgerState
 from bookies.protocol.pacing import RateLimit
 from bookies.protocol.repair.agenda import Agenda, Item, Share
-from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
+from bookies.protocol.repair.drain import replicas_elsewhere
+from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait
 from bookies.replication.base.task_parts import TaskParts
 from bookies.runtime.histogram import Outcomes, Stages
 from bookies.runtime.tasks import all_of
@@ -299,7 +300,7 @@ class Worker:
                 missing = [*lost, *self._named.get(ledger_id, ())]
                 # A deleted or unreadable record is handled when the ledger is taken.
                 self._agenda.rank(
-                    ledger_id, fewest_left(record.metadata, missing) if isinstance(record, Versioned) else 0
+                    ledger_id, replicas_elsewhere(record.metadata, missing) if isinstance(record, Versioned) else 0
                 )
 
     async def _attempt(self, item: Item) -> None:
