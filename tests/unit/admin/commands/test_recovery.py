@@ -177,7 +177,7 @@ def test_repairing_goes_on_behind_a_ledger_that_is_not_there(
 ) -> None:
     async def fill(driver: MetadataDriver) -> None:
         await driver.create_ledger(LedgerMetadata(2, 1, 1, 1, ((0, (B1,)),), LedgerState.CLOSED, -1))
-        await driver.recovery.mark(2, [B1], 1_000)
+        await driver.recovery.mark(2, [], 1_000)
 
     on(store, fill)
     assert bk("repair", "999", "2", "--dry-run") == 1
@@ -255,7 +255,9 @@ def test_nobody_is_lost_whom_nobody_knows(store: pathlib.Path, capsys: pytest.Ca
         err = capsys.readouterr().err
         assert "there is no bookie bookie-11" in err
         assert "did you mean bookie-1" in err
-    assert bk("repair", "2", "--lost", "without-cookie") == 0
+    assert bk("repair", "2", "--lost", "without-cookie") == 1
+    out = capsys.readouterr().out
+    assert "no entry is missing, but the record names a bookie for later ones: none of the 0 writable bookies" in out
 
 
 def test_maintenance_of_one_is_asked_for(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
