@@ -108,6 +108,7 @@ class Membership:
         self._sets: dict[BookieMode, BookieSet | None] = dict.fromkeys(BookieMode)
         self._cookies: tuple[BookieId, ...] = ()
         self._named: tuple[BookieId, ...] = ()  # named by records, perhaps without a cookie
+        self._marked: tuple[BookieId, ...] = ()  # the same by marks
         self._watches: list[Watch] = []
         self._listeners: dict[Callable[[], None], None] = {}
         self._is_stale = True  # a change has to be read
@@ -279,6 +280,11 @@ class Membership:
         self._named = tuple(sorted(bookies))
         self._update()
 
+    def note_marked(self, bookies: Collection[BookieId]) -> None:
+        """Set the bookies that marks name. Only an auditor reads the records, and it may be one of Apache's."""
+        self._marked = tuple(sorted(bookies))
+        self._update()
+
     @property
     def notes_version(self) -> int:
         """Return the version of the known notes about single bookies."""
@@ -292,7 +298,7 @@ class Membership:
         """Update the absences to the present time."""
         now, wall_ms = _now(), self._clock.wall_ms()
         until = {bookie: now + (at - wall_ms) / 1000 for bookie, at in self._notes.current.exempt.items()}
-        self.absence.expect((*self._cookies, *self._named))
+        self.absence.expect((*self._cookies, *self._named, *self._marked))
         self.absence.observe(self.registered, now, until)
 
     def _of(self, mode: BookieMode) -> tuple[BookieId, ...]:

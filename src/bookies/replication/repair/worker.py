@@ -205,6 +205,7 @@ class Worker:
         takes_up = agenda.is_idle and agenda.has_others
         agenda.end_listing(await store.locked_ids() if takes_up else (), loop.time())
         self._named = listed
+        self._parts.membership.note_marked({bookie for named in listed.values() for bookie in named})
         for ledger_id in [ledger_id for ledger_id in self.reports if ledger_id not in self._agenda]:
             self._forget(ledger_id)
         self._signals.has_work.set()
