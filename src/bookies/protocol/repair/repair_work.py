@@ -38,6 +38,7 @@ from bookies.protocol.placement.placement_proof import abbreviated
 from bookies.protocol.quorums import write_set
 from bookies.protocol.repair.fragments import (
     Fragment,
+    FragmentCheck,
     FragmentVerdict,
     ReplicaState,
     ReplicaVerdict,
@@ -205,9 +206,10 @@ def assess(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], circumst
             _assess_growing(
                 verdict, circumstances, assessment, is_last=verdict.fragment.first == record.ensembles[-1][0]
             )
+    for fragment in fragments_without_entries(record):  # By the registrations alone: there is no entry to ask for.
+        check = FragmentCheck(fragment, circumstances.registered, 0, lambda count: 0)
+        _assess_finished(check.verdict(), circumstances, assessment)
     assessment.jobs.sort(key=lambda job: job.good)
-    unwanted = [*circumstances.leaving, *circumstances.lost]
-    assessment.jobs += jobs_without(fragments_without_entries(record), unwanted, circumstances.lost)
     return assessment
 
 
@@ -236,6 +238,8 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, ass
             # A short fragment has no entry at this position, so none can be missing. Only the name is replaced.
             if is_leaving or replica.bookie in circumstances.lost:
                 replaced.append(replica.position)
+            elif replica.state is not ReplicaState.OK:  # If it becomes lost, its mark is still needed.
+                assessment.waits.append(_wait_for(fragment, replica, circumstances))
         elif replica.state is ReplicaState.OK:
             if is_leaving:
                 replaced.append(replica.position)
@@ -326,9 +330,6 @@ def _assess_growing(
     fragment = verdict.fragment
     undecided = "whether the last add confirmed has got beyond these entries is not known yet"
     for replica in verdict.replicas:
-        is_replaced = replica.bookie in circumstances.lost or replica.bookie in circumstances.leaving
-        if not is_last and not is_replaced and fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
-            continue
         if not is_last and replica.bookie in circumstances.lost:
             assessment.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is lost; {undecided}"))
         elif replica.bookie in circumstances.leaving and replica.state is ReplicaState.OK:

@@ -220,7 +220,8 @@ def test_what_nobody_can_say_is_no_loss_and_keeps_its_place() -> None:
 def test_a_bookie_that_has_nothing_of_a_short_fragment_is_not_missed() -> None:
     """Entries 0 and 1 of five bookies with three replicas: nothing is on the last one."""
     verdict = verdict_of({}, (A, B, C, D, E), 3, away=[E], last=1)
-    assert assessed(verdict, away=[E]).state is RepairState.HEALTHY
+    assert [(wait.cause, wait.bookie) for wait in assessed(verdict, away=[E]).waits] == [(Cause.BOOKIE, E)]
+    assert assessed(verdict_of({}, (A, B, C, D, E), 3, last=1)).state is RepairState.HEALTHY
     assert assessed(verdict_of({}, (A, B, C, D, E), 3, away=[D], last=1), lost=[D]).jobs
 
 
@@ -242,7 +243,8 @@ def test_a_bookie_that_has_nothing_of_a_short_fragment_is_replaced_if_it_is_lost
     record = record_of(ensemble, is_closed=False).replace(ensembles=((0, ensemble), (2, (A, B, C, D, A))))
     found = assess(record, [growing], Circumstances([A, B, C, D], [E]))
     assert [(wait.cause, wait.bookie) for wait in found.waits] == [(Cause.WRITER, E)]
-    assert assess(record, [growing], Circumstances([A, B, C, D])).state is RepairState.HEALTHY
+    [wait] = assess(record, [growing], Circumstances([A, B, C, D])).waits
+    assert (wait.cause, wait.bookie) == (Cause.BOOKIE, E)
 
 
 def test_a_bookie_is_replaced_in_fragments_without_entries() -> None:
@@ -253,7 +255,9 @@ def test_a_bookie_is_replaced_in_fragments_without_entries() -> None:
     assert (job.renewed, job.replaced) == ((), (1, 2))
     assert (job.fragment.first, job.fragment.last) == (0, -1)
     assert job.verdict.bad_positions == [1]
-    assert assess(empty, [], Circumstances([A, C, D])).state is RepairState.HEALTHY, "it may come back"
+    [wait] = assess(empty, [], Circumstances([A, C, D])).waits
+    assert (wait.cause, wait.bookie) == (Cause.BOOKIE, B), "it may come back"
+    assert assess(empty, [], Circumstances([A, B, C])).state is RepairState.HEALTHY
     last = record_of().replace(ensembles=((0, (A, B, C)), (10, (A, B, D))))
     found = assess(last, [verdict_of({}, away=[B])], Circumstances([A, C, D], [B]))
     assert [(job.fragment.first, job.replaced) for job in found.jobs] == [(0, (1,)), (10, (1,))]
