@@ -107,8 +107,8 @@ class LedgerAnnouncements:
                     ensemble[position], metadata.ledger_id, last_add_confirmed, channel.frames.master_key, body
                 )
                 self._rule.sent()
-                told = partial(self._answered, ensemble[position], position, last_add_confirmed)
-                answer.add_done_callback(partial(told, position == self._rule.first))
+                answered = partial(self._answered, ensemble[position], position, last_add_confirmed)
+                answer.add_done_callback(partial(answered, position == self._rule.first))
         return True
 
     def _answered(
