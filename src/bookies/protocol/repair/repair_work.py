@@ -239,7 +239,8 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, ass
             if is_leaving or replica.bookie in circumstances.lost:
                 replaced.append(replica.position)
             elif replica.state is not ReplicaState.OK:  # If it becomes lost, its mark is still needed.
-                assessment.waits.append(_wait_for(fragment, replica, circumstances))
+                last = fragment.last if fragment.last >= fragment.first else INVALID_ENTRY_ID
+                assessment.waits.append(_wait_for(fragment, replica, circumstances)._replace(last=last))
         elif replica.state is ReplicaState.OK:
             if is_leaving:
                 replaced.append(replica.position)
